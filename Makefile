@@ -1,0 +1,36 @@
+# The two commands: `make serve` and `make test`. Both make .venv and install on their first run.
+
+PYTHON ?= python3
+VENV   ?= .venv
+PORT   ?= 8000
+# On Linux, PyPI's torch brings CUDA. A machine without a GPU saves gigabytes by naming PyTorch's CPU wheel index
+# (see pytorch.org, "Get Started"):  make serve TORCH_INDEX=<url of the CPU wheels>
+TORCH_INDEX ?=
+
+BIN       := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+INDEX     := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.PHONY: serve test lint install clean
+
+serve: $(INSTALLED)
+	@exec $(BIN)/raydix serve deployments.yaml --port $(PORT)
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(INDEX) -e '.[test]' -c constraints.txt
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
