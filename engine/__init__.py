@@ -1,0 +1,32 @@
+"""One replica's engine. `from engine import LLM, SamplingParams` runs a model offline, without Ray.
+
+Names are imported when they are asked for: whoever wants the scheduler does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.config import EngineConfig as EngineConfig
+    from engine.engine import Engine as Engine
+    from engine.llm import LLM as LLM
+    from engine.llm import RequestOutput as RequestOutput
+    from engine.sampling_params import SamplingParams as SamplingParams
+
+_HOMES = {
+    "LLM": "engine.llm",
+    "RequestOutput": "engine.llm",
+    "Engine": "engine.engine",
+    "EngineConfig": "engine.config",
+    "SamplingParams": "engine.sampling_params",
+}
+
+__all__ = ["LLM", "Engine", "EngineConfig", "RequestOutput", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'engine' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

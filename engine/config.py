@@ -1,0 +1,73 @@
+"""An engine's settings. Every limit is a field here, with its unit and its default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Settings of one engine replica. Raises ValueError when a value is out of range."""
+
+    model: str = "demo"
+    """Directory of a Hugging Face-style model, a hub id, or "demo" for the embedded model."""
+    served_name: str | None = None
+    """Name in the API; None takes `model`."""
+    device: str = "auto"
+    """"auto" (CUDA when there is one), "cpu" or "cuda"."""
+    dtype: DType = "auto"
+    """Type of weights and KV; "auto" is the checkpoint's on a GPU and float32 on a CPU."""
+    page_size: int = 16
+    """Tokens per KV page, 1 to 256."""
+    kv_pages: int | None = None
+    """KV pages to allocate; None sizes them from `kv_memory_share`."""
+    kv_memory_share: float = 0.25
+    """Share of memory for KV pages when `kv_pages` is None: of free GPU memory, or of a CPU machine's RAM."""
+    max_model_len: int | None = None
+    """Most tokens of prompt and output together; None takes the model's own limit."""
+    max_running: int = 256
+    """Most requests in one batch."""
+    max_step_tokens: int = 2048
+    """Most tokens computed in one step: bounds the time a long prompt can hold up running decodes."""
+    max_step_ms: float | None = 100.0
+    """Aimed length of a step beside running decodes, in milliseconds: bounds its prefill. None: no aim."""
+    max_waiting: int = 1024
+    """Most requests waiting for admission; more are refused with "queue full"."""
+    max_waiting_tokens: int = 4_000_000
+    """Most uncomputed prompt tokens waiting; more are refused with "queue full"."""
+    prefix_cache: bool = True
+    """Keep KV of finished requests for prompts that begin alike."""
+    eviction: str = "lru"
+    """Which cached prefixes go first: "lru", "lfu" or "priority"."""
+    attention: str = "auto"
+    """Attention backend; "auto" takes the best that imports."""
+    threads: int | None = None
+    """CPU threads of torch; None leaves its default."""
+
+    def __post_init__(self) -> None:
+        _check_range("page_size", self.page_size, 1, 256)
+        for name in ("max_running", "max_step_tokens", "max_waiting", "max_waiting_tokens"):
+            _check_range(name, getattr(self, name), 1, 2**40)
+        for name in ("kv_pages", "max_model_len", "threads"):
+            if getattr(self, name) is not None:
+                _check_range(name, getattr(self, name), 1, 2**40)
+        if not 0 < self.kv_memory_share <= 1:
+            raise ValueError(f"kv_memory_share must be in (0, 1], got {self.kv_memory_share}")
+        if self.max_step_tokens < self.max_running:
+            raise ValueError(
+                f"max_step_tokens must be at least max_running ({self.max_running}), as every running request "
+                f"decodes one token per step; got {self.max_step_tokens}"
+            )
+
+    @property
+    def name(self) -> str:
+        """The model's name in the API."""
+        return self.served_name or self.model
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name} must be in [{low}, {high}], got {value}")

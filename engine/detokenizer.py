@@ -1,0 +1,119 @@
+"""Token ids in, text out, as early as it is certain: the same for streams and for the offline API.
+
+Two things make text wait. A character may be spelled by several tokens, so the text of the last ones is not final
+while it ends in a replacement character. And a stop string may be arriving: text that could be its beginning is
+held back until it is one or is not.
+
+    ids:     [ final: forgotten | window: decoded again with each push ]
+                                  ^ window_start   ^ final_end
+    text:    [ emitted | held: may be the beginning of a stop string ]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.tokenizer import Tokenizer
+
+_REPLACEMENT = "\ufffd"
+# A token spells at most this many bytes of one character: past it, a replacement character is there to stay.
+_MAX_INCOMPLETE_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """What a push made certain."""
+
+    text: str
+    """Text that can be shown, after all that was shown before."""
+    stopped: bool = False
+    """Whether a stop string was found; it and what follows it are cut, and later pushes are ignored."""
+
+
+class TextStream:
+    """The text of one request, built up token by token."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        *,
+        min_tokens: int = 0,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._min_tokens = min_tokens
+        self._skip_special = skip_special_tokens
+        self._ids: list[int] = []
+        self._window_start = 0
+        self._final_end = 0
+        self._held = ""
+        self.num_tokens = 0
+        """Tokens that count: all pushed ones, or those up to the one that completed a stop string."""
+        self.stopped = False
+
+    def push(self, token_ids: Sequence[int]) -> TextDelta:
+        """Add tokens; O(tokens). With stop strings tokens are taken one by one, to know which one stopped it."""
+        if self.stopped:
+            return TextDelta("", stopped=True)
+        steps = [[token] for token in token_ids] if self._stop else [list(token_ids)]
+        shown = []
+        for step in steps:
+            self.num_tokens += len(step)
+            shown.append(self._show(self._decode(step)))
+            if self.stopped:
+                break
+        return TextDelta("".join(shown), self.stopped)
+
+    def finish(self) -> str:
+        """The rest of the text, once no more tokens come: what was held back turned out to be plain text."""
+        if self.stopped:
+            return ""
+        rest, self._held = self._held + self._window_text()[len(self._final_text()) :], ""
+        self._final_end = len(self._ids)
+        return rest
+
+    def _decode(self, token_ids: list[int]) -> str:
+        """The text that `token_ids` made final."""
+        self._ids += token_ids
+        window = self._window_text()
+        final = self._final_text()
+        is_open = window.endswith(_REPLACEMENT) and len(self._ids) - self._final_end < _MAX_INCOMPLETE_TOKENS
+        if is_open or len(window) <= len(final):
+            return ""
+        self._window_start, self._final_end = self._final_end, len(self._ids)
+        return window[len(final) :]
+
+    def _window_text(self) -> str:
+        return self._text(self._ids[self._window_start :])
+
+    def _final_text(self) -> str:
+        return self._text(self._ids[self._window_start : self._final_end])
+
+    def _text(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special) if token_ids else ""
+
+    def _show(self, text: str) -> str:
+        """What of the held text and `text` can be shown now."""
+        if not self._stop or self.num_tokens < self._min_tokens:
+            return text
+        self._held += text
+        ends = [found for string in self._stop if (found := self._held.find(string)) >= 0]
+        if ends:
+            self.stopped = True
+            shown, self._held = self._held[: min(ends)], ""
+            return shown
+        keep = max(_overlap(self._held, string) for string in self._stop)
+        split = len(self._held) - keep
+        shown, self._held = self._held[:split], self._held[split:]
+        return shown
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `stop`."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

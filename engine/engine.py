@@ -1,0 +1,120 @@
+"""Putting an engine together: model, KV pages, scheduler and loop, each handed what it needs."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from cache import KVCacheManager, Namespace
+from engine.config import EngineConfig
+from engine.loop import EngineLoop
+from engine.plan import Runner
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.scheduler import Scheduler, SchedulerLimits
+
+
+class ModelFacts(Protocol):
+    """What an engine has to know of a model besides how to run it."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        ...
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """The longest context the model was made for, in tokens."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a text."""
+        ...
+
+
+class LoadedRunner(Runner, Protocol):
+    """A runner that has its model and its KV pages."""
+
+    @property
+    def model_config(self) -> ModelFacts:
+        """The model's facts."""
+        ...
+
+    @property
+    def num_pages(self) -> int:
+        """KV pages it allocated."""
+        ...
+
+
+class Engine:
+    """One replica's engine. Start its `loop`, hand in what `new_request` makes, listen to the events."""
+
+    def __init__(self, config: EngineConfig, runner: LoadedRunner) -> None:
+        self.config = config
+        self.runner = runner
+        self.model = runner.model_config
+        self.cache = KVCacheManager(
+            runner.num_pages, config.page_size, eviction=config.eviction, prefix_cache=config.prefix_cache
+        )
+        limits = SchedulerLimits(
+            max_model_len=config.max_model_len or self.model.max_position_embeddings,
+            max_running=config.max_running,
+            max_step_tokens=config.max_step_tokens,
+            max_waiting=config.max_waiting,
+            max_waiting_tokens=config.max_waiting_tokens,
+            max_step_seconds=None if config.max_step_ms is None else config.max_step_ms / 1000,
+        )
+        self.scheduler = Scheduler(self.cache, limits, self.model.eos_token_ids)
+        self.loop = EngineLoop(self.scheduler, runner)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, runner: LoadedRunner | None = None) -> Engine:
+        """Load the model `config` names (unless a runner is given). Raises ModelLoadError, ValueError."""
+        if runner is None:
+            from engine.model_runner import ModelRunner  # torch: only where a model is run
+
+            runner = ModelRunner.load(config)
+        return cls(config, runner)
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output together, with this model and these pages."""
+        return self.scheduler.limits.max_model_len
+
+    def new_request(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        salt: str = "",
+        output_ids: Sequence[int] = (),
+        priority: int = 0,
+    ) -> Request:
+        """A request for this engine, arriving now. Raises ValueError when a token id is not in the vocabulary."""
+        for name, ids in (("prompt", prompt_ids), ("output", output_ids)):
+            outside = next((token for token in ids if not 0 <= token < self.model.vocab_size), None)
+            if outside is not None:
+                raise ValueError(
+                    f"token id {outside} in the {name} is not in the vocabulary of {self.model.vocab_size} tokens"
+                )
+        return Request.make(
+            request_id,
+            prompt_ids,
+            sampling,
+            arrival=self.loop.clock(),
+            seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+            namespace=Namespace(self.config.name, salt=salt),
+            output_ids=output_ids,
+            priority=priority,
+        )
+
+
+def model_directory(config: EngineConfig) -> Path:
+    """Where the files of the model that `config` names lie. Raises ModelLoadError when there are none."""
+    from engine.hub import resolve_model
+
+    return resolve_model(config.model)

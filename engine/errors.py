@@ -1,0 +1,15 @@
+"""What an engine answers to a request it does not take."""
+
+from __future__ import annotations
+
+
+class NeverFits(ValueError):
+    """The request is larger than this engine can ever serve; the message says by how much."""
+
+
+class QueueFull(Exception):
+    """Too much is waiting already; the same request may be taken later."""
+
+
+class EngineStopped(RuntimeError):
+    """The engine's loop has ended, on request or because of an error; it takes nothing any more."""

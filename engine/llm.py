@@ -1,0 +1,165 @@
+"""The offline API: prompts in, texts out, in this process.
+
+from engine import LLM, SamplingParams
+llm = LLM("demo")
+print(llm.chat([{"role": "user", "content": "What does itertools.chain do?"}])[0].text)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from engine.config import EngineConfig
+from engine.detokenizer import TextStream
+from engine.engine import Engine, model_directory
+from engine.plan import Event, FinishReason, TokenLogprobs
+from engine.sampling_params import SamplingParams
+from engine.tokenizer import load_tokenizer
+
+Prompt = str | Sequence[int]
+Message = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What came of one prompt."""
+
+    prompt_ids: list[int]
+    token_ids: list[int]
+    """Generated ids, the stop token that ended them included."""
+    text: str
+    """Generated text, without special tokens and without the stop string that ended it."""
+    finish_reason: FinishReason
+    cached_tokens: int
+    """Prompt tokens whose KV was found in the cache."""
+    logprobs: list[TokenLogprobs]
+    """One per generated token when asked for, else empty."""
+    error: str | None = None
+
+
+class LLM:
+    """A model to generate with. Raises ModelLoadError when it cannot be loaded, ValueError for a bad setting."""
+
+    def __init__(self, model: str = "demo", *, engine: Engine | None = None, **settings: Any) -> None:
+        """`settings` are the fields of `EngineConfig`: dtype, page_size, kv_pages, max_model_len, ..."""
+        unknown = sorted(set(settings) - set(EngineConfig.__dataclass_fields__))
+        if unknown:
+            known = ", ".join(sorted(EngineConfig.__dataclass_fields__))
+            raise ValueError(f"unknown setting {unknown[0]!r}; known settings: {known}")
+        self.engine = engine or Engine.from_config(EngineConfig(model=model, **settings))
+        self.tokenizer = load_tokenizer(model_directory(self.engine.config))
+        self._num_requests = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts, given as text or token ids; one output each, in order.
+
+        Raises ValueError (NeverFits among them) before anything runs when a prompt cannot be served.
+        """
+        batch = _as_batch(prompts)
+        many = [params or SamplingParams()] * len(batch) if not isinstance(params, Sequence) else list(params)
+        if len(many) != len(batch):
+            raise ValueError(f"got {len(batch)} prompts and {len(many)} sampling params: expected one each")
+        jobs = [self._job(prompt, param) for prompt, param in zip(batch, many, strict=True)]
+        self._run(jobs, progress)
+        return [job.output() for job in jobs]
+
+    def chat(
+        self,
+        conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer conversations (lists of role/content messages), rendered with the model's chat template."""
+        if conversations and isinstance(conversations[0], dict):
+            conversations = cast("Sequence[Sequence[Message]]", [conversations])
+        prompts = [
+            self.tokenizer.apply_chat_template(
+                cast("Sequence[Message]", messages), add_generation_prompt=True, tokenize=False
+            )
+            for messages in conversations
+        ]
+        ids = [self.tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+        return self.generate(ids, params or SamplingParams(temperature=0, max_tokens=256), progress=progress)
+
+    def _job(self, prompt: Prompt, params: SamplingParams) -> _Job:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        request = self.engine.new_request(f"offline-{self._num_requests}", ids, params)
+        self._num_requests += 1
+        self.engine.scheduler.check(request)
+        return _Job(request, TextStream(self.tokenizer, params.stop, min_tokens=params.min_tokens))
+
+    def _run(self, jobs: list[_Job], progress: bool) -> None:
+        from tqdm.auto import tqdm
+
+        loop = self.engine.loop
+        open_jobs = {job.request.request_id: job for job in jobs}
+        waiting = iter(jobs)
+        # The queue is bounded: more prompts than it holds are handed in as it empties.
+        room = self.engine.scheduler.limits.max_waiting
+        with tqdm(total=len(jobs), desc="Generating", unit="prompt", disable=not progress) as bar:
+            while open_jobs:
+                while loop.load().num_waiting < room // 2 and (job := next(waiting, None)) is not None:
+                    self.engine.scheduler.add(job.request)
+                for event in loop.step():
+                    job = open_jobs[event.request_id]
+                    if job.take(event):
+                        loop.abort(event.request_id)
+                    if event.finish_reason is not None:
+                        del open_jobs[event.request_id]
+                        bar.update()
+
+
+class _Job:
+    """One prompt on its way to an output."""
+
+    def __init__(self, request: Any, stream: TextStream) -> None:
+        self.request = request
+        self._stream = stream
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._end: Event | None = None
+
+    def take(self, event: Event) -> bool:
+        """Add an event's tokens; whether a stop string was found, so that the request should be ended."""
+        if event.finish_reason is not None:
+            self._end = event
+        if self._stream.stopped:
+            return False
+        shown = event.token_ids[:-1] if event.finish_reason == "stop" else event.token_ids
+        delta = self._stream.push(shown)
+        self._text.append(delta.text)
+        self._token_ids += event.token_ids
+        self._logprobs += event.logprobs
+        return delta.stopped and event.finish_reason is None
+
+    def output(self) -> RequestOutput:
+        """The result, once its last event is in."""
+        assert self._end is not None and self._end.finish_reason is not None
+        return RequestOutput(
+            prompt_ids=list(self.request.prompt_ids),
+            token_ids=self._token_ids,
+            text="".join(self._text) + self._stream.finish(),
+            finish_reason="stop" if self._stream.stopped else self._end.finish_reason,
+            cached_tokens=self._end.num_cached,
+            logprobs=self._logprobs,
+            error=self._end.error,
+        )
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A single prompt is a batch of one: a string, or a non-empty list of ints."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [cast(Sequence[int], prompts)]
+    return list(cast(Sequence[Prompt], prompts))

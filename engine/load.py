@@ -1,0 +1,47 @@
+"""What an engine says of itself: one record per step, and a snapshot anyone may ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cache import CacheStats, PageAccount
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """One engine step. Durations in seconds, sizes in tokens."""
+
+    schedule_seconds: float
+    run_seconds: float
+    apply_seconds: float
+    num_requests: int
+    num_decode_tokens: int
+    """Tokens of rows that had one token left to compute: one per decoding request."""
+    num_prefill_tokens: int
+    """All other tokens."""
+    num_preempted: int
+
+    @property
+    def phase(self) -> str:
+        """ "decode", "prefill" or "mixed": what the batch held."""
+        if self.num_prefill_tokens == 0:
+            return "decode"
+        return "mixed" if self.num_decode_tokens else "prefill"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How busy an engine is, as of its last step. Counters are cumulative since the engine started."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    waiting_prefill_tokens: int = 0
+    """Uncomputed prompt tokens of waiting and running requests."""
+    oldest_wait_seconds: float = 0.0
+    pages: PageAccount = field(default_factory=lambda: PageAccount(0, 0, 0, 0))
+    cache: CacheStats = field(default_factory=CacheStats)
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_finished: int = 0
+    last_step_at: float = 0.0
+    """Engine clock of the last finished step."""

@@ -1,0 +1,165 @@
+"""The engine's heart: schedule, run, apply, again and again, in a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from engine.errors import EngineStopped, QueueFull
+from engine.load import EngineLoad, StepStats
+from engine.plan import Event, Runner, StepPlan, StepResult
+from engine.request import Request
+from engine.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+_NOTHING = StepResult((), ())
+
+
+class EngineLoop:
+    """Runs one scheduler on one runner. `submit`, `abort` and `load` may be called from any thread.
+
+    Either `start` a thread that steps whenever there is work, or call `step` yourself (as the offline `LLM` does);
+    never both.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, clock: Clock = time.monotonic) -> None:
+        self.scheduler = scheduler
+        self.clock = clock
+        self._runner = runner
+        self._inbox: deque[Request | str] = deque()  # requests to add, ids to abort
+        self._num_in_inbox = 0  # requests among them
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._load = scheduler.load(clock())
+        self._on_step: Callable[[StepStats], None] = lambda _: None
+        self.failure: str | None = None
+        """Why the loop ended by itself; None while all is well."""
+        self.last_progress = clock()
+        """Clock at the last finished step, or when the loop last had nothing to do."""
+
+    # --- from any thread -----------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Hand in a request. Raises NeverFits, QueueFull or EngineStopped; nothing is kept then."""
+        self.scheduler.check(request)
+        with self._lock:
+            if self._stopping or self.failure is not None:
+                raise EngineStopped(self.failure or "the engine is stopping")
+            waiting = self.scheduler.num_waiting + self._num_in_inbox
+            if waiting >= self.scheduler.limits.max_waiting:
+                raise QueueFull(f"{waiting} requests are waiting, the limit")
+            self._inbox.append(request)
+            self._num_in_inbox += 1
+        self._wake.set()
+
+    def abort(self, request_id: str) -> None:
+        """End a request before the next step. Unknown and finished ids are no error."""
+        with self._lock:
+            self._inbox.append(request_id)
+        self._wake.set()
+
+    def load(self) -> EngineLoad:
+        """How busy the engine was after its last step."""
+        return self._load
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(self._inbox) or self.scheduler.has_work
+
+    # --- the thread ----------------------------------------------------------------------------------------
+
+    def start(
+        self, on_events: Callable[[list[Event]], None], on_step: Callable[[StepStats], None] | None = None
+    ) -> None:
+        """Step in a thread until `stop`. Both callbacks run in it, once per step: they must not block."""
+        if self._thread is not None:
+            raise RuntimeError("the loop is running already")
+        self._on_step = on_step or self._on_step
+        self._thread = threading.Thread(target=self._run, args=(on_events,), name="engine-loop", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """End the thread after its current step. Unfinished requests get no further events."""
+        with self._lock:
+            self._stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _run(self, on_events: Callable[[list[Event]], None]) -> None:
+        try:
+            while not self._stopping:
+                self._wake.clear()
+                if not self.has_work:
+                    self.last_progress = self.clock()
+                    self._wake.wait(timeout=1.0)
+                    continue
+                events = self.step()
+                if events:
+                    on_events(events)
+        except Exception as error:  # a defect: say so, so that the health check has this replica replaced
+            logger.exception("the engine loop ended")
+            with self._lock:
+                self.failure = f"the engine loop ended: {type(error).__name__}"
+
+    def step(self) -> list[Event]:
+        """One step of whatever there is to do."""
+        events = self._take_inbox()
+        started = self.clock()
+        plan = self.scheduler.schedule(started)
+        scheduled = self.clock()
+        try:
+            result = self._runner.run(plan) if plan.chunks else _NOTHING
+        except Exception:
+            logger.exception("a step of %d requests failed", len(plan.chunks))
+            events += self.scheduler.fail(plan, "the model failed to compute this request", self.clock())
+            self._report(plan, started, scheduled, self.clock())
+            return events
+        ran = self.clock()
+        events += self.scheduler.apply(plan, result, ran, ran - scheduled)
+        self._report(plan, started, scheduled, ran)
+        return events
+
+    def _take_inbox(self) -> list[Event]:
+        """Pass on what arrived; requests that the scheduler cannot take after all end with an error."""
+        refused = []
+        while self._inbox:
+            with self._lock:
+                item = self._inbox.popleft()
+                self._num_in_inbox -= isinstance(item, Request)
+            if isinstance(item, str):
+                self.scheduler.abort(item)
+                continue
+            try:
+                self.scheduler.add(item)
+            except (ValueError, QueueFull) as error:
+                refused.append(Event(item.request_id, finish_reason="error", error=str(error)))
+        return refused
+
+    def _report(self, plan: StepPlan, started: float, scheduled: float, ran: float) -> None:
+        now = self.clock()
+        self.last_progress = now
+        self._load = load = self.scheduler.load(now)
+        if sum(load.pages) != self.scheduler.cache.num_pages:
+            logger.error("KV pages do not add up: %s of %d", load.pages, self.scheduler.cache.num_pages)
+        if plan.chunks:
+            decodes = sum(chunk.num_tokens == 1 for chunk in plan.chunks)
+            self._on_step(
+                StepStats(
+                    schedule_seconds=scheduled - started,
+                    run_seconds=ran - scheduled,
+                    apply_seconds=now - ran,
+                    num_requests=len(plan.chunks),
+                    num_decode_tokens=decodes,
+                    num_prefill_tokens=plan.num_tokens - decodes,
+                    num_preempted=len(plan.preempted),
+                )
+            )

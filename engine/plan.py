@@ -1,0 +1,117 @@
+"""A step as a value: what the scheduler asks of the runner, what the runner answers, what the world hears.
+
+Scheduler.schedule(now) -> StepPlan ──▶ Runner.run(plan) -> StepResult ──▶ Scheduler.apply(...) -> [Event]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from cache import PageCopy
+from engine.request import Request
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The tokens of one request in one step.
+
+    request.tokens:  [ computed already | this chunk | later ]
+                       0 .. start         start .. start + num_tokens
+    """
+
+    request: Request
+    start: int
+    """Position of the chunk's first token; tokens before it have their KV in `pages`."""
+    num_tokens: int
+    token_ids: Sequence[int]
+    """The ids at positions start .. start + num_tokens."""
+    pages: Sequence[int]
+    """Page table: page i holds tokens [i * page_size, (i + 1) * page_size). Covers the chunk. Read-only."""
+    samples: bool
+    """Whether the chunk reaches the request's last token, so that the next token is sampled from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: the copies come first, then all chunks run in one batch, decode rows before prefill rows."""
+
+    chunks: tuple[Chunk, ...] = ()
+    copies: tuple[PageCopy, ...] = ()
+    """Pages to copy before anything else; sources are read before any destination is written."""
+    preempted: tuple[Request, ...] = ()
+    ended: tuple[Event, ...] = ()
+    """Last events of requests that ended without a step: aborted since the step before."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+    @property
+    def sampling_chunks(self) -> list[Chunk]:
+        """The chunks a token is sampled for, in order: the order of `StepResult.token_ids`."""
+        return [chunk for chunk in self.chunks if chunk.samples]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log-probabilities at one position, before temperature and penalties."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The most likely (token id, log-probability), best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step produced: one sampled token for each of the plan's sampling chunks, in their order."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs | None]
+    """None where the request did not ask for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where a finished request's time went, in seconds, and its work in tokens."""
+
+    queue: float
+    """From arrival to first admission."""
+    prefill: float
+    """From first admission to the first token."""
+    decode: float
+    """From the first token to the last."""
+    num_preemptions: int = 0
+    num_recomputed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """News of one request: tokens, or its end, or both."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    """New tokens. A stop token that ended the request is the last of them."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per new token when asked for, else empty."""
+    finish_reason: FinishReason | None = None
+    """Set on the last event of a request and only there."""
+    num_cached: int = 0
+    """Prompt tokens whose KV was found in the cache at admission."""
+    error: str | None = None
+    """Why the request was refused or failed, when `finish_reason` is "error"."""
+    timings: Timings | None = None
+    """On the last event of a request that was admitted."""
+
+
+class Runner(Protocol):
+    """Executes steps: the model on a device, or a script in a test."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Copy pages, compute the chunks' KV and sample a token for each sampling chunk."""
+        ...

@@ -1,0 +1,107 @@
+"""One request as the scheduler sees it: its tokens, and how many of them have their KV computed."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cache import Lease, Namespace
+from engine.sampling_params import SamplingParams
+
+
+class Status(enum.Enum):
+    """Where a request is. Preemption leads from RUNNING back to WAITING; nothing leads out of FINISHED."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request inside one engine. Only the scheduler changes it after it was added.
+
+    There are no prefill and decode phases: scheduling gives a request tokens until `num_computed` reaches
+    `num_tokens`. A chunked prompt, a prefix hit, recompute after preemption and a stream resumed from
+    another replica (`output_ids` not empty on arrival) are all that one rule.
+    """
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams
+    arrival: float
+    """Seconds on the engine's clock."""
+    seed: int
+    """What the sampler's noise is drawn from: `sampling.seed`, or drawn by whoever made this request."""
+    namespace: Namespace
+    """Root of its prefix-cache key: prefixes are shared within a namespace only."""
+    priority: int = 0
+    """Higher goes first and is preempted last."""
+    num_resumed: int = 0
+    """How many output ids it arrived with: tokens generated elsewhere before this engine took over."""
+    tokens: list[int] = field(default_factory=list)
+    """Prompt and output ids in one list."""
+    num_computed: int = 0
+    """Leading tokens whose KV lies in `lease.pages`."""
+    status: Status = Status.WAITING
+    lease: Lease | None = None
+    """Its hold on KV pages while running."""
+    num_cached: int | None = None
+    """Prompt tokens found in the cache at first admission; None before it."""
+    num_preemptions: int = 0
+    num_recomputed: int = 0
+    """Tokens computed a second time because of preemptions."""
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+
+    @classmethod
+    def make(
+        cls,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        arrival: float,
+        seed: int,
+        namespace: Namespace,
+        output_ids: Sequence[int] = (),
+        priority: int = 0,
+    ) -> Request:
+        """A request as it arrives; `output_ids` holds what another engine already generated for it."""
+        return cls(
+            request_id,
+            prompt_ids,
+            sampling,
+            arrival,
+            seed,
+            namespace,
+            priority,
+            num_resumed=len(output_ids),
+            tokens=[*prompt_ids, *output_ids],
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens so far."""
+        return len(self.tokens)
+
+    @property
+    def num_prompt(self) -> int:
+        """Prompt tokens."""
+        return len(self.prompt_ids)
+
+    @property
+    def num_output(self) -> int:
+        """Tokens generated so far, those generated elsewhere included."""
+        return len(self.tokens) - len(self.prompt_ids)
+
+    @property
+    def output_ids(self) -> list[int]:
+        """The generated ids so far (a copy)."""
+        return self.tokens[len(self.prompt_ids) :]
+
+    @property
+    def num_to_compute(self) -> int:
+        """Tokens whose KV is missing: 1 while decoding, more while a prompt is being worked through."""
+        return len(self.tokens) - self.num_computed

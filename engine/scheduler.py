@@ -1,0 +1,391 @@
+"""Which tokens are computed next, and in whose memory.
+
+One rule: a request is given tokens until `num_computed` reaches `num_tokens`. A step is filled in this order:
+
+    decodes                 every running request with one token to compute
+    the oldest prompt       at least a quarter of the prefill budget: it always gets on
+    the other prompts       shortest remainder first: a 100k-token prompt does not hold up a 50-token one
+
+`schedule` makes the step a value, `apply` takes its result in. Nothing else changes a request.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from cache import KVCacheManager, OutOfPages, PageAccount, PageCopy
+from engine.errors import NeverFits, QueueFull
+from engine.load import EngineLoad
+from engine.plan import Chunk, Event, FinishReason, StepPlan, StepResult, Timings, TokenLogprobs
+from engine.prefill_budget import PrefillBudget
+from engine.request import Request, Status
+
+# Prompts beyond this many in the queue are not looked at for the step's remaining room.
+_WINDOW = 64
+# The oldest prompt's guaranteed part of the prefill budget: one in this many tokens.
+_OLDEST_SHARE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Bounds of a scheduler; the fields of the same names in `EngineConfig` say what they mean."""
+
+    max_model_len: int
+    max_running: int = 256
+    max_step_tokens: int = 2048
+    max_waiting: int = 1024
+    max_waiting_tokens: int = 4_000_000
+    max_step_seconds: float | None = None
+
+
+class Scheduler:
+    """Owns the requests of one engine, from `add` to their last event. Not thread-safe: the loop calls it."""
+
+    def __init__(self, cache: KVCacheManager, limits: SchedulerLimits, eos_token_ids: Iterable[int] = ()) -> None:
+        self.cache = cache
+        # What fits alone in all pages always fits in the end: nothing admitted can get stuck for ever.
+        pool_tokens = cache.num_pages * cache.page_size
+        self.limits = replace(limits, max_model_len=min(limits.max_model_len, pool_tokens))
+        self._eos = frozenset(eos_token_ids)
+        self._budget = PrefillBudget(limits.max_step_tokens, limits.max_step_seconds)
+        self._requests: dict[str, Request] = {}
+        self._waiting: list[Request] = []  # in order of precedence
+        self._running: list[Request] = []  # in order of precedence
+        self._aborted: set[str] = set()
+        self._num_steps = self._num_preemptions = self._num_finished = 0
+        self._last_step_at = 0.0
+
+    # --- what comes in -------------------------------------------------------------------------------------
+
+    def check(self, request: Request) -> None:
+        """Raise NeverFits when no amount of waiting would help. Has no side effects."""
+        longest = request.num_prompt + request.sampling.max_tokens
+        if request.num_prompt == 0:
+            raise NeverFits("the prompt is empty: at least one token is needed")
+        if longest > self.limits.max_model_len:
+            raise NeverFits(
+                f"{request.num_prompt} prompt tokens + max_tokens {request.sampling.max_tokens} = {longest}, "
+                f"but this engine holds at most {self.limits.max_model_len} per request"
+            )
+
+    def add(self, request: Request) -> None:
+        """Put a request in the queue. Raises NeverFits, QueueFull, or ValueError when the id is in use."""
+        self.check(request)
+        if request.request_id in self._requests:
+            raise ValueError(f"request id {request.request_id!r} is already in use")
+        if len(self._waiting) >= self.limits.max_waiting:
+            raise QueueFull(f"{len(self._waiting)} requests are waiting, the limit")
+        if self._waiting and self._waiting_tokens() + request.num_tokens > self.limits.max_waiting_tokens:
+            raise QueueFull(f"more than {self.limits.max_waiting_tokens} prompt tokens are waiting")
+        self._requests[request.request_id] = request
+        bisect.insort(self._waiting, request, key=_precedence)
+
+    def abort(self, request_id: str) -> None:
+        """End a request at the next border between steps; unknown and finished ids are no error."""
+        if request_id in self._requests:
+            self._aborted.add(request_id)
+
+    # --- a step out ----------------------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> StepPlan:
+        """The next step. Pages it needs are taken here; a plan without chunks means there is nothing to do."""
+        ended = self._end_aborted(now)
+        step = _StepInMaking()
+        self._place_decodes(step, now)
+        room = self._budget.tokens(len(step.chunks))
+        self._place_prompts(step, room, now)
+        return StepPlan(tuple(step.chunks), tuple(step.copies), tuple(step.preempted), tuple(ended))
+
+    def _place_decodes(self, step: _StepInMaking, now: float) -> None:
+        for request in list(self._running):
+            if request.status is Status.RUNNING and request.num_to_compute == 1:
+                self._place(step, request, 1, now)
+
+    def _place_prompts(self, step: _StepInMaking, room: int, now: float) -> None:
+        """Share the prefill budget: the oldest prompt first, the shortest next, then who can use the rest."""
+        prompts = [*self._prompts_running(), *self._waiting[:_WINDOW]]
+        if not prompts or room <= 0:
+            return
+        oldest = min(prompts, key=_precedence)
+        others = sorted(
+            (p for p in prompts if p is not oldest), key=lambda p: (-p.priority, p.num_to_compute, p.arrival)
+        )
+        guaranteed = max(1, room // _OLDEST_SHARE) if others else room
+        has_memory = oldest.status is Status.RUNNING or self._admit(step, oldest, now)
+        given = {oldest.request_id: 0}
+        if oldest.status is Status.RUNNING:
+            given[oldest.request_id] = min(guaranteed, oldest.num_to_compute)
+        room -= given[oldest.request_id]
+        for prompt in others:
+            if room <= 0:
+                break
+            if prompt.status is Status.WAITING and has_memory:
+                # Nobody overtakes an older request into the memory that it waits for.
+                has_memory = self._admit(step, prompt, now)
+            if prompt.status is Status.RUNNING:
+                given[prompt.request_id] = min(room, prompt.num_to_compute)
+                room -= given[prompt.request_id]
+        if oldest.status is Status.RUNNING:
+            given[oldest.request_id] += min(room, oldest.num_to_compute - given[oldest.request_id])
+        for prompt in prompts:
+            if given.get(prompt.request_id) and prompt.status is Status.RUNNING:
+                self._place(step, prompt, given[prompt.request_id], now)
+
+    def _place(self, step: _StepInMaking, request: Request, num_tokens: int, now: float) -> None:
+        """Give `request` tokens in this step, making room for them; without room it sits this step out."""
+        assert request.lease is not None
+        end = request.num_computed + num_tokens
+        while True:
+            try:
+                step.copies += self.cache.extend(request.lease, end)
+                break
+            except OutOfPages:
+                victim = self._victim(step, request)
+                if victim is None:
+                    return
+                self._preempt(victim, now)
+                step.preempted.append(victim)
+        start = request.num_computed
+        samples = end == request.num_tokens
+        ids = request.tokens[start:end]
+        step.chunks.append(Chunk(request, start, num_tokens, ids, request.lease.pages, samples))
+        step.placed.add(request.request_id)
+
+    # --- memory --------------------------------------------------------------------------------------------
+
+    def _admit(self, step: _StepInMaking, request: Request, now: float) -> bool:
+        """Start a waiting request if its whole prompt fits beside what is running. Takes no page yet.
+
+        Returns whether there was room, so that a younger request may be tried; the request's status says whether
+        it was started: it also waits while a running prompt computes what it could share in the next step.
+        """
+        if step.preempted or len(self._running) >= self.limits.max_running:
+            return False
+        match = self.cache.match(request.namespace, request.tokens, now)
+        if self._is_being_computed(request, match.length):
+            return True
+        lease = self.cache.lock(match, priority=request.priority)
+        # Locking may have made evictable pages unavailable: what counts is the room left after it.
+        room = self.cache.available - self._pages_promised()
+        if self.cache.pages_needed(lease, request.num_tokens + 1) > room:
+            self.cache.drop_partial(lease)  # its source page is unlocked: one page more to evict
+            room = self.cache.available - self._pages_promised()
+            if self.cache.pages_needed(lease, request.num_tokens + 1) > room:
+                self.cache.finish(lease, [], now)
+                return False
+        self._waiting.remove(request)
+        bisect.insort(self._running, request, key=_precedence)
+        self._start(request, lease.num_cached, now)
+        request.lease = lease
+        return True
+
+    def _is_being_computed(self, request: Request, num_cached: int) -> bool:
+        """Whether a running prompt is computing the page that `request` would begin with.
+
+        A burst of prompts that begin alike then computes the common part once, not once each.
+        """
+        end = num_cached + self.cache.page_size
+        page = request.tokens[num_cached:end]
+        return request.num_tokens > end and any(
+            other.num_computed < end < other.num_tokens
+            and other.namespace == request.namespace
+            and other.tokens[num_cached:end] == page
+            and other.tokens[:num_cached] == request.tokens[:num_cached]
+            for other in self._prompts_running()
+        )
+
+    def _start(self, request: Request, num_cached: int, now: float) -> None:
+        """Book an admission. Hits count once, at the first; what preemption or migration repeats is kept apart."""
+        is_repeat = request.num_cached is not None or request.num_resumed > 0
+        self.cache.record_admission(request.num_tokens, num_cached, recompute=is_repeat)
+        if request.num_cached is None:
+            request.num_cached = min(num_cached, request.num_prompt)
+            request.admitted_at = now
+        else:
+            request.num_recomputed += request.num_computed - min(num_cached, request.num_computed)
+        request.num_computed = num_cached
+        request.status = Status.RUNNING
+
+    def _pages_promised(self) -> int:
+        """Pages that the running requests still need for their prompts and next token."""
+        return sum(
+            self.cache.pages_needed(request.lease, request.num_tokens + 1)
+            for request in self._running
+            if request.lease is not None
+        )
+
+    def _victim(self, step: _StepInMaking, request: Request) -> Request | None:
+        """The lowest-priority, newest running request after `request` that is not part of this step."""
+        for candidate in reversed(self._running):
+            if candidate is request:
+                return None
+            if candidate.request_id not in step.placed:
+                return candidate
+        return None
+
+    def _preempt(self, request: Request, now: float) -> None:
+        """Take a request's pages; what it computed stays in the tree while there is room."""
+        assert request.lease is not None
+        self.cache.finish(request.lease, request.tokens[: request.num_computed], now)
+        request.lease = None
+        request.status = Status.WAITING
+        request.num_preemptions += 1
+        self._num_preemptions += 1
+        self._running.remove(request)
+        bisect.insort(self._waiting, request, key=_precedence)  # it keeps its place
+
+    # --- a result in ---------------------------------------------------------------------------------------
+
+    def apply(self, plan: StepPlan, result: StepResult, now: float, seconds: float = 0.0) -> list[Event]:
+        """Take in a step's result, which took `seconds`; the events it caused, aborts included."""
+        events = list(plan.ended)
+        sampled = zip(result.token_ids, result.logprobs, strict=True)
+        for chunk in plan.chunks:
+            token, logprobs = next(sampled) if chunk.samples else (None, None)
+            if chunk.request.status is not Status.RUNNING:
+                continue  # it ended while the step ran
+            self._computed(chunk, now)
+            if token is not None:
+                events.append(self._generated(chunk.request, token, logprobs, now))
+        decodes = sum(chunk.num_tokens == 1 for chunk in plan.chunks)
+        self._budget.observe(decodes, plan.num_tokens - decodes, seconds)
+        self._num_steps += 1
+        self._last_step_at = now
+        return events
+
+    def fail(self, plan: StepPlan, message: str, now: float) -> list[Event]:
+        """End all requests of a step that could not be run. Their pages' content is unknown: none is kept."""
+        return [
+            *plan.ended,
+            *(self._end(chunk.request, "error", now, keep=False, error=message) for chunk in plan.chunks),
+        ]
+
+    def _computed(self, chunk: Chunk, now: float) -> None:
+        request = chunk.request
+        assert request.lease is not None
+        self.cache.release_copy(request.lease)
+        request.num_computed = chunk.start + chunk.num_tokens
+        if chunk.num_tokens > 1 or chunk.start < request.num_prompt:
+            self.cache.insert(request.lease, request.tokens[: request.num_computed], now)
+
+    def _generated(self, request: Request, token: int, logprobs: TokenLogprobs | None, now: float) -> Event:
+        if token < 0:
+            return self._end(request, "error", now, keep=False, error="the model computed no valid probabilities")
+        request.tokens.append(token)
+        if request.first_token_at is None:
+            request.first_token_at = now
+        reason = self._finish_reason(request, token)
+        reported = () if logprobs is None else (logprobs,)
+        if reason is not None:
+            return self._end(request, reason, now, tokens=(token,), logprobs=reported)
+        return Event(request.request_id, (token,), reported, num_cached=request.num_cached or 0)
+
+    def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
+        params = request.sampling
+        is_eos = token in self._eos and not params.ignore_eos
+        if (is_eos or token in params.stop_token_ids) and request.num_output >= params.min_tokens:
+            return "stop"
+        is_full = request.num_tokens >= self.limits.max_model_len
+        return "length" if request.num_output >= params.max_tokens or is_full else None
+
+    def _end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        now: float,
+        *,
+        keep: bool = True,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        error: str | None = None,
+    ) -> Event:
+        """Release all that a request holds. With `keep`, what it computed stays in the tree."""
+        if request.lease is not None:
+            kept = request.tokens[: request.num_computed] if keep else []
+            self.cache.finish(request.lease, kept, now)
+            request.lease = None
+        (self._running if request.status is Status.RUNNING else self._waiting).remove(request)
+        request.status = Status.FINISHED
+        del self._requests[request.request_id]
+        self._aborted.discard(request.request_id)
+        self._num_finished += 1
+        return Event(
+            request.request_id,
+            tokens,
+            logprobs,
+            reason,
+            request.num_cached or 0,
+            error,
+            _timings(request, now),
+        )
+
+    def _end_aborted(self, now: float) -> list[Event]:
+        return [self._end(self._requests[request_id], "abort", now) for request_id in list(self._aborted)]
+
+    # --- what it says of itself ----------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a call of `schedule` would do anything."""
+        return bool(self._requests)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for admission."""
+        return len(self._waiting)
+
+    def account(self) -> PageAccount:
+        """Where the pages are; they sum to `cache.num_pages`, always."""
+        return self.cache.account()
+
+    def load(self, now: float) -> EngineLoad:
+        """A snapshot of how busy this engine is. O(requests)."""
+        return EngineLoad(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            waiting_prefill_tokens=self._waiting_tokens()
+            + sum(request.num_to_compute for request in self._prompts_running()),
+            oldest_wait_seconds=max((now - request.arrival for request in self._waiting), default=0.0),
+            pages=self.account(),
+            cache=replace(self.cache.stats),
+            num_steps=self._num_steps,
+            num_preemptions=self._num_preemptions,
+            num_finished=self._num_finished,
+            last_step_at=self._last_step_at,
+        )
+
+    def _prompts_running(self) -> Iterator[Request]:
+        return (request for request in self._running if request.num_to_compute > 1)
+
+    def _waiting_tokens(self) -> int:
+        return sum(request.num_tokens for request in self._waiting)
+
+
+class _StepInMaking:
+    """The parts of a plan while it is put together."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.copies: list[PageCopy] = []
+        self.preempted: list[Request] = []
+        self.placed: set[str] = set()
+
+
+def _precedence(request: Request) -> tuple[int, float]:
+    """Order of admission, and against the order of preemption: high priority first, then by arrival."""
+    return (-request.priority, request.arrival)
+
+
+def _timings(request: Request, now: float) -> Timings | None:
+    if request.admitted_at is None:
+        return None
+    first = now if request.first_token_at is None else request.first_token_at
+    return Timings(
+        queue=request.admitted_at - request.arrival,
+        prefill=first - request.admitted_at,
+        decode=now - first,
+        num_preemptions=request.num_preemptions,
+        num_recomputed=request.num_recomputed,
+    )

@@ -1,0 +1,162 @@
+"""Scripted scenarios: the real scheduler and cache, with a runner that computes nothing but notices everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cache import KVCacheManager, Namespace
+from engine.loop import EngineLoop
+from engine.plan import Chunk, Event, StepPlan, StepResult
+from engine.request import Request, Status
+from engine.sampling_params import SamplingParams
+from engine.scheduler import Scheduler, SchedulerLimits
+
+VOCABULARY = 1000
+EOS = 0
+
+
+def next_token(context: Sequence[int], seed: int) -> int:
+    """The model of these tests: the next token is a hash of all tokens before it and the seed; never EOS."""
+    state = seed & 0xFFFFFFFF
+    for token in context:
+        state = (state * 1000003 + token + 1) & 0xFFFFFFFF
+    return 1 + state % (VOCABULARY - 1)
+
+
+class MemoryRunner:
+    """Keeps (token, position) in each KV slot and samples from what the page table leads to.
+
+    A page shared, copied or freed wrongly shows as a context that is not the request's own.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.memory: dict[tuple[int, int], tuple[int, int]] = {}
+        self.plans: list[StepPlan] = []
+        self.eos_after: dict[str, int] = {}
+        """Request id to the number of output tokens after which its next token is EOS."""
+        self.fail_next = False
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Write the chunks' KV, read back each context, and sample."""
+        if self.fail_next:
+            self.fail_next = False
+            raise RuntimeError("scripted failure")
+        self.plans.append(plan)
+        copied = [
+            (copy.target, slot, self.memory[copy.source, slot])
+            for copy in plan.copies
+            for slot in range(copy.num_tokens)
+        ]
+        for target, slot, value in copied:
+            self.memory[target, slot] = value
+        for chunk in plan.chunks:
+            for offset, token in enumerate(chunk.token_ids):
+                page, slot = divmod(chunk.start + offset, self.page_size)
+                self.memory[chunk.pages[page], slot] = (token, chunk.start + offset)
+        for chunk in plan.chunks:
+            self._check(chunk)
+        tokens = [self._sample(chunk.request) for chunk in plan.sampling_chunks]
+        return StepResult(tokens, [None] * len(tokens))
+
+    def _check(self, chunk: Chunk) -> None:
+        for position in range(chunk.start + chunk.num_tokens):
+            page, slot = divmod(position, self.page_size)
+            held = self.memory[chunk.pages[page], slot]
+            assert held == (chunk.request.tokens[position], position), (
+                f"{chunk.request.request_id} finds {held} at position {position}"
+            )
+
+    def _sample(self, request: Request) -> int:
+        if self.eos_after.get(request.request_id) == request.num_output:
+            return EOS
+        return next_token(request.tokens, request.seed)
+
+
+@dataclass
+class Script:
+    """One engine of a scenario: pages of `page_size` tokens, a clock that ticks once per step."""
+
+    num_pages: int = 64
+    page_size: int = 4
+    limits: dict[str, Any] = field(default_factory=dict)
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        self.now = 0.0
+        self.cache = KVCacheManager(self.num_pages, self.page_size, prefix_cache=self.prefix_cache)
+        limits = SchedulerLimits(**{"max_model_len": 10**6, **self.limits})
+        self.scheduler = Scheduler(self.cache, limits, [EOS])
+        self.runner = MemoryRunner(self.page_size)
+        self.loop = EngineLoop(self.scheduler, self.runner, clock=lambda: self.now)
+        self.requests: dict[str, Request] = {}
+        self.events: dict[str, list[Event]] = {}
+
+    def arrive(self, prompt: Sequence[int], *, salt: str = "", **options: Any) -> str:
+        """A request comes in; `options` are those of Request.make, or sampling params."""
+        name = f"r{len(self.requests)}"
+        made = {key: options.pop(key) for key in ("output_ids", "priority") if key in options}
+        request = Request.make(
+            name,
+            list(prompt),
+            SamplingParams(**{"max_tokens": 8, **options}),
+            arrival=self.now,
+            seed=options.get("seed", 7),
+            namespace=Namespace("m", salt=salt),
+            **made,
+        )
+        self.now += 1e-6  # arrivals are in order
+        self.requests[name], self.events[name] = request, []
+        self.loop.submit(request)
+        return name
+
+    def abort(self, name: str) -> None:
+        """The client of a request goes away."""
+        self.loop.abort(name)
+
+    def step(self) -> list[Event]:
+        """One engine step; the pages add up after it."""
+        self.now += 1.0
+        events = self.loop.step()
+        for event in events:
+            self.events[event.request_id].append(event)
+        account = self.scheduler.account()
+        assert sum(account) == self.num_pages, account
+        return events
+
+    def run(self, until: Callable[[], bool] = lambda: False, most: int = 5000) -> None:
+        """Step until nothing is left to do, or until a condition holds."""
+        for _ in range(most):
+            if until() or not self.loop.has_work:
+                return
+            self.step()
+        raise AssertionError(f"not done after {most} steps")
+
+    def tokens(self, name: str) -> list[int]:
+        """What the client of a request was sent."""
+        return [token for event in self.events[name] for token in event.token_ids]
+
+    def undisturbed(self, name: str) -> list[int]:
+        """What it would be sent by an engine of its own (stops apart)."""
+        request = self.requests[name]
+        tokens = list(request.prompt_ids)
+        for _ in range(request.sampling.max_tokens):
+            tokens.append(next_token(tokens, request.seed))
+        return tokens[request.num_prompt + request.num_resumed :]
+
+    def reason(self, name: str) -> str | None:
+        """Why a request ended; None while it has not."""
+        ends = [event.finish_reason for event in self.events[name] if event.finish_reason]
+        assert len(ends) <= 1, f"{name} ended {len(ends)} times"
+        return ends[0] if ends else None
+
+    def is_running(self, name: str) -> bool:
+        """Whether it holds pages."""
+        return self.requests[name].status is Status.RUNNING
+
+    def nothing_held(self) -> bool:
+        """No page is locked or private: the state in which every scenario must end."""
+        account = self.scheduler.account()
+        return account.locked == account.private == 0

@@ -1,0 +1,85 @@
+"""Streamed text equals decoded text, whatever the cuts; stop strings are found across token borders."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.detokenizer import TextStream
+from engine.hub import resolve_model
+from engine.tokenizer import Tokenizer, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(resolve_model("demo"))
+
+
+def stream(tokenizer: Tokenizer, ids: list[int], sizes: list[int], stop: tuple[str, ...] = ()) -> tuple[str, TextStream]:
+    text, at = TextStream(tokenizer, stop), 0
+    shown = []
+    for size in [*sizes, len(ids)]:
+        shown.append(text.push(ids[at : at + size]).text)
+        at += size
+    return "".join(shown) + text.finish(), text
+
+
+texts = st.text(st.one_of(st.characters(codec="utf-8"), st.sampled_from("aé漢😀👩‍👩‍👧 \n")), max_size=60)
+
+
+@settings(deadline=None)
+@given(text=texts, sizes=st.lists(st.integers(0, 5), max_size=30))
+def test_streamed_text_is_the_text(tokenizer: Tokenizer, text: str, sizes: list[int]) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    streamed, _ = stream(tokenizer, ids, sizes)
+    assert streamed == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@settings(deadline=None)
+@given(ids=st.lists(st.integers(0, 300), max_size=40), sizes=st.lists(st.integers(0, 3), max_size=30))
+def test_broken_utf8_from_a_model_never_raises_and_loses_no_readable_text(
+    tokenizer: Tokenizer, ids: list[int], sizes: list[int]
+) -> None:
+    streamed, _ = stream(tokenizer, ids, sizes)
+    whole = tokenizer.decode(ids, skip_special_tokens=True)
+    assert streamed.replace("\ufffd", "") == whole.replace("\ufffd", "")
+
+
+def test_a_character_of_several_tokens_comes_whole(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("😀", add_special_tokens=False)
+    assert len(ids) > 1
+    text = TextStream(tokenizer)
+    assert [text.push([token]).text for token in ids] == [""] * (len(ids) - 1) + ["😀"]
+
+
+@settings(deadline=None)
+@given(text=st.text("ab ", max_size=40), stop=st.lists(st.text("ab ", min_size=1, max_size=5), min_size=1, max_size=3))
+def test_the_first_stop_string_cuts_the_text(tokenizer: Tokenizer, text: str, stop: list[str]) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    text = tokenizer.decode(ids)
+    shown, made = stream(tokenizer, ids, [1] * len(ids), tuple(stop))
+    found = [at for string in stop if (at := text.find(string)) >= 0]
+    assert made.stopped == bool(found)
+    if not found:
+        assert shown == text
+        return
+    # The stream stops at the token that completes a stop string: the first to be completed wins.
+    complete = tokenizer.decode(ids[: made.num_tokens])
+    assert shown == text[: min(at for string in stop if (at := complete.find(string)) >= 0)]
+    assert not any(string in tokenizer.decode(ids[: made.num_tokens - 1]) for string in stop)
+
+
+def test_what_may_begin_a_stop_string_is_held_until_it_does_not(tokenizer: Tokenizer) -> None:
+    text = TextStream(tokenizer, ["END"])
+    first = text.push(tokenizer.encode("the E", add_special_tokens=False))
+    assert first.text == "the "
+    assert text.push(tokenizer.encode("x", add_special_tokens=False)).text == "Ex"
+    assert text.finish() == ""
+
+
+def test_min_tokens_lets_stop_strings_pass(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("a b a b a b", add_special_tokens=False)
+    text = TextStream(tokenizer, ["b"], min_tokens=4)
+    assert "".join(text.push([token]).text for token in ids).count("b") >= 1
+    assert text.stopped
