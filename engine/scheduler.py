@@ -96,6 +96,8 @@ class Scheduler:
         self._place_decodes(step, now)
         room = self._budget.tokens(len(step.chunks))
         self._place_prompts(step, room, now)
+        if self._running and not step.chunks:
+            self._start_over(step, now)
         return StepPlan(tuple(step.chunks), tuple(step.copies), tuple(step.preempted), tuple(ended))
 
     def _place_decodes(self, step: _StepInMaking, now: float) -> None:
@@ -236,6 +238,15 @@ class Scheduler:
         self._running.remove(request)
         bisect.insort(self._waiting, request, key=_precedence)  # it keeps its place
 
+    def _start_over(self, step: _StepInMaking, now: float) -> None:
+        """The only running request finds no page, though it fits alone: what pins the rest is how the tree divides
+        its prefix. It starts over with an empty tree, so that it always ends.
+        """
+        for request in list(self._running):
+            self._preempt(request, now)
+            step.preempted.append(request)
+        self.cache.reset()
+
     # --- a result in ---------------------------------------------------------------------------------------
 
     def apply(self, plan: StepPlan, result: StepResult, now: float, seconds: float = 0.0) -> list[Event]:
@@ -285,7 +296,7 @@ class Scheduler:
     def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
         params = request.sampling
         is_eos = token in self._eos and not params.ignore_eos
-        if (is_eos or token in params.stop_token_ids) and request.num_output >= params.min_tokens:
+        if (is_eos or token in params.stop_token_ids) and request.num_output > params.min_tokens:
             return "stop"
         is_full = request.num_tokens >= self.limits.max_model_len
         return "length" if request.num_output >= params.max_tokens or is_full else None
