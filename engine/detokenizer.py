@@ -4,8 +4,8 @@ Two things make text wait. A character may be spelled by several tokens, so the 
 while it ends in a replacement character. And a stop string may be arriving: text that could be its beginning is
 held back until it is one or is not.
 
-    ids:     [ final: forgotten | window: decoded again with each push ]
-                                  ^ window_start   ^ final_end
+    ids:     [ forgotten | context: decoded along, for its spaces | new: decoded again until it is whole ]
+                         ^ window_start                           ^ whole_end
     text:    [ emitted | held: may be the beginning of a stop string ]
 """
 
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from engine.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
-# A token spells at most this many bytes of one character: past it, a replacement character is there to stay.
-_MAX_INCOMPLETE_TOKENS = 8
+# A character has at most four bytes, so at most this many replacement characters may still become something else.
+_MAX_OPEN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ class TextStream:
         self._skip_special = skip_special_tokens
         self._ids: list[int] = []
         self._window_start = 0
-        self._final_end = 0
+        self._whole_end = 0
+        self._num_shown = 0  # characters of the window's text that were passed on
         self._held = ""
         self.num_tokens = 0
         """Tokens that count: all pushed ones, or those up to the one that completed a stop string."""
@@ -71,26 +72,23 @@ class TextStream:
         """The rest of the text, once no more tokens come: what was held back turned out to be plain text."""
         if self.stopped:
             return ""
-        rest, self._held = self._held + self._window_text()[len(self._final_text()) :], ""
-        self._final_end = len(self._ids)
+        rest, self._held = self._held + self._window_text()[self._num_shown :], ""
         return rest
 
     def _decode(self, token_ids: list[int]) -> str:
-        """The text that `token_ids` made final."""
+        """The text that `token_ids` made certain."""
         self._ids += token_ids
         window = self._window_text()
-        final = self._final_text()
-        is_open = window.endswith(_REPLACEMENT) and len(self._ids) - self._final_end < _MAX_INCOMPLETE_TOKENS
-        if is_open or len(window) <= len(final):
-            return ""
-        self._window_start, self._final_end = self._final_end, len(self._ids)
-        return window[len(final) :]
+        num_open = min(len(window) - len(window.rstrip(_REPLACEMENT)), _MAX_OPEN)
+        certain = window[self._num_shown : len(window) - num_open]
+        self._num_shown += len(certain)
+        if num_open == 0:
+            self._window_start, self._whole_end = self._whole_end, len(self._ids)
+            self._num_shown = len(self._window_text())
+        return certain
 
     def _window_text(self) -> str:
         return self._text(self._ids[self._window_start :])
-
-    def _final_text(self) -> str:
-        return self._text(self._ids[self._window_start : self._final_end])
 
     def _text(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special) if token_ids else ""

@@ -1,0 +1,65 @@
+"""The offline API with the embedded model."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine import LLM, SamplingParams
+from engine.errors import NeverFits
+
+QUESTION = [{"role": "user", "content": "What does itertools.chain do?"}]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("demo", kv_pages=600, max_waiting=8)
+
+
+def test_it_answers_and_finds_the_prompt_the_second_time(llm: LLM) -> None:
+    first, second = llm.chat(QUESTION)[0], llm.chat(QUESTION)[0]
+    assert first.text.startswith("Return a chain object")
+    assert (first.finish_reason, second.text) == ("stop", first.text)
+    assert second.cached_tokens == len(second.prompt_ids) - 1
+
+
+def test_many_more_prompts_than_the_queue_holds(llm: LLM) -> None:
+    outputs = llm.generate([f"number {i}" for i in range(40)], SamplingParams(max_tokens=3, temperature=0))
+    assert len(outputs) == 40
+    assert all(1 <= len(output.token_ids) <= 3 for output in outputs)
+
+
+def test_token_ids_and_strings_are_the_same_prompt(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("def main(")
+    params = SamplingParams(max_tokens=8, seed=3, ignore_eos=True)
+    by_ids, by_text = llm.generate(ids, params)[0], llm.generate("def main(", params)[0]
+    assert by_ids.token_ids == by_text.token_ids
+
+
+def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
+    whole = llm.chat(QUESTION)[0].text
+    stop = whole[20:26]
+    output = llm.chat(QUESTION, SamplingParams(temperature=0, max_tokens=64, stop=(stop,)))[0]
+    assert (output.text, output.finish_reason) == (whole[: whole.index(stop)], "stop")
+    account = llm.engine.cache.account()
+    assert account.locked == account.private == 0
+
+
+def test_seeds_repeat_and_differ(llm: LLM) -> None:
+    def text(seed: int) -> str:
+        return llm.generate("The", SamplingParams(temperature=1.5, max_tokens=16, seed=seed, ignore_eos=True))[
+            0
+        ].text
+
+    assert text(1) == text(1)
+    assert len({text(seed) for seed in range(6)}) > 1
+
+
+def test_bad_calls_say_what_was_expected(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="unknown setting 'page_sizes'; known settings"):
+        LLM("demo", page_sizes=4)
+    with pytest.raises(NeverFits, match="empty"):
+        llm.generate([[]])
+    with pytest.raises(ValueError, match="not in the vocabulary of 4096"):
+        llm.generate([[5000]])
+    with pytest.raises(ValueError, match="2 prompts and 1 sampling"):
+        llm.generate(["a", "b"], [SamplingParams()])

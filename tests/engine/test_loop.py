@@ -1,0 +1,97 @@
+"""The loop in its own thread: callbacks, wake-ups, stopping, and what happens when something breaks."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from engine.errors import EngineStopped, NeverFits
+from engine.load import StepStats
+from engine.plan import Event
+from tests.engine.script import Script
+
+
+def wait_for(condition: object, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    assert callable(condition)
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)
+
+
+def test_requests_from_many_threads_all_get_their_tokens() -> None:
+    script = Script(num_pages=400)
+    events: list[Event] = []
+    steps: list[StepStats] = []
+    script.loop.start(events.extend, steps.append)
+
+    def client(number: int) -> None:
+        for _ in range(5):
+            script.arrive([number + 1] * 10, max_tokens=4)
+            time.sleep(0.001)
+
+    lock = threading.Lock()
+    arrive = script.arrive
+
+    def locked_arrive(*args: object, **options: object) -> str:
+        with lock:
+            return arrive(*args, **options)  # type: ignore[arg-type]
+
+    script.arrive = locked_arrive  # type: ignore[method-assign, assignment]
+    threads = [threading.Thread(target=client, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_for(lambda: sum(event.finish_reason is not None for event in events) == 30)
+    script.loop.stop()
+    for name in script.requests:
+        got = [t for event in events if event.request_id == name for t in event.token_ids]
+        assert got == script.undisturbed(name)
+    assert sum(step.num_decode_tokens + step.num_prefill_tokens for step in steps) >= 30 * 4
+    assert script.nothing_held()
+
+
+def test_what_can_never_fit_is_refused_by_submit_at_once() -> None:
+    script = Script(num_pages=2)
+    with pytest.raises(NeverFits):
+        script.arrive(range(1, 100))
+
+
+def test_a_stopped_loop_takes_nothing() -> None:
+    script = Script()
+    script.loop.start(lambda events: None)
+    script.loop.stop()
+    with pytest.raises(EngineStopped, match="stopping"):
+        script.arrive([1, 2, 3])
+
+
+def test_a_defect_ends_the_loop_visibly() -> None:
+    """An exception outside a step must not leave a replica that looks healthy and does nothing."""
+    script = Script()
+
+    def broken(events: list[Event]) -> None:
+        raise RuntimeError("scripted defect")
+
+    script.loop.start(broken)
+    script.arrive([1, 2, 3])
+    wait_for(lambda: script.loop.failure is not None)
+    assert "RuntimeError" in (script.loop.failure or "")
+    with pytest.raises(EngineStopped, match="RuntimeError"):
+        script.arrive([1, 2, 3])
+
+
+def test_load_counts_what_waits_and_runs() -> None:
+    script = Script(limits={"max_running": 2, "max_step_tokens": 8})
+    for i in range(4):
+        script.arrive([i + 1] * 20)
+    script.step()
+    load = script.loop.load()
+    assert (load.num_running + load.num_waiting, load.num_steps) == (4, 1)
+    assert load.waiting_prefill_tokens == 4 * 20 - 8
+    assert load.oldest_wait_seconds > 0
+    script.run()
+    load = script.loop.load()
+    assert (load.num_running, load.num_waiting, load.waiting_prefill_tokens, load.num_finished) == (0, 0, 0, 4)
