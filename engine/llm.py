@@ -7,13 +7,16 @@ print(llm.chat([{"role": "user", "content": "What does itertools.chain do?"}])[0
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
 from engine.config import EngineConfig
 from engine.detokenizer import TextStream
 from engine.engine import Engine, model_directory
+from engine.errors import QueueFull
 from engine.plan import Event, FinishReason, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import load_tokenizer
@@ -102,13 +105,13 @@ class LLM:
 
         loop = self.engine.loop
         open_jobs = {job.request.request_id: job for job in jobs}
-        waiting = iter(jobs)
-        # The queue is bounded: more prompts than it holds are handed in as it empties.
-        room = self.engine.scheduler.limits.max_waiting
+        waiting = deque(job.request for job in jobs)
         with tqdm(total=len(jobs), desc="Generating", unit="prompt", disable=not progress) as bar:
             while open_jobs:
-                while loop.load().num_waiting < room // 2 and (job := next(waiting, None)) is not None:
-                    self.engine.scheduler.add(job.request)
+                with suppress(QueueFull):  # the queue is bounded: the rest is handed in as it empties
+                    while waiting:
+                        self.engine.scheduler.add(waiting[0])
+                        waiting.popleft()
                 for event in loop.step():
                     job = open_jobs[event.request_id]
                     if job.take(event):

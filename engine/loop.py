@@ -32,7 +32,7 @@ class EngineLoop:
         self.clock = clock
         self._runner = runner
         self._inbox: deque[Request | str] = deque()  # requests to add, ids to abort
-        self._num_in_inbox = 0  # requests among them
+        self._num_coming = self._tokens_coming = 0  # requests in the inbox, and their tokens
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -52,11 +52,10 @@ class EngineLoop:
         with self._lock:
             if self._stopping or self.failure is not None:
                 raise EngineStopped(self.failure or "the engine is stopping")
-            waiting = self.scheduler.num_waiting + self._num_in_inbox
-            if waiting >= self.scheduler.limits.max_waiting:
-                raise QueueFull(f"{waiting} requests are waiting, the limit")
+            self.scheduler.check_room(request, self._num_coming, self._tokens_coming)
             self._inbox.append(request)
-            self._num_in_inbox += 1
+            self._num_coming += 1
+            self._tokens_coming += request.num_tokens
         self._wake.set()
 
     def abort(self, request_id: str) -> None:
@@ -134,7 +133,9 @@ class EngineLoop:
         while self._inbox:
             with self._lock:
                 item = self._inbox.popleft()
-                self._num_in_inbox -= isinstance(item, Request)
+                if isinstance(item, Request):
+                    self._num_coming -= 1
+                    self._tokens_coming -= item.num_tokens
             if isinstance(item, str):
                 self.scheduler.abort(item)
                 continue

@@ -52,6 +52,7 @@ class Scheduler:
         self._budget = PrefillBudget(limits.max_step_tokens, limits.max_step_seconds)
         self._requests: dict[str, Request] = {}
         self._waiting: list[Request] = []  # in order of precedence
+        self._waiting_tokens = 0
         self._running: list[Request] = []  # in order of precedence
         self._aborted: set[str] = set()
         self._num_steps = self._num_preemptions = self._num_finished = 0
@@ -75,12 +76,25 @@ class Scheduler:
         self.check(request)
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id!r} is already in use")
-        if len(self._waiting) >= self.limits.max_waiting:
-            raise QueueFull(f"{len(self._waiting)} requests are waiting, the limit")
-        if self._waiting and self._waiting_tokens() + request.num_tokens > self.limits.max_waiting_tokens:
-            raise QueueFull(f"more than {self.limits.max_waiting_tokens} prompt tokens are waiting")
+        self.check_room(request)
         self._requests[request.request_id] = request
+        self._enqueue(request)
+
+    def check_room(self, request: Request, num_coming: int = 0, tokens_coming: int = 0) -> None:
+        """Raise QueueFull when the queue, with what else is coming, has no room. Has no side effects."""
+        waiting, tokens = len(self._waiting) + num_coming, self._waiting_tokens + tokens_coming
+        if waiting >= self.limits.max_waiting:
+            raise QueueFull(f"{waiting} requests are waiting, the limit")
+        if waiting and tokens + request.num_tokens > self.limits.max_waiting_tokens:
+            raise QueueFull(f"{tokens} prompt tokens are waiting, the limit is {self.limits.max_waiting_tokens}")
+
+    def _enqueue(self, request: Request) -> None:
         bisect.insort(self._waiting, request, key=_precedence)
+        self._waiting_tokens += request.num_tokens
+
+    def _dequeue(self, request: Request) -> None:
+        self._waiting.remove(request)
+        self._waiting_tokens -= request.num_tokens
 
     def abort(self, request_id: str) -> None:
         """End a request at the next border between steps; unknown and finished ids are no error."""
@@ -177,7 +191,7 @@ class Scheduler:
             if self.cache.pages_needed(lease, request.num_tokens + 1) > room:
                 self.cache.finish(lease, [], now)
                 return False
-        self._waiting.remove(request)
+        self._dequeue(request)
         bisect.insort(self._running, request, key=_precedence)
         self._start(request, lease.num_cached, now)
         request.lease = lease
@@ -236,7 +250,7 @@ class Scheduler:
         request.num_preemptions += 1
         self._num_preemptions += 1
         self._running.remove(request)
-        bisect.insort(self._waiting, request, key=_precedence)  # it keeps its place
+        self._enqueue(request)  # at its place, which it keeps
 
     def _start_over(self, step: _StepInMaking, now: float) -> None:
         """The only running request finds no page, though it fits alone: what pins the rest is how the tree divides
@@ -317,7 +331,10 @@ class Scheduler:
             kept = request.tokens[: request.num_computed] if keep else []
             self.cache.finish(request.lease, kept, now)
             request.lease = None
-        (self._running if request.status is Status.RUNNING else self._waiting).remove(request)
+        if request.status is Status.RUNNING:
+            self._running.remove(request)
+        else:
+            self._dequeue(request)
         request.status = Status.FINISHED
         del self._requests[request.request_id]
         self._aborted.discard(request.request_id)
@@ -342,11 +359,6 @@ class Scheduler:
         """Whether a call of `schedule` would do anything."""
         return bool(self._requests)
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait for admission."""
-        return len(self._waiting)
-
     def account(self) -> PageAccount:
         """Where the pages are; they sum to `cache.num_pages`, always."""
         return self.cache.account()
@@ -356,7 +368,7 @@ class Scheduler:
         return EngineLoad(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            waiting_prefill_tokens=self._waiting_tokens()
+            waiting_prefill_tokens=self._waiting_tokens
             + sum(request.num_to_compute for request in self._prompts_running()),
             oldest_wait_seconds=max((now - request.arrival for request in self._waiting), default=0.0),
             pages=self.account(),
@@ -369,9 +381,6 @@ class Scheduler:
 
     def _prompts_running(self) -> Iterator[Request]:
         return (request for request in self._running if request.num_to_compute > 1)
-
-    def _waiting_tokens(self) -> int:
-        return sum(request.num_tokens for request in self._waiting)
 
 
 class _StepInMaking:

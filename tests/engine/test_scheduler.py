@@ -176,6 +176,19 @@ def test_a_full_queue_refuses_and_the_rest_goes_on() -> None:
     assert all(script.reason(name) == "length" for name in names)
 
 
+def test_a_queue_full_of_tokens_refuses_but_takes_any_request_when_empty() -> None:
+    script = Script(limits={"max_waiting_tokens": 20, "max_running": 1})
+    first = script.arrive([1] * 30)
+    with pytest.raises(QueueFull, match="30 prompt tokens"):
+        script.arrive([2] * 5)
+    script.step()
+    script.arrive([2] * 15)
+    with pytest.raises(QueueFull, match="the limit is 20"):
+        script.arrive([3] * 6)
+    script.run()
+    assert script.reason(first) == "length"
+
+
 @pytest.mark.parametrize("steps", range(6))
 def test_abort_at_any_moment_frees_everything_within_one_step(steps: int) -> None:
     script = Script(num_pages=100, limits={"max_step_tokens": 16, "max_running": 4})

@@ -1,0 +1,89 @@
+"""The seam between the decoder and an attention implementation, and the choice among implementations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol, cast
+
+import torch
+
+from engine.attention.batch import AttentionBatch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What a backend is built for."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    windows: frozenset[int | None]
+    """The sliding windows that occur in the model's layers, in positions; None is full attention."""
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied with before the softmax."""
+        return float(self.head_dim**-0.5)
+
+
+class AttentionStep(Protocol):
+    """One step's batch, prepared: called once per layer. Whatever layers share was computed by `prepare`."""
+
+    def forward(
+        self,
+        pages: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        window: int | None,
+    ) -> torch.Tensor:
+        """Write the step's KV of one layer into its pages, then attend.
+
+        pages: [2, num_pages + 1, page_size, num_kv_heads, head_dim], written in place at `slot_mapping`
+        query: [N, num_heads, head_dim]; key, value: [N, num_kv_heads, head_dim]; dim 0 may be strided
+        window: a query at position p sees positions p - window + 1 .. p; None: 0 .. p
+        Returns [N, num_heads * head_dim], contiguous.
+        """
+        ...
+
+
+class AttentionBackend(Protocol):
+    """Attention over paged KV, for one model on one device. Holds no state of any batch."""
+
+    name: str
+
+    def __init__(self, shape: AttentionShape) -> None: ...
+
+    @staticmethod
+    def unavailable(device: torch.device) -> str | None:
+        """Why this backend cannot run on `device`; None when it can."""
+        ...
+
+    def prepare(self, batch: AttentionBatch, null_page: int) -> AttentionStep:
+        """What all layers of a step share. `null_page` is always zero: gather it for padding."""
+        ...
+
+
+_BACKENDS = (("reference", "engine.attention.reference", "ReferenceAttention"),)
+"""Name, module and class, the best first. A module is imported only when its backend is considered."""
+
+
+def choose_backend(name: str, device: torch.device) -> type[AttentionBackend]:
+    """The backend called `name`, or for "auto" the best that imports and runs on `device`. Raises ValueError."""
+    wanted = [entry for entry in _BACKENDS if name in ("auto", entry[0])]
+    if not wanted:
+        known = ", ".join(entry[0] for entry in _BACKENDS)
+        raise ValueError(f"no attention backend is called {name!r}; there are auto, {known}")
+    reasons = []
+    for label, module, class_name in wanted:
+        try:
+            backend = cast("type[AttentionBackend]", getattr(import_module(module), class_name))
+            reason = backend.unavailable(device)
+        except ImportError as error:
+            reason = str(error)
+        if reason is None:
+            return backend
+        reasons.append(f"{label}: {reason}")
+    raise ValueError(f"no attention backend can run on {device}: {'; '.join(reasons)}")

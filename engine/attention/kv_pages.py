@@ -1,0 +1,66 @@
+"""The memory behind page ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from cache import PageCopy
+
+_ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
+
+
+class KVPages:
+    """Keys and values of all layers, in one tensor so that a page is copied in one operation for all of them.
+
+        data: [num_layers, 2 (keys, values), num_pages + 1, page_size, num_kv_heads, head_dim]
+
+    The last page is the null page: never written, always zero. Padding points to it, so that what is gathered for
+    masked positions is finite whatever a page held before (0 * NaN would be NaN).
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Allocate the pages, zeroed. On a CPU, memory is taken from the system as pages are first written."""
+        shape = (num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim)
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.null_page = num_pages
+        self.data = (
+            _untouched_zeros(shape, dtype)
+            if device.type == "cpu"
+            else torch.zeros(shape, dtype=dtype, device=device)
+        )
+
+    def layer(self, index: int) -> torch.Tensor:
+        """One layer's [2, num_pages + 1, page_size, num_kv_heads, head_dim], a view."""
+        return self.data[index]
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pages in all layers; all sources are read before any target is written.
+
+        Whole pages are copied: slots past `num_tokens` hold nothing that is read before it is written anew.
+        """
+        if not copies:
+            return
+        sources = torch.tensor([copy.source for copy in copies], device=self.data.device)
+        targets = torch.tensor([copy.target for copy in copies], device=self.data.device)
+        self.data.index_copy_(2, targets, self.data.index_select(2, sources))
+
+
+def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros that the system backs with memory page by page, when first written (torch.zeros touches them all)."""
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(raw[start : start + num_bytes]).view(dtype).view(shape)

@@ -1,0 +1,229 @@
+"""Attention in plain torch: gather each row's KV from its pages, then scaled dot-product attention. The oracle.
+
+Query heads that share a key-value head become extra query positions of it, so that grouped KV is never repeated:
+
+    decode rows, all at once                       a prefill row, in blocks of queries
+    query  [B, num_kv_heads, group, head_dim]      [num_kv_heads, group * block, head_dim]
+    KV     [B, num_kv_heads, longest, head_dim]    [num_kv_heads, kv_len, head_dim]
+    mask   [B, 1, 1, longest]                      [1, group * block, kv_len]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from engine.attention.base import AttentionShape
+from engine.attention.batch import AttentionBatch
+
+_MAX_SCORES = 1 << 22
+"""Most scores of one head computed at once: bounds the memory of a long prompt's mask."""
+_MAX_GATHERED = 1 << 17
+"""Most positions of decode rows gathered at once, unless one row alone has more: bounds memory likewise."""
+_FREE_PADDING = 512
+"""Positions of padding that cost less than another call."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Decodes:
+    """Some decode rows under one window: what to gather and what of it to see."""
+
+    first: int
+    last: int
+    """The rows first .. last."""
+    slots: torch.Tensor
+    """int64 [rows * longest]: slots of each row's visible positions, padded with the null page's first slot."""
+    mask: torch.Tensor | None
+    """bool [rows, 1, 1, longest], True where there is a position; None when nothing is padded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Some queries of one prefill row: tokens first .. last of the batch, seeing KV first_kv .. last_kv."""
+
+    first: int
+    last: int
+    first_kv: int
+    last_kv: int
+    mask: torch.Tensor
+    """bool [1, group * (last - first), last_kv - first_kv]."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefill:
+    """One prefill row under one window."""
+
+    slots: torch.Tensor
+    """int64 [visible]: slots of the positions that any of its queries sees."""
+    blocks: tuple[_Block, ...]
+    """first_kv and last_kv count from the first visible position."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Windowed:
+    """A batch under one window."""
+
+    decodes: tuple[_Decodes, ...]
+    prefills: tuple[_Prefill, ...]
+
+
+class ReferenceAttention:
+    """The backend that runs everywhere and that others are compared with."""
+
+    name = "reference"
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self._shape = shape
+
+    @staticmethod
+    def unavailable(device: torch.device) -> str | None:
+        """It runs wherever torch does."""
+        return None
+
+    def prepare(self, batch: AttentionBatch, null_page: int) -> ReferenceStep:
+        """Slots and masks for each window that occurs in the model."""
+        plans = {
+            window: _Windowed(
+                tuple(self._plan_decodes(batch, window, null_page)),
+                tuple(self._plan_prefills(batch, window)),
+            )
+            for window in self._shape.windows
+        }
+        return ReferenceStep(self._shape, batch, plans)
+
+    def _plan_decodes(self, batch: AttentionBatch, window: int | None, null_page: int) -> Iterator[_Decodes]:
+        lens = batch.kv_lens_host[: batch.num_decodes]
+        visible = [length if window is None else min(length, window) for length in lens]
+        page_size, device = self._shape.page_size, batch.block_table.device
+        for first, last in _similar_runs(visible):
+            counts = torch.tensor(visible[first:last], device=device)[:, None]
+            starts = torch.tensor(lens[first:last], device=device)[:, None] - counts
+            longest = max(visible[first:last])
+            steps = torch.arange(longest, device=device)
+            mask = steps < counts
+            padded = min(visible[first:last]) < longest
+            positions = torch.where(mask, starts + steps, 0) if padded else starts + steps
+            slots = _slots(batch.block_table[first:last], positions, page_size)
+            if padded:
+                slots = torch.where(mask, slots, null_page * page_size)
+            yield _Decodes(first, last, slots.reshape(-1), mask[:, None, None] if padded else None)
+
+    def _plan_prefills(self, batch: AttentionBatch, window: int | None) -> Iterator[_Prefill]:
+        group = self._shape.num_heads // self._shape.num_kv_heads
+        device = batch.block_table.device
+        token = batch.num_decodes
+        for row in range(batch.num_decodes, len(batch.query_lens)):
+            num_queries, kv_len = batch.query_lens[row], batch.kv_lens_host[row]
+            start = kv_len - num_queries
+            base = 0 if window is None else max(0, start - window + 1)
+            size = max(1, _MAX_SCORES // (group * (kv_len - base)))
+            blocks = []
+            for first in range(0, num_queries, size):
+                last = min(first + size, num_queries)
+                seen = base if window is None else max(base, start + first - window + 1)
+                mask = _causal(start + first, start + last, seen, window, device).repeat(group, 1)
+                blocks.append(_Block(token + first, token + last, seen - base, start + last - base, mask[None]))
+            positions = torch.arange(base, kv_len, device=device)
+            slots = _slots(batch.block_table[row : row + 1], positions[None], self._shape.page_size)
+            yield _Prefill(slots[0], tuple(blocks))
+            token += num_queries
+
+
+class ReferenceStep:
+    """One step's batch on the reference backend."""
+
+    def __init__(self, shape: AttentionShape, batch: AttentionBatch, plans: dict[int | None, _Windowed]) -> None:
+        self._shape = shape
+        self._batch = batch
+        self._plans = plans
+
+    def forward(
+        self,
+        pages: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        window: int | None,
+    ) -> torch.Tensor:
+        """As `AttentionStep.forward` says."""
+        keys, values = pages.flatten(1, 2).unbind()  # each [slots, num_kv_heads, head_dim]
+        keys.index_copy_(0, self._batch.slot_mapping, key)
+        values.index_copy_(0, self._batch.slot_mapping, value)
+        plan = self._plans[window]
+        out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
+        for decodes in plan.decodes:
+            rows = slice(decodes.first, decodes.last)
+            out[rows] = self._decode(decodes, keys, values, query[rows])
+        for prefill in plan.prefills:
+            self._prefill(prefill, keys, values, query, out)
+        return out
+
+    def _decode(
+        self, plan: _Decodes, keys: torch.Tensor, values: torch.Tensor, query: torch.Tensor
+    ) -> torch.Tensor:
+        rows, heads, dim = query.shape
+        grouped = query.reshape(rows, keys.shape[1], heads // keys.shape[1], dim)
+        gathered = (rows, -1, keys.shape[1], dim)
+        attended = F.scaled_dot_product_attention(
+            grouped,
+            keys.index_select(0, plan.slots).view(gathered).transpose(1, 2),
+            values.index_select(0, plan.slots).view(gathered).transpose(1, 2),
+            attn_mask=plan.mask,
+            scale=self._shape.scale,
+        )
+        return attended.reshape(rows, heads * dim)
+
+    def _prefill(
+        self,
+        plan: _Prefill,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        query: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        heads, dim = query.shape[1:]
+        num_kv_heads = keys.shape[1]
+        row_keys = keys.index_select(0, plan.slots).transpose(0, 1)
+        row_values = values.index_select(0, plan.slots).transpose(0, 1)
+        for block in plan.blocks:
+            size = block.last - block.first
+            grouped = query[block.first : block.last].view(size, num_kv_heads, -1, dim).permute(1, 2, 0, 3)
+            attended = F.scaled_dot_product_attention(
+                grouped.reshape(1, num_kv_heads, -1, dim),
+                row_keys[None, :, block.first_kv : block.last_kv],
+                row_values[None, :, block.first_kv : block.last_kv],
+                attn_mask=block.mask[None],
+                scale=self._shape.scale,
+            )
+            ungrouped = attended.view(num_kv_heads, -1, size, dim).permute(2, 0, 1, 3)
+            out[block.first : block.last] = ungrouped.reshape(size, heads * dim)
+
+
+def _slots(block_table: torch.Tensor, positions: torch.Tensor, page_size: int) -> torch.Tensor:
+    """int64 [R, T]: the slots of `positions` (int64 [R, T]) of the rows of a block table [R, P]."""
+    pages = block_table.gather(1, positions // page_size).long()
+    return pages * page_size + positions % page_size
+
+
+def _similar_runs(lens: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Neighbouring rows to gather together: padded to the longest, a run is at most about twice its content."""
+    first, longest, total = 0, 0, 0
+    for row, length in enumerate(lens):
+        padded = max(longest, length) * (row + 1 - first)
+        if row > first and padded > min(2 * (total + length) + _FREE_PADDING, _MAX_GATHERED):
+            yield first, row
+            first, longest, total = row, 0, 0
+        longest, total = max(longest, length), total + length
+    if lens:
+        yield first, len(lens)
+
+
+def _causal(first: int, last: int, seen: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """bool [last - first, last - seen]: whether the query at position first + i sees position seen + j."""
+    queries = torch.arange(first, last, device=device)[:, None]
+    positions = torch.arange(seen, last, device=device)
+    mask = positions <= queries
+    return mask if window is None else mask & (positions > queries - window)

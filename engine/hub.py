@@ -1,0 +1,71 @@
+"""Finding a model's files: a directory, the embedded model, or the Hugging Face hub."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from engine.models.errors import ModelLoadError
+
+_WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
+"""What is downloaded: never code, never pickle."""
+
+
+def resolve_model(model: str) -> Path:
+    """The directory of `model`: "demo", a local directory, or a hub id ("owner/name"), downloaded when needed.
+
+    Raises ModelLoadError.
+    """
+    if model == "demo":
+        return demo_model_path()
+    local = Path(model).expanduser()
+    if local.is_dir():
+        return local
+    if local.exists():
+        raise ModelLoadError(f"{model} is a file; expected the directory of a Hugging Face-style model")
+    if local.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
+        raise ModelLoadError(
+            f"there is no directory {model}; expected a model's directory, a hub id such as Qwen/Qwen3-0.6B, "
+            'or "demo" for the embedded model'
+        )
+    return _download(model)
+
+
+def demo_model_path() -> Path:
+    """The embedded model's directory. Raises ModelLoadError when it is not installed."""
+    spec = find_spec("deployments")  # found, not imported: the engine does not depend on it
+    for parent in (spec.submodule_search_locations or ()) if spec is not None else ():
+        directory = Path(parent) / "demo_model"
+        if (directory / "config.json").exists():
+            return directory
+    raise ModelLoadError(
+        "the embedded model is not installed: expected deployments/demo_model; name another model, "
+        "or install Raydix with its package data"
+    )
+
+
+def _download(model: str) -> Path:
+    from huggingface_hub import snapshot_download  # a second to import: only where something is downloaded
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(_WANTED)))
+    except GatedRepoError as error:
+        raise ModelLoadError(
+            f"{model} is gated: accept its terms on the hub, then set HF_TOKEN to a token of that account"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelLoadError(
+            f"{model} is neither a directory here nor a model on the hub; check the spelling, "
+            "or set HF_TOKEN if the model is private"
+        ) from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
+        raise ModelLoadError(
+            f"{model} is not a directory here, not in the local hub cache, and cannot be downloaded "
+            f"({type(error).__name__}: {error}); check the network, or give the directory of a copy"
+        ) from error

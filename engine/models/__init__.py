@@ -1,0 +1,1 @@
+"""The models Raydix runs: one decoder whose config says which family it is."""

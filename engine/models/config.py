@@ -1,0 +1,156 @@
+"""A model's facts, from its config.json. Plain JSON: nothing here imports torch or runs a model's own code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from engine.models.errors import ModelLoadError
+from engine.models.families import family_of, layer_windows
+from engine.models.rope import RopeConfig
+
+WeightType = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """One decoder-only model: its shape, and which variations on the common decoder it uses."""
+
+    architecture: str
+    vocab_size: int
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    """Query heads."""
+    num_kv_heads: int
+    """Key and value heads; equal to `num_heads` (MHA), a divisor (GQA) or 1 (MQA)."""
+    head_dim: int
+    max_position_embeddings: int
+    """The longest context the model was made for, in tokens."""
+    rope: RopeConfig
+    layer_windows: tuple[int | None, ...]
+    """For each layer how many last positions it attends to, its own included; None for all."""
+    norm_eps: float
+    qkv_bias: bool
+    output_bias: bool
+    """Bias on the attention's output projection."""
+    mlp_bias: bool
+    qk_norm: bool
+    """RMS norm on every query and key head before rotation (Qwen3)."""
+    tied_embeddings: bool
+    """The output projection is the embedding table."""
+    eos_token_ids: frozenset[int]
+    """Tokens that end a text; generation_config.json goes before config.json."""
+    dtype: WeightType
+    """Type of the checkpoint's weights."""
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> ModelConfig:
+        """Read config.json and generation_config.json. Raises ModelLoadError."""
+        raw = _read_json(directory / "config.json")
+        generation = _read_json(directory / "generation_config.json", optional=True)
+        try:
+            return cls._from_raw(raw, generation)
+        except KeyError as missing:
+            raise ModelLoadError(f"{directory / 'config.json'} does not say {missing}") from None
+        except (TypeError, AttributeError, ZeroDivisionError) as error:
+            raise ModelLoadError(
+                f"{directory / 'config.json'} holds a value of the wrong type: {error}"
+            ) from error
+
+    @classmethod
+    def _from_raw(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
+        architecture, family = family_of(raw)
+        _refuse_unsupported(raw)
+        num_heads, num_layers = int(raw["num_attention_heads"]), int(raw["num_hidden_layers"])
+        num_kv_heads = raw.get("num_key_value_heads") or family.num_kv_heads or num_heads
+        if num_heads % num_kv_heads:
+            raise ModelLoadError(f"{num_heads} query heads cannot share {num_kv_heads} key-value heads evenly")
+        attention_bias = bool(raw.get("attention_bias", False)) if family.qkv_bias is None else False
+        limit = int(raw["max_position_embeddings"])
+        rope = RopeConfig.from_config(raw, limit)
+        windows = layer_windows(family, raw, num_layers)
+        if len(windows) != num_layers:
+            raise ModelLoadError(f"layer_types lists {len(windows)} layers, num_hidden_layers says {num_layers}")
+        return cls(
+            architecture=architecture,
+            vocab_size=int(raw["vocab_size"]),
+            num_layers=num_layers,
+            hidden_size=int(raw["hidden_size"]),
+            intermediate_size=int(raw["intermediate_size"]),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=raw.get("head_dim") or family.head_dim or raw["hidden_size"] // num_heads,
+            max_position_embeddings=max(limit, rope.stretched_context),
+            rope=rope,
+            layer_windows=windows,
+            norm_eps=float(raw.get("rms_norm_eps", family.eps)),
+            qkv_bias=family.qkv_bias if family.qkv_bias is not None else attention_bias,
+            output_bias=attention_bias,
+            mlp_bias=architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias", False)),
+            qk_norm=family.qk_norm,
+            tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            eos_token_ids=_eos_token_ids(generation.get("eos_token_id", raw.get("eos_token_id"))),
+            dtype=_weight_type(raw.get("dtype", raw.get("torch_dtype"))),
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights in the model, tied ones counted once."""
+        qkv = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        query = self.num_heads * self.head_dim
+        attention = (qkv + query) * self.hidden_size + qkv * self.qkv_bias + self.hidden_size * self.output_bias
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        mlp += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
+        layer = attention + mlp + 2 * self.hidden_size + 2 * self.head_dim * self.qk_norm
+        tables = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+        return self.num_layers * layer + tables + self.hidden_size
+
+    def kv_bytes_per_token(self, element_bytes: int) -> int:
+        """Bytes of keys and values one token takes in all layers, at `element_bytes` per number."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
+
+
+def _read_json(path: Path, *, optional: bool = False) -> Mapping[str, Any]:
+    if optional and not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelLoadError(
+            f"no {path.name} in {path.parent}: expected the directory of a Hugging Face-style model "
+            "(config.json, *.safetensors, tokenizer.json)"
+        ) from None
+    except (ValueError, OSError) as error:
+        raise ModelLoadError(f"{path} is not readable JSON: {error}; download the model again") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} must hold a JSON object, it holds {type(value).__name__}")
+    return cast("Mapping[str, Any]", value)
+
+
+def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"].get("quant_method", "unknown")
+        raise ModelLoadError(
+            f"quantized weights ({method}) are not supported: take a float32, bfloat16 or float16 version"
+        )
+    activation = raw.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise ModelLoadError(f"unsupported activation {activation!r}; supported is silu")
+
+
+def _eos_token_ids(value: int | list[int] | None) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    return frozenset(value if isinstance(value, list) else [value])
+
+
+def _weight_type(value: str | None) -> WeightType:
+    name = (value or "float32").removeprefix("torch.")
+    if name not in ("float32", "bfloat16", "float16"):
+        raise ModelLoadError(f"unsupported weight type {name!r}; supported are float32, bfloat16 and float16")
+    return cast(WeightType, name)

@@ -1,0 +1,63 @@
+"""The supported families: what is fixed in each, and what their config.json may leave unsaid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.models.errors import ModelLoadError
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How one architecture differs from the common decoder."""
+
+    qkv_bias: bool | None = None
+    """Bias on q, k and v; None follows the config's `attention_bias`, then also on the output projection."""
+    qk_norm: bool = False
+    """RMS norm on every query and key head before rotation."""
+    windows: str = "none"
+    """Which layers attend to a sliding window: "none", "all", or "listed" (by config, when switched on)."""
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    sliding_window: int | None = None
+    eps: float = 1e-6
+
+
+FAMILIES: Mapping[str, Family] = {
+    "LlamaForCausalLM": Family(),
+    "MistralForCausalLM": Family(qkv_bias=False, windows="all", num_kv_heads=8, sliding_window=4096),
+    "Qwen2ForCausalLM": Family(qkv_bias=True, windows="listed", sliding_window=4096),
+    "Qwen3ForCausalLM": Family(qk_norm=True, windows="listed", head_dim=128, sliding_window=4096),
+}
+"""Supported architectures by the name in config.json."""
+
+
+def family_of(raw: Mapping[str, Any]) -> tuple[str, Family]:
+    """The architecture that a config.json names. Raises ModelLoadError when it is none of the supported ones."""
+    named = raw.get("architectures")
+    names = named if isinstance(named, list) else []
+    for name in names:
+        if name in FAMILIES:
+            return name, FAMILIES[name]
+    raise ModelLoadError(
+        f"unsupported architecture {', '.join(map(str, names)) or 'none named'} "
+        f"(model_type {raw.get('model_type')!r}); supported are {', '.join(FAMILIES)}"
+    )
+
+
+def layer_windows(family: Family, raw: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    """For each layer, how many last positions it attends to (its own included), or None for all."""
+    window = raw.get("sliding_window", family.sliding_window)
+    if window is None or family.windows == "none":
+        return (None,) * num_layers
+    if family.windows == "all":
+        return (window,) * num_layers
+    if not raw.get("use_sliding_window", False):
+        return (None,) * num_layers
+    kinds = raw.get("layer_types")
+    if kinds is None:
+        first = raw.get("max_window_layers", 28)
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

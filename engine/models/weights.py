@@ -1,0 +1,200 @@
+"""Weights: from safetensors files, mapped into memory, straight into the decoder's fused parameters.
+
+    checkpoint                                  decoder
+    model.layers.3.self_attn.q_proj.weight ──▶  layers.3.attention.qkv_proj.weight[: q]
+    model.layers.3.self_attn.k_proj.weight ──▶                                    [q : q + k]   ...
+
+Only safetensors is read. Pickle-based files (pytorch_model.bin, *.pt) can run code when loaded and are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
+from engine.models.errors import ModelLoadError
+
+_INDEX = "model.safetensors.index.json"
+_FLOATS = ("F32", "BF16", "F16")
+
+
+class _Target(NamedTuple):
+    """Where a tensor of the checkpoint goes."""
+
+    parameter: str
+    rows: slice
+    shape: tuple[int, ...]
+    """The shape the checkpoint must have; copied with broadcasting."""
+
+
+def load_decoder(directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """The model with its weights. Names, shapes and types are all checked before memory is taken.
+
+    Raises ModelLoadError.
+    """
+    with ExitStack() as stack:
+        files = _open_all(weight_files(directory), stack)
+        targets = dict(_targets(config))
+        _check(files, targets, config)
+        with torch.device("meta"):
+            decoder = Decoder(config).to(dtype)
+        decoder = decoder.to_empty(device=device)
+        parameters = dict(decoder.named_parameters())
+        with torch.no_grad():
+            for name, target in targets.items():
+                try:
+                    tensor = files[name].get_tensor(name)
+                except SafetensorError as error:
+                    raise ModelLoadError(f"tensor {name} cannot be read: {error}") from error
+                parameters[target.parameter][target.rows].copy_(tensor)
+    return decoder.eval().requires_grad_(False)
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a model, single or sharded. Raises ModelLoadError."""
+    if (directory / _INDEX).exists():
+        return _shards(directory)
+    if (directory / "model.safetensors").exists():
+        return [directory / "model.safetensors"]
+    pickled = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in sorted(directory.glob(pattern))]
+    found = (
+        f"it has only pickled weights ({', '.join(pickled[:3])}), which can run code"
+        if pickled
+        else "none is there"
+    )
+    raise ModelLoadError(
+        f"no safetensors weights in {directory}: {found}; expected model.safetensors or {_INDEX}. "
+        "Take a version of the model with safetensors, or convert it with save_pretrained"
+    )
+
+
+def _shards(directory: Path) -> list[Path]:
+    path = directory / _INDEX
+    try:
+        names = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"{path} is not a weight index ({error!r}); download it again") from error
+    for name in names:
+        # A name is a file beside the index: whoever made the index must not choose what else is read.
+        if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\\" in name:
+            raise ModelLoadError(f"{path} names the shard {name!r}; a shard is a file in the same directory")
+        if not name.endswith(".safetensors"):
+            raise ModelLoadError(f"{path} names the shard {name!r}; only safetensors files are read")
+    missing = [name for name in names if not (directory / name).exists()]
+    if missing:
+        raise ModelLoadError(
+            f"{len(missing)} of {len(names)} weight files are missing in {directory} "
+            f"({', '.join(missing[:3])}); download the model again"
+        )
+    return [directory / name for name in names]
+
+
+def _open_all(paths: Sequence[Path], stack: ExitStack) -> dict[str, Any]:
+    """Every tensor's name to the open file it lies in."""
+    files: dict[str, Any] = {}
+    for path in paths:
+        try:
+            opened = stack.enter_context(safe_open(str(path), framework="pt", device="cpu"))
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(
+                f"{path} is not a complete safetensors file ({error}); download the model again"
+            ) from error
+        files.update(dict.fromkeys(opened.keys(), opened))
+    return files
+
+
+def _check(files: Mapping[str, Any], targets: Mapping[str, _Target], config: ModelConfig) -> None:
+    missing = [name for name in targets if name not in files]
+    if missing:
+        raise ModelLoadError(f"the weights lack {_some(missing)}, which {config.architecture} needs")
+    unknown = [name for name in files if name not in targets and not _is_harmless(name, config)]
+    if unknown:
+        raise ModelLoadError(
+            f"the weights hold {_some(unknown)}, which this {config.architecture} does not have: "
+            "config.json and weights do not belong together"
+        )
+    for name, target in targets.items():
+        entry = files[name].get_slice(name)
+        shape, dtype = tuple(entry.get_shape()), entry.get_dtype()
+        if shape != target.shape:
+            raise ModelLoadError(f"{name} has shape {shape}, config.json makes it {target.shape}")
+        if dtype not in _FLOATS:
+            raise ModelLoadError(f"{name} is stored as {dtype}; supported are {', '.join(_FLOATS)}")
+
+
+def _is_harmless(name: str, config: ModelConfig) -> bool:
+    """Tensors some checkpoints carry although they are computed, or a second name of the embedding table."""
+    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tied_embeddings)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _targets(config: ModelConfig) -> Iterator[tuple[str, _Target]]:
+    """Each tensor of a checkpoint, by its Hugging Face name, and where it goes."""
+    hidden = config.hidden_size
+    yield "model.embed_tokens.weight", _whole("embed.weight", config.vocab_size, hidden)
+    yield "model.norm.weight", _whole("norm.weight", hidden)
+    if not config.tied_embeddings:
+        yield "lm_head.weight", _whole("lm_head.weight", config.vocab_size, hidden)
+    for layer in range(config.num_layers):
+        theirs, ours = f"model.layers.{layer}", f"layers.{layer}"
+        yield f"{theirs}.input_layernorm.weight", _whole(f"{ours}.input_norm.weight", hidden)
+        yield f"{theirs}.post_attention_layernorm.weight", _whole(f"{ours}.post_norm.weight", hidden)
+        yield from _attention_targets(config, f"{theirs}.self_attn", f"{ours}.attention")
+        yield from _mlp_targets(config, f"{theirs}.mlp", f"{ours}.mlp")
+
+
+def _attention_targets(config: ModelConfig, theirs: str, ours: str) -> Iterator[tuple[str, _Target]]:
+    hidden, dim = config.hidden_size, config.head_dim
+    heads = {"q": config.num_heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
+    yield from _fused(
+        theirs,
+        f"{ours}.qkv_proj",
+        {f"{which}_proj": count * dim for which, count in heads.items()},
+        hidden,
+        config.qkv_bias,
+    )
+    yield f"{theirs}.o_proj.weight", _whole(f"{ours}.o_proj.weight", hidden, config.num_heads * dim)
+    if config.output_bias:
+        yield f"{theirs}.o_proj.bias", _whole(f"{ours}.o_proj.bias", hidden)
+    if config.qk_norm:
+        queries, total = config.num_heads, config.num_heads + config.num_kv_heads
+        yield f"{theirs}.q_norm.weight", _Target(f"{ours}.qk_norm", slice(0, queries), (dim,))
+        yield f"{theirs}.k_norm.weight", _Target(f"{ours}.qk_norm", slice(queries, total), (dim,))
+
+
+def _mlp_targets(config: ModelConfig, theirs: str, ours: str) -> Iterator[tuple[str, _Target]]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    parts = {"gate_proj": inner, "up_proj": inner}
+    yield from _fused(theirs, f"{ours}.gate_up_proj", parts, hidden, config.mlp_bias)
+    yield f"{theirs}.down_proj.weight", _whole(f"{ours}.down_proj.weight", hidden, inner)
+    if config.mlp_bias:
+        yield f"{theirs}.down_proj.bias", _whole(f"{ours}.down_proj.bias", hidden)
+
+
+def _whole(parameter: str, *shape: int) -> _Target:
+    return _Target(parameter, slice(None), shape)
+
+
+def _fused(
+    theirs: str, ours: str, parts: Mapping[str, int], inputs: int, bias: bool
+) -> Iterator[tuple[str, _Target]]:
+    """Projections of the same input, stacked by rows in the order of `parts` (name to outputs)."""
+    first = 0
+    for part, outputs in parts.items():
+        rows = slice(first, first + outputs)
+        yield f"{theirs}.{part}.weight", _Target(f"{ours}.weight", rows, (outputs, inputs))
+        if bias:
+            yield f"{theirs}.{part}.bias", _Target(f"{ours}.bias", rows, (outputs,))
+        first += outputs

@@ -1,0 +1,56 @@
+"""Changing a request's logits before a token is chosen: penalties, bias, forbidden ends."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import torch
+
+from engine.request import Request
+
+
+def is_adjusted(request: Request) -> bool:
+    """Whether `adjust` would change anything."""
+    params = request.sampling
+    return bool(
+        params.repetition_penalty != 1.0
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.logit_bias
+        or request.num_output < params.min_tokens
+    )
+
+
+def adjust(logits: torch.Tensor, request: Request, eos_token_ids: Collection[int]) -> None:
+    """Change one row of logits, float [V], in place.
+
+    1. repetition penalty, over prompt and output: positive logits are divided, negative ones multiplied
+       (Keskar et al. 2019, arXiv:1909.05858)
+    2. presence and frequency penalty, over the output: subtracted once, and once per occurrence
+    3. logit bias, added last so that its size means the same whatever the penalties
+    4. before `min_tokens`: whatever would end the request becomes impossible
+    """
+    params = request.sampling
+    if params.repetition_penalty != 1.0:
+        _penalize_repetition(logits, request.tokens, params.repetition_penalty)
+    if (params.presence_penalty or params.frequency_penalty) and request.num_output:
+        seen, counts = np.unique(np.asarray(request.output_ids), return_counts=True)
+        penalty = params.presence_penalty + params.frequency_penalty * counts
+        logits[_index(seen, logits)] -= torch.from_numpy(penalty).to(logits)
+    if params.logit_bias:
+        known = {token: bias for token, bias in params.logit_bias.items() if token < len(logits)}
+        logits[_index(list(known), logits)] += torch.tensor(list(known.values())).to(logits)
+    if request.num_output < params.min_tokens:
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+        logits[_index([token for token in ends if token < len(logits)], logits)] = -torch.inf
+
+
+def _penalize_repetition(logits: torch.Tensor, tokens: list[int], penalty: float) -> None:
+    seen = _index(np.unique(np.asarray(tokens)), logits)
+    values = logits[seen]
+    logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+
+
+def _index(tokens: object, logits: torch.Tensor) -> torch.Tensor:
+    return torch.as_tensor(tokens, dtype=torch.int64, device=logits.device)

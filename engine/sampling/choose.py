@@ -1,0 +1,64 @@
+"""Choosing tokens from logits: temperature, top-k, top-p, min-p, and inversion of the distribution function.
+
+Everything is computed row by row in float64 and never mixes rows, so a row's token does not depend on its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.sampling_params import SamplingParams
+
+
+def probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """What tokens are drawn from: float64 [R, V], not normalised; a token that is cut off has 0.
+
+    logits: float [R, V], each row with a finite maximum; params: one per row, with temperature > 0. In order:
+    temperature; top-k; top-p among what top-k kept, renormalised (Holtzman et al. 2019, arXiv:1904.09751); min-p
+    (Nguyen et al. 2024, arXiv:2407.01082). Among equally likely tokens the lower id is kept first.
+    """
+    scaled = logits.double()
+    # The maximum goes first: dividing by a tiny temperature then overflows to -inf only, never to inf.
+    scaled = (scaled - scaled.amax(-1, keepdim=True)) / _column([p.temperature for p in params], scaled)
+    weights = scaled.exp()
+    truncated = [row for row, p in enumerate(params) if p.top_k or p.top_p < 1.0]
+    if truncated:
+        weights[truncated] = _truncate(weights[truncated], [params[row] for row in truncated])
+    if any(p.min_p > 0.0 for p in params):
+        least = _column([p.min_p for p in params], weights) * weights.amax(-1, keepdim=True)
+        weights = torch.where(weights >= least, weights, 0.0)
+    return weights
+
+
+def draw(weights: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """int64 [R]: the first token whose cumulated weight exceeds `noise` (float64 [R], in [0, 1)) of the total.
+
+    Tokens are cumulated in vocabulary order: in order of probability, two nearly equal tokens that swap ranks by a
+    rounding error would swap intervals, and the same noise would give another token.
+    """
+    cumulated = weights.cumsum(-1)
+    total = cumulated[:, -1:]
+    # Rounding may lift noise * total to the total itself, which no token exceeds.
+    below = torch.nextafter(total, torch.zeros_like(total))
+    wanted = torch.minimum(noise[:, None] * total, below)
+    return torch.searchsorted(cumulated, wanted, right=True)[:, 0]
+
+
+def _truncate(weights: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Top-k, then top-p: weights [R, V] with everything else 0."""
+    ranked, tokens = weights.sort(dim=-1, descending=True, stable=True)
+    vocabulary = weights.shape[1]
+    ranks = torch.arange(vocabulary, device=weights.device)
+    ranked = torch.where(ranks < _column([p.top_k or vocabulary for p in params], weights), ranked, 0.0)
+    mass_before = ranked.cumsum(-1) - ranked
+    top_p = _column([p.top_p for p in params], weights)
+    # top_p of 1 keeps all: the comparison would drop tokens too unlikely to change the sum.
+    kept = (mass_before < top_p * ranked.sum(-1, keepdim=True)) | (top_p >= 1.0)
+    kept[:, 0] = True
+    return torch.zeros_like(weights).scatter(-1, tokens, torch.where(kept, ranked, 0.0))
+
+
+def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]

@@ -1,0 +1,50 @@
+"""Finding out how much GPU memory a step needs, by running the largest one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from cache import Namespace
+from engine.config import EngineConfig
+from engine.plan import Chunk, Runner, StepPlan
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+
+
+def measure_step(
+    config: EngineConfig, max_model_len: int, with_pages: Callable[[int], Runner], device: torch.device
+) -> int:
+    """Bytes of GPU memory that are left for KV pages beside the weights and the worst step's tensors."""
+    num_pages = -(-max_model_len // config.page_size)
+    before = torch.cuda.memory_allocated(device)
+    runner = with_pages(num_pages)
+    pages_bytes = torch.cuda.memory_allocated(device) - before
+    torch.cuda.reset_peak_memory_stats(device)
+    runner.run(worst_step(config, max_model_len))
+    torch.cuda.synchronize(device)
+    step_bytes = torch.cuda.max_memory_allocated(device) - before - pages_bytes
+    del runner
+    torch.cuda.empty_cache()
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return max(0, free - step_bytes)
+
+
+def worst_step(config: EngineConfig, max_model_len: int) -> StepPlan:
+    """A step as large as any: the most tokens, at the end of the longest prompt, and the most rows sampled.
+
+    All rows share the same pages; what is computed is meaningless, its memory is not.
+    """
+    pages = range(-(-max_model_len // config.page_size))
+    sampling = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, logprobs=20)
+    longest = min(config.max_step_tokens - config.max_running + 1, max_model_len)
+    sizes = [1] * (config.max_running - 1) + [max(1, longest)]
+    chunks = []
+    for row, size in enumerate(sizes):
+        request = Request.make(
+            f"warmup-{row}", range(0), sampling, arrival=0.0, seed=row, namespace=Namespace("warmup")
+        )
+        start = max_model_len - size
+        chunks.append(Chunk(request, start, size, [0] * size, pages, samples=True))
+    return StepPlan(tuple(chunks))

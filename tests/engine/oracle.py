@@ -1,0 +1,111 @@
+"""The tests' oracle: tiny random models of every family, and what `transformers` makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB = 101
+_COMMON: Mapping[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "bos_token_id": 0,
+    "eos_token_id": None,
+    "tie_word_embeddings": False,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+
+FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama2": ("Llama", {"num_key_value_heads": 6}),
+    "llama3.1": ("Llama", {"rope_parameters": _LLAMA3_ROPE}),
+    "llama_linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama_biased": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("Mistral", {"sliding_window": 11}),
+    "mistral_full": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2_yarn": ("Qwen2", {"rope_parameters": _YARN_ROPE}),
+    "qwen2_sliding": ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "qwen3_tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "mqa": ("Llama", {"num_key_value_heads": 1}),
+    "llama_tied": ("Llama", {"tie_word_embeddings": True}),
+}
+"""Family name to transformers' class prefix and what differs from the common tiny shape.
+
+`mistral`'s window (11) and `llama3.1`'s original context (64) are shorter than the tests' sequences.
+"""
+
+
+def save_tiny(family: str, directory: Path, *, seed: int = 0, **overrides: Any) -> Path:
+    """A tiny random float32 model of `family` (see FAMILIES), saved in `directory`, which is returned.
+
+    Deterministic in its arguments. `overrides` are config fields: `eos_token_id=7`, `num_hidden_layers=1`.
+    """
+    prefix, differences = FAMILIES[family]
+    config = getattr(transformers, f"{prefix}Config")(**{**_COMMON, **differences, **overrides})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = getattr(transformers, f"{prefix}ForCausalLM")(config)
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):  # transformers starts biases at zero and norms at one: a test must see them
+                torch.nn.init.normal_(parameter, std=0.3)
+            elif "norm" in name:
+                torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    model.save_pretrained(directory)
+    return directory
+
+
+@lru_cache(maxsize=32)
+def oracle_model(directory: Path) -> Any:
+    """The model in `directory` as transformers runs it, float32, with its plainest attention."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+    )
+    return model.eval()
+
+
+@torch.inference_mode()
+def oracle_logits(directory: Path, token_ids: Sequence[int]) -> torch.Tensor:
+    """float32 [len(token_ids), vocab_size]: the logits after every token, computed in one pass."""
+    logits: torch.Tensor = oracle_model(directory)(torch.tensor([list(token_ids)])).logits[0]
+    return logits.float()
+
+
+@torch.inference_mode()
+def oracle_greedy(directory: Path, prompt_ids: Sequence[int], n: int) -> list[int]:
+    """The `n` tokens that greedy decoding appends to the prompt; ends of text are not heeded."""
+    tokens = list(prompt_ids)
+    cache = None
+    model = oracle_model(directory)
+    given = torch.tensor([tokens])
+    for _ in range(n):
+        out = model(given, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        tokens.append(int(out.logits[0, -1].argmax()))
+        given = torch.tensor([tokens[-1:]])
+    return tokens[len(prompt_ids) :]
