@@ -1,0 +1,225 @@
+"""The cache as the scheduler uses it: find, lock, extend, insert, finish.
+
+match ──▶ lock ──▶ extend ──▶ [ step computes KV ] ──▶ insert ──▶ extend ──▶ ... ──▶ finish
+read       Lease    pages                             reusable by others             all given back
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cache.accounting import CacheStats, PageAccount
+from cache.eviction import EvictionStrategy, eviction_strategy
+from cache.insertion import insert
+from cache.lease import Lease, Match, PageCopy
+from cache.node import Namespace, Node
+from cache.page_pool import OutOfPages, PagePool
+from cache.radix_tree import RadixTree
+
+MAX_PAGE_SIZE = 256
+
+
+class KVCacheManager:
+    """Owns every page of one KV memory. Not thread-safe: it belongs to the engine loop.
+
+    Reuse is exact to the token: whole pages are shared, and of a page in which a match ends the lease gets a copy.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        eviction: str | EvictionStrategy = "lru",
+        prefix_cache: bool = True,
+    ) -> None:
+        """`page_size` in tokens. Without `prefix_cache` nothing is found and all pages are private."""
+        if not 1 <= page_size <= MAX_PAGE_SIZE:
+            raise ValueError(f"page_size must be between 1 and {MAX_PAGE_SIZE} tokens, got {page_size}")
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.stats = CacheStats()
+        self._prefix_cache = prefix_cache
+        self._pool = PagePool(num_pages)
+        self._tree = RadixTree(page_size, eviction_strategy(eviction))
+        self._num_private = 0
+
+    @property
+    def available(self) -> int:
+        """Pages that `extend` can get: free ones and those of unlocked nodes. O(1)."""
+        return self._pool.num_free + self._tree.evictable_pages
+
+    def account(self) -> PageAccount:
+        """Where the pages are. Counted in four places; that they add up to `num_pages` is the invariant. O(1)."""
+        tree = self._tree
+        return PageAccount(self._pool.num_free, tree.evictable_pages, tree.locked_pages, self._num_private)
+
+    def peek(self, namespace: Namespace, tokens: Sequence[int]) -> int:
+        """Tokens a match would find; changes nothing, not even the order of eviction. O(result)."""
+        return self._find(namespace, tokens)[1]
+
+    def match(self, namespace: Namespace, tokens: Sequence[int], now: float) -> Match:
+        """Longest held prefix of `tokens`, at most len(tokens) - 1, so that one token is left to compute.
+
+        Splits the nodes in which the match and its whole pages end, and touches the path. O(tokens in the nodes
+        passed).
+        """
+        node, length = self._find(namespace, tokens)
+        if node is None or not length:
+            return Match(namespace, 0)
+        partial = length % self.page_size
+        node = self._tree.cut(node, length)
+        self._tree.touch(node, now)
+        source = node if partial else None
+        aligned = length - partial
+        return Match(namespace, length, partial, self._tree.cut(node, aligned) if aligned else None, source)
+
+    def lock(self, match: Match, *, priority: int = 0) -> Lease:
+        """Hold what was matched. Lock before any allocation: it may evict, and what is locked is safe from it.
+
+        The page in which the match ends is locked on its own until `release_copy`, so `available` shrinks by the
+        whole match: check for room after locking. Raises ValueError when the tree changed since the match.
+        """
+        tree = self._tree
+        for node, end in ((match.node, match.aligned), (match.source, match.length)):
+            if node is not None and (node.parent is None or node.end != end):
+                raise ValueError("the match is out of date: match again and lock before any other change")
+        held = match.node or tree.root(match.namespace)
+        tree.lock(held)
+        if match.source is not None:
+            tree.lock(match.source)
+            match.source.copying += 1
+        pages = tree.table(held)
+        return Lease(pages, len(pages), match.length, priority, held, match.source, match.partial)
+
+    def pages_needed(self, lease: Lease, num_tokens: int) -> int:
+        """Pages that `extend` would allocate, that of the copy included."""
+        held_node(lease)
+        wanted = max(num_tokens, lease.num_cached)
+        return max(-(-wanted // self.page_size) - len(lease.pages), 0)
+
+    def drop_partial(self, lease: Lease) -> None:
+        """Give up the tokens that would need a copy, to need no page beside them. No-op without such tokens.
+
+        Raises ValueError after `extend` has handed the copy out.
+        """
+        held_node(lease)
+        if lease.source is None:
+            return
+        if not lease.partial:
+            raise ValueError("the copy of the partial page was handed out already")
+        lease.num_cached -= lease.partial
+        lease.partial = 0
+        self._release_source(lease)
+
+    def extend(self, lease: Lease, num_tokens: int) -> list[PageCopy]:
+        """Make the page table cover `num_tokens` tokens, evicting what is needed. O(k log n) for k new pages.
+
+        Returns the one copy of a match that ends inside a page, the first time and only then. Raises OutOfPages,
+        with nothing changed, when too few pages are available.
+        """
+        held = held_node(lease)
+        needed = self.pages_needed(lease, num_tokens)
+        if needed > self.available:
+            raise OutOfPages(
+                f"{needed} pages wanted for {num_tokens} tokens, {self.available} of {self.num_pages} available"
+            )
+        self.evict(needed - self._pool.num_free)
+        copies = []
+        if lease.partial and lease.source is not None:
+            source = self._tree.tail_page(lease.source)
+            lease.pages += self._pool.allocate(1)
+            copies.append(PageCopy(source, lease.pages[-1], lease.partial))
+            lease.partial = 0
+            self.stats.copied_pages += 1
+        lease.pages += self._pool.allocate(needed - len(copies))
+        self._num_private += needed
+        if not lease.is_admitted:
+            lease.is_admitted = True
+            self._tree.record_use(lease.source or held, lease.priority)
+        return copies
+
+    def release_copy(self, lease: Lease) -> None:
+        """The copy that `extend` handed out has been done: its source may go. Idempotent; no-op without a copy."""
+        if lease.source is not None and not lease.partial:
+            self._release_source(lease)
+
+    def insert(self, lease: Lease, tokens: Sequence[int], now: float) -> None:
+        """Make `tokens`, the request's leading tokens whose KV is computed, reusable while the request goes on.
+
+        The tree takes the lease's pages. Where it has the same tokens, the table is rewritten to the tree's
+        pages and the duplicates are freed. The lock moves along; the lease may go on writing behind `tokens`.
+        O(tokens since the last insert). Raises ValueError when `tokens` are not what the pages can hold.
+        """
+        held = held_node(lease)
+        if len(tokens) > len(lease.pages) * self.page_size:
+            raise ValueError(
+                f"{len(tokens)} tokens cannot lie in {len(lease.pages)} pages of {self.page_size} tokens"
+            )
+        if not self._prefix_cache or len(tokens) <= held.end:
+            return
+        if held.tokens and tokens[held.end - 1] != held.tokens[-1]:
+            raise ValueError(f"the tokens are not those inserted before: they differ at {held.end - 1}")
+        num_shared = lease.num_shared
+        self.stats.inserted_tokens += insert(self._tree, self._pool, lease, tokens, now)
+        self._num_private -= lease.num_shared - num_shared
+
+    def finish(self, lease: Lease, tokens: Sequence[int], now: float) -> None:
+        """Insert `tokens` (may be empty, or fewer than were computed) and give everything back. The lease is dead.
+
+        The end of every lease: also of requests that were aborted, preempted (their tokens stay reusable while
+        there is room) or locked and then not admitted.
+        """
+        self.insert(lease, tokens, now)
+        held = held_node(lease)
+        if lease.source is not None:
+            self._release_source(lease)
+        self._pool.free(lease.pages[lease.num_shared :])
+        self._num_private -= len(lease.pages) - lease.num_shared
+        if lease.is_admitted:
+            self._tree.touch(held, now)
+        self._tree.unlock(held)
+        lease.node, lease.pages, lease.num_shared = None, [], 0
+
+    def record_admission(self, query_tokens: int, hit_tokens: int, *, recompute: bool) -> None:
+        """Count one admission, the only place where hits are counted; `recompute`: it was preempted before."""
+        if not 0 <= hit_tokens <= query_tokens:
+            raise ValueError(f"{hit_tokens} hit tokens of {query_tokens} query tokens")
+        if recompute:
+            self.stats.recompute_query_tokens += query_tokens
+            self.stats.recompute_hit_tokens += hit_tokens
+        else:
+            self.stats.query_tokens += query_tokens
+            self.stats.hit_tokens += hit_tokens
+
+    def evict(self, num_pages: int) -> int:
+        """Free up to `num_pages` pages of unlocked nodes, in the strategy's order; returns how many it were."""
+        pages = self._tree.evict(max(num_pages, 0))
+        self._pool.free(pages)
+        self.stats.evicted_pages += len(pages)
+        return len(pages)
+
+    def reset(self) -> int:
+        """Drop everything that no lease has locked; returns the pages freed."""
+        pages = self._tree.evict()
+        self._pool.free(pages)
+        return len(pages)
+
+    def _find(self, namespace: Namespace, tokens: Sequence[int]) -> tuple[Node | None, int]:
+        root = self._tree.find_root(namespace)
+        if root is None or len(tokens) < 2:
+            return None, 0
+        return self._tree.walk(root, tokens, len(tokens) - 1)
+
+    def _release_source(self, lease: Lease) -> None:
+        assert lease.source is not None
+        lease.source.copying -= 1
+        self._tree.unlock(lease.source)
+        lease.source = None
+
+
+def held_node(lease: Lease) -> Node:
+    """The node a lease holds. Raises ValueError for one that is finished."""
+    if lease.node is None:
+        raise ValueError("the lease is finished: it holds nothing any more")
+    return lease.node

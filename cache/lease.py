@@ -1,0 +1,68 @@
+"""What the cache found for a request, and what a running request holds of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cache.node import Namespace, Node
+
+
+class PageCopy(NamedTuple):
+    """Copy the first `num_tokens` slots of page `source` to page `target`, in all layers."""
+
+    source: int
+    target: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Match:
+    """A held prefix, good until the tree changes: lock it before doing anything else with the cache.
+
+    tokens:  [ whole pages, shared when locked | partial: to be copied | not held ]
+               0 ..................... aligned   aligned ....... length
+    """
+
+    namespace: Namespace
+    length: int
+    """Tokens whose KV is held, at most one less than were asked for."""
+    partial: int = 0
+    """How many of these lie in a page of which they are only a part."""
+    node: Node | None = None
+    """Ends at `length - partial`; None when that is 0."""
+    source: Node | None = None
+    """Ends at `length`, inside the page to copy; None when `partial` is 0."""
+
+    @property
+    def aligned(self) -> int:
+        """Tokens in whole pages."""
+        return self.length - self.partial
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One running request's hold on pages, from `lock` to `finish`. Only the cache changes it.
+
+    pages:   [ the tree's: locked | private ]
+               0 ...... num_shared   ...... len(pages)
+
+    The tree owns the tokens up to `node.end`. When that is inside a page, this lease alone goes on writing there:
+    whoever else finds the page's tokens copies them.
+    """
+
+    pages: list[int]
+    """Page table: page i holds tokens [i * page_size, (i + 1) * page_size)."""
+    num_shared: int
+    """Leading pages of the table that the tree owns."""
+    num_cached: int
+    """Tokens found when it was locked, less those given up by `drop_partial`."""
+    priority: int
+    node: Node | None
+    """The locked node; None once the lease is finished."""
+    source: Node | None = None
+    """Locked as well, until the page it ends in has been copied."""
+    partial: int = 0
+    """Tokens to be copied; 0 once the copy has been handed out."""
+    is_admitted: bool = False
+    """Whether it ever got pages: only then does its match count as use of the path."""

@@ -1,0 +1,86 @@
+"""One node of the radix tree: a run of tokens and the pages it owns."""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple
+
+
+class Namespace(NamedTuple):
+    """The root of a key: KV is shared within a namespace and never across."""
+
+    model: str
+    adapter: str = ""
+    salt: str = ""
+    """Set by tenants who ask not to share prefixes with others."""
+
+
+class Node:
+    """Tokens [start, end) of every sequence that runs through it. How its pages count: see `radix_tree`."""
+
+    __slots__ = (
+        "children",
+        "copying",
+        "first_slot",
+        "hits",
+        "last_access",
+        "namespace",
+        "pages",
+        "parent",
+        "pins",
+        "priority",
+        "queued",
+        "start",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        parent: Node | None,
+        start: int,
+        tokens: array[int],
+        first_slot: int,
+        pages: list[int],
+    ) -> None:
+        self.namespace = namespace
+        self.parent = parent
+        """None for a root, and for a node that was evicted."""
+        self.start = start
+        """Position of its first token."""
+        self.tokens = tokens
+        self.first_slot = first_slot
+        """The slot of the page table that `pages[0]` fills."""
+        self.pages = pages
+        self.children: dict[int, Node] = {}
+        """By first token."""
+        self.pins = 0
+        """Leases that hold this very node, plus its locked children. Locked while above 0."""
+        self.copying = 0
+        """Leases that will copy, or are copying, the page this node ends in."""
+        self.last_access = 0.0
+        """Seconds on the caller's clock."""
+        self.hits = 0
+        """Admitted requests that reused it."""
+        self.priority = 0
+        """Highest priority of the requests that wrote or reused it."""
+        self.queued = False
+        """Whether the eviction queue has an entry for it (at most one)."""
+
+    @property
+    def end(self) -> int:
+        """Position after its last token."""
+        return self.start + len(self.tokens)
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether a lease holds it or something below it."""
+        return self.pins > 0
+
+    @property
+    def is_evictable(self) -> bool:
+        """Whether it is an unlocked leaf of the tree (roots hold no pages and are none)."""
+        return not self.pins and not self.children and self.parent is not None
+
+    def __repr__(self) -> str:
+        return f"Node([{self.start}, {self.end}), pages={len(self.pages)}, pins={self.pins})"

@@ -1,0 +1,290 @@
+"""The radix tree: which prefixes' KV lies in which pages.
+
+A node's key is a run of tokens, its pages hold their KV. Children of one node differ in their first token.
+Runs begin and end anywhere, pages do not, so a run may begin inside a page. Each page is owned by one node; a
+node that begins inside a page either *continues* that page, which an ancestor owns, or *overrides* it with one of
+its own, which then holds the tokens before the run as well. With 4 tokens to a page:
+
+    slot           0           1           2
+    root ─ [ t0 t1 t2 t3 | t4 t5 ]                      owns pages 7 8        first_slot 0
+              ├─ continues:  [ · · t6 t7 | t8 ]         owns page 3           first_slot 2, table 7 8 3
+              └─ overrides:  [ · · u6 ]                 owns page 5           first_slot 1, table 7 5
+
+The page table of a path is the walk from the root with `table[node.first_slot:] = node.pages` at each node.
+
+Locking a node locks the path above it. Only unlocked leaves are evicted, so a node's ancestors are always present:
+a prefix is held whole or not at all. Nothing here recurses: a tree may be as deep as a sequence is long.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from cache.eviction import EvictionQueue, EvictionStrategy
+from cache.node import Namespace, Node
+
+
+class RadixTree:
+    """Nodes, their locks and their order of eviction. Pages come from the caller and go back to it."""
+
+    def __init__(self, page_size: int, strategy: EvictionStrategy) -> None:
+        self.page_size = page_size
+        self.evictable_pages = 0
+        """Pages of unlocked nodes. All of them can be evicted: nothing below an unlocked node is locked."""
+        self.locked_pages = 0
+        self._roots: dict[Namespace, Node] = {}
+        self._queue = EvictionQueue(strategy)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages the tree owns."""
+        return self.evictable_pages + self.locked_pages
+
+    # Finding
+
+    def find_root(self, namespace: Namespace) -> Node | None:
+        """The namespace's root, if anything is held or locked in it."""
+        return self._roots.get(namespace)
+
+    def root(self, namespace: Namespace) -> Node:
+        """The namespace's root. A new one stays only if it is locked or gets a child: lock it at once."""
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = Node(namespace, None, 0, array("i"), 0, [])
+        return root
+
+    def walk(self, node: Node, tokens: Sequence[int], stop: int) -> tuple[Node, int]:
+        """Follow `tokens` from `node.end` up to `stop`. Returns the last node entered and the position reached.
+
+        Changes nothing. O(tokens followed): what lies behind them is not looked at.
+        """
+        position = node.end
+        while position < stop:
+            child = node.children.get(tokens[position])
+            if child is None:
+                break
+            position += common_prefix(child.tokens, tokens, position, stop)
+            node = child
+            if position < child.end:
+                break
+        return node, position
+
+    def table(self, node: Node) -> list[int]:
+        """The page table of the path down to `node.end`. O(pages + depth)."""
+        table: list[int] = []
+        for step in reversed(self.path(node)):
+            table[step.first_slot :] = step.pages
+        return table
+
+    def tail_page(self, node: Node) -> int:
+        """The page that holds the node's last token. O(nodes within that page)."""
+        while not node.pages:  # It continues a page of its parent's or of one above.
+            assert node.parent is not None, "a root ends in no page"
+            node = node.parent
+        return node.pages[-1]
+
+    def path(self, node: Node, top: Node | None = None) -> list[Node]:
+        """The nodes from `node` up to below `top`, or up to and without the root. O(their number)."""
+        nodes = []
+        step: Node | None = node
+        while step is not top and step is not None and step.parent is not None:
+            nodes.append(step)
+            step = step.parent
+        return nodes
+
+    # Using
+
+    def touch(self, node: Node, now: float) -> None:
+        """The path down to `node` was used at `now` (seconds). O(depth)."""
+        for step in self.path(node):
+            step.last_access = now
+
+    def record_use(self, node: Node, priority: int) -> None:
+        """A request of that priority was admitted with the path down to `node`. O(depth)."""
+        for step in self.path(node):
+            step.hits += 1
+            step.priority = max(step.priority, priority)
+
+    def lock(self, node: Node) -> None:
+        """Keep the path down to `node` from eviction, once more. Ends at the first node that was locked before."""
+        step: Node | None = node
+        while step is not None:
+            step.pins += 1
+            if step.pins > 1:
+                return
+            self.evictable_pages -= len(step.pages)
+            self.locked_pages += len(step.pages)
+            step = step.parent
+
+    def unlock(self, node: Node) -> None:
+        """Undo one `lock`. Raises ValueError when there is none to undo."""
+        step: Node | None = node
+        while step is not None:
+            if not step.pins:
+                raise ValueError(f"{step} is not locked: it was unlocked twice")
+            step.pins -= 1
+            if step.pins:
+                return
+            self.locked_pages -= len(step.pages)
+            self.evictable_pages += len(step.pages)
+            parent = step.parent
+            self._became_idle(step)
+            step = parent
+
+    # Changing
+
+    def cut(self, node: Node, position: int) -> Node:
+        """The node above or at `node` that ends at `position`, 0 < position <= node.end; split if need be."""
+        while node.start >= position:
+            assert node.parent is not None, "the position is on the path"
+            node = node.parent
+        return self.split(node, position) if position < node.end else node
+
+    def split(self, node: Node, position: int) -> Node:
+        """Cut `node` in two and return the new upper part. O(tokens in the lower part).
+
+        The lower part stays the node it was, so whoever holds it still holds the same tokens. Nothing is gained
+        or lost: the same pages hold the same tokens, as locked as before.
+        """
+        parent, head = node.parent, position - node.start
+        assert parent is not None and 0 < head < len(node.tokens)
+        kept = -(-position // self.page_size) - node.first_slot
+        upper = Node(node.namespace, parent, node.start, node.tokens, node.first_slot, node.pages)
+        # Two buffers of their own size: neither part keeps the other's tokens in memory.
+        node.tokens, node.pages = node.tokens[head:], node.pages[kept:]
+        del upper.tokens[head:], upper.pages[kept:]
+        node.start, node.first_slot, node.parent = position, node.first_slot + kept, upper
+        upper.children[node.tokens[0]] = node
+        parent.children[upper.tokens[0]] = upper
+        upper.pins = 1 if node.pins else 0  # its one child is locked or not
+        upper.last_access, upper.hits, upper.priority = node.last_access, node.hits, node.priority
+        return upper
+
+    def attach(self, parent: Node, tokens: array[int], first_slot: int, pages: list[int]) -> Node:
+        """Add a child that begins at `parent.end`; the tree owns `pages` from now on.
+
+        Lock it at once: it becomes evictable by being unlocked.
+        """
+        assert tokens and tokens[0] not in parent.children
+        node = Node(parent.namespace, parent, parent.end, tokens, first_slot, pages)
+        parent.children[tokens[0]] = node
+        self.evictable_pages += len(pages)
+        return node
+
+    def append(self, node: Node, tokens: array[int], pages: list[int]) -> None:
+        """Let a locked leaf go on with `tokens`; the tree owns `pages` from now on."""
+        assert node.pins and not node.children
+        node.tokens.extend(tokens)
+        node.pages.extend(pages)
+        self.locked_pages += len(pages)
+
+    def replace_tail(self, node: Node, page: int) -> int | None:
+        """Put `page`, which holds the same tokens and more, in the place of the page that `node` ends in.
+
+        Returns the page that is no longer needed, or None, with nothing changed, when it may be needed: others
+        go on from the node or hold it, and so may write on in its page, or somebody copies that page.
+        """
+        owner = self._uncopied_tail_owner(node)
+        if node.children or node.is_locked or owner is None:
+            return None
+        replaced, owner.pages[-1] = owner.pages[-1], page
+        return replaced
+
+    def merge_tail(self, node: Node, child: Node) -> int | None:
+        """Give up the page that `node` ends in, where `child` overrides it: the child's page serves both.
+
+        For the lease that alone writes in that page, which gets it back (returned). None, with nothing changed,
+        while somebody copies the page.
+        """
+        owner = self._uncopied_tail_owner(node)
+        if owner is None:
+            return None
+        returned, owner.pages[-1] = owner.pages[-1], child.pages.pop(0)
+        child.first_slot += 1
+        if child.is_locked:
+            self.locked_pages -= 1
+        else:
+            self.evictable_pages -= 1
+        return returned
+
+    def evict(self, num_pages: int | None = None) -> list[int]:
+        """Take up to `num_pages` pages from unlocked leaves, from their ends; None: empty all that is unlocked.
+
+        O(k log n) for k pages; never a walk of the tree. Returns the pages, which are the caller's.
+        """
+        freed: list[int] = []
+        while num_pages is None or len(freed) < num_pages:
+            node = self._queue.pop()
+            if node is None:
+                break
+            if not node.pages and self._rejoin(node):
+                continue  # Without it no page would be free, only tokens lost.
+            surplus = 0 if num_pages is None else len(node.pages) - (num_pages - len(freed))
+            if surplus > 0:  # Keep the head as a node of its own; `node` is the part to go.
+                self.split(node, (node.first_slot + surplus) * self.page_size)
+            freed.extend(reversed(node.pages))
+            self.evictable_pages -= len(node.pages)
+            self._remove(node)
+        return freed
+
+    def _remove(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.tokens[0]]
+        node.parent = None
+        if not parent.is_locked:
+            self._became_idle(parent)
+
+    def _rejoin(self, leaf: Node) -> bool:
+        """Make a leaf and its parent one again, if nothing else speaks against it. O(tokens in the leaf)."""
+        parent = leaf.parent
+        if parent is None or parent.is_locked or len(parent.children) > 1:
+            return False
+        parent.tokens.extend(leaf.tokens)
+        parent.last_access = max(parent.last_access, leaf.last_access)
+        self._remove(leaf)
+        return True
+
+    def _became_idle(self, node: Node) -> None:
+        """`node` was unlocked or lost a child: it may be evictable now, a root of no use any more."""
+        if node.is_evictable:
+            self._queue.push(node)
+        elif node.parent is None and not node.children:
+            del self._roots[node.namespace]
+
+    def _uncopied_tail_owner(self, node: Node) -> Node | None:
+        """The node that owns the page in which `node` ends; None while somebody copies that page."""
+        while not node.copying:
+            if node.pages:
+                return node
+            assert node.parent is not None, "a root ends in no page"
+            node = node.parent
+        return None
+
+
+def common_prefix(run: array[int], tokens: Sequence[int], start: int, stop: int) -> int:
+    """How many leading tokens of `run` equal those of tokens[start:stop]. O(result): compares slices.
+
+    Slices twice as long each time find the one with the first difference, bisection finds it in there.
+    """
+    low, size, stop = 0, 16, min(len(run), stop - start)
+    while low < stop:
+        high = min(low + size, stop)
+        ours, theirs = run[low:high], array("i", tokens[start + low : start + high])
+        if ours != theirs:
+            return low + first_difference(ours, theirs)
+        low, size = high, 2 * size
+    return stop
+
+
+def first_difference(ours: array[int], theirs: array[int]) -> int:
+    """Index of the first of the tokens that differ; there is one. O(length)."""
+    low, high = 0, len(ours)  # equal before `low`, a difference before `high`
+    while high - low > 1:
+        middle = (low + high) // 2
+        if ours[low:middle] == theirs[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

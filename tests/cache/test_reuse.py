@@ -1,0 +1,244 @@
+"""Token-exact reuse: what is found, what is shared, what is copied, what stays private."""
+
+from __future__ import annotations
+
+import pytest
+
+from cache import KVCacheManager, Namespace, OutOfPages
+from tests.cache.world import NAMESPACES, World
+
+
+def world(num_pages: int = 64, page_size: int = 4) -> World:
+    return World(KVCacheManager(num_pages, page_size))
+
+
+@pytest.mark.parametrize("page_size", range(1, 257))
+def test_reuse_is_exact_to_the_token_at_any_page_size(page_size: int) -> None:
+    """A second prompt shares all but its last tokens, wherever they diverge from the first."""
+    w = world(20, page_size)
+    first = list(range(2 * page_size + page_size // 2 + 3))
+    assert w.serve(first) == 0
+    for diverges in sorted({1, page_size - 1, page_size, page_size + 1, len(first) - 1} - {0}):
+        assert w.serve([*first[:diverges], 1000 + diverges, 7]) == diverges
+    assert w.serve(first) == len(first) - 1  # one token is left to compute
+    assert w.serve([*first, 5]) == len(first)
+
+
+def test_whole_pages_are_shared_and_the_page_of_the_match_s_end_is_copied_once() -> None:
+    w = world()
+    a = w.start(range(10))
+    w.insert(a, 10)
+    b = w.admit(NAMESPACES[0], [*range(7), 99, 98])
+    assert b is not None and b.copy is not None
+    assert b.lease.pages[0] == a.lease.pages[0] and b.lease.num_shared == 1
+    assert b.copy == (a.lease.pages[1], b.lease.pages[1], 3)
+    assert w.cache.extend(b.lease, 12) == []
+    assert w.cache.stats.copied_pages == 1
+
+
+def test_a_request_without_room_for_the_copy_can_do_without() -> None:
+    """Two pages, both held: locking the copy's source takes the page that the copy would need."""
+    w = world(num_pages=2)
+    w.serve(range(8))
+    prompt = [*range(7), 99]
+    lease = w.cache.lock(w.cache.match(NAMESPACES[0], prompt, 9.0))
+    assert w.cache.pages_needed(lease, 8) == 1 and w.cache.available == 0
+    with pytest.raises(OutOfPages, match="1 pages wanted for 8 tokens, 0 of 2 available"):
+        w.cache.extend(lease, 8)
+    w.cache.drop_partial(lease)
+    assert lease.num_cached == 4 and w.cache.available == 1
+    assert w.cache.extend(lease, 8) == []
+    w.cache.finish(lease, [], 9.0)
+    assert w.cache.account() == (1, 1, 0, 0)
+
+
+def test_the_source_of_a_copy_is_not_evicted_before_it_is_released() -> None:
+    w = world(num_pages=3)
+    w.serve(range(8))
+    b = w.admit(NAMESPACES[0], [*range(7), 99])
+    assert b is not None and b.copy is not None
+    assert w.cache.evict(3) == 0 and w.cache.account() == (0, 0, 2, 1)
+    w.finish_copy(b)
+    assert w.cache.account() == (0, 1, 1, 1)
+
+
+def test_only_the_page_to_copy_is_locked_and_not_the_run_it_lies_in() -> None:
+    w = world(num_pages=100)
+    w.serve(range(320))
+    b = w.admit(NAMESPACES[0], [0, 1, 99])
+    assert b is not None and w.cache.account() == (19, 79, 1, 1)
+
+
+def test_concurrent_requests_with_one_prompt_end_up_on_one_set_of_pages() -> None:
+    w = world()
+    a, b = w.start(range(10)), w.start(range(10))
+    w.insert(a, 10)
+    assert w.cache.account().private == 3
+    w.insert(b, 10)
+    assert b.lease.pages[:2] == a.lease.pages[:2] and b.lease.pages[2] != a.lease.pages[2]
+    assert w.cache.account() == (60, 0, 3, 1)
+    w.check()
+
+
+def test_a_page_may_be_inserted_half_filled_and_written_on() -> None:
+    """Others copy what was inserted of it; the tree keeps one page for all its tokens in the end."""
+    w = world()
+    a = w.start(range(6))
+    w.insert(a, 6)
+    b = w.start([*range(6), 50, 51])
+    assert b.lease.num_cached == 6
+    w.go_on(a, [60, 61, 62])
+    w.end(a)
+    w.end(b)
+    assert w.cache.peek(NAMESPACES[0], [*range(6), 60, 61, 62, 0]) == 9
+    assert w.cache.peek(NAMESPACES[0], [*range(6), 50, 51, 0]) == 8
+    assert w.cache.account().evictable == 4  # [0..3] [4 5 60 61] [62] and [4 5 50 51]
+
+
+@pytest.mark.parametrize("shared", range(5))
+def test_samples_of_one_prompt_that_agree_for_a_while_lose_nothing(shared: int) -> None:
+    """Both wrote the page in which the prompt ends; the one whose page the tree has must get it back to go on."""
+    w = world(page_size=8)
+    a = w.start(range(10))
+    w.insert(a, 10)
+    b = w.start([*range(10), 20, 21, 22, 23, 24])
+    w.end(b)
+    w.go_on(a, [*range(20, 20 + shared), *range(30, 45)])
+    w.insert(a, a.computed)
+    w.check()
+    w.go_on(a, [77])
+    w.end(a)
+    assert w.cache.peek(NAMESPACES[0], [*a.tokens, 0]) == len(a.tokens)
+    assert w.cache.peek(NAMESPACES[0], [*b.tokens, 0]) == len(b.tokens)
+
+
+def test_a_page_that_the_tree_holds_in_full_elsewhere_is_given_up() -> None:
+    """As above, but both agree to the end of the page and beyond: one of the two pages is freed."""
+    w = world()
+    a = w.start(range(6))
+    w.insert(a, 6)
+    b = w.start([*range(6), 20, 21, 22])
+    w.insert(b, 9)
+    w.go_on(a, [20, 21, 22, 33])
+    w.insert(a, 10)
+    w.check()
+    assert a.lease.pages[:2] == b.lease.pages[:2]
+    w.end(a)
+    w.end(b)
+    assert w.cache.account().evictable == 4
+
+
+def test_a_page_that_somebody_copies_is_not_taken_from_under_the_copy() -> None:
+    """The insert that would need it is put off, and done the next time."""
+    w = world(page_size=8)
+    a = w.start(range(10))
+    w.insert(a, 10)
+    b = w.start([*range(10), 20, 21])
+    w.insert(b, 12)
+    c = w.admit(NAMESPACES[0], [*range(10), 99])
+    assert c is not None and c.copy is not None
+    w.go_on(a, [20, 33])
+    w.insert(a, 12)
+    w.check()
+    assert w.cache.peek(NAMESPACES[0], [*a.tokens, 0]) == 11
+    w.finish_copy(c)
+    w.insert(a, 12)
+    w.check()
+    assert w.cache.peek(NAMESPACES[0], [*a.tokens, 0]) == 12
+
+
+def test_a_conversation_does_not_leave_a_copied_page_behind_each_turn() -> None:
+    w = world(page_size=8)
+    history: list[int] = []
+    for turn in range(6):
+        history += [100 + turn] * 5
+        assert w.serve(history) == len(history) - 5
+    assert w.cache.account().evictable == 4  # 30 tokens in pages of 8
+
+
+def test_the_chunks_of_one_prompt_are_one_node() -> None:
+    w = world()
+    a = w.admit(NAMESPACES[0], list(range(50)))
+    assert a is not None
+    for _ in range(10):
+        w.compute(a, 5)
+        w.insert(a, a.computed)
+        w.check()
+    assert len(list(w.paths())) == 2  # the root and it
+
+
+def test_namespaces_share_nothing_and_leave_nothing() -> None:
+    w = world()
+    a, b = Namespace("m", "", "tenant a"), Namespace("m", "", "tenant b")
+    w.serve(range(10), a)
+    assert w.cache.peek(b, list(range(10))) == 0 and w.serve(range(10), b) == 0
+    assert w.serve(range(10), a) == 9
+    w.cache.reset()
+    for salt in range(100):
+        assert w.cache.match(Namespace("m", "", str(salt)), [1, 2, 3], 1.0).length == 0
+        w.cache.finish(w.cache.lock(w.cache.match(Namespace("m", "", str(salt)), [1, 2], 1.0)), [], 1.0)
+    assert not w.cache._tree._roots
+
+
+def test_without_a_prefix_cache_nothing_is_found_and_everything_is_private() -> None:
+    cache = KVCacheManager(8, 4, prefix_cache=False)
+    tokens = list(range(10))
+    lease = cache.lock(cache.match(NAMESPACES[0], tokens, 0.0))
+    cache.extend(lease, 10)
+    cache.insert(lease, tokens, 1.0)
+    assert cache.account() == (5, 0, 0, 3) and cache.peek(NAMESPACES[0], tokens) == 0
+    cache.finish(lease, tokens, 2.0)
+    assert cache.account() == (8, 0, 0, 0) and cache.match(NAMESPACES[0], tokens, 3.0).length == 0
+
+
+def test_peek_changes_nothing() -> None:
+    w = world(num_pages=2)
+    w.serve([1, 2, 3])
+    w.serve([7, 8, 9])
+    for _ in range(9):
+        assert w.cache.peek(NAMESPACES[0], [1, 2, 3, 4]) == 3
+    w.cache.evict(1)
+    assert w.cache.peek(NAMESPACES[0], [1, 2, 3, 4]) == 0  # still the least recently used
+    assert w.cache.peek(NAMESPACES[0], []) == w.cache.peek(NAMESPACES[0], [7]) == 0
+
+
+def test_reset_drops_all_that_is_not_in_use() -> None:
+    w = world()
+    w.serve([5, 6, 7])
+    a = w.start(range(10))
+    w.insert(a, 10)
+    assert w.cache.reset() == 1
+    w.forget_evicted()
+    w.end(a)
+    assert w.cache.reset() == 3 and w.cache.account() == (64, 0, 0, 0)
+
+
+def test_misuse_is_refused_with_a_reason() -> None:
+    w = world()
+    with pytest.raises(ValueError, match="between 1 and 256"):
+        KVCacheManager(8, 257)
+    a = w.start(range(10))
+    with pytest.raises(ValueError, match="13 tokens cannot lie in 3 pages of 4"):
+        w.cache.insert(a.lease, list(range(13)), 1.0)
+    w.insert(a, 6)
+    with pytest.raises(ValueError, match="differ at 5"):
+        w.cache.insert(a.lease, [9] * 10, 1.0)
+    b = w.admit(NAMESPACES[0], [0, 1, 2, 3, 4, 9])
+    assert b is not None
+    with pytest.raises(ValueError, match="handed out"):
+        w.cache.drop_partial(b.lease)
+    with pytest.raises(ValueError, match="5 hit tokens of 4"):
+        w.cache.record_admission(4, 5, recompute=False)
+
+
+@pytest.mark.parametrize("in_between", ["evicted", "trimmed", "regrown"])
+def test_a_match_that_is_out_of_date_is_refused(in_between: str) -> None:
+    w = world()
+    w.serve(range(12))
+    match = w.cache.match(NAMESPACES[0], range(20), 5.0)
+    w.cache.evict({"evicted": 3, "trimmed": 1, "regrown": 1}[in_between])
+    w.forget_evicted()
+    if in_between == "regrown":
+        w.serve([*range(8), 90, 91, 92, 93])
+    with pytest.raises(ValueError, match="out of date"):
+        w.cache.lock(match)

@@ -1,0 +1,263 @@
+"""A brute-force model of the cache: KV memory that remembers what was written, and a set of all held prefixes.
+
+The KV of a token is a number that stands for the token and everything before it. Reading a wrong page, one that
+somebody else wrote on in, or one that was never written, thus shows as a wrong number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from cache import KVCacheManager, Lease, Namespace, OutOfPages, PageCopy
+from cache.node import Node
+
+NAMESPACES = (Namespace("m"), Namespace("m", "adapter"), Namespace("m", "", "salt"))
+
+
+def kv_of(namespace: Namespace, tokens: Sequence[int]) -> list[int]:
+    """The KV content at each position."""
+    content, chain = [], hash(namespace)
+    for token in tokens:
+        chain = hash((chain, token))
+        content.append(chain)
+    return content
+
+
+@dataclass(eq=False)
+class Client:
+    """A request as far as the cache is concerned."""
+
+    namespace: Namespace
+    tokens: list[int]
+    lease: Lease
+    computed: int
+    """Leading tokens whose KV lies in its pages; set when the copy was done."""
+    copy: PageCopy | None
+
+
+@dataclass
+class World:
+    """The cache under test, the memory it manages, and what the cache ought to hold.
+
+    Copies are done as late as the contract allows, so that a source given up early shows.
+    """
+
+    cache: KVCacheManager
+    clients: list[Client] = field(default_factory=list)
+    memory: dict[tuple[int, int], int] = field(default_factory=dict)
+    held: set[int] = field(default_factory=set)
+    """The KV of the last token of every prefix that can be reused."""
+    now: float = 0.0
+
+    # What clients do
+
+    def admit(self, namespace: Namespace, tokens: list[int], *, drop_partial: bool = False) -> Client | None:
+        """Match, lock and extend to one token more than was found; None when there is no room."""
+        self.now += 1
+        cache, wanted = self.cache, self.longest_held(namespace, tokens)
+        assert cache.peek(namespace, tokens) == wanted
+        match = cache.match(namespace, tokens, self.now)
+        assert match.length == wanted
+        lease = cache.lock(match)
+        assert lease.num_cached == wanted
+        self.check()
+        if drop_partial:
+            cache.drop_partial(lease)
+            assert lease.num_cached == wanted // cache.page_size * cache.page_size
+        client = Client(namespace, tokens, lease, lease.num_cached, None)
+        if not self.extend(client, lease.num_cached + 1):
+            cache.finish(lease, [], self.now)
+            return None
+        if client.copy is not None:
+            client.computed -= client.copy.num_tokens
+        cache.record_admission(len(tokens), lease.num_cached, recompute=False)
+        self.clients.append(client)
+        return client
+
+    def extend(self, client: Client, num_tokens: int) -> bool:
+        """Extend, and check that it either did it all or nothing."""
+        cache, before = self.cache, self.cache.account()
+        needed = cache.pages_needed(client.lease, num_tokens)
+        evicted = cache.stats.evicted_pages
+        try:
+            copies = cache.extend(client.lease, num_tokens)
+        except OutOfPages:
+            assert needed > cache.available and cache.account() == before
+            return False
+        assert needed <= before.free + before.evictable
+        assert cache.account().private == before.private + needed
+        if cache.stats.evicted_pages > evicted:
+            assert cache.stats.evicted_pages - evicted == needed - before.free
+            self.forget_evicted()
+        assert len(copies) <= 1
+        if copies:
+            client.copy = copies[0]
+        return True
+
+    def finish_copy(self, client: Client) -> None:
+        """Do the copy as late as it may be done: right before its source is released."""
+        if client.copy is None:
+            return
+        source, target, num_tokens = client.copy
+        for slot in range(num_tokens):
+            self.memory[target, slot] = self.memory[source, slot]
+        self.cache.release_copy(client.lease)
+        self.cache.release_copy(client.lease)
+        client.copy, client.computed = None, client.computed + num_tokens
+
+    def compute(self, client: Client, num_tokens: int) -> None:
+        """Write the KV of the next tokens, if there are so many and there is room."""
+        self.finish_copy(client)
+        stop = min(client.computed + num_tokens, len(client.tokens))
+        if not self.extend(client, stop):
+            return
+        content = kv_of(client.namespace, client.tokens[:stop])
+        for position in range(client.computed, stop):
+            self.memory[self.place(client.lease.pages, position)] = content[position]
+        client.computed = stop
+
+    def insert(self, client: Client, num_tokens: int) -> None:
+        """Insert the first tokens that were computed."""
+        self.now += 1
+        self._insert(client, num_tokens, finish=False)
+
+    def finish(self, client: Client, num_tokens: int) -> None:
+        """Finish, keeping the first tokens that were computed."""
+        self.now += 1
+        self.clients.remove(client)
+        self._insert(client, num_tokens, finish=True)
+
+    def _insert(self, client: Client, num_tokens: int, *, finish: bool) -> None:
+        num_tokens = min(num_tokens, client.computed)
+        inserted = self.cache.stats.inserted_tokens
+        is_copying = any(other.copy is not None for other in self.clients)
+        (self.cache.finish if finish else self.cache.insert)(client.lease, client.tokens[:num_tokens], self.now)
+        if is_copying:  # It may be put off then, but not done by halves.
+            num_tokens = self.cache.peek(client.namespace, [*client.tokens[:num_tokens], -1])
+        new = set(kv_of(client.namespace, client.tokens[:num_tokens])) - self.held
+        assert self.cache.stats.inserted_tokens - inserted == len(new)
+        self.held |= new
+
+    # Whole stories, for tests that are about something else
+
+    def start(self, tokens: Sequence[int], namespace: Namespace = NAMESPACES[0]) -> Client:
+        """A request that has all of `tokens` computed, and nothing inserted yet."""
+        client = self.admit(namespace, list(tokens))
+        assert client is not None, "no room"
+        self.compute(client, len(client.tokens))
+        assert client.computed == len(client.tokens), "no room"
+        self.check()
+        return client
+
+    def go_on(self, client: Client, tokens: Sequence[int]) -> None:
+        """The request generates `tokens`, and their KV is computed."""
+        client.tokens.extend(tokens)
+        self.compute(client, len(tokens))
+        self.check()
+
+    def end(self, client: Client) -> None:
+        """The request finishes with all its KV kept."""
+        self.finish(client, client.computed)
+        self.check()
+        self.check_locks()
+
+    def serve(self, tokens: Sequence[int], namespace: Namespace = NAMESPACES[0]) -> int:
+        """A request from arrival to end. Returns how many tokens it found."""
+        client = self.start(tokens, namespace)
+        found = client.lease.num_cached
+        self.end(client)
+        return found
+
+    # What must be true
+
+    def place(self, pages: Sequence[int], position: int) -> tuple[int, int]:
+        """Page and slot of a position."""
+        return pages[position // self.cache.page_size], position % self.cache.page_size
+
+    def longest_held(self, namespace: Namespace, tokens: Sequence[int]) -> int:
+        """By brute force: the longest held prefix that leaves a token to compute."""
+        content = kv_of(namespace, tokens)[:-1]
+        return max((length + 1 for length, kv in enumerate(content) if kv in self.held), default=0)
+
+    def forget_evicted(self) -> None:
+        """After an eviction, what is left is what may be found; nothing may have come up that was not there."""
+        present = {kv for _, content in self.paths() for kv in content}
+        assert present <= self.held
+        self.held = present
+
+    def paths(self) -> Iterator[tuple[Node, list[int]]]:
+        """Every node of the tree with the KV content that its path stands for."""
+        for namespace, root in self.cache._tree._roots.items():
+            stack: list[tuple[Node, list[int]]] = [(root, [])]
+            while stack:
+                node, tokens = stack.pop()
+                tokens = tokens + list(node.tokens)
+                yield node, kv_of(namespace, tokens)
+                stack.extend((child, tokens) for child in node.children.values())
+
+    def check(self) -> None:
+        """All that must be true after every operation."""
+        account = self.cache.account()
+        assert account.total == self.cache.num_pages
+        assert self.cache.available == account.free + account.evictable
+        nodes = list(self.paths())
+        assert {kv for _, content in nodes for kv in content} == self.held
+        for node, content in nodes:
+            self.check_node(node)
+            pages = self.cache._tree.table(node)
+            for position, kv in enumerate(content):
+                assert self.memory[self.place(pages, position)] == kv
+        for client in self.clients:
+            self.check_client(client)
+        self.check_pages([node for node, _ in nodes])
+
+    def check_client(self, client: Client) -> None:
+        """Its table leads to its own KV, and what it shares is what the tree has."""
+        lease, page_size = client.lease, self.cache.page_size
+        assert lease.node is not None and lease.num_shared == -(-lease.node.end // page_size)
+        assert lease.pages[: lease.num_shared] == self.cache._tree.table(lease.node)
+        content = kv_of(client.namespace, client.tokens)
+        for position in range(client.computed):
+            assert self.memory[self.place(lease.pages, position)] == content[position]
+        if client.copy is not None:
+            assert self.memory[client.copy.source, client.copy.num_tokens - 1] == content[lease.num_cached - 1]
+
+    def check_node(self, node: Node) -> None:
+        """The shape of the tree, its locks and its queue."""
+        page_size = self.cache.page_size
+        assert node.tokens or node.parent is None
+        assert node.first_slot in (node.start // page_size, -(-node.start // page_size))
+        assert node.first_slot + len(node.pages) == -(-node.end // page_size)
+        for token, child in node.children.items():
+            assert child.tokens[0] == token and child.parent is node and child.start == node.end
+        continuing = [child for child in node.children.values() if child.first_slot * page_size > child.start]
+        assert len(continuing) <= 1
+        assert node.queued or not node.is_evictable
+        assert node.parent is not None or node.children or node.pins
+
+    def check_pages(self, nodes: list[Node]) -> None:
+        """Each page is in one place, and the counters say how many are where."""
+        account = self.cache.account()
+        evictable = [page for node in nodes if not node.pins for page in node.pages]
+        locked = [page for node in nodes if node.pins for page in node.pages]
+        free = self.cache._pool._free
+        assert (len(free), len(evictable), len(locked)) == (account.free, account.evictable, account.locked)
+        owned = [*free, *evictable, *locked]
+        assert len(set(owned)) == len(owned)
+        private = [page for c in self.clients for page in c.lease.pages[c.lease.num_shared :]]
+        assert not set(owned) & set(private) and len(set(private)) == len(private)
+
+    def check_locks(self) -> None:
+        """Exactly what the clients hold is locked, and the paths above it. Between operations only."""
+        pins: dict[Node, int] = {}
+        for client in self.clients:
+            for node in (client.lease.node, client.lease.source):
+                if node is not None:
+                    pins[node] = pins.get(node, 0) + 1
+        for node, _ in self.paths():
+            locked_children = sum(child.is_locked for child in node.children.values())
+            assert node.pins == pins.get(node, 0) + locked_children
+            assert node.copying == sum(client.lease.source is node for client in self.clients)
+        private = sum(len(c.lease.pages) - c.lease.num_shared for c in self.clients)
+        assert self.cache.account().private == private
