@@ -59,15 +59,12 @@ def _leave_tail(tree: RadixTree, pool: PagePool, lease: Lease, child: Node, foun
     slot, inside = divmod(child.start, tree.page_size)
     if not inside or child.first_slot > slot:
         return True
-    theirs = child.pages[0]
-    own = tree.merge_tail(lease.node, child)
-    if found // tree.page_size > slot:
+    theirs, own = child.pages[0], tree.merge_tail(lease.node, child)
+    is_behind = found // tree.page_size > slot
+    if is_behind:
         lease.pages[slot] = theirs
         pool.free([] if own is None else [own])
-        return True
-    if own is not None:
-        lease.num_shared = slot
-    return own is not None
+    return is_behind or own is not None
 
 
 def _share_whole_pages(pool: PagePool, lease: Lease, passed: list[Node], num_whole: int) -> None:
@@ -77,7 +74,6 @@ def _share_whole_pages(pool: PagePool, lease: Lease, passed: list[Node], num_who
         stop = min(node.first_slot + len(node.pages), num_whole)
         if node.first_slot < stop:
             lease.pages[node.first_slot : stop] = node.pages[: stop - node.first_slot]
-    lease.num_shared = max(lease.num_shared, num_whole)
 
 
 def _grow(tree: RadixTree, pool: PagePool, lease: Lease, node: Node, added: array[int]) -> Node:

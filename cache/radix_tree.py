@@ -36,11 +36,6 @@ class RadixTree:
         self._roots: dict[Namespace, Node] = {}
         self._queue = EvictionQueue(strategy)
 
-    @property
-    def num_pages(self) -> int:
-        """Pages the tree owns."""
-        return self.evictable_pages + self.locked_pages
-
     # Finding
 
     def find_root(self, namespace: Namespace) -> Node | None:

@@ -28,6 +28,15 @@ def test_lru_drops_what_was_not_used_for_the_longest_time() -> None:
     assert held(w, A, B, C) == [True, False, True]
 
 
+def test_what_a_waiting_request_matched_is_as_good_as_used() -> None:
+    w = world("lru")
+    w.serve(A)
+    w.serve(B)
+    w.cache.match(NAMESPACES[0], [*A, 0], 99.0)
+    w.cache.evict(2)
+    assert held(w, A, B) == [True, False]
+
+
 def test_lfu_drops_what_was_reused_least() -> None:
     w = world("lfu")
     for prompt in (A, A, B, B, B, C, A):
