@@ -1,0 +1,194 @@
+"""The routes. Each reads its body, checks it, and answers; what can go wrong becomes an OpenAI error object."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.api.body import ClientGone, read_json
+from deployments.api.chat import plan_chat
+from deployments.api.completions import plan_completion
+from deployments.api.errors import ApiError, at_most, invalid, model_not_found
+from deployments.api.exchange import Exchange, Plan
+from deployments.api.prompts import encode_messages, encode_text
+from deployments.api.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Parsed,
+    TokenizeRequest,
+    parse,
+)
+from deployments.api.recording import Recorder
+from deployments.api.sampling import in_vocabulary
+from deployments.api.service import ApiService
+from deployments.api.transport import Envelope, error_response, request_id, until_disconnect
+
+_Planner = Callable[[], Awaitable[Plan]]
+
+
+def create_app(service: ApiService) -> FastAPI:
+    """The HTTP API of one service."""
+    app = FastAPI(title="Raydix", version=service.version, docs_url=None, redoc_url=None)
+    routes = _Routes(service)
+    app.add_api_route("/v1/chat/completions", routes.chat, methods=["POST"], openapi_extra=_body(ChatRequest))
+    app.add_api_route(
+        "/v1/completions", routes.completions, methods=["POST"], openapi_extra=_body(CompletionRequest)
+    )
+    app.add_api_route("/v1/models", routes.models, methods=["GET"])
+    app.add_api_route("/v1/models/{model_id:path}", routes.model, methods=["GET"])
+    app.add_api_route("/tokenize", routes.tokenize, methods=["POST"], openapi_extra=_body(TokenizeRequest))
+    app.add_api_route("/detokenize", routes.detokenize, methods=["POST"], openapi_extra=_body(DetokenizeRequest))
+    app.add_api_route("/health", routes.health, methods=["GET"])
+    app.add_api_route("/version", routes.version, methods=["GET"])
+    app.add_api_route("/metrics", routes.metrics, methods=["GET"])
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_middleware(Envelope, limits=service.limits)
+    return app
+
+
+class _Routes:
+    """The endpoints, with the service they share."""
+
+    def __init__(self, service: ApiService) -> None:
+        self._service = service
+
+    async def chat(self, request: Request) -> Response:
+        """Create a chat completion."""
+        recorder = Recorder(self._service.metrics, "chat_completions")
+
+        async def plan() -> Plan:
+            return await plan_chat(self._service, await self._parsed(request, ChatRequest))
+
+        return await self._generate(request, recorder, plan)
+
+    async def completions(self, request: Request) -> Response:
+        """Create a text completion."""
+        recorder = Recorder(self._service.metrics, "completions")
+
+        async def plan() -> Plan:
+            return await plan_completion(self._service, await self._parsed(request, CompletionRequest))
+
+        return await self._generate(request, recorder, plan)
+
+    async def models(self) -> Response:
+        """List the models."""
+        return _json({"object": "list", "data": [self._card()]})
+
+    async def model(self, model_id: str) -> Response:
+        """Describe one model."""
+        if model_id != self._service.model.id:
+            raise model_not_found(model_id, self._service.model.id)
+        return _json(self._card())
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a prompt or a conversation."""
+        asked = await self._parsed(request, TokenizeRequest)
+        if (asked.prompt is None) == (not asked.messages):
+            raise invalid("Give either prompt or messages.", "prompt")
+        if asked.messages:
+            if asked.add_special_tokens:
+                raise invalid("add_special_tokens is not supported for messages.", "add_special_tokens")
+            ids = await encode_messages(
+                self._service, asked.messages, add_generation_prompt=asked.add_generation_prompt
+            )
+        else:
+            special = asked.add_special_tokens is not False
+            ids = await encode_text(self._service, asked.prompt or "", add_special_tokens=special)
+        return _json({"tokens": ids, "count": len(ids), "max_model_len": self._service.model.max_model_len})
+
+    async def detokenize(self, request: Request) -> Response:
+        """Text of token ids."""
+        asked = await self._parsed(request, DetokenizeRequest)
+        in_vocabulary("tokens", asked.tokens, self._service.model.vocab_size)
+        at_most("tokens", len(asked.tokens), self._service.model.max_model_len, "tokens")
+        return _json({"prompt": self._service.codec.decode(asked.tokens)})
+
+    async def health(self) -> Response:
+        """Whether requests can be served, and each replica as this process sees it."""
+        fleet = await self._service.client.health()
+        body = {
+            "status": fleet.state,
+            "replicas_up": fleet.num_up,
+            "replicas_expected": fleet.num_expected,
+            "replicas": fleet.replicas,
+        }
+        return _json(body, 200 if fleet.state in ("healthy", "degraded") else 503)
+
+    async def version(self) -> Response:
+        """The server's version."""
+        return _json({"version": self._service.version})
+
+    async def metrics(self) -> Response:
+        """Prometheus metrics of the whole application."""
+        text, content_type = await self._service.metrics_text()
+        return Response(text, headers={"content-type": content_type})
+
+    def _card(self) -> dict[str, object]:
+        model = self._service.model
+        return {
+            "id": model.id,
+            "object": "model",
+            "created": model.created,
+            "owned_by": model.owned_by,
+            "max_model_len": model.max_model_len,
+        }
+
+    async def _parsed(self, request: Request, kind: type[Parsed]) -> Parsed:
+        """The body as a request for the model served here."""
+        body = await read_json(request, self._service.limits)
+        asked = body.get("model")
+        if isinstance(asked, str) and asked != self._service.model.id:
+            raise model_not_found(asked, self._service.model.id)
+        return parse(body, kind, self._service.limits)
+
+    async def _generate(self, request: Request, recorder: Recorder, plan: _Planner) -> Response:
+        try:
+            planned = await plan()
+            session_id = request.headers.get("x-session-id")
+            at_most("x-session-id", len(session_id or ""), self._service.limits.max_hint_chars, "characters")
+            name = request_id(request.scope)
+            exchange = Exchange(self._service, planned, recorder, name, session_id)
+            return await until_disconnect(request.receive, exchange.respond())
+        except ApiError as error:
+            recorder.failed(error.status, error.type)
+            raise
+        except ClientGone:
+            raise
+        except Exception:
+            recorder.failed(500, "server_error")
+            raise
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Unknown paths and wrong methods, which the framework finds."""
+    assert isinstance(error, HTTPException)
+    message = {
+        404: "This path does not exist.",
+        405: f"{request.method} is not allowed here.",
+    }.get(error.status_code, "The request cannot be served.")
+    return error_response(ApiError(error.status_code, message, headers=dict(error.headers or {})))
+
+
+def _json(content: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def _body(kind: type[BaseModel]) -> dict[str, Any]:
+    """A request's schema for /openapi.json: bodies are parsed by us, so the framework does not know it."""
+    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}

@@ -1,0 +1,141 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from deployments.api.choices import Choice, Delta
+from deployments.api.errors import invalid
+from deployments.api.exchange import Plan
+from deployments.api.prompts import check_prompt, encode_messages
+from deployments.api.protocol import ChatRequest
+from deployments.api.sampling import check_room, in_range, room, sampling_params, with_max_tokens
+from deployments.api.service import ApiService
+from deployments.api.text_codec import TextCodec
+from deployments.api.wording import Answer, Frames, Prompt, Whole, encode_json, finite
+from engine.plan import TokenLogprobs
+
+
+async def plan_chat(service: ApiService, request: ChatRequest) -> Plan:
+    """Check everything, tokenize, and say what to generate. Raises `ApiError`."""
+    limits, model = service.limits, service.model
+    asked, logprobs = _asked_tokens(request), _asked_logprobs(request, limits.max_top_logprobs)
+    # All but the prompt's length is checked before the prompt is worked on.
+    unbounded = 2**31 - 1 if asked is None else asked
+    sampling = sampling_params(request, limits, model, max_tokens=unbounded, logprobs=logprobs)
+    ids = await encode_messages(service, request.messages)
+    check_prompt(service, ids, "messages")
+    left = room(len(ids), model.max_model_len, "messages")
+    check_room(len(ids), asked or left, model, "messages")
+    options = request.stream_options
+    answer = Answer.begin(
+        "chatcmpl",
+        model.id,
+        [Prompt(ids)],
+        num_choices=request.n or 1,
+        include_usage=bool(options and options.include_usage),
+        with_token_ids=bool(request.return_token_ids),
+    )
+    wording = ChatWording(answer, service.codec, logprobs)
+    return Plan(request, with_max_tokens(sampling, asked or left), wording)
+
+
+def _asked_tokens(request: ChatRequest) -> int | None:
+    """The newer and the older name of the same limit; None generates what the context has room for."""
+    new, old = request.max_completion_tokens, request.max_tokens
+    if new is not None and old is not None and new != old:
+        raise invalid("max_tokens and max_completion_tokens differ; give one of them.", "max_tokens")
+    in_range("max_completion_tokens", new, 1, 2**31 - 1)
+    return old if new is None else new
+
+
+def _asked_logprobs(request: ChatRequest, limit: int) -> int | None:
+    in_range("top_logprobs", request.top_logprobs, 0, limit)
+    if request.logprobs:
+        return request.top_logprobs or 0
+    if request.top_logprobs:
+        raise invalid("top_logprobs is only allowed when logprobs is true.", "top_logprobs")
+    return None
+
+
+class ChatWording:
+    """Spells answers as chat completions."""
+
+    def __init__(self, answer: Answer, codec: TextCodec, logprobs: int | None) -> None:
+        self.answer = answer
+        self._codec = codec
+        self._num_top = logprobs
+        self._frames = Frames(answer, "chat.completion.chunk")
+
+    def opening(self, index: int) -> bytes:
+        """The role comes first, with an empty text."""
+        choice: dict[str, Any] = {
+            "index": index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        if self.answer.with_token_ids:
+            choice["prompt_token_ids"] = self.answer.prompt_of(index).token_ids
+        return self._frames.choice(encode_json(choice))
+
+    def delta(self, delta: Delta) -> bytes:
+        """Text first, the finish reason in a chunk of its own: clients expect the last delta to be empty."""
+        chunks = b""
+        if delta.text or delta.logprobs:
+            chunks = self._frames.choice(self._text_choice(delta))
+        if delta.finish_reason:
+            last = {
+                "index": delta.index,
+                "delta": {},
+                "logprobs": None,
+                "finish_reason": delta.finish_reason,
+            }
+            chunks += self._frames.choice(encode_json(last))
+        return chunks
+
+    def _text_choice(self, delta: Delta) -> bytes:
+        """The hot path: assembled by hand, as only the text differs from chunk to chunk."""
+        logprobs = encode_json(self._logprobs(delta.logprobs)) if delta.logprobs else b"null"
+        token_ids = b',"token_ids":' + encode_json(delta.token_ids) if self.answer.with_token_ids else b""
+        return b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null%b}' % (
+            delta.index,
+            encode_json(delta.text),
+            logprobs,
+            token_ids,
+        )
+
+    def usage_event(self, choices: Sequence[Choice]) -> bytes:
+        """The usage of the whole request, with no choices."""
+        return self._frames.usage(self.answer.usage(choices))
+
+    def whole(self, deltas: Sequence[Sequence[Delta]], choices: Sequence[Choice]) -> bytes:
+        """A chat.completion object."""
+        spelled = [self._whole_choice(index, Whole.of(own)) for index, own in enumerate(deltas)]
+        head = self.answer.head("chat.completion")
+        if self.answer.with_token_ids:
+            head["prompt_token_ids"] = self.answer.prompts[0].token_ids
+        return encode_json({**head, "choices": spelled, "usage": self.answer.usage(choices)})
+
+    def _whole_choice(self, index: int, whole: Whole) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": {"role": "assistant", "content": "".join(whole.text), "refusal": None},
+            "logprobs": None if self._num_top is None else self._logprobs(whole.logprobs),
+            "finish_reason": whole.finish_reason,
+        }
+        if self.answer.with_token_ids:
+            choice["token_ids"] = whole.token_ids
+        return choice
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        content = []
+        for at in logprobs:
+            top = [self._token(token, logprob) for token, logprob in at.top[: self._num_top or 0]]
+            content.append({**self._token(at.token_id, at.logprob), "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text, spelled = self._codec.token_text(token_id)
+        return {"token": text, "logprob": finite(logprob), "bytes": spelled}

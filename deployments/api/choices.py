@@ -1,0 +1,176 @@
+"""The choices of one request: its generations, opened together, read as they come, closed whatever happens.
+
+Chat and completions differ in how they spell a choice, not in how it comes about:
+
+    Generation 0 ─ Event ─▶ Choice 0 (text, stop strings, usage) ─┐
+    Generation 1 ─ Event ─▶ Choice 1                             ─┴─▶ Delta, Delta, ...   each with its index
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from deployments.api.errors import RETRY_AFTER_S, ApiError
+from deployments.client import EngineClient, GenerateRequest, Generation
+from engine.detokenizer import TextStream
+from engine.plan import Event, TokenLogprobs
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one event added to one choice."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    """The tokens behind the text; a stop token is not among them."""
+    logprobs: tuple[TokenLogprobs, ...]
+    """One per token id when asked for, else empty."""
+    num_generated: int
+    """Tokens the engine generated for it, a stop token included: what usage counts."""
+    finish_reason: str | None = None
+    """"stop" or "length" on the choice's last delta."""
+
+    @property
+    def says_something(self) -> bool:
+        """Whether a client could tell that it came."""
+        return bool(self.text or self.logprobs or self.finish_reason)
+
+
+class Choice:
+    """One choice as it grows."""
+
+    def __init__(self, index: int, text: TextStream) -> None:
+        self.index = index
+        self.num_generated = 0
+        self.num_cached = 0
+        """Prompt tokens whose KV was found in a cache."""
+        self._text = text
+
+    def take(self, event: Event) -> Delta:
+        """What `event` adds. Raises `ApiError` when the engine failed."""
+        if event.finish_reason in ("error", "abort"):
+            raise _failed(event)
+        self.num_cached = max(self.num_cached, event.num_cached)
+        # The engine stops for stop tokens only, and reports the one it stopped for: it is not part of the text.
+        num_shown = len(event.token_ids) - (1 if event.finish_reason == "stop" and event.token_ids else 0)
+        before = self._text.num_tokens
+        delta = self._text.push(event.token_ids[:num_shown])
+        finish_reason: str | None = event.finish_reason
+        text = delta.text
+        if delta.stopped:
+            num_shown = num_generated = self._text.num_tokens - before
+            finish_reason = "stop"
+        else:
+            num_generated = len(event.token_ids)
+            text += self._text.finish() if finish_reason else ""
+        self.num_generated += num_generated
+        return Delta(
+            self.index,
+            text,
+            event.token_ids[:num_shown],
+            event.logprobs[:num_shown],
+            num_generated,
+            finish_reason,
+        )
+
+
+class Choices:
+    """All choices of one request. Close it whatever happens: open generations hold engine memory."""
+
+    def __init__(
+        self, client: EngineClient, parts: Sequence[tuple[GenerateRequest, TextStream]], idle_timeout_s: float
+    ) -> None:
+        self._client = client
+        self._requests = [request for request, _ in parts]
+        self._idle_timeout_s = idle_timeout_s
+        self._generations: list[Generation] = []
+        self._pumps: list[asyncio.Task[None]] = []
+        self.choices = [Choice(index, text) for index, (_, text) in enumerate(parts)]
+
+    @property
+    def replica(self) -> str | None:
+        """Where the first choice is generated, once known."""
+        return self._generations[0].replica if self._generations else None
+
+    async def open(self) -> None:
+        """Have all requests accepted, or none: what was accepted is aborted when another is refused."""
+        starts = [asyncio.ensure_future(self._client.generate(request)) for request in self._requests]
+        try:
+            await asyncio.gather(*starts)
+        except BaseException:
+            for start in starts:
+                start.cancel()
+            outcomes = await asyncio.gather(*starts, return_exceptions=True)
+            opened = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+            await asyncio.gather(*(generation.aclose() for generation in opened), return_exceptions=True)
+            raise
+        self._generations = [start.result() for start in starts]
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """Each choice's deltas in order, the choices mixed as they come. Ends when all have finished."""
+        if len(self.choices) == 1:
+            async for delta in self._read(0):
+                yield delta
+            return
+        # One slot per choice: a slow consumer holds the pumps up, and the generations merge their events.
+        queue: asyncio.Queue[Delta | Exception | None] = asyncio.Queue(len(self.choices))
+        self._pumps = [asyncio.create_task(self._pump(index, queue)) for index in range(len(self.choices))]
+        unfinished = len(self.choices)
+        while unfinished:
+            item = await queue.get()
+            if item is None:
+                unfinished -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+
+    async def aclose(self) -> None:
+        """Abort what has not finished. Idempotent."""
+        for pump in self._pumps:
+            pump.cancel()
+        closing = [generation.aclose() for generation in self._generations]
+        for outcome in await asyncio.gather(*self._pumps, *closing, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                logger.warning("closing a generation failed: %r", outcome)
+        self._pumps = []
+
+    async def _pump(self, index: int, queue: asyncio.Queue[Delta | Exception | None]) -> None:
+        try:
+            async for delta in self._read(index):
+                await queue.put(delta)
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    async def _read(self, index: int) -> AsyncIterator[Delta]:
+        generation, choice = self._generations[index], self.choices[index]
+        while True:
+            try:
+                async with asyncio.timeout(self._idle_timeout_s):
+                    event = await generation.__anext__()
+            except StopAsyncIteration:
+                raise _failed(None) from None
+            except TimeoutError:
+                raise ApiError(504, "The engine did not answer in time.", code="engine_timeout") from None
+            delta = choice.take(event)
+            if delta.finish_reason and not event.finish_reason:  # a stop string: the engine does not know
+                await generation.aclose()
+            yield delta
+            if delta.finish_reason:
+                return
+
+
+def _failed(event: Event | None) -> ApiError:
+    """What went wrong is for the log; the client learns that asking again may help."""
+    if event is None or event.finish_reason == "error":
+        logger.error("generation failed: %s", event.error if event else "it ended without a finish reason")
+        return ApiError(500, "The engine failed on this request.", code="engine_error")
+    headers = {"retry-after": f"{RETRY_AFTER_S:.0f}"}
+    return ApiError(503, "The engine dropped this request.", code="aborted", headers=headers)

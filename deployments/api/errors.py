@@ -1,0 +1,110 @@
+"""Errors as OpenAI clients know them: {"error": {"message", "type", "param", "code"}} with the right status.
+
+Messages are written here or at the check that raises them, never taken from an exception of unknown origin: what
+an internal error says is for the log.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from deployments.client import Overloaded, Rejected, ReplicaLost, Unavailable
+
+RETRY_AFTER_S = 2.0
+"""What a client is told to wait when no engine can take its request and nobody knows for how long."""
+
+_TYPES = {
+    404: "not_found_error",
+    405: "method_not_allowed_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    502: "server_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(Exception):
+    """An answer that is an error. `param` is the dotted path of the field at fault, where one is."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = _TYPES.get(status, "invalid_request_error")
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    def body(self) -> bytes:
+        """The error object as JSON; the same bytes go into a stream that has already begun."""
+        error: dict[str, Any] = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return msgspec.json.encode({"error": error})
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the request is wrong and will be wrong next time."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def at_most(name: str, count: int, limit: int, unit: str) -> None:
+    """Raise `ApiError` 400 when `count` is over `limit`."""
+    if count > limit:
+        raise invalid(f"{name} has {count} {unit}, at most {limit} are allowed.", name)
+
+
+def model_not_found(asked: str, served: str) -> ApiError:
+    """404: this server does not serve that model."""
+    message = f"The model {quoted(asked)} does not exist here; this server serves {quoted(served)}."
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def internal(request_id: str) -> ApiError:
+    """500: our fault; the log has the rest under this id."""
+    return ApiError(500, f"Internal error. The server's log has more under request id {request_id}.")
+
+
+def from_client(error: Exception, request_id: str) -> ApiError:
+    """What an `EngineClient` raised, as an answer. Retry-After keeps clients from amplifying an overload."""
+    if isinstance(error, Rejected):
+        return invalid(error.message, error.param)
+    if isinstance(error, Overloaded):
+        headers = _retry_after(error.retry_after_s)
+        return ApiError(429, f"The server is overloaded: {error.reason}.", code="overloaded", headers=headers)
+    if isinstance(error, Unavailable):
+        headers = _retry_after(RETRY_AFTER_S)
+        return ApiError(503, f"The service is unavailable: {error.reason}.", code="unavailable", headers=headers)
+    if isinstance(error, ReplicaLost):
+        headers = _retry_after(RETRY_AFTER_S)
+        message = "The engine that generated this answer was lost; send the request again."
+        return ApiError(503, message, code="engine_lost", headers=headers)
+    return internal(request_id)
+
+
+def quoted(value: object, longest: int = 64) -> str:
+    """A client's value for a message: short, and never the whole of a large one."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "an array"
+    text = value if isinstance(value, str) else repr(value)
+    cut = text if len(text) <= longest else text[:longest] + "…"
+    return repr(cut) if isinstance(value, str) else cut
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    return {"retry-after": str(max(1, math.ceil(seconds)))}

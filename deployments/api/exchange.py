@@ -1,0 +1,175 @@
+"""One generating request from its plan to its answer: the same for chat and completions, streamed or whole.
+
+Nothing is sent before the first event came, so whatever goes wrong until then has its proper status. After that a
+stream can only say so in its own words and end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+
+from starlette.responses import Response
+
+from deployments.api.choices import Choices, Delta
+from deployments.api.errors import ApiError, from_client, internal
+from deployments.api.protocol import ChatRequest, CompletionRequest
+from deployments.api.recording import Recorder
+from deployments.api.sampling import for_choice
+from deployments.api.service import ApiService
+from deployments.api.transport import EventStream, logger
+from deployments.api.wording import DONE, Wording, error_event
+from deployments.client import GenerateRequest, Overloaded, Rejected, ReplicaLost, Unavailable
+from engine.detokenizer import TextStream
+from engine.sampling_params import SamplingParams
+
+CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A checked request: what to generate, and how to spell the answer."""
+
+    request: ChatRequest | CompletionRequest
+    sampling: SamplingParams
+    wording: Wording
+    echoes_only: bool = False
+    """Answer with the prompts and generate nothing."""
+
+
+class Exchange:
+    """Runs one plan. `respond` closes what it opened, or hands that duty to the stream it returns."""
+
+    def __init__(
+        self, service: ApiService, plan: Plan, recorder: Recorder, request_id: str, session_id: str | None
+    ) -> None:
+        self._service = service
+        self._wording = plan.wording
+        self._recorder = recorder
+        self._request_id = request_id
+        self._is_stream = bool(plan.request.stream)
+        parts = [] if plan.echoes_only else _parts(service, plan, session_id)
+        self._choices = Choices(service.client, parts, service.limits.idle_timeout_s)
+        self._num_echoed = len(plan.wording.answer.prompts) * (plan.request.n or 1) if plan.echoes_only else 0
+        self._deadline = asyncio.get_running_loop().time() + service.limits.request_timeout_s
+
+    async def respond(self) -> Response:
+        """The answer. Raises `ApiError` when it fails before its first event."""
+        self._recorder.accepted(stream=self._is_stream)
+        deltas = self._deltas()
+        is_handed_over = False
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                await self._choices.open()
+                if not self._is_stream:
+                    return await self._whole(deltas)
+                first = await anext(deltas)
+            stream = EventStream(
+                self._events(first, deltas),
+                self._close,
+                self._service.limits.slow_reader_timeout_s,
+                self._headers(),
+            )
+            is_handed_over = True
+            return stream
+        except CLIENT_ERRORS as error:
+            raise from_client(error, self._request_id) from None
+        except TimeoutError:
+            raise self._too_long() from None
+        except asyncio.CancelledError:
+            self._recorder.disconnected()
+            raise
+        finally:
+            if not is_handed_over:
+                await self._choices.aclose()
+
+    async def _deltas(self) -> AsyncIterator[Delta]:
+        """All deltas; of an echo, one per choice that says it is over."""
+        for index in range(self._num_echoed):
+            yield Delta(index, "", (), (), 0, "length")
+        if self._choices.choices:
+            async for delta in self._choices.deltas():
+                self._recorder.tokens(delta.index, delta.num_generated)
+                yield delta
+
+    async def _whole(self, deltas: AsyncIterator[Delta]) -> Response:
+        by_choice: list[list[Delta]] = [[] for _ in range(self._num_echoed or len(self._choices.choices))]
+        async for delta in deltas:
+            by_choice[delta.index].append(delta)
+        body = self._wording.whole(by_choice, self._choices.choices)
+        self._recorder.finished(by_choice[0][-1].finish_reason or "stop")
+        return Response(body, headers=self._headers(), media_type="application/json")
+
+    async def _events(self, first: Delta, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes, None]:
+        """The stream's bytes; a failure is its last event."""
+        spelled = self._spelled(first, deltas)
+        try:
+            while True:
+                async with asyncio.timeout_at(self._deadline):
+                    event = await anext(spelled, None)
+                if event is None:
+                    return
+                yield event
+        except Exception as error:
+            failure = self._failure(error)
+            self._recorder.failed(failure.status, failure.type)
+            yield error_event(failure.body())
+
+    async def _close(self) -> None:
+        """The stream is over; when it did not end by itself, its client left."""
+        self._recorder.disconnected()
+        await self._choices.aclose()
+
+    async def _spelled(self, first: Delta, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes, None]:
+        opened: set[int] = set()
+        delta: Delta | None = first
+        while delta is not None:
+            if delta.index not in opened:
+                opened.add(delta.index)
+                if opening := self._wording.opening(delta.index):
+                    yield opening
+            if event := self._wording.delta(delta):
+                yield event
+            last, delta = delta, await anext(deltas, None)
+        if self._wording.answer.include_usage:
+            yield self._wording.usage_event(self._choices.choices)
+        self._recorder.finished(last.finish_reason or "stop")
+        yield DONE
+
+    def _failure(self, error: Exception) -> ApiError:
+        if isinstance(error, ApiError):
+            return error
+        if isinstance(error, TimeoutError):
+            return self._too_long()
+        if isinstance(error, CLIENT_ERRORS):
+            return from_client(error, self._request_id)
+        logger.exception("request %s failed in its stream", self._request_id)
+        return internal(self._request_id)
+
+    def _too_long(self) -> ApiError:
+        limit = self._service.limits.request_timeout_s
+        return ApiError(504, f"The request took longer than {limit:g} seconds.", code="request_timeout")
+
+    def _headers(self) -> dict[str, str]:
+        replica = self._choices.replica
+        return {"x-raydix-replica": replica} if replica else {}
+
+
+def _parts(service: ApiService, plan: Plan, session_id: str | None) -> list[tuple[GenerateRequest, TextStream]]:
+    """One generation for each choice of each prompt; choice i of any prompt has the same seed."""
+    request, sampling, answer = plan.request, plan.sampling, plan.wording.answer
+    parts = []
+    for index in range(len(answer.prompts) * answer.num_choices):
+        generate = GenerateRequest(
+            request_id=f"{answer.id}-{index}",
+            model=service.model.id,
+            prompt_ids=answer.prompt_of(index).token_ids,
+            sampling=for_choice(sampling, index % answer.num_choices),
+            priority=request.priority or 0,
+            salt=request.cache_salt or "",
+            session_id=session_id or request.prompt_cache_key,
+        )
+        text = service.codec.text_stream(sampling.stop, min_tokens=sampling.min_tokens)
+        parts.append((generate, text))
+    return parts

@@ -1,0 +1,67 @@
+"""How much one HTTP request may ask for. Every limit is a field, with its unit, and can be set in the YAML.
+
+Where the engine has a bound of its own (`engine.sampling_params`), a limit can be set below it, not above.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine import sampling_params as engine_bounds
+
+MIB = 2**20
+
+
+class Limits(BaseModel):
+    """Bounds on requests; each is checked before the work it bounds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    max_body_bytes: int = Field(default=8 * MIB, ge=1024)
+    """Largest request body, in bytes; larger ones are refused with 413 while they are read."""
+    max_json_depth: int = Field(default=64, ge=8)
+    """Deepest nesting of arrays and objects in a body."""
+    max_header_bytes: int = Field(default=64 * 1024, ge=1024)
+    """Names and values of all headers of a request, in bytes."""
+    max_headers: int = Field(default=100, ge=10)
+    """Headers of a request."""
+    max_choices: int = Field(default=8, ge=1)
+    """Largest `n`: choices per prompt."""
+    max_prompts: int = Field(default=64, ge=1)
+    """Prompts in one completions request."""
+    max_messages: int = Field(default=4096, ge=1)
+    """Messages in one conversation."""
+    max_content_parts: int = Field(default=256, ge=1)
+    """Text parts in one message."""
+    max_stop_strings: int = Field(default=engine_bounds.MAX_STOP_STRINGS, ge=0, le=engine_bounds.MAX_STOP_STRINGS)
+    """Strings in `stop`."""
+    max_stop_string_chars: int = Field(
+        default=engine_bounds.MAX_STOP_STRING_CHARS, ge=1, le=engine_bounds.MAX_STOP_STRING_CHARS
+    )
+    """Characters of one stop string."""
+    max_stop_token_ids: int = Field(
+        default=engine_bounds.MAX_STOP_TOKEN_IDS, ge=0, le=engine_bounds.MAX_STOP_TOKEN_IDS
+    )
+    """Ids in `stop_token_ids`."""
+    max_logit_bias: int = Field(default=engine_bounds.MAX_LOGIT_BIAS, ge=0, le=engine_bounds.MAX_LOGIT_BIAS)
+    """Entries in `logit_bias`."""
+    max_top_logprobs: int = Field(default=engine_bounds.MAX_LOGPROBS, ge=0, le=engine_bounds.MAX_LOGPROBS)
+    """Largest `top_logprobs` of a chat completion."""
+    max_completion_logprobs: int = Field(default=5, ge=0, le=engine_bounds.MAX_LOGPROBS)
+    """Largest `logprobs` of a completion."""
+    max_priority: int = Field(default=100, ge=0)
+    """`priority` lies between minus this and this."""
+    max_hint_chars: int = Field(default=256, ge=1)
+    """Characters of a session id, a cache salt or a prompt cache key."""
+    body_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds a client may take to send its body."""
+    request_timeout_s: float = Field(default=3600.0, gt=0)
+    """Seconds from a request's arrival to the end of its answer."""
+    idle_timeout_s: float = Field(default=300.0, gt=0)
+    """Seconds between two events of a generation, the wait for the first included."""
+    slow_reader_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds a client may leave a chunk of its stream unread."""
+    inline_text_chars: int = Field(default=8192, ge=0)
+    """Texts longer than this many characters are tokenized in a thread, so that no stream waits for them."""
+    inline_body_bytes: int = Field(default=256 * 1024, ge=0)
+    """Bodies larger than this many bytes are parsed in a thread."""

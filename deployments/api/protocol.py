@@ -1,0 +1,265 @@
+"""The requests of the HTTP API, as typed models.
+
+Strict: no string becomes a number, no number a boolean, NaN is no number, and unknown fields are errors. Ranges of
+sampling parameters are checked by `SamplingParams`, which knows them; here is what JSON must look like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from deployments.api.errors import ApiError, at_most, invalid, quoted
+from deployments.api.fields import (
+    CHAT_UNSUPPORTED,
+    COMPLETION_UNSUPPORTED,
+    MESSAGE_UNSUPPORTED,
+    keep_known,
+)
+from deployments.api.limits import Limits
+
+Role = Literal["system", "user", "assistant"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, frozen=True, hide_input_in_errors=True
+    )
+
+
+def _parse_stop(value: object) -> object:
+    if value is None:
+        return []
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
+        raise PydanticCustomError("stop", "must be a string or an array of strings")
+    return strings
+
+
+def _parse_logit_bias(value: object) -> object:
+    """Keys are token ids written as strings; the first that is not one is named."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise PydanticCustomError("logit_bias", "must be an object of token ids to numbers")
+    biases = {}
+    for key, bias in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise PydanticCustomError("logit_bias", f"has the key {quoted(key)}; keys are token ids")
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise PydanticCustomError("logit_bias", "must hold numbers")
+        biases[int(key)] = float(bias) if abs(bias) <= 1e6 else 1e6  # far outside the range: refused there
+    return biases
+
+
+def _join_content(value: object) -> object:
+    """Text, or text parts joined by newlines as the chat templates of text models expect."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("content", "must be a string or a non-empty array of text parts")
+    texts = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise PydanticCustomError("content", f"has a part of type {quoted(kind)}; only text is supported")
+        if kind != "text" or set(part) != {"type", "text"} or not isinstance(part["text"], str):
+            raise PydanticCustomError("content", 'must have parts of the form {"type": "text", "text": "..."}')
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _parse_role(value: object) -> object:
+    if value in ("tool", "function"):
+        raise PydanticCustomError("role", f"{quoted(value)} is not supported: this server has no tools")
+    if not isinstance(value, str) or value not in ("system", "developer", "user", "assistant"):
+        raise PydanticCustomError(
+            "role", f"must be one of system, developer, user and assistant, got {quoted(value)}"
+        )
+    return "system" if value == "developer" else value
+
+
+def _parse_prompt(value: object) -> object:
+    """One prompt or several, each text or token ids, always as a list of prompts."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise PydanticCustomError("prompt", "must be text, token ids, or an array of either")
+    if not value:
+        raise PydanticCustomError("prompt", "is empty: it needs at least one token")
+    if _are_ids(value):
+        return [value]
+    if all(isinstance(prompt, str) for prompt in value):
+        return value
+    if all(isinstance(prompt, list) and _are_ids(prompt) for prompt in value):
+        return value
+    raise PydanticCustomError("prompt", "must be text, token ids (integers), or an array of either, not mixed")
+
+
+def _parse_ids(value: object) -> object:
+    if value is None:
+        return []
+    if not isinstance(value, list) or not _are_ids(value):
+        raise PydanticCustomError("ids", "must be an array of token ids (integers)")
+    return value
+
+
+def _are_ids(values: list[object]) -> bool:
+    """By exact type, as true is an int to isinstance; one pass in C for prompts of a million ids."""
+    return set(map(type, values)) <= {int}
+
+
+Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""An integer of 64 bits; the sampling parameters' own ranges are narrower."""
+
+
+class Message(_Strict):
+    """One message of a conversation. `developer` is the newer name of `system`."""
+
+    role: Annotated[Role, BeforeValidator(_parse_role)]
+    content: Annotated[str, BeforeValidator(_join_content)]
+
+
+class StreamOptions(_Strict):
+    """What a stream carries besides its text."""
+
+    include_usage: bool | None = None
+    """End the stream with a chunk that has no choices and the usage of the whole request."""
+    include_obfuscation: bool | None = None
+    """Accepted and not done: padding against traffic analysis."""
+
+
+class _Generating(_Strict):
+    """Fields that chat and completions share."""
+
+    model: str
+    max_tokens: Int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_parse_logit_bias)] = Field(default_factory=dict)
+    min_tokens: Int | None = None
+    stop: Annotated[list[str], BeforeValidator(_parse_stop)] = Field(default_factory=list)
+    stop_token_ids: Annotated[list[int], BeforeValidator(_parse_ids)] = Field(default_factory=list)
+    ignore_eos: bool | None = None
+    seed: Int | None = None
+    n: Int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+    """Prefixes in the cache are shared only among requests with the same salt."""
+    priority: Int | None = None
+    """Higher goes first."""
+    prompt_cache_key: str | None = None
+    """A hint that requests share a prefix; `x-session-id` goes before it."""
+    return_token_ids: bool | None = None
+    """Report the prompt's and each choice's token ids."""
+
+
+class ChatRequest(_Generating):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], FailFast()]
+    max_completion_tokens: Int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int | None = None
+
+
+class CompletionRequest(_Generating):
+    """Body of POST /v1/completions."""
+
+    prompt: Annotated[list[Any], BeforeValidator(_parse_prompt)]
+    """As parsed: a list of prompts, each a string or a list of ids."""
+    best_of: Int | None = None
+    echo: bool | None = None
+    logprobs: Int | None = None
+
+
+class TokenizeRequest(_Strict):
+    """Body of POST /tokenize: either `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], FailFast()] = Field(default_factory=list)
+    add_special_tokens: bool | None = None
+    """Default: yes for a prompt, no for messages, whose template has them."""
+    add_generation_prompt: bool = True
+    """End the rendered messages where the model's answer begins."""
+
+
+class DetokenizeRequest(_Strict):
+    """Body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: Annotated[list[int], FailFast()]
+
+
+_UNSUPPORTED: dict[type[BaseModel], Mapping[str, tuple[Any, ...]]] = {
+    ChatRequest: CHAT_UNSUPPORTED,
+    CompletionRequest: COMPLETION_UNSUPPORTED,
+}
+Parsed = TypeVar("Parsed", bound=BaseModel)
+
+
+def parse(body: dict[str, Any], kind: type[Parsed], limits: Limits) -> Parsed:
+    """`body` as a request of `kind`. Raises `ApiError` 400 that names the first field at fault."""
+    fields = keep_known(body, kind.model_fields.keys(), _UNSUPPORTED.get(kind, {}))
+    if isinstance(fields.get("messages"), list):
+        fields["messages"] = _clean_messages(fields["messages"], limits)
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise _translated(error) from None
+
+
+def _clean_messages(messages: list[Any], limits: Limits) -> list[Any]:
+    """Counts are checked here, before anything is built; harmless fields that answers bear are dropped."""
+    if not messages:
+        raise invalid("messages is empty: at least one message is needed.", "messages")
+    at_most("messages", len(messages), limits.max_messages, "messages")
+    for message in messages:
+        parts = message.get("content") if isinstance(message, dict) else None
+        if isinstance(parts, list):
+            at_most("messages.content", len(parts), limits.max_content_parts, "parts")
+    known = Message.model_fields.keys()
+    return [
+        keep_known(message, known, MESSAGE_UNSUPPORTED, f"messages.{i}.") if isinstance(message, dict) else message
+        for i, message in enumerate(messages)
+    ]
+
+
+_EXPECTED = {
+    "missing": "is required",
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "string_type": "must be a string",
+    "list_type": "must be an array",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "greater_than_equal": "must be a 64-bit integer",
+    "less_than": "must be a 64-bit integer",
+    "extra_forbidden": "is not a known field",
+}
+_OURS = frozenset({"ids", "stop", "logit_bias", "content", "role", "prompt"})
+"""Error types raised above, with messages of our own."""
+
+
+def _translated(error: ValidationError) -> ApiError:
+    """The first of pydantic's findings in our words, which do not change with its version."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    path = ".".join(str(part) for part in first["loc"])[:128]
+    kind = first["type"]
+    expected = first["msg"] if kind in _OURS else _EXPECTED.get(kind, "has a wrong value")
+    got = f", got {quoted(first['input'])}" if kind.endswith(("_type", "_number", "_float")) else ""
+    return invalid(f"{path} {expected}{got}.", path)

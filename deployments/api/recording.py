@@ -1,0 +1,74 @@
+"""What the API counts: one recorder per request, the only place here that knows metric names.
+
+Token totals are the engines' to count; here is what a client sees.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from monitoring.metrics import Metrics
+
+Endpoint = Literal["chat_completions", "completions", "other"]
+
+
+class Recorder:
+    """Counts one request. All times run from its arrival at the API, tokenizing included."""
+
+    def __init__(self, metrics: Metrics | None, endpoint: Endpoint) -> None:
+        self._metrics = metrics
+        self._endpoint = endpoint
+        self._arrival = time.perf_counter()
+        self._last_at: dict[int, float] = {}
+        self._is_streaming = False
+        self._is_accepted = False
+        self._is_over = False
+
+    def accepted(self, *, stream: bool) -> None:
+        """The request is valid; from here on it ends with a finish reason."""
+        self._is_streaming = stream
+        self._is_accepted = True
+
+    def tokens(self, choice: int, count: int) -> None:
+        """`count` tokens of a choice arrived together; they share the time since the last ones."""
+        if self._metrics is None or count == 0:
+            return
+        now = time.perf_counter()
+        last = self._last_at.get(choice)
+        if last is not None:
+            self._metrics.observe("inter_token_latency_seconds", (now - last) / count, count)
+        elif not self._last_at:
+            self._metrics.observe("time_to_first_token_seconds", now - self._arrival)
+        self._last_at[choice] = now
+
+    def finished(self, finish_reason: str) -> None:
+        """The answer is complete."""
+        self._end(finish_reason)
+
+    def failed(self, status: int, error_type: str) -> None:
+        """The answer is an error, or the stream ended with one."""
+        if self._metrics is not None:
+            self._metrics.inc(
+                "request_errors_total", endpoint=self._endpoint, status=str(status), error_type=error_type
+            )
+        self._end("error")
+
+    def disconnected(self) -> None:
+        """The client hung up. Changes nothing when the answer was over."""
+        if self._metrics is not None and self._is_streaming and not self._is_over:
+            self._metrics.inc("stream_disconnects_total")
+        self._end("abort")
+
+    def _end(self, finish_reason: str) -> None:
+        """A request that was never accepted is an error but no finished request."""
+        if self._metrics is None or not self._is_accepted or self._is_over:
+            return
+        self._is_over = True
+        self._metrics.inc(
+            "requests_total",
+            endpoint=self._endpoint,
+            streaming="true" if self._is_streaming else "false",
+            finish_reason=finish_reason,
+        )
+        self._metrics.observe("request_duration_seconds", time.perf_counter() - self._arrival)

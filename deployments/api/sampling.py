@@ -1,0 +1,135 @@
+"""From a request's fields to `SamplingParams`: the API's defaults, its limits, and the room in the context."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+
+from deployments.api.errors import ApiError, at_most, invalid
+from deployments.api.limits import Limits
+from deployments.api.protocol import ChatRequest, CompletionRequest
+from deployments.api.service import ModelCard
+from engine.sampling_params import MAX_SEED, InvalidSamplingParams, SamplingParams
+
+COMPLETION_MAX_TOKENS = 16
+"""What /v1/completions generates when `max_tokens` is not given, as OpenAI's does."""
+
+
+def sampling_params(
+    request: ChatRequest | CompletionRequest,
+    limits: Limits,
+    model: ModelCard,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+) -> SamplingParams:
+    """Sampling of the first choice. Raises `ApiError` 400 that names the field."""
+    _check_limits(request, limits, model)
+    given = {name: getattr(request, name) for name in _PASSED if getattr(request, name) is not None}
+    try:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            stop=tuple(request.stop),
+            stop_token_ids=tuple(request.stop_token_ids),
+            logit_bias=request.logit_bias,
+            seed=secrets.randbelow(MAX_SEED) if request.seed is None else request.seed,
+            **given,
+        )
+    except InvalidSamplingParams as error:
+        raise invalid(f"{error}.", error.param) from None
+
+
+_PASSED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "min_tokens",
+    "ignore_eos",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+
+def with_max_tokens(sampling: SamplingParams, max_tokens: int) -> SamplingParams:
+    """`sampling` once it is known how much may be generated. Raises `ApiError` when `min_tokens` is more."""
+    try:
+        return replace(sampling, max_tokens=max_tokens)
+    except InvalidSamplingParams as error:
+        raise invalid(f"{error}.", error.param) from None
+
+
+def for_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
+    """Sampling of another choice of the same prompt: the same but for its noise."""
+    assert sampling.seed is not None
+    if choice == 0:
+        return sampling
+    seed = sampling.seed + choice
+    return replace(sampling, seed=seed if seed <= MAX_SEED else seed - 2 * MAX_SEED)
+
+
+def _check_limits(request: ChatRequest | CompletionRequest, limits: Limits, model: ModelCard) -> None:
+    """What the server's settings bound more tightly than the engine does, before anything is copied."""
+    at_most("stop", len(request.stop), limits.max_stop_strings, "strings")
+    for text in request.stop:
+        if not 0 < len(text) <= limits.max_stop_string_chars:
+            raise invalid(f"stop must hold strings of 1 to {limits.max_stop_string_chars} characters.", "stop")
+    at_most("stop_token_ids", len(request.stop_token_ids), limits.max_stop_token_ids, "ids")
+    at_most("logit_bias", len(request.logit_bias), limits.max_logit_bias, "entries")
+    in_vocabulary("stop_token_ids", request.stop_token_ids, model.vocab_size)
+    in_vocabulary("logit_bias", request.logit_bias, model.vocab_size)
+    in_range("priority", request.priority, -limits.max_priority, limits.max_priority)
+    in_range("n", request.n, 1, limits.max_choices)
+    for name in ("cache_salt", "prompt_cache_key"):
+        at_most(name, len(getattr(request, name) or ""), limits.max_hint_chars, "characters")
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options is only allowed when stream is true.", "stream_options")
+
+
+def in_range(name: str, value: int | None, low: int, high: int) -> None:
+    """Raise `ApiError` 400 when `value` is given and outside [low, high]."""
+    if value is not None and not low <= value <= high:
+        shown = str(value) if abs(value) < 10**20 else "a huge number"
+        raise invalid(f"{name} must be an integer in [{low}, {high}], got {shown}.", name)
+
+
+def in_vocabulary(name: str, token_ids: object, vocab_size: int) -> None:
+    """Raise `ApiError` 400 for the first token id that the model does not have."""
+    ids = list(token_ids)  # type: ignore[call-overload]
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        wrong = next(token for token in ids if not 0 <= token < vocab_size)
+        shown = str(wrong) if abs(wrong) < 10**20 else "a huge number"
+        raise invalid(
+            f"{name} has the token id {shown}; the model's ids are 0 to {vocab_size - 1}.",
+            name,
+            "invalid_token_id",
+        )
+
+
+def room(prompt_tokens: int, max_model_len: int, param: str) -> int:
+    """Tokens that can follow a prompt. Raises `ApiError` when there is no room for even one."""
+    if prompt_tokens >= max_model_len:
+        raise context_exceeded(
+            f"This model's context is {max_model_len} tokens, but the prompt has {prompt_tokens} and at least one "
+            "must be left to generate.",
+            param,
+        )
+    return max_model_len - prompt_tokens
+
+
+def check_room(prompt_tokens: int, max_tokens: int, model: ModelCard, param: str) -> None:
+    """Raise `ApiError` when a prompt and what it asks for exceed the context."""
+    if max_tokens > room(prompt_tokens, model.max_model_len, param):
+        shown = max_tokens if max_tokens < 10**20 else "too many"
+        raise context_exceeded(
+            f"This model's context is {model.max_model_len} tokens, but {prompt_tokens} in the prompt and "
+            f"{shown} to generate were asked for. Shorten the prompt or ask for fewer tokens.",
+            param,
+        )
+
+
+def context_exceeded(message: str, param: str) -> ApiError:
+    """400 in OpenAI's words for a prompt that does not fit."""
+    return invalid(message, param, "context_length_exceeded")

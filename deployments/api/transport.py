@@ -1,0 +1,153 @@
+"""Between ASGI and the answer: hang-ups end the work, streams are bytes, every response bears its request id."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.api.body import ClientGone
+from deployments.api.errors import ApiError, internal
+from deployments.api.limits import Limits
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_REQUEST_ID = "raydix.request_id"
+_MAX_REQUEST_ID_CHARS = 128
+
+
+def request_id(scope: Scope) -> str:
+    """The id that `Envelope` gave this request."""
+    return str(scope.get(_REQUEST_ID, ""))
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """`work`'s result. Cancels it and raises `ClientGone` when the client hangs up first.
+
+    The request's body must have been read: what `receive` then gives is the hang-up.
+    """
+    worker = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait({worker, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if worker.done():
+            return worker.result()
+        raise ClientGone
+    finally:
+        for task in (worker, watcher):
+            task.cancel()
+        with contextlib.suppress(BaseException):
+            await asyncio.gather(worker, watcher, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events, until the client hangs up or does not read. `close` is called in any case, at the end.
+
+    Closing the chunks' generator would not do: one that was never started runs no `finally`.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        chunks: AsyncGenerator[bytes, None],
+        close: Callable[[], Awaitable[None]],
+        slow_reader_timeout_s: float,
+        headers: dict[str, str],
+    ) -> None:
+        unbuffered = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(headers=unbuffered | headers)
+        del self.headers["content-length"]
+        self._chunks = chunks
+        self._close = close
+        self._slow_reader_timeout_s = slow_reader_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all chunks."""
+        try:
+            with contextlib.suppress(ClientGone, OSError):  # OSError: how servers report a hang-up to a sender
+                await until_disconnect(receive, self._send_all(send))
+        finally:
+            await self._close()
+
+    async def _send_all(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        await send(start)
+        async for chunk in self._chunks:
+            try:
+                async with asyncio.timeout(self._slow_reader_timeout_s):
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            except TimeoutError:
+                raise ClientGone from None
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def error_response(error: ApiError) -> Response:
+    """An error as a response."""
+    return Response(error.body(), error.status, error.headers, "application/json")
+
+
+class Envelope:
+    """The outermost layer: bounds the headers, names the request, and turns what escapes into a plain 500."""
+
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, with an id in its scope and in the response."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        name = scope[_REQUEST_ID] = _own_or_new_id(scope)
+        has_started = False
+
+        async def named_send(message: Message) -> None:
+            nonlocal has_started
+            if message["type"] == "http.response.start":
+                has_started = True
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", name.encode())]
+            await send(message)
+
+        try:
+            error = self._check_headers(scope)
+            if error is None:
+                await self._app(scope, receive, named_send)
+            else:
+                await error_response(error)(scope, receive, named_send)
+        except ClientGone:
+            return
+        except Exception:
+            logger.exception("request %s failed", name)
+            if not has_started:
+                await error_response(internal(name))(scope, receive, named_send)
+
+    def _check_headers(self, scope: Scope) -> ApiError | None:
+        headers = scope["headers"]
+        size = sum(len(name) + len(value) for name, value in headers)
+        if len(headers) > self._limits.max_headers or size > self._limits.max_header_bytes:
+            return ApiError(
+                431,
+                f"At most {self._limits.max_headers} headers of {self._limits.max_header_bytes} bytes in all "
+                "are allowed.",
+            )
+        return None
+
+
+def _own_or_new_id(scope: Scope) -> str:
+    """The client's id when it is fit for logs and headers, else a new one."""
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    if 0 < len(given) <= _MAX_REQUEST_ID_CHARS and all(33 <= byte <= 126 for byte in given):
+        return str(given.decode("ascii"))
+    return f"req-{uuid.uuid4().hex}"

@@ -1,0 +1,141 @@
+"""How an answer is spelled: what chat and completions share. Streamed chunks are assembled from prebuilt bytes."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from deployments.api.choices import Choice, Delta
+
+encode_json = msgspec.json.Encoder().encode
+DONE = b"data: [DONE]\n\n"
+_LOWEST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of a request, and what of it goes into the answer."""
+
+    token_ids: list[int]
+    echo: str = ""
+    """Text that precedes each of its choices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What stays the same in everything that is sent about one request."""
+
+    id: str
+    created: int
+    model: str
+    prompts: Sequence[Prompt]
+    num_choices: int
+    """Per prompt; choice i belongs to prompt i // num_choices."""
+    include_usage: bool
+    """Whether a stream reports it; a whole answer always does."""
+    with_token_ids: bool
+
+    @classmethod
+    def begin(cls, prefix: str, model: str, prompts: Sequence[Prompt], **options: Any) -> Answer:
+        """A new answer with an id of its own."""
+        return cls(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model, prompts, **options)
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """The fields that begin every object of this answer."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def prompt_of(self, choice: int) -> Prompt:
+        """The prompt that a choice continues."""
+        return self.prompts[choice // self.num_choices]
+
+    def usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Each prompt counts once however many choices it has, and so do its cached tokens."""
+        prompt_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
+        completion_tokens = sum(choice.num_generated for choice in choices)
+        cached = sum(choice.num_cached for choice in choices[:: self.num_choices])
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        }
+
+
+@dataclass(slots=True)
+class Whole:
+    """A choice's deltas put together, for an answer that is not streamed."""
+
+    text: list[str]
+    token_ids: list[int]
+    logprobs: list[Any]
+    finish_reason: str = "length"
+
+    @classmethod
+    def of(cls, deltas: Iterable[Delta]) -> Whole:
+        """All deltas of one choice, in order."""
+        whole = cls([], [], [])
+        for delta in deltas:
+            whole.text.append(delta.text)
+            whole.token_ids += delta.token_ids
+            whole.logprobs += delta.logprobs
+            whole.finish_reason = delta.finish_reason or whole.finish_reason
+        return whole
+
+
+class Wording(Protocol):
+    """How one endpoint spells its answers."""
+
+    answer: Answer
+
+    def opening(self, index: int) -> bytes:
+        """The event that precedes a choice's first delta; empty when there is none."""
+        ...
+
+    def delta(self, delta: Delta) -> bytes:
+        """One delta as an event; the last one says why it is the last."""
+        ...
+
+    def usage_event(self, choices: Sequence[Choice]) -> bytes:
+        """The event that ends a stream with `include_usage`."""
+        ...
+
+    def whole(self, deltas: Sequence[Sequence[Delta]], choices: Sequence[Choice]) -> bytes:
+        """The answer in one piece; deltas by choice."""
+        ...
+
+
+class Frames:
+    """The bytes around a chunk's choices, the same for all chunks of a stream.
+
+    data: {"id":"...","object":"...","created":1,"model":"...","choices":[ ... ],"usage":null}
+    ╰──────────────────────────── head ──────────────────────────────────╯     ╰─── tail ────╯
+    """
+
+    def __init__(self, answer: Answer, kind: str) -> None:
+        self._head = b"data: " + encode_json(answer.head(kind))[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if answer.include_usage else b"]}\n\n"
+
+    def choice(self, encoded: bytes) -> bytes:
+        """An event with one choice, given as JSON."""
+        return self._head + encoded + self._tail
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """An event with no choices."""
+        return self._head + b'],"usage":' + encode_json(usage) + b"}\n\n"
+
+
+def error_event(body: bytes) -> bytes:
+    """How a stream that has begun reports a failure."""
+    return b"data: " + body + b"\n\n"
+
+
+def finite(logprob: float) -> float:
+    """A log-probability that JSON can say; NaN and minus infinity are as unlikely as can be."""
+    return logprob if logprob > _LOWEST_LOGPROB else _LOWEST_LOGPROB

@@ -1,0 +1,144 @@
+"""The seam between the HTTP API and the engines: what the API asks for, what it gets, and how it is refused.
+
+    API ── GenerateRequest ──▶ EngineClient.generate() ──▶ Generation: Event, Event, ..., Event(finish_reason)
+                                      └──▶ Overloaded (429) | Unavailable (503) | Rejected (400)
+
+Knows neither Ray nor ZeroMQ, so the API is tested with a scripted client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from engine.plan import Event
+from engine.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One prompt to continue. Everything an engine needs, and nothing of HTTP."""
+
+    request_id: str
+    """Unique in the application; several of them where one HTTP request asks for several choices."""
+    model: str
+    """The model's name in the API."""
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    """`seed` is always set, so that a stream resumed elsewhere goes on as it would have."""
+    output_ids: list[int] = field(default_factory=list)
+    """What was already generated for it elsewhere."""
+    priority: int = 0
+    """Higher goes first and is preempted last."""
+    salt: str = ""
+    """Prefixes are shared only among requests with the same salt."""
+    session_id: str | None = None
+    """A hint that requests belong together; never needed for correctness."""
+
+
+class Overloaded(Exception):
+    """Every queue that could take the request is full. HTTP 429 with Retry-After."""
+
+    def __init__(self, reason: str, retry_after_s: float) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(Exception):
+    """No engine can take the request now: none is up, or the service drains. HTTP 503."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Rejected(Exception):
+    """The request can never be served as it is. HTTP 400; `param` names the field at fault, if one is."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class ReplicaLost(Exception):
+    """The engine replica that generated this stream died or stopped answering, after its first token."""
+
+    def __init__(self, replica: str, reason: str) -> None:
+        super().__init__(f"engine replica {replica} was lost: {reason}")
+        self.replica = replica
+        self.reason = reason
+
+
+class Generation(Protocol):
+    """The stream of one request's events.
+
+    A slow consumer gets merged events: token ids and logprobs concatenated, the last one's finish reason. The
+    last event has a `finish_reason`; iteration ends after it. Raises `ReplicaLost` when the engine was lost
+    after its first token; before it, the request is sent elsewhere once, unnoticed.
+    """
+
+    @property
+    def replica(self) -> str | None:
+        """Id of the replica that generates it; None until it is known."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        """Iterate over the events, once."""
+        ...
+
+    async def __anext__(self) -> Event:
+        """Wait for what has come since the last call, as one event."""
+        ...
+
+    async def aclose(self) -> None:
+        """Abort in the engine when not finished: its pages are free within one step. Idempotent."""
+        ...
+
+
+HealthState = Literal["healthy", "degraded", "unhealthy", "draining"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaHealth:
+    """One engine replica as this ingress sees it."""
+
+    replica: str
+    is_connected: bool
+    """Whether its heartbeats arrive."""
+    heartbeat_age_s: float | None
+    """Seconds since its last message; None before the first."""
+    num_running: int = 0
+    num_waiting: int = 0
+    waiting_prefill_tokens: int = 0
+    kv_pages_free: int = 0
+    kv_pages_total: int = 0
+    is_draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FleetHealth:
+    """All engine replicas: "healthy" when as many are up as configured, "degraded" when some are."""
+
+    state: HealthState
+    num_expected: int
+    replicas: tuple[ReplicaHealth, ...] = ()
+
+    @property
+    def num_up(self) -> int:
+        """Replicas that take requests."""
+        return sum(replica.is_connected and not replica.is_draining for replica in self.replicas)
+
+
+class EngineClient(Protocol):
+    """Generates with whichever engine is best placed."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Return once an engine accepted; raise `Overloaded`, `Unavailable` or `Rejected` when none did."""
+        ...
+
+    async def health(self) -> FleetHealth:
+        """How the engines are, from local knowledge: never waits for one of them."""
+        ...

@@ -1,0 +1,82 @@
+"""Text completions: prompts of all kinds, echo, n and logprobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+
+from tests.deployments.api.conftest import Client, ScriptedEngine
+
+
+def complete(client: Client, **options: Any) -> Any:
+    return client.run(lambda ai: ai.completions.create(**{"model": "demo", "prompt": "Once", **options}))
+
+
+def stream(client: Client, **options: Any) -> list[Any]:
+    async def collect(ai: openai.AsyncOpenAI) -> list[Any]:
+        call = {"model": "demo", "prompt": "Once", **options, "stream": True}
+        return [chunk async for chunk in await ai.completions.create(**call)]
+
+    return client.run(collect)  # type: ignore[return-value]
+
+
+def text_of(chunks: list[Any], index: int = 0) -> str:
+    return "".join(c.text for chunk in chunks for c in chunk.choices if c.index == index)
+
+
+def test_sixteen_tokens_by_default(client: Client, engine: ScriptedEngine) -> None:
+    engine.says = "word " * 50
+    answer = complete(client)
+    assert answer.usage.completion_tokens == 16 and answer.choices[0].finish_reason == "length"
+
+
+def test_prompts_as_text_and_as_ids_are_the_same_prompt(client: Client, engine: ScriptedEngine) -> None:
+    ids = engine.codec.encode("Once upon")
+    for prompt in ("Once upon", ids, ["Once upon"], [ids]):
+        complete(client, prompt=prompt)
+    assert [request.prompt_ids for request in engine.requests] == [ids] * 4
+
+
+def test_several_prompts_with_several_choices_are_ordered_by_prompt(
+    client: Client, engine: ScriptedEngine
+) -> None:
+    engine.says = lambda request: f"{engine.codec.decode(request.prompt_ids)} {request.sampling.seed}"
+    answer = complete(client, prompt=["A", "B"], n=2, seed=1)
+    assert [choice.text for choice in answer.choices] == ["A 1", "A 2", "B 1", "B 2"]
+    chunks = stream(client, prompt=["A", "B"], n=2, seed=1, stream_options={"include_usage": True})
+    assert [text_of(chunks, index) for index in range(4)] == ["A 1", "A 2", "B 1", "B 2"]
+    assert chunks[-1].usage == answer.usage
+    assert answer.usage.prompt_tokens == 2
+
+
+def test_echo_precedes_the_text(client: Client) -> None:
+    whole = complete(client, echo=True, max_tokens=100).choices[0].text
+    assert whole == "OnceThe quick brown fox jumps over the lazy dog."
+    assert text_of(stream(client, echo=True, max_tokens=100)) == whole
+
+
+def test_echo_of_nothing_generates_nothing(client: Client, engine: ScriptedEngine) -> None:
+    ids = engine.codec.encode("Once upon")
+    answer = complete(client, prompt=ids, echo=True, max_tokens=0)
+    assert answer.choices[0].text == "Once upon"
+    assert answer.usage.completion_tokens == 0 and answer.usage.prompt_tokens == len(ids)
+    assert text_of(stream(client, echo=True, max_tokens=0)) == "Once"
+    assert engine.requests == []
+
+
+def test_logprobs_name_tokens_offsets_and_alternatives(client: Client, engine: ScriptedEngine) -> None:
+    logprobs = complete(client, logprobs=2, max_tokens=5).choices[0].logprobs
+    assert "".join(logprobs.tokens) == "The quick b"
+    assert logprobs.text_offset == [0, 3, 4, 7, 9]
+    assert logprobs.token_logprobs == [-0.5] * 5
+    assert all(len(top) == 3 for top in logprobs.top_logprobs)  # two, and the chosen one
+    chunks = stream(client, logprobs=2, max_tokens=5)
+    offsets = [o for chunk in chunks for c in chunk.choices if c.logprobs for o in c.logprobs.text_offset]
+    assert offsets == logprobs.text_offset
+
+
+def test_no_stop_token_in_the_text(client: Client, engine: ScriptedEngine) -> None:
+    engine.says = "ab"
+    answer = complete(client)
+    assert answer.choices[0].text == "ab" and answer.choices[0].finish_reason == "stop"

@@ -1,0 +1,69 @@
+"""The small endpoints, and what every response has in common."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.deployments.api.conftest import Client, ScriptedEngine
+
+
+def test_models(client: Client) -> None:
+    listed = client.get("/v1/models").json()
+    assert [card["id"] for card in listed["data"]] == ["demo"]
+    assert client.get("/v1/models/demo").json() == listed["data"][0]
+    missing = client.get("/v1/models/Org/Name")
+    assert missing.status_code == 404 and missing.json()["error"]["code"] == "model_not_found"
+
+
+def test_tokenize_and_detokenize_are_inverse(client: Client) -> None:
+    text = "Grüße, 世界 🌍!"
+    tokens = client.post("/tokenize", {"prompt": text}).json()
+    assert tokens["count"] == len(tokens["tokens"]) and tokens["max_model_len"] == 512
+    assert client.post("/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": text}
+
+
+def test_tokenized_messages_are_what_chat_sends_to_the_engine(client: Client, engine: ScriptedEngine) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    client.post("/v1/chat/completions", {"model": "demo", "messages": messages})
+    assert client.post("/tokenize", {"messages": messages}).json()["tokens"] == engine.requests[0].prompt_ids
+
+
+@pytest.mark.parametrize(
+    "state, status", [("healthy", 200), ("degraded", 200), ("unhealthy", 503), ("draining", 503)]
+)
+def test_health(client: Client, engine: ScriptedEngine, state: str, status: int) -> None:
+    engine.state = state
+    response = client.get("/health")
+    assert response.status_code == status and response.json()["status"] == state
+    assert [replica["replica"] for replica in response.json()["replicas"]] == ["replica-1", "replica-2"]
+
+
+def test_version_and_metrics(client: Client) -> None:
+    assert client.get("/version").json() == {"version": "0.1.0"}
+    metrics = client.get("/metrics")
+    assert metrics.text == "raydix_up 1\n" and metrics.headers["content-type"].startswith("text/plain")
+
+
+def test_a_request_id_is_given_or_kept(client: Client) -> None:
+    assert client.get("/version", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    for unfit in ("two words", "x" * 200):
+        assert client.get("/version", headers={"x-request-id": unfit}).headers["x-request-id"] != unfit
+
+
+def test_a_whole_answer_names_its_replica(client: Client) -> None:
+    answer = client.post("/v1/completions", {"model": "demo", "prompt": "a"})
+    assert answer.headers["x-raydix-replica"] == "replica-1"
+
+
+@pytest.mark.parametrize(
+    "method, path, status", [("GET", "/nope", 404), ("GET", "/v1/completions", 405), ("POST", "/health", 405)]
+)
+def test_wrong_paths_and_methods_are_openai_errors(client: Client, method: str, path: str, status: int) -> None:
+    response = client.request(method, path)
+    assert response.status_code == status
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_too_many_or_too_large_headers(client: Client) -> None:
+    assert client.get("/version", headers={f"x-{i}": "1" for i in range(120)}).status_code == 431
+    assert client.get("/version", headers={"x-large": "a" * 70_000}).status_code == 431

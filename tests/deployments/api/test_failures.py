@@ -1,0 +1,130 @@
+"""What a client hears when the engines refuse, fail or vanish, and that a client who leaves costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from deployments.api import ApiService, Limits, create_app
+from deployments.client import Overloaded, Rejected, ReplicaLost, Unavailable
+from engine.plan import Event
+from monitoring.metrics import BY_NAME, Metrics, Snapshot
+from tests.deployments.api.conftest import Client, ScriptedEngine
+
+ASK = {"model": "demo", "prompt": "hi", "max_tokens": 50}
+
+
+@pytest.mark.parametrize(
+    "refusal, status, retry_after",
+    [
+        (Overloaded("queue full", 3.2), 429, "4"),
+        (Unavailable("no engine is up"), 503, "2"),
+        (Rejected("too long for any engine", "prompt"), 400, None),
+        (RuntimeError("secret"), 500, None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_refusals_have_their_status_even_for_streams(
+    client: Client, engine: ScriptedEngine, refusal: Exception, status: int, retry_after: str | None, stream: bool
+) -> None:
+    engine.refuse_with = refusal
+    response = client.post("/v1/completions", ASK | {"stream": stream})
+    assert response.status_code == status and response.headers.get("retry-after") == retry_after
+    assert "secret" not in response.text
+
+
+@pytest.mark.parametrize(
+    "failure", [ReplicaLost("replica-1", "died"), Event("x", finish_reason="error", error="s")]
+)
+def test_a_failure_in_a_stream_is_its_last_event(
+    client: Client, engine: ScriptedEngine, failure: Exception | Event
+) -> None:
+    engine.fail_after = (3, failure)
+    response = client.post("/v1/completions", ASK | {"stream": True})
+    events = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
+    assert response.status_code == 200 and len(events) == 4
+    assert set(json.loads(events[-1])["error"]) == {"message", "type", "param", "code"}
+    assert engine.generations[0].closed
+    assert client.post("/v1/completions", ASK).status_code in (500, 503)
+
+
+def test_a_failure_before_the_first_token_of_a_stream_has_a_status(client: Client, engine: ScriptedEngine) -> None:
+    engine.fail_after = (0, ReplicaLost("replica-1", "died"))
+    assert client.post("/v1/completions", ASK | {"stream": True}).status_code == 503
+    assert engine.generations[0].closed
+
+
+def test_when_one_choice_fails_the_others_are_aborted(client: Client, engine: ScriptedEngine) -> None:
+    engine.fail_after = (2, ReplicaLost("replica-1", "died"))
+    assert client.post("/v1/completions", ASK | {"n": 3}).status_code == 503
+    assert len(engine.generations) == 3 and all(generation.closed for generation in engine.generations)
+
+
+def test_an_engine_that_says_nothing_is_given_up(service: ApiService, engine: ScriptedEngine) -> None:
+    engine.hangs = True
+    impatient = ApiService(engine, service.codec, service.model, service.metrics_text, Limits(idle_timeout_s=0.05))
+    response = Client(httpx.ASGITransport(create_app(impatient))).post("/v1/completions", ASK)
+    assert response.status_code == 504 and engine.generations[0].closed
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_client_who_leaves_ends_the_generation(
+    service: ApiService, engine: ScriptedEngine, metrics: Metrics, stream: bool, n: int
+) -> None:
+    engine.hangs = True
+    sent = asyncio.run(hang_up(service, ASK | {"stream": stream, "n": n}))
+    assert engine.generations and all(generation.closed for generation in engine.generations)
+    assert bool(sent) == stream
+    labels = {"endpoint": "completions", "streaming": str(stream).lower(), "finish_reason": "abort"}
+    assert counted(metrics, "requests_total", **labels) == 1
+    assert counted(metrics, "stream_disconnects_total") == stream
+
+
+def test_what_is_counted(client: Client, metrics: Metrics) -> None:
+    client.post("/v1/completions", ASK)
+    client.post("/v1/completions", ASK | {"stream": True})
+    client.post("/v1/completions", ASK | {"n": 0})
+    for streaming in ("true", "false"):
+        labels = {"endpoint": "completions", "streaming": streaming, "finish_reason": "stop"}
+        assert counted(metrics, "requests_total", **labels) == 1
+    labels = {"endpoint": "completions", "status": "400", "error_type": "invalid_request_error"}
+    assert counted(metrics, "request_errors_total", **labels) == 1
+    assert counted(metrics, "stream_disconnects_total") == 0
+
+
+def counted(metrics: Metrics, name: str, **labels: str) -> float:
+    """A counter's value, by way of the snapshot that travels to the hub."""
+    snapshot = msgspec.msgpack.decode(metrics.snapshot(), type=Snapshot)
+    key = tuple(labels[label] for label in BY_NAME[name].labels)
+    return dict(snapshot.values[name]).get(key, 0.0)
+
+
+async def hang_up(service: ApiService, body: dict[str, Any]) -> bytes:
+    """A client that sends a request, waits until the engine has spoken, and closes the connection."""
+    content = json.dumps(body).encode()
+    sent = bytearray()
+    inbox = [{"type": "http.request", "body": content, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if inbox:
+            return inbox.pop()
+        await asyncio.sleep(0.1)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.extend(message.get("body", b""))
+
+    scope = {
+        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST",
+        "path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"", "root_path": "",
+        "scheme": "http", "headers": [(b"content-type", b"application/json")], "server": ("test", 80),
+        "client": ("test", 1),
+    }  # fmt: skip
+    await asyncio.wait_for(create_app(service)(scope, receive, send), 5)
+    return bytes(sent)

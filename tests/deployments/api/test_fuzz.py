@@ -1,0 +1,59 @@
+"""Whatever JSON arrives, the answer is an answer or a 400-class error, never a 500."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from deployments.api.protocol import ChatRequest, CompletionRequest
+from tests.deployments.api.conftest import Client
+
+numbers = st.one_of(st.integers(), st.floats(), st.integers(-2, 30))
+scalars = st.one_of(st.none(), st.booleans(), numbers, st.text(max_size=20))
+values = st.recursive(
+    scalars, lambda v: st.lists(v, max_size=4) | st.dictionaries(st.text(max_size=8), v, max_size=4), max_leaves=8
+)
+names = st.sampled_from(
+    sorted(
+        {*ChatRequest.model_fields, *CompletionRequest.model_fields, "tools", "user", "response_format"}
+        - {"model"}
+    )
+)
+messages = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "system", "assistant", "x"]), "content": st.text(max_size=30)}
+    ),
+    max_size=3,
+)
+changes = st.dictionaries(names | st.text(max_size=10), values, max_size=4)
+_settings = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@_settings
+@given(changes, messages)
+def test_chat_never_fails(client: Client, change: dict[str, Any], conversation: list[Any]) -> None:
+    check(client, "/v1/chat/completions", {"model": "demo", "messages": conversation} | change)
+
+
+@_settings
+@given(changes, st.one_of(st.text(max_size=50), st.lists(st.integers(-1, 4097), max_size=9), values))
+def test_completions_never_fail(client: Client, change: dict[str, Any], prompt: Any) -> None:
+    check(client, "/v1/completions", {"model": "demo", "prompt": prompt} | change)
+
+
+@_settings
+@given(st.binary(max_size=40) | values.map(lambda value: json.dumps(value).encode()))
+def test_no_body_fails(client: Client, body: bytes) -> None:
+    for path in ("/v1/completions", "/tokenize", "/detokenize"):
+        response = client.post(path, body)
+        assert response.status_code < 500, response.text
+
+
+def check(client: Client, path: str, body: dict[str, Any]) -> None:
+    response = client.post(path, json.dumps(body).encode("utf-8", "surrogatepass"))
+    assert response.status_code < 500, response.text
+    if response.status_code >= 400:
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
