@@ -9,6 +9,8 @@ from engine.models.errors import ModelLoadError
 
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
 """What is downloaded: never code, never pickle."""
+_UNWANTED = ("consolidated*", "original/*")
+"""The same weights once more, in the makers' own layout."""
 
 
 def resolve_model(model: str) -> Path:
@@ -54,7 +56,7 @@ def _download(model: str) -> Path:
     )
 
     try:
-        return Path(snapshot_download(model, allow_patterns=list(_WANTED)))
+        return Path(snapshot_download(model, allow_patterns=list(_WANTED), ignore_patterns=list(_UNWANTED)))
     except GatedRepoError as error:
         raise ModelLoadError(
             f"{model} is gated: accept its terms on the hub, then set HF_TOKEN to a token of that account"

@@ -67,7 +67,7 @@ class ModelConfig:
         architecture, family = family_of(raw)
         _refuse_unsupported(raw)
         num_heads, num_layers = int(raw["num_attention_heads"]), int(raw["num_hidden_layers"])
-        num_kv_heads = raw.get("num_key_value_heads") or family.num_kv_heads or num_heads
+        num_kv_heads = raw.get("num_key_value_heads", family.num_kv_heads) or num_heads
         if num_heads % num_kv_heads:
             raise ModelLoadError(f"{num_heads} query heads cannot share {num_kv_heads} key-value heads evenly")
         attention_bias = bool(raw.get("attention_bias", False)) if family.qkv_bias is None else False

@@ -47,6 +47,8 @@ def load_decoder(directory: Path, config: ModelConfig, dtype: torch.dtype, devic
         with torch.device("meta"):
             decoder = Decoder(config).to(dtype)
         decoder = decoder.to_empty(device=device)
+        if device.type == "cpu":
+            _lay_input_major(decoder)
         parameters = dict(decoder.named_parameters())
         with torch.no_grad():
             for name, target in targets.items():
@@ -56,6 +58,16 @@ def load_decoder(directory: Path, config: ModelConfig, dtype: torch.dtype, devic
                     raise ModelLoadError(f"tensor {name} cannot be read: {error}") from error
                 parameters[target.parameter][target.rows].copy_(tensor)
     return decoder.eval().requires_grad_(False)
+
+
+def _lay_input_major(decoder: Decoder) -> None:
+    """Give empty linear weights [out, in] the strides (1, out).
+
+    A CPU multiplies few rows (a batch of decodes) with a matrix laid out like this up to twice as fast.
+    """
+    for module in decoder.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight = torch.nn.Parameter(module.weight.new_empty(module.weight.shape[::-1]).t())
 
 
 def weight_files(directory: Path) -> list[Path]:

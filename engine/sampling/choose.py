@@ -11,6 +11,9 @@ import torch
 
 from engine.sampling_params import SamplingParams
 
+_CANDIDATES = 256
+"""How many of the most likely tokens are ranked at first, for top-k and top-p."""
+
 
 def probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """What tokens are drawn from: float64 [R, V], not normalised; a token that is cut off has 0.
@@ -25,7 +28,9 @@ def probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> tor
     weights = scaled.exp()
     truncated = [row for row, p in enumerate(params) if p.top_k or p.top_p < 1.0]
     if truncated:
-        weights[truncated] = _truncate(weights[truncated], [params[row] for row in truncated])
+        weights[truncated] = _truncate(
+            weights[truncated], [params[row] for row in truncated], min(_CANDIDATES, weights.shape[1])
+        )
     if any(p.min_p > 0.0 for p in params):
         least = _column([p.min_p for p in params], weights) * weights.amax(-1, keepdim=True)
         weights = torch.where(weights >= least, weights, 0.0)
@@ -46,18 +51,44 @@ def draw(weights: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(cumulated, wanted, right=True)[:, 0]
 
 
-def _truncate(weights: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Top-k, then top-p: weights [R, V] with everything else 0."""
-    ranked, tokens = weights.sort(dim=-1, descending=True, stable=True)
+def _truncate(weights: torch.Tensor, params: Sequence[SamplingParams], width: int) -> torch.Tensor:
+    """Top-k, then top-p: weights [R, V] with everything else 0.
+
+    Only the `width` most likely tokens are ranked, which is nearly always enough; rows where it is not certain
+    that what is kept is the same as among all tokens are done again with all.
+    """
     vocabulary = weights.shape[1]
-    ranks = torch.arange(vocabulary, device=weights.device)
-    ranked = torch.where(ranks < _column([p.top_k or vocabulary for p in params], weights), ranked, 0.0)
-    mass_before = ranked.cumsum(-1) - ranked
-    top_p = _column([p.top_p for p in params], weights)
+    top_k = _column([min(p.top_k or vocabulary, vocabulary) for p in params], weights)
+    if width < vocabulary:
+        tokens = weights.topk(width, dim=-1, sorted=False).indices.sort(dim=-1).values
+    else:
+        tokens = torch.arange(vocabulary, device=weights.device).expand_as(weights)
+    ranked, order = weights.gather(-1, tokens).sort(dim=-1, descending=True, stable=True)
+    kept = _kept(weights, ranked, top_k, _column([p.top_p for p in params], weights))
+    out = torch.zeros_like(weights).scatter(-1, tokens.gather(-1, order), torch.where(kept, ranked, 0.0))
+    if width < vocabulary:
+        least_kept = ranked.gather(-1, kept.sum(-1, keepdim=True) - 1)
+        certain = (least_kept > ranked[:, -1:]) & ((top_k <= width) | (top_k == vocabulary))
+        again = (~certain[:, 0]).nonzero()[:, 0].tolist()
+        if again:
+            out[again] = _truncate(weights[again], [params[row] for row in again], vocabulary)
+    return out
+
+
+def _kept(weights: torch.Tensor, ranked: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """bool [R, ranks]: which of the tokens, ranked by weight, stay. At least the first; always leading ones.
+
+    weights: [R, V] all tokens; ranked: [R, ranks] the most likely of them, in order.
+    """
+    num_ranks = ranked.shape[1]
+    within_k = torch.arange(num_ranks, device=ranked.device) < top_k
+    cumulated = ranked.cumsum(-1)
+    of_k = cumulated.gather(-1, top_k.clamp(max=num_ranks).long() - 1)
+    wanted = top_p * torch.where(top_k < weights.shape[1], of_k, weights.sum(-1, keepdim=True))
     # top_p of 1 keeps all: the comparison would drop tokens too unlikely to change the sum.
-    kept = (mass_before < top_p * ranked.sum(-1, keepdim=True)) | (top_p >= 1.0)
+    kept = within_k & ((cumulated - ranked < wanted) | (top_p >= 1.0))
     kept[:, 0] = True
-    return torch.zeros_like(weights).scatter(-1, tokens, torch.where(kept, ranked, 0.0))
+    return kept
 
 
 def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:

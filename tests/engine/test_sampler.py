@@ -80,7 +80,7 @@ def test_noise_never_changes_between_versions() -> None:
 )
 def test_frequencies_are_the_exact_distribution(params: dict[str, Any]) -> None:
     logits = random_logits(1, seed=3, scale=1.5)
-    draws = 20_000
+    draws = 12_000
     tokens = sample(logits.expand(draws, -1), [request(seed=seed, **params) for seed in range(draws)])
     expected = plain_probabilities(logits[0].double().numpy(), SamplingParams(**params)) * draws
     counts = np.bincount(tokens, minlength=VOCAB)
@@ -99,7 +99,8 @@ def plain_probabilities(logits: np.ndarray[Any, Any], params: SamplingParams) ->
     weights = np.exp((logits - logits.max()) / params.temperature)
     ranked = sorted(range(len(weights)), key=lambda token: (-weights[token], token))
     ranked = ranked[: params.top_k or len(ranked)]
-    total, mass, kept = sum(weights[token] for token in ranked), 0.0, []
+    total, mass = sum(weights[token] for token in ranked), 0.0
+    kept: list[int] = []
     for token in ranked:
         if params.top_p < 1.0 and kept and mass >= params.top_p * total:
             break
@@ -119,11 +120,17 @@ def plain_probabilities(logits: np.ndarray[Any, Any], params: SamplingParams) ->
     top_k=st.integers(0, 35),
     top_p=st.sampled_from([0.013, 0.37, 0.773, 0.951, 1.0]),
     min_p=st.sampled_from([0.0, 0.0313, 0.517, 1.0]),
+    candidates=st.sampled_from([1, 3, 8, 256]),
 )
-def test_what_is_cut_off(levels: list[int], temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+def test_what_is_cut_off(
+    levels: list[int], temperature: float, top_k: int, top_p: float, min_p: float, candidates: int
+) -> None:
+    """Also when the cut lies beyond, or among equals of, the few tokens that are ranked at first."""
     logits = torch.tensor(levels) / 4
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    weights = probabilities(torch.stack((logits, logits.flip(0))), [params, SamplingParams()])[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.sampling.choose._CANDIDATES", candidates)
+        weights = probabilities(torch.stack((logits, logits.flip(0))), [params, SamplingParams(top_p=0.5)])[0]
     expected = plain_probabilities(logits.double().numpy(), params)
     np.testing.assert_allclose((weights / weights.sum()).numpy(), expected, atol=1e-12)
 
@@ -198,7 +205,7 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
 def test_presence_and_frequency_count_the_output_only() -> None:
     logits = random_logits(1)
     ours = logits.clone()
-    params = {"presence_penalty": 0.5, "frequency_penalty": 0.25, "temperature": 0.0}
+    params: dict[str, Any] = {"presence_penalty": 0.5, "frequency_penalty": 0.25, "temperature": 0.0}
     Sampler({EOS}).sample(ours, [request([5, 6, 6, 6], [1, 2, 5], **params)])
     expected = logits.clone()
     expected[0, 5] -= 0.5 + 0.25
