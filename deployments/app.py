@@ -1,0 +1,78 @@
+"""`serve run deployments.yaml` calls `build`: the application's deployments, wired together.
+
+Ingress ──handle with PrefixRouter──▶ EngineReplica
+   └────────────▶ MetricsHub ◀────────────┘
+"""
+
+# No `from __future__ import annotations` here: Serve reads the type of `build`'s argument from its annotation itself.
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+
+from deployments.config import AppArgs, Replicas
+from deployments.ingress import Ingress
+from deployments.metrics_hub import MetricsHub
+from deployments.replica import EngineFactory, EngineReplica, ReplicaSettings
+from deployments.wire_server import WireTimings
+from engine.engine import Engine
+
+
+def build(args: AppArgs) -> Application:
+    """The application that `args` describes."""
+    hub = serve.deployment(
+        MetricsHub,
+        name="MetricsHub",
+        num_replicas=1,
+        max_ongoing_requests=1000,
+        ray_actor_options={"num_cpus": 0},
+        logging_config={"enable_access_log": False},
+    ).bind()
+    return bind_ingress(args, bind_engines(args, hub), hub)
+
+
+def bind_engines(args: AppArgs, hub: Any, engine_factory: EngineFactory = Engine.from_config) -> Application:
+    """The engine replicas, behind the router."""
+    router = RequestRouterConfig(
+        request_router_class="router.ray_router:PrefixRouter",
+        request_router_kwargs={
+            "prefix_tokens": args.router.prefix_pages * args.engine.page_size,
+            "page_size": args.engine.page_size,
+            "spill_factor": args.router.spill_factor,
+            "spill_slack": args.router.spill_slack,
+        },
+    )
+    settings = ReplicaSettings(
+        stall_timeout_s=args.health.stall_timeout_s, wire=WireTimings(heartbeat_s=args.health.heartbeat_s)
+    )
+    return serve.deployment(
+        EngineReplica,
+        name="EngineReplica",
+        request_router_config=router,
+        **_options(args, args.engines, args.gpus_per_engine),
+    ).bind(args.engine, settings, hub, engine_factory)
+
+
+def bind_ingress(args: AppArgs, engines: Application, hub: Any) -> Application:
+    """The ingress replicas, in front of `engines`."""
+    options = _options(args, args.ingresses, args.ingresses.num_gpus or 0.0)
+    return serve.deployment(Ingress, name="Ingress", **options).bind(args, engines, hub)
+
+
+def _options(args: AppArgs, replicas: Replicas, num_gpus: float) -> dict[str, Any]:
+    """Serve's options of a deployment."""
+    return {
+        "num_replicas": replicas.count,
+        "max_ongoing_requests": replicas.max_ongoing,
+        "max_queued_requests": replicas.max_queued,
+        "graceful_shutdown_timeout_s": replicas.drain_timeout_s,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "health_check_period_s": args.health.check_period_s,
+        "health_check_timeout_s": args.health.check_timeout_s,
+        "ray_actor_options": {
+            "num_cpus": replicas.num_cpus,
+            "num_gpus": num_gpus,
+            "resources": dict(replicas.resources),
+        },
+    }

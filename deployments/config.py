@@ -1,0 +1,94 @@
+"""The application's arguments, as `deployments.yaml` gives them. Unknown keys are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from deployments.api.limits import Limits
+from engine.config import EngineConfig
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def _known_engine_keys(value: Any) -> Any:
+    """Pydantic lets a dataclass ignore keys it does not know; a typing error must not go unnoticed."""
+    if isinstance(value, dict):
+        known = {field.name for field in dataclasses.fields(EngineConfig)}
+        unknown = sorted(str(key) for key in value.keys() - known)
+        if unknown:
+            raise ValueError(f"unknown engine settings {unknown}; there are {sorted(known)}")
+    return value
+
+
+class RouterSettings(_Settings):
+    """Where requests go; see `router/placement.py`."""
+
+    prefix_pages: int = Field(default=4, ge=1)
+    """Prompts that are equal in this many KV pages are sent to one replica, in pages."""
+    spill_factor: float = Field(default=1.5, ge=1)
+    """A favourite is spared when its load exceeds this times the mean load plus `spill_slack`."""
+    spill_slack: float = Field(default=8.0, ge=0)
+    """Requests."""
+
+
+class HealthSettings(_Settings):
+    """When a replica counts as lost."""
+
+    check_period_s: float = Field(default=2.0, gt=0)
+    """Seconds between Serve's health checks."""
+    check_timeout_s: float = Field(default=10.0, gt=0)
+    """Seconds a health check may take."""
+    stall_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds without a finished engine step, while there is work, after which a replica is replaced."""
+    heartbeat_s: float = Field(default=0.05, gt=0, le=1)
+    """Longest silence of a replica on the wire, in seconds."""
+    lost_after_s: float = Field(default=3.0, gt=0)
+    """Seconds of silence on the wire after which an ingress gives a replica's streams up."""
+
+
+class Replicas(_Settings):
+    """How many replicas of a deployment, and what each takes."""
+
+    count: int = Field(default=1, ge=1)
+    """Replicas."""
+    num_cpus: float = Field(default=1.0, ge=0)
+    """CPUs each reserves in Ray."""
+    num_gpus: float | None = Field(default=None, ge=0)
+    """GPUs each reserves in Ray; None takes 1 for an engine on "cuda" and 0 otherwise."""
+    resources: dict[str, float] = {}
+    """Custom Ray resources each reserves."""
+    max_ongoing: int = Field(default=4096, ge=1)
+    """Requests in one replica at once; an engine's real bounds are `engine.max_waiting` and `max_running`."""
+    max_queued: int = Field(default=1024, ge=-1)
+    """Requests that may wait in a caller for a replica; more are refused. -1: no bound."""
+    drain_timeout_s: float = Field(default=120.0, ge=0)
+    """Seconds a replica's streams may take to end when it is stopped."""
+
+
+class AppArgs(_Settings):
+    """Arguments of `deployments.app:build`."""
+
+    engine: Annotated[EngineConfig, BeforeValidator(_known_engine_keys)] = EngineConfig()
+    """Model and engine of each replica."""
+    engines: Replicas = Replicas()
+    """Engine replicas."""
+    ingresses: Replicas = Replicas(max_ongoing=1000)
+    """Ingress replicas: HTTP, chat template, tokenizer. CPU only."""
+    limits: Limits = Field(default_factory=lambda: Limits.model_validate({}))
+    """Bounds of a single HTTP request."""
+    router: RouterSettings = RouterSettings()
+    """Where requests go."""
+    health: HealthSettings = HealthSettings()
+    """When a replica counts as lost."""
+
+    @property
+    def gpus_per_engine(self) -> float:
+        """GPUs that Ray reserves for an engine replica."""
+        if self.engines.num_gpus is not None:
+            return self.engines.num_gpus
+        return 1.0 if self.engine.device.startswith("cuda") else 0.0

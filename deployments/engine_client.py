@@ -1,0 +1,242 @@
+"""`EngineClient` over Serve and the wire: control through the handle, tokens through ZeroMQ.
+
+generate ─▶ one task per request: handle.generate.remote() ── open until the request has ended
+              │ refused: another replica, or Overloaded / Rejected      accepted ─▶ tokens on the wire ─▶ Stream
+              │ replica lost before the first token: another replica, once
+              └ replica lost after it: ReplicaLost
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import zmq
+
+from deployments.attempt import Attempt, ClientTimings, Control, Desk
+from deployments.client import (
+    FleetHealth,
+    GenerateRequest,
+    HealthState,
+    Overloaded,
+    Rejected,
+    ReplicaHealth,
+    Unavailable,
+)
+from deployments.generation import Stream
+from deployments.sockets import Context
+from deployments.wire import Load, Output
+from deployments.wire_client import WireConnection
+from router.fleet import Fleet, ReplicaLoad
+
+logger = logging.getLogger("ray.serve")
+
+MAX_ATTEMPTS = 4
+"""Replicas that one request is offered to, full queues included."""
+
+
+class WireEngineClient:
+    """Lives on one event loop, between `start` and `aclose`."""
+
+    def __init__(
+        self, control: Control, fleet: Fleet, num_expected: int, timings: ClientTimings | None = None
+    ) -> None:
+        self.fleet = fleet
+        self._num_expected, self._timings = num_expected, timings or ClientTimings()
+        self._desk = Desk(uuid.uuid4().hex, control, fleet, self._timings)
+        self._context: Context = zmq.Context(io_threads=1)
+        self._connections, self._streams = self._desk.connections, self._desk.streams
+        self._tasks: dict[Stream, asyncio.Task[None]] = {}
+        self._ticker: asyncio.Task[None] | None = None
+        self._unsubscribe = lambda: None
+
+    async def start(self) -> None:
+        """Connect to the replicas there are, and to those that come."""
+        loop = asyncio.get_running_loop()
+        self._unsubscribe = self.fleet.subscribe(lambda: _call_soon(loop, self._sync))
+        self._ticker = asyncio.create_task(self._tick_forever())
+        self._sync()
+
+    async def aclose(self) -> None:
+        """Abort what is unfinished, disconnect."""
+        self._unsubscribe()
+        tasks = [*self._tasks.values(), *([self._ticker] if self._ticker else [])]
+        for stream in list(self._tasks):
+            await stream.aclose()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        # Ending the context waits for the sockets' linger, so not on the event loop.
+        await asyncio.to_thread(self._context.term)
+
+    # --- EngineClient --------------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> Stream:
+        """Return once an engine accepted; raise Overloaded, Unavailable or Rejected when none did."""
+        self._check_available()
+        stream = Stream(request, self._close)
+        # Serve 2.60 gives all handle calls made for one HTTP request the same internal id and then routes only one of
+        # them at a time, for ever if they are concurrent: a context of its own gives each call an id of its own.
+        self._tasks[stream] = task = asyncio.create_task(self._run(stream), context=contextvars.Context())
+        task.add_done_callback(lambda _: self._tasks.pop(stream, None))
+        try:
+            await asyncio.wait_for(asyncio.shield(stream.accepted), self._timings.accept_s)
+        except TimeoutError:
+            await stream.aclose()
+            raise Unavailable(f"no engine accepted within {self._timings.accept_s:g} s") from None
+        except asyncio.CancelledError:
+            await stream.aclose()
+            raise
+        return stream
+
+    async def health(self) -> FleetHealth:
+        """How the engines are, from what has been heard of them."""
+        members = self.fleet.addresses()
+        replicas = tuple(
+            _health_of(connection, is_draining=replica not in members)
+            for replica, connection in sorted(self._connections.items())
+        )
+        health = FleetHealth("healthy", self._num_expected, replicas)
+        state: HealthState = "healthy" if health.num_up >= self._num_expected else "degraded"
+        return replace(health, state=state if health.num_up else "unhealthy")
+
+    @property
+    def num_streams(self) -> int:
+        """Requests that have not ended."""
+        return len(self._tasks)
+
+    def _check_available(self) -> None:
+        """Without this, Serve would let a request wait for a replica as long as it takes to start one."""
+        answering = self.fleet.addresses().keys() - self.fleet.lost()
+        if not answering:
+            raise Unavailable("no engine replica is up")
+
+    # --- one request ---------------------------------------------------------------------------------------
+
+    async def _run(self, stream: Stream) -> None:
+        """Take a request through its attempts to its end, whatever happens to replicas."""
+        avoid: list[str] = []
+        retry_after: list[float] = []
+        num_lost = 0
+        while True:
+            record = await Attempt(self._desk, stream, len(avoid), tuple(avoid)).run()
+            if record is None or stream.ended.is_set():
+                return
+            avoid.append(record["replica"] or "?")
+            reason: str = record["reason"]
+            is_tried_everywhere = self.fleet.addresses().keys() <= {*avoid, *self.fleet.lost()}
+            if record["refused"] == "never_fits":
+                return stream.fail(Rejected(reason))
+            if record["refused"] == "queue_full":
+                retry_after.append(record["retry_after_s"])
+                if is_tried_everywhere or len(avoid) == MAX_ATTEMPTS:
+                    return stream.fail(Overloaded("every engine's queue is full", min(retry_after)))
+                continue
+            if stream.num_received:
+                return stream.fail_as_lost(reason)
+            num_lost += 1
+            if num_lost == 2 or len(avoid) == MAX_ATTEMPTS:
+                return stream.fail(Unavailable(f"the engine was lost: {reason}"))
+
+    def _close(self, stream: Stream) -> None:
+        """A reader left: the engine hears of it on the wire, at once, and through the cancelled call."""
+        task = self._tasks.get(stream)
+        connection = self._connections.get(stream.replica or "")
+        if connection is not None:
+            for wire_id, other in self._streams.items():
+                if other is stream:
+                    connection.abort(wire_id)
+        if task is not None:
+            task.cancel()
+
+    # --- WireListener --------------------------------------------------------------------------------------
+
+    def on_outputs(self, replica: str, outputs: list[Output]) -> None:
+        """Hand each stream its tokens; ask again for what did not arrive in order."""
+        missing = {}
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None and not stream.feed(replica, output):
+                missing[output.request_id] = stream.num_received
+        if missing:
+            self._connections[replica].resume(missing)
+
+    def on_load(self, replica: str, load: Load) -> None:
+        """The router counts with it from now on."""
+        self.fleet.record_load(replica, ReplicaLoad(load.num_requests, load.num_own))
+
+    def on_answering(self, replica: str, is_answering: bool) -> None:
+        """A silent replica's streams are given up on."""
+        self.fleet.mark_lost(replica, not is_answering)
+        if not is_answering:
+            for stream in set(self._streams.values()):
+                if stream.replica == replica:
+                    stream.lose(f"it has not been heard of for {self._timings.lost_after_s:g} s")
+
+    def received(self, replica: str) -> Mapping[str, int]:
+        """Tokens received of every unfinished stream at that replica."""
+        return {
+            id_: stream.num_received
+            for id_, stream in self._streams.items()
+            if stream.replica == replica and not stream.ended.is_set()
+        }
+
+    # --- connections ---------------------------------------------------------------------------------------
+
+    def _sync(self) -> None:
+        """Connect to replicas that are new; leave those that are gone, when their last stream has ended."""
+        addresses = self.fleet.addresses()
+        in_use = {stream.replica for stream in self._streams.values()}
+        for replica, connection in list(self._connections.items()):
+            if addresses.get(replica) != connection.address and replica not in in_use:
+                self._connections.pop(replica).close()
+        for replica, address in addresses.items():
+            if replica not in self._connections:
+                self._connections[replica] = WireConnection(
+                    self._context,
+                    address,
+                    self._desk.ingress_id,
+                    self,
+                    time.monotonic,
+                    self._timings.lost_after_s,
+                )
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._timings.tick_s)
+            try:
+                for connection in list(self._connections.values()):
+                    connection.tick()
+                self._sync()
+            except Exception:
+                logger.exception("looking after the engine connections failed")
+
+
+def _health_of(connection: WireConnection, is_draining: bool) -> ReplicaHealth:
+    heard, load = connection.last_heard, connection.load
+    return ReplicaHealth(
+        replica=connection.address.replica,
+        is_connected=connection.is_answering,
+        heartbeat_age_s=None if heard is None else time.monotonic() - heard,
+        num_running=load.num_running,
+        num_waiting=load.num_waiting,
+        waiting_prefill_tokens=load.waiting_prefill_tokens,
+        kv_pages_free=load.pages_free,
+        kv_pages_total=load.pages_total,
+        is_draining=is_draining or load.is_draining,
+    )
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(callback)

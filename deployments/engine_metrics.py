@@ -1,0 +1,61 @@
+"""An engine's steps, load and finished requests as metrics: the one place that knows both vocabularies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.load import EngineLoad, StepStats
+from engine.plan import Event
+from monitoring.metrics import Metrics
+
+
+class EngineMetrics:
+    """Writes one engine's metrics. The `on_` methods run in the engine's thread, once per step."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def describe(self, *, version: str, attention: str, device: str, dtype: str, page_size: int) -> None:
+        """What does not change while the engine runs."""
+        self._metrics.set("build_info", 1, version=version, attention=attention, device=device, dtype=dtype)
+        self._metrics.set("kv_page_size_tokens", page_size)
+
+    def on_step(self, stats: StepStats) -> None:
+        """One step."""
+        metrics, phase = self._metrics, stats.phase
+        seconds = stats.schedule_seconds + stats.run_seconds + stats.apply_seconds
+        metrics.observe("engine_step_seconds", seconds, phase=phase)
+        metrics.observe("engine_batch_requests", stats.num_requests, phase=phase)
+        metrics.observe("engine_batch_tokens", stats.num_decode_tokens + stats.num_prefill_tokens, phase=phase)
+        metrics.inc("engine_stage_seconds_total", stats.schedule_seconds, stage="schedule")
+        metrics.inc("engine_stage_seconds_total", stats.run_seconds, stage="run")
+        metrics.inc("engine_stage_seconds_total", stats.apply_seconds, stage="apply")
+
+    def on_events(self, events: Sequence[Event]) -> None:
+        """What a step brought for its requests."""
+        self._metrics.inc("generation_tokens_total", sum(len(event.token_ids) for event in events))
+        for event in events:
+            if event.timings is not None:
+                self._metrics.observe("request_queue_seconds", event.timings.queue)
+                self._metrics.observe("request_prefill_seconds", event.timings.prefill)
+                self._metrics.observe("request_decode_seconds", event.timings.decode)
+
+    def on_load(self, load: EngineLoad) -> None:
+        """The state of things; before each snapshot."""
+        metrics, pages, cache = self._metrics, load.pages, load.cache
+        metrics.set("requests_running", load.num_running)
+        metrics.set("requests_waiting", load.num_waiting)
+        metrics.set("queue_oldest_age_seconds", load.oldest_wait_seconds)
+        metrics.set("waiting_prefill_tokens", load.waiting_prefill_tokens)
+        metrics.set("kv_pages", pages.free, state="free")
+        metrics.set("kv_pages", pages.locked + pages.private, state="active")
+        metrics.set("kv_pages", pages.evictable, state="cached")
+        metrics.set("kv_pages_capacity", sum(pages))
+        metrics.count_to("kv_evictions_total", cache.evicted_pages)
+        metrics.count_to("preemptions_total", load.num_preemptions, mode="recompute")
+        metrics.count_to("prompt_tokens_total", cache.query_tokens - cache.hit_tokens, source="computed")
+        metrics.count_to("prompt_tokens_total", cache.hit_tokens, source="device")
+        metrics.count_to("prefix_cache_query_tokens_total", cache.query_tokens)
+        metrics.count_to("prefix_cache_hit_tokens_total", cache.hit_tokens)
+        metrics.count_to("prefix_cache_recompute_query_tokens_total", cache.recompute_query_tokens)
+        metrics.count_to("prefix_cache_recompute_hit_tokens_total", cache.recompute_hit_tokens)

@@ -1,0 +1,159 @@
+"""One request's stream in the ingress: filled from the wire, read by the API at its own pace.
+
+    wire ──feed──▶ [ tokens not read yet, merged ] ──__anext__──▶ API
+
+There is no queue of events to bound: what a slow reader has not taken is one event that grows, at most to the
+request's own length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from deployments.client import GenerateRequest, ReplicaLost
+from deployments.wire import Output, to_event
+from engine.plan import Event, FinishReason, Timings, TokenLogprobs
+
+
+@dataclass(slots=True)
+class _Unread:
+    """The merged event a reader has not taken."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_cached: int = 0
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    timings: Timings | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.token_ids and self.finish_reason is None
+
+
+class Stream:
+    """A `Generation`. Lives on the ingress's event loop; `on_close` is called once, when a reader leaves early."""
+
+    def __init__(self, request: GenerateRequest, on_close: Callable[[Stream], None]) -> None:
+        self.request = request
+        self.num_received = 0
+        """Tokens received, read or not."""
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when an engine accepted; fails with what `EngineClient.generate` raises."""
+        self.accepted.add_done_callback(_retrieve)
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Set, with the reason, when its replica does not answer any more."""
+        self.ended = asyncio.Event()
+        """No more will come: finished, failed or closed."""
+        self._replica: str | None = None
+        self._unread = _Unread()
+        self._error: Exception | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._is_exhausted = False
+        self._on_close = on_close
+
+    @property
+    def replica(self) -> str | None:
+        """Id of the replica that generates it; None until one accepted."""
+        return self._replica
+
+    # --- the wire's side -----------------------------------------------------------------------------------
+
+    def start_attempt(self) -> None:
+        """It is about to be sent to some replica."""
+        self._replica = None
+        self.lost = asyncio.get_running_loop().create_future()
+
+    def feed(self, replica: str, output: Output) -> bool:
+        """Take in an output. False when tokens before it are missing: it has to be asked for again."""
+        if self.ended.is_set():
+            return True
+        if self._replica not in (None, replica):
+            return True  # a replica that was given up on still sends
+        self._replica = replica
+        if not self.accepted.done():
+            self.accepted.set_result(None)
+        repeated = self.num_received - output.start
+        if repeated < 0:
+            return False
+        if output.token_ids or output.finish_reason is not None:
+            self._merge(to_event(output), repeated)
+        return True
+
+    def _merge(self, event: Event, repeated: int) -> None:
+        unread = self._unread
+        unread.token_ids += event.token_ids[repeated:]
+        unread.logprobs += event.logprobs[repeated:]
+        unread.num_cached = event.num_cached
+        self.num_received += max(0, len(event.token_ids) - repeated)
+        if event.finish_reason is not None:
+            unread.finish_reason, unread.error, unread.timings = event.finish_reason, event.error, event.timings
+            self.ended.set()
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more will come: the reader gets what there is, then `error`."""
+        if self.ended.is_set():
+            return
+        self._error = error
+        self.ended.set()
+        if not self.accepted.done():
+            self.accepted.set_exception(error)
+        self._wake()
+
+    def lose(self, reason: str) -> None:
+        """Its replica does not answer any more."""
+        if not self.lost.done():
+            self.lost.set_result(reason)
+
+    def fail_as_lost(self, reason: str) -> None:
+        """Its replica is gone after the first token."""
+        self.fail(ReplicaLost(self._replica or "?", reason))
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    # --- the reader's side ---------------------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        """What came since the last call, as one event; waits when nothing did."""
+        while self._unread.is_empty:
+            if self._is_exhausted:
+                raise StopAsyncIteration
+            if self._error is not None:
+                self._is_exhausted = True
+                raise self._error
+            if self.ended.is_set():
+                raise StopAsyncIteration
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        unread, self._unread = self._unread, _Unread()
+        self._is_exhausted = unread.finish_reason is not None
+        return Event(
+            self.request.request_id,
+            tuple(unread.token_ids),
+            tuple(unread.logprobs),
+            unread.finish_reason,
+            unread.num_cached,
+            unread.error,
+            unread.timings,
+        )
+
+    async def aclose(self) -> None:
+        """Abort in the engine when not finished. Idempotent."""
+        if not self.ended.is_set():
+            self.ended.set()
+            self._wake()
+            self._on_close(self)
+
+
+def _retrieve(future: asyncio.Future[None]) -> None:
+    """Mark an exception as seen: nobody may be waiting for it any more."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,119 @@
+"""The ingress deployment: the OpenAI API on one side, the engines on the other. CPU only, any number of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+from ray import serve
+from ray.serve.exceptions import BackPressureError
+
+from deployments.api.app import create_app
+from deployments.api.service import ApiService, ModelCard
+from deployments.api.text_codec import TextCodec
+from deployments.attempt import ClientTimings
+from deployments.client import GenerateRequest
+from deployments.config import AppArgs
+from deployments.engine_client import WireEngineClient
+from deployments.metrics_hub import MetricsPusher, read_page
+from engine.config import EngineConfig
+from engine.engine import model_directory
+from engine.models.config import ModelConfig
+from engine.tokenizer import load_tokenizer
+from monitoring.metrics import Metrics
+from router.fleet import fleet_of
+
+
+class HandleControl:
+    """`Control` over a Serve handle."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def generate(self, request: GenerateRequest, ingress_id: str, avoid: tuple[str, ...]) -> HandleCall:
+        """Call the replica that the router picks."""
+        return HandleCall(self._handle.generate.remote(request, ingress_id, avoid))
+
+
+class HandleCall:
+    """`ControlCall` over a `DeploymentResponse`."""
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+
+    async def result(self) -> dict[str, Any]:
+        """Wait for the record."""
+        try:
+            record: dict[str, Any] = await self._response
+        except BackPressureError as error:
+            return {"refused": "queue_full", "reason": str(error), "retry_after_s": 1.0}
+        return record
+
+    def cancel(self) -> None:
+        """Cancel the call in the replica too."""
+        with contextlib.suppress(Exception):
+            self._response.cancel()
+
+
+@serve.ingress()
+class Ingress:
+    """Builds the API around this process's connections to the engines."""
+
+    def __init__(self, args: AppArgs, engines: Any, hub: Any) -> None:
+        self._args, self._engines, self._hub = args, engines, hub
+        name = serve.get_replica_context().replica_id.unique_id
+        self._metrics = Metrics(args.engine.name, name, "ingress")
+        self._fleet = fleet_of(engines.app_name, engines.deployment_name)
+        self._pusher = MetricsPusher(hub, name, self._snapshot)
+
+    async def __serve_build_asgi_app__(self) -> Any:
+        """Called by Serve once in the replica, on the event loop that will serve requests."""
+        timings = ClientTimings(lost_after_s=self._args.health.lost_after_s)
+        self._client = WireEngineClient(
+            HandleControl(self._engines), self._fleet, self._args.engines.count, timings
+        )
+        await self._client.start()
+        # The handle's router, which fills the fleet, is made by the first call: do not leave that to a user's.
+        self._first_call = asyncio.create_task(self._meet_engines())
+        self._pusher.start()
+        return create_app(await asyncio.to_thread(self._service))
+
+    async def _meet_engines(self) -> None:
+        with contextlib.suppress(Exception):
+            await self._engines.describe.remote()
+
+    def _service(self) -> ApiService:
+        config = self._args.engine
+        directory = model_directory(config)
+        model = ModelConfig.from_directory(directory)
+        return ApiService(
+            client=self._client,
+            codec=TextCodec(load_tokenizer(directory)),
+            model=_card(config, model),
+            metrics_text=lambda: read_page(self._hub),
+            limits=self._args.limits,
+            metrics=self._metrics,
+        )
+
+    def _snapshot(self) -> bytes:
+        for reason, count in self._fleet.decisions().items():
+            # "error" is not a policy of ours: Serve then picks by queue length.
+            policy, reason = ("none", "load") if reason == "error" else ("prefix", reason)
+            self._metrics.count_to("router_decisions_total", count, policy=policy, reason=reason)
+        return self._metrics.snapshot()
+
+    async def __del__(self) -> None:
+        self._pusher.stop()
+        if hasattr(self, "_client"):
+            await self._client.aclose()
+
+
+def _card(config: EngineConfig, model: ModelConfig) -> ModelCard:
+    return ModelCard(
+        id=config.name,
+        created=int(time.time()),
+        max_model_len=min(config.max_model_len or model.max_position_embeddings, model.max_position_embeddings),
+        vocab_size=model.vocab_size,
+    )

@@ -1,0 +1,205 @@
+"""One engine in one Serve replica: takes requests through Serve, sends tokens over the wire.
+
+    event loop     generate() ── open for as long as the request runs ─────────▶ final record
+    engine thread  step, step, step ──▶ on_events ──▶ wire, metrics, futures of finished requests
+
+The engine's loop never runs on the event loop, and `check_health` asks whether steps still finish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from deployments.client import GenerateRequest
+from deployments.engine_metrics import EngineMetrics
+from deployments.metrics_hub import MetricsPusher
+from deployments.retry_after import DrainRate
+from deployments.wire_server import WireServer, WireTimings
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import EngineStopped, NeverFits, QueueFull
+from engine.load import StepStats
+from engine.plan import Event
+from monitoring.metrics import Metrics
+
+logger = logging.getLogger("ray.serve")
+
+EngineFactory = Callable[[EngineConfig], Engine]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """What a replica needs to know besides its engine's settings."""
+
+    stall_timeout_s: float = 60.0
+    """Seconds without a finished step, while there is work, until `check_health` fails."""
+    wire: WireTimings = field(default_factory=WireTimings)
+    """Periods of the wire."""
+
+
+class EngineUnhealthy(RuntimeError):
+    """The engine makes no progress: Serve should replace this replica."""
+
+
+def serve_whereabouts() -> tuple[str, str]:
+    """This Serve replica's id and its node's address."""
+    import ray  # only here: everything else in this file runs without Ray
+    from ray import serve
+
+    return serve.get_replica_context().replica_id.unique_id, ray.util.get_node_ip_address()
+
+
+class EngineReplica:
+    """Serve's view of one engine."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        settings: ReplicaSettings,
+        hub: Any = None,
+        engine_factory: EngineFactory = Engine.from_config,
+        whereabouts: Callable[[], tuple[str, str]] = serve_whereabouts,
+    ) -> None:
+        self.replica, host = whereabouts()
+        self._settings = settings
+        self._engine = engine_factory(config)
+        self._loop = self._engine.loop
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._ends: dict[str, asyncio.Future[Event]] = {}
+        self._drain = DrainRate()
+        metrics = Metrics(config.name, self.replica, "engine")
+        self._metrics = EngineMetrics(metrics)
+        self._metrics.describe(**_build_info(self._engine))
+        self._wire = WireServer(host, self.replica, self._loop.load, self._loop.abort, settings.wire)
+        self._pusher = MetricsPusher(hub, self.replica, lambda: self._snapshot(metrics)) if hub else None
+        self._loop.start(self._on_events, self._on_step)
+
+    # --- Serve's hooks -------------------------------------------------------------------------------------
+
+    async def record_replica_metadata(self) -> dict[str, str]:
+        """Where the wire is, and the secret that a hello must bear: Ray carries both to the ingresses' routers."""
+        if self._pusher is not None:
+            self._pusher.start()
+        return {"wire_endpoint": self._wire.endpoint, "wire_secret": self._wire.secret}
+
+    async def check_health(self) -> None:
+        """Raise EngineUnhealthy when the loop has ended, or has work and finishes no step."""
+        if self._loop.failure is not None:
+            raise EngineUnhealthy(self._loop.failure)
+        silence = self._loop.clock() - self._loop.last_progress
+        if self._loop.has_work and silence > self._settings.stall_timeout_s:
+            raise EngineUnhealthy(f"no engine step has finished for {silence:.0f} s, and there is work")
+
+    async def describe(self) -> dict[str, Any]:
+        """What this replica serves."""
+        return {"replica": self.replica, "max_model_len": self._engine.max_model_len}
+
+    def close(self) -> None:
+        """Stop the engine and the wire. Idempotent."""
+        if self._pusher is not None:
+            self._pusher.stop()
+        self._loop.stop()
+        self._wire.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # construction failed half-way
+            self.close()
+
+    # --- requests ------------------------------------------------------------------------------------------
+
+    async def generate(
+        self, request: GenerateRequest, ingress_id: str, avoid: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
+        """Run a request; its tokens go over the wire. Returns when it has ended, or was refused.
+
+        A refusal is a record, not an exception: it is an ordinary answer, and Serve logs a traceback for each
+        exception. `avoid` is for the router. Cancelling aborts the request.
+        """
+        self._event_loop = asyncio.get_running_loop()
+        request_id = request.request_id
+        self._ends[request_id] = end = self._event_loop.create_future()
+        try:
+            refusal = self._submit(request, ingress_id)
+            if refusal is not None:
+                return {**refusal, "replica": self.replica}
+            self._wire.accept(request_id, ingress_id)
+            event = await end
+            return {"finish_reason": event.finish_reason, "replica": self.replica}
+        except asyncio.CancelledError:
+            self._loop.abort(request_id)
+            raise
+        finally:
+            self._ends.pop(request_id, None)
+
+    def _submit(self, request: GenerateRequest, ingress_id: str) -> dict[str, Any] | None:
+        """Hand a request to the engine; what to answer when it does not take it."""
+        try:
+            made = self._engine.new_request(
+                request.request_id,
+                request.prompt_ids,
+                request.sampling,
+                salt=request.salt,
+                output_ids=request.output_ids,
+                priority=request.priority,
+            )
+            self._wire.open(request.request_id, ingress_id)
+        except ValueError as error:
+            return {"refused": "never_fits", "reason": str(error)}
+        try:
+            self._loop.submit(made)
+            return None
+        except NeverFits as error:
+            refusal: dict[str, Any] = {"refused": "never_fits", "reason": str(error)}
+        except QueueFull as error:
+            wait = self._drain.retry_after_s(self._loop.load())
+            refusal = {"refused": "queue_full", "reason": str(error), "retry_after_s": wait}
+        except EngineStopped as error:
+            refusal = {"refused": "stopped", "reason": str(error)}
+        self._wire.forget(request.request_id)
+        return refusal
+
+    # --- the engine's thread -------------------------------------------------------------------------------
+
+    def _on_events(self, events: list[Event]) -> None:
+        self._wire.publish(events)
+        self._metrics.on_events(events)
+        ended = [event for event in events if event.finish_reason is not None]
+        if ended and self._event_loop is not None:
+            self._event_loop.call_soon_threadsafe(self._resolve, ended)
+
+    def _on_step(self, stats: StepStats) -> None:
+        self._metrics.on_step(stats)
+        self._drain.observe(time.monotonic(), stats.num_prefill_tokens, self._loop.load().num_finished)
+
+    def _resolve(self, events: list[Event]) -> None:
+        for event in events:
+            end = self._ends.get(event.request_id)
+            if end is not None and not end.done():
+                end.set_result(event)
+
+    def _snapshot(self, metrics: Metrics) -> bytes:
+        self._metrics.on_load(self._loop.load())
+        return metrics.snapshot()
+
+
+def _build_info(engine: Engine) -> dict[str, Any]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        release = version("raydix")
+    except PackageNotFoundError:
+        release = "unknown"
+    runner = engine.runner
+    return {
+        "version": release,
+        "attention": str(getattr(runner, "attention_name", "none")),
+        "device": str(getattr(runner, "device", "none")),
+        "dtype": str(getattr(runner, "dtype", "none")).removeprefix("torch."),
+        "page_size": engine.config.page_size,
+    }

@@ -1,0 +1,149 @@
+"""What a replica keeps of its requests' output until it is delivered: the tokens, and how many were sent.
+
+    tokens   [ t0 t1 t2 t3 t4 t5 ]
+               sent ──────▲ num_sent: the next message starts here
+
+An ingress that is slow, away or reconnecting needs no queue of messages: what it has not got is one slice. Memory
+is bounded by the requests' own lengths, and a late ingress gets everything merged into one output.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from deployments.wire import Logprob, Output, to_logprobs, to_timings
+from engine.plan import Event
+
+
+@dataclass(slots=True)
+class StreamLog:
+    """The output of one request."""
+
+    request_id: str
+    ingress_id: str
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    num_sent: int = 0
+    num_cached: int = 0
+    end: Event | None = None
+    """The event that ended it."""
+    ended_at: float = 0.0
+
+    def unsent(self) -> Output:
+        """Everything from `num_sent` on as one output."""
+        start, end = self.num_sent, self.end
+        if end is None:
+            return Output(
+                self.request_id, start, self.tokens[start:], self.num_cached, None, self.logprobs[start:]
+            )
+        return Output(
+            self.request_id,
+            start,
+            self.tokens[start:],
+            self.num_cached,
+            end.finish_reason,
+            self.logprobs[start:],
+            end.error,
+            to_timings(end.timings),
+        )
+
+
+class StreamLogs:
+    """All requests of a replica by ingress. Not thread-safe: its owner holds a lock."""
+
+    def __init__(self) -> None:
+        self._logs: dict[str, StreamLog] = {}
+        self._by_ingress: dict[str, set[str]] = {}
+        self._dirty: dict[str, dict[str, None]] = {}  # ingress -> its streams with something to send, in order
+        self._num_live_of: Counter[str] = Counter()
+        self.num_live = 0
+
+    def open(self, request_id: str, ingress_id: str) -> None:
+        """A request was accepted: its first output says just that. Raises ValueError when the id is in use."""
+        if request_id in self._logs:
+            raise ValueError(f"request id {request_id!r} is already in use")
+        self._logs[request_id] = StreamLog(request_id, ingress_id)
+        self._by_ingress.setdefault(ingress_id, set()).add(request_id)
+        self._touch(ingress_id, request_id)
+        self._count_live(ingress_id, 1)
+
+    def record(self, event: Event, now: float) -> str | None:
+        """Take in an engine event; the ingress it is for, None when nobody waits for it."""
+        log = self._logs.get(event.request_id)
+        if log is None or log.end is not None:
+            return None
+        log.tokens += event.token_ids
+        if event.logprobs:
+            log.logprobs += to_logprobs(event.logprobs)
+        log.num_cached = event.num_cached
+        if event.finish_reason is not None:
+            log.end, log.ended_at = event, now
+            self._count_live(log.ingress_id, -1)
+        self._touch(log.ingress_id, event.request_id)
+        return log.ingress_id
+
+    def resume(self, ingress_id: str, received: Mapping[str, int]) -> list[str]:
+        """Send these streams again from what was received; returns the ids that are not known here."""
+        unknown = []
+        for request_id, num_received in received.items():
+            log = self._logs.get(request_id)
+            if log is None or log.ingress_id != ingress_id:
+                unknown.append(request_id)
+                continue
+            log.num_sent = max(0, min(num_received, len(log.tokens)))
+            self._touch(ingress_id, request_id)
+        return unknown
+
+    def unsent(self, ingress_id: str) -> list[Output]:
+        """What an ingress has not been sent, one output per stream. Call `mark_sent` when it is on its way."""
+        return [self._logs[id_].unsent() for id_ in self._dirty.get(ingress_id, ()) if id_ in self._logs]
+
+    def mark_sent(self, ingress_id: str) -> None:
+        """All that `unsent` returned was sent."""
+        for request_id in self._dirty.pop(ingress_id, ()):
+            if request_id in self._logs:
+                self._logs[request_id].num_sent = len(self._logs[request_id].tokens)
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Drop streams whatever their state."""
+        for request_id in request_ids:
+            log = self._logs.pop(request_id, None)
+            if log is None:
+                continue
+            if log.end is None:
+                self._count_live(log.ingress_id, -1)
+            ids = self._by_ingress[log.ingress_id]
+            ids.discard(request_id)
+            if not ids:
+                del self._by_ingress[log.ingress_id]
+
+    def ended_before(self, deadline: float) -> list[str]:
+        """Streams that ended before `deadline`: delivered long ago, or nobody wants them."""
+        return [id_ for id_, log in self._logs.items() if log.end is not None and log.ended_at < deadline]
+
+    def live_of(self, ingress_id: str) -> list[str]:
+        """Unfinished requests of an ingress."""
+        return [id_ for id_ in self._by_ingress.get(ingress_id, ()) if self._logs[id_].end is None]
+
+    def num_live_of(self, ingress_id: str) -> int:
+        """How many unfinished requests an ingress has here."""
+        return self._num_live_of[ingress_id]
+
+    def owns(self, ingress_id: str, request_id: str) -> bool:
+        """Whether the request came from that ingress."""
+        return request_id in self._by_ingress.get(ingress_id, ())
+
+    def ingresses(self) -> set[str]:
+        """Ingresses with streams here."""
+        return set(self._by_ingress)
+
+    def _count_live(self, ingress_id: str, change: int) -> None:
+        self.num_live += change
+        self._num_live_of[ingress_id] += change
+        if not self._num_live_of[ingress_id]:
+            del self._num_live_of[ingress_id]
+
+    def _touch(self, ingress_id: str, request_id: str) -> None:
+        self._dirty.setdefault(ingress_id, {})[request_id] = None

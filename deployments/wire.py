@@ -1,0 +1,165 @@
+"""What an engine replica and an ingress say to each other over ZeroMQ: msgpack, typed, nothing executable.
+
+    ingress                                replica
+      Hello(secret, received) ───────────▶            who I am, how many tokens of which streams I have
+                              ◀─────────── Welcome    or Refused
+                              ◀─────────── Tokens     one per step: the new tokens of all my requests, and the load
+                              ◀─────────── Heartbeat  when there was nothing else to send
+      Abort, Resume           ───────────▶
+
+A stream's every output says at which of its tokens it starts, so a receiver notices a lost or repeated token
+whatever happened below, and asks again (`Resume`): the replica keeps each request's tokens until it has ended.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.plan import Event, FinishReason, Timings, TokenLogprobs
+
+WIRE_VERSION = 1
+MAX_MESSAGE_BYTES = 64 * 2**20
+
+
+class MalformedMessage(ValueError):
+    """The bytes are not a message of this wire."""
+
+
+class Hello(msgspec.Struct, tag=0, array_like=True, frozen=True):
+    """First message of an ingress, and again after each reconnect."""
+
+    version: int
+    secret: str
+    ingress_id: str
+    received: dict[str, int]
+    """Tokens received of each stream this ingress still waits for."""
+
+
+class Abort(msgspec.Struct, tag=1, array_like=True, frozen=True):
+    """The client is gone: end the request."""
+
+    request_id: str
+
+
+class Resume(msgspec.Struct, tag=2, array_like=True, frozen=True):
+    """Send these streams again from where they broke off."""
+
+    received: dict[str, int]
+
+
+class Logprob(msgspec.Struct, array_like=True, frozen=True):
+    """`engine.plan.TokenLogprobs` on the wire."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class Output(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
+    """News of one stream; without tokens and finish reason it only says that the request was accepted."""
+
+    request_id: str
+    start: int
+    """How many tokens of the stream come before these."""
+    token_ids: list[int] = []
+    num_cached: int = 0
+    finish_reason: FinishReason | None = None
+    logprobs: list[Logprob] = []
+    error: str | None = None
+    timings: tuple[float, float, float, int, int] | None = None
+
+
+class Load(msgspec.Struct, array_like=True, frozen=True):
+    """A replica's load, as one ingress needs it."""
+
+    num_requests: int = 0
+    num_own: int = 0
+    """Requests of the receiving ingress among them."""
+    num_running: int = 0
+    num_waiting: int = 0
+    waiting_prefill_tokens: int = 0
+    pages_free: int = 0
+    """Free and evictable pages."""
+    pages_total: int = 0
+    is_draining: bool = False
+
+
+class Welcome(msgspec.Struct, tag=10, array_like=True, frozen=True):
+    """The hello was accepted."""
+
+    epoch: int
+    """Differs between starts of a replica."""
+    seq: int
+    replica: str
+
+
+class Refused(msgspec.Struct, tag=11, array_like=True, frozen=True):
+    """The hello was not accepted."""
+
+    reason: str
+
+
+class Tokens(msgspec.Struct, tag=12, array_like=True, frozen=True):
+    """What a step produced for one ingress."""
+
+    epoch: int
+    seq: int
+    outputs: list[Output]
+    load: Load | None = None
+
+
+class Heartbeat(msgspec.Struct, tag=13, array_like=True, frozen=True):
+    """The replica is alive, and this busy."""
+
+    epoch: int
+    seq: int
+    load: Load
+
+
+ToReplica = Hello | Abort | Resume
+ToIngress = Welcome | Refused | Tokens | Heartbeat
+
+encode = msgspec.msgpack.Encoder().encode
+_to_replica: msgspec.msgpack.Decoder[ToReplica] = msgspec.msgpack.Decoder(ToReplica)
+_to_ingress: msgspec.msgpack.Decoder[ToIngress] = msgspec.msgpack.Decoder(ToIngress)
+
+
+def decode_to_replica(data: bytes) -> ToReplica:
+    """Read what an ingress sent. Raises MalformedMessage."""
+    try:
+        return _to_replica.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise MalformedMessage(str(error)) from None
+
+
+def decode_to_ingress(data: bytes) -> ToIngress:
+    """Read what a replica sent. Raises MalformedMessage."""
+    try:
+        return _to_ingress.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise MalformedMessage(str(error)) from None
+
+
+def to_event(output: Output) -> Event:
+    """The engine's event that an output stands for."""
+    return Event(
+        request_id=output.request_id,
+        token_ids=tuple(output.token_ids),
+        logprobs=tuple(TokenLogprobs(p.token_id, p.logprob, tuple(p.top)) for p in output.logprobs),
+        finish_reason=output.finish_reason,
+        num_cached=output.num_cached,
+        error=output.error,
+        timings=None if output.timings is None else Timings(*output.timings),
+    )
+
+
+def to_logprobs(logprobs: tuple[TokenLogprobs, ...]) -> list[Logprob]:
+    """The wire's form of logprobs."""
+    return [Logprob(p.token_id, p.logprob, list(p.top)) for p in logprobs]
+
+
+def to_timings(timings: Timings | None) -> tuple[float, float, float, int, int] | None:
+    """The wire's form of timings."""
+    if timings is None:
+        return None
+    return (timings.queue, timings.prefill, timings.decode, timings.num_preemptions, timings.num_recomputed)

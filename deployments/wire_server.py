@@ -1,0 +1,267 @@
+"""The replica's end of the wire: one ROUTER socket that sends every ingress its tokens.
+
+The engine's thread sends what a step produced itself: handing it to another thread would cost a turn at Python's
+interpreter lock, which a busy engine seldom gives. A lock guards the socket, and nothing done under it waits.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+import select
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import zmq
+
+from deployments import wire
+from deployments.sockets import bind_router, descriptor, is_readable
+from deployments.stream_log import StreamLogs
+from deployments.wire import Abort, Hello, Load, Output, Resume
+from engine.load import EngineLoad
+from engine.plan import Event
+
+logger = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class WireTimings:
+    """Periods of the replica's end, in seconds."""
+
+    heartbeat_s: float = 0.05
+    """Oldest load news of a connected ingress."""
+    keep_ended_s: float = 10.0
+    """How long an ended stream can still be asked for again."""
+    absent_ingress_s: float = 10.0
+    """After this time without its ingress, a request is aborted: nobody would read it."""
+
+
+@dataclass(slots=True)
+class _Session:
+    identity: bytes
+    seq: int = 0
+    last_load: float = 0.0
+
+
+class WireServer:
+    """Delivers outputs from `accept` to the end of each request. Every method is callable from any thread."""
+
+    def __init__(
+        self,
+        host: str,
+        replica: str,
+        load: Callable[[], EngineLoad],
+        on_abort: Callable[[str], None],
+        timings: WireTimings | None = None,
+    ) -> None:
+        self.replica = replica
+        self.secret = secrets.token_hex(32)
+        self.epoch = secrets.randbits(48)
+        self.counts: Counter[str] = Counter()
+        """Messages dropped, by why; sends that had to be repeated."""
+        self._engine_load, self._on_abort = load, on_abort
+        self._timings = timings or WireTimings()
+        self._logs = StreamLogs()
+        self._sessions: dict[str, _Session] = {}  # ingress -> session
+        self._ingress_of: dict[bytes, str] = {}  # authenticated identity -> ingress
+        self._absent_since: dict[str, float] = {}
+        self._lock = threading.RLock()
+        self._context = zmq.Context(io_threads=1)
+        self._socket, self.endpoint = bind_router(self._context, host)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="wire", daemon=True)
+        self._thread.start()
+
+    # --- requests ------------------------------------------------------------------------------------------
+
+    def open(self, request_id: str, ingress_id: str) -> None:
+        """Make room for a request's output, before the engine may produce any. ValueError: the id is in use."""
+        with self._lock:
+            self._logs.open(request_id, ingress_id)
+
+    def accept(self, request_id: str, ingress_id: str) -> None:
+        """The engine took the request: tell the ingress at once."""
+        with self._lock:
+            self._flush(ingress_id)
+
+    def forget(self, request_id: str) -> None:
+        """The engine did not take it after all."""
+        with self._lock:
+            self._logs.forget([request_id])
+
+    def publish(self, events: Sequence[Event]) -> None:
+        """Send a step's events: one message per ingress, now."""
+        now = time.monotonic()
+        with self._lock:
+            for ingress_id in {self._logs.record(event, now) for event in events}:
+                if ingress_id is not None:
+                    self._flush(ingress_id)
+            # Sending may swallow the signal that something came in.
+            self._receive_all()
+
+    def is_connected(self, ingress_id: str) -> bool:
+        """Whether an ingress has said hello and its connection holds."""
+        return ingress_id in self._sessions
+
+    @property
+    def num_live(self) -> int:
+        """Unfinished requests."""
+        return self._logs.num_live
+
+    def close(self) -> None:
+        """End the thread and the socket. Idempotent."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._thread.join(timeout=5.0)
+        with self._lock:
+            self._socket.close(linger=500)
+        self._context.term()
+
+    # --- sending -------------------------------------------------------------------------------------------
+
+    def _flush(self, ingress_id: str) -> None:
+        """Send an ingress all it has not got. What cannot be sent now stays where it is, for the next time."""
+        session = self._sessions.get(ingress_id)
+        if session is None or self._closing.is_set():
+            return
+        outputs = self._logs.unsent(ingress_id)
+        if outputs and self._send(ingress_id, session, outputs):
+            self._logs.mark_sent(ingress_id)
+
+    def _send(self, ingress_id: str, session: _Session, outputs: list[Output]) -> bool:
+        """Outputs, with the load when it is due; without outputs a heartbeat."""
+        now = time.monotonic()
+        is_due = now - session.last_load >= self._timings.heartbeat_s / 2
+        load = self._load(ingress_id) if is_due or not outputs else None
+        message: wire.ToIngress
+        if load is None or outputs:
+            message = wire.Tokens(self.epoch, session.seq, outputs, load)
+        else:
+            message = wire.Heartbeat(self.epoch, session.seq, load)
+        is_sent = self._post(ingress_id, session, wire.encode(message))
+        if is_sent and load is not None:
+            session.last_load = now
+        return is_sent
+
+    def _post(self, ingress_id: str, session: _Session, data: bytes) -> bool:
+        try:
+            self._socket.send_multipart([session.identity, data], zmq.NOBLOCK)
+        except zmq.Again:
+            self.counts["congested"] += 1
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._drop_session(ingress_id)
+            return False
+        session.seq += 1
+        return True
+
+    def _load(self, ingress_id: str) -> Load:
+        load = self._engine_load()
+        pages = load.pages
+        return Load(
+            num_requests=self._logs.num_live,
+            num_own=self._logs.num_live_of(ingress_id),
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            waiting_prefill_tokens=load.waiting_prefill_tokens,
+            pages_free=pages.free + pages.evictable,
+            pages_total=sum(pages),
+        )
+
+    # --- receiving -----------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        poller = select.poll()
+        poller.register(descriptor(self._socket), select.POLLIN)
+        period_ms = max(1.0, self._timings.heartbeat_s * 1000 / 2)
+        while not self._closing.is_set():
+            poller.poll(period_ms)
+            try:
+                with self._lock:
+                    self._receive_all()
+                    self._tick(time.monotonic())
+            except Exception:  # the wire must outlive any single message
+                logger.exception("the wire could not handle a message")
+                self.counts["failed"] += 1
+
+    def _receive_all(self) -> None:
+        while not self._closing.is_set() and is_readable(self._socket):
+            frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            if len(frames) != 2:
+                self.counts["malformed"] += 1
+                continue
+            self._handle(frames[0], frames[1])
+
+    def _handle(self, identity: bytes, data: bytes) -> None:
+        try:
+            message = wire.decode_to_replica(data)
+        except wire.MalformedMessage:
+            self.counts["malformed"] += 1
+            return
+        if isinstance(message, Hello):
+            self._greet(identity, message)
+            return
+        ingress_id = self._ingress_of.get(identity)
+        if ingress_id is None:
+            self.counts["unauthenticated"] += 1
+        elif isinstance(message, Abort):
+            if self._logs.owns(ingress_id, message.request_id):
+                self._on_abort(message.request_id)
+        elif isinstance(message, Resume):
+            self._resume(ingress_id, message.received)
+
+    def _greet(self, identity: bytes, hello: Hello) -> None:
+        reason = None
+        if not hmac.compare_digest(hello.secret.encode(), self.secret.encode()):
+            reason = "the secret is wrong"
+        elif hello.version != wire.WIRE_VERSION:
+            reason = f"version {hello.version} of the wire is not spoken here, version {wire.WIRE_VERSION} is"
+        session = _Session(identity)
+        if reason is not None:
+            self.counts["refused"] += 1
+            self._post("", session, wire.encode(wire.Refused(reason)))
+            return
+        self._drop_session(hello.ingress_id)
+        self._sessions[hello.ingress_id] = session
+        self._ingress_of[identity] = hello.ingress_id
+        self._absent_since.pop(hello.ingress_id, None)
+        welcome = wire.Welcome(self.epoch, session.seq, self.replica)
+        if self._post(hello.ingress_id, session, wire.encode(welcome)):
+            self._resume(hello.ingress_id, hello.received)
+
+    def _resume(self, ingress_id: str, received: dict[str, int]) -> None:
+        unknown = self._logs.resume(ingress_id, received)
+        session = self._sessions.get(ingress_id)
+        if unknown and session is not None:
+            lost = [
+                Output(id_, received[id_], finish_reason="error", error="unknown to its replica")
+                for id_ in unknown
+            ]
+            self._send(ingress_id, session, lost)
+        self._flush(ingress_id)
+
+    # --- time ----------------------------------------------------------------------------------------------
+
+    def _tick(self, now: float) -> None:
+        for ingress_id, session in list(self._sessions.items()):
+            self._flush(ingress_id)
+            if now - session.last_load >= self._timings.heartbeat_s * 0.8:
+                self._send(ingress_id, session, [])
+        self._logs.forget(self._logs.ended_before(now - self._timings.keep_ended_s))
+        for ingress_id in self._logs.ingresses() - self._sessions.keys():
+            since = self._absent_since.setdefault(ingress_id, now)
+            if now - since > self._timings.absent_ingress_s:
+                for request_id in self._logs.live_of(ingress_id):
+                    self._on_abort(request_id)
+
+    def _drop_session(self, ingress_id: str) -> None:
+        session = self._sessions.pop(ingress_id, None)
+        if session is not None:
+            self._ingress_of.pop(session.identity, None)
