@@ -1,0 +1,5 @@
+"""`python -m deployments.cli` is `raydix`."""
+
+from deployments.cli.app import main
+
+main()

@@ -1,0 +1,159 @@
+"""The commands and their options. What a command needs is imported when it runs, so that --help is instant."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deployments.cli.errors import UserError
+
+app = typer.Typer(
+    name="raydix",
+    help="Serve large language models on Ray: prefixes seen before are not computed again.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Dtype(StrEnum):
+    """Types of weights and KV, as `EngineConfig` knows them."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class Device(StrEnum):
+    """Where an engine runs, as `EngineConfig` knows it."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+_SAMPLING = "Sampling"
+_ENGINE = "Engine"
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(help="A directory, a Hugging Face hub id, or [bold]demo[/] for the embedded model."),
+]
+Temperature = Annotated[
+    float, typer.Option(min=0.0, help="0 takes the most likely token.", rich_help_panel=_SAMPLING)
+]
+Seed = Annotated[
+    int | None, typer.Option(help="Makes sampling repeatable.", rich_help_panel=_SAMPLING, show_default=False)
+]
+DtypeOption = Annotated[
+    Dtype,
+    typer.Option(
+        help="Of weights and KV; auto is the checkpoint's on a GPU, float32 on a CPU.", rich_help_panel=_ENGINE
+    ),
+]
+PageSize = Annotated[int, typer.Option(help="Tokens per KV page.", min=1, max=256, rich_help_panel=_ENGINE)]
+
+
+@app.command()
+def serve(
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A Ray Serve config file. Without one: deployments.yaml here, else two replicas of the "
+            "embedded model.",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on.", show_default="the file's, or 127.0.0.1")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port to listen on.", min=1, max=65535, show_default="the file's, or 8000"),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Serve this model instead of the file's.", show_default=False)
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(help="Engine replicas instead of the file's.", min=1, show_default=False)
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the workers' logs.")] = False,
+) -> None:
+    """Serve a model with an OpenAI-compatible API on this machine, until Ctrl-C.
+
+    The same as [bold]serve run CONFIG[/], on a Ray of its own unless RAY_ADDRESS names one.
+    """
+    from deployments.cli.serve import run
+
+    run(config, host=host, port=port, model=model, replicas=replicas, verbose=verbose)
+
+
+@app.command()
+def chat(
+    url: Annotated[str, typer.Option(help="An OpenAI-compatible server.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Which of its models.", show_default="its first")] = None,
+    system: Annotated[str | None, typer.Option(help="A system message.", show_default=False)] = None,
+    temperature: Temperature = 0.0,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longest answer.", rich_help_panel=_SAMPLING, show_default="the server's"),
+    ] = None,
+) -> None:
+    """Talk to a served model. /stats shows how many tokens of each turn were reused; /help lists the rest."""
+    from deployments.cli.chat import run
+
+    options: dict[str, float | int] = {"temperature": temperature}
+    if max_tokens is not None:
+        options["max_completion_tokens"] = max_tokens
+    run(url, model, system, options)
+
+
+@app.command()
+def generate(
+    model: ModelArgument,
+    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.", rich_help_panel=_SAMPLING)] = 128,
+    temperature: Temperature = 0.0,
+    seed: Seed = None,
+    as_chat: Annotated[
+        bool, typer.Option("--chat", help="Take the prompt for a chat message, with the model's template.")
+    ] = False,
+    dtype: DtypeOption = Dtype.auto,
+    page_size: PageSize = 16,
+) -> None:
+    """Run a model in this process, without a server, and print what it writes."""
+    from deployments.cli.generate import run
+
+    run(model, prompt, max_tokens, temperature, seed, as_chat=as_chat, dtype=dtype.value, page_size=page_size)
+
+
+@app.command()
+def info(
+    model: ModelArgument,
+    page_size: PageSize = 16,
+    dtype: DtypeOption = Dtype.auto,
+    device: Annotated[
+        Device, typer.Option(help="Whose memory the pages must fit.", rich_help_panel=_ENGINE)
+    ] = Device.auto,
+) -> None:
+    """Show a model's size, what a token of KV costs, and how many pages fit. Loads no weights."""
+    from deployments.cli.info import run
+
+    run(model, page_size=page_size, dtype=dtype.value, device=device.value)
+
+
+def main() -> None:
+    """Run the command line. Exits with 0, 1 (it failed), 2 (wrong usage) or 130 (interrupted)."""
+    try:
+        app()
+    except UserError as error:
+        typer.secho(f"raydix: {error}", fg="red", err=True)
+        raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -1,0 +1,237 @@
+"""`raydix serve`: `serve run CONFIG` on a Ray of its own, with a word on when it is ready and why it is not.
+
+check config, port and model ─▶ Ray ─▶ Serve ─▶ deploy ─▶ healthy ─▶ wait for a signal ─▶ shut down
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+
+from deployments.cli.errors import UserError, one_line
+from deployments.cli.serve_config import Overrides, check_port, load, models
+
+POLL_S = 0.2
+
+
+class _Stopped(Exception):
+    """A signal asked to end."""
+
+
+class Signals:
+    """SIGINT and SIGTERM: the first one asks to end, the next one to end at once."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+        self._hurry = False
+        self.install()
+
+    def install(self) -> None:
+        """Take the signals; again after Ray has taken SIGTERM for itself."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def check(self, wait: float = 0.0) -> None:
+        """Wait a while; raise when a signal came."""
+        if self._asked.wait(wait):
+            raise _Stopped
+
+    def allow_hurry(self) -> None:
+        """From now on a signal raises KeyboardInterrupt wherever the program is."""
+        self._hurry = True
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        # Nothing is raised while Ray starts: half a Ray is harder to end than a whole one.
+        if self._hurry:
+            raise KeyboardInterrupt
+        self._asked.set()
+
+
+def run(
+    path: Path | None,
+    *,
+    host: str | None,
+    port: int | None,
+    model: str | None,
+    replicas: int | None,
+    verbose: bool,
+) -> None:
+    """Serve until a signal comes. Raises UserError when it cannot be served, with nothing left running."""
+    console = Console(stderr=True)
+    config = load(path, Overrides(host, port, model, replicas))
+    http = config["http_options"]
+    cluster = os.environ.get("RAY_ADDRESS")
+    if cluster is None:
+        check_port(http["host"], int(http["port"]))
+        _check_models(models(config), console)
+    signals = Signals()
+    started = time.monotonic()
+    url = f"http://{_reachable(http['host'])}:{http['port']}"
+    try:
+        with console.status("Starting Ray"), _quiet(verbose):
+            _start_ray(cluster, verbose)
+            signals.install()
+        with console.status("Starting the replicas"), _quiet(verbose):
+            names = _deploy(config)
+            _wait_until_ready(names, url, signals)
+        _announce(console, url, time.monotonic() - started)
+        while True:
+            signals.check(wait=60.0)
+    except _Stopped:
+        console.print("[dim]Shutting down. Ctrl-C again does not wait for the replicas to end their work.[/]")
+    finally:
+        with _quiet(verbose):
+            _shut_down(signals)
+
+
+@contextmanager
+def _quiet(verbose: bool) -> Iterator[None]:
+    """Keep the raylet's messages off the terminal: starting, we tell the cause; ending, they mean nothing."""
+    with ExitStack() as stack:
+        if not verbose:
+            stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        yield
+
+
+def _check_models(names: list[str], console: Console) -> None:
+    """Find the model here, downloading it where a progress bar shows; replicas then take it from the cache."""
+    from engine.hub import resolve_model
+    from engine.models.config import ModelConfig
+
+    for name in names:
+        try:
+            ModelConfig.from_directory(resolve_model(name))
+        except ValueError as error:  # ModelLoadError is one
+            raise UserError(one_line(error)) from None
+
+
+def _start_ray(cluster: str | None, verbose: bool) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"ray\.")
+    import ray
+    from ray.serve._private.constants import SERVE_NAMESPACE
+
+    level = logging.INFO if verbose else logging.ERROR
+    logging.getLogger("ray.serve").setLevel(level)
+    quiet: dict[str, Any] = {"logging_level": level, "log_to_driver": verbose, "namespace": SERVE_NAMESPACE}
+    try:
+        if cluster is not None:
+            ray.init(address=cluster, **quiet)
+        else:
+            ray.init(address="local", include_dashboard=False, **quiet)
+    except Exception as error:
+        raise UserError(f"Ray does not start: {one_line(error)}") from None
+
+
+def _deploy(config: dict[str, Any]) -> list[str]:
+    """Hand the config to Serve, as `serve run` does; the applications' names."""
+    from ray.serve._private import api
+    from ray.serve.config import gRPCOptions
+    from ray.serve.schema import ServeDeploySchema
+
+    try:
+        schema = ServeDeploySchema.model_validate(config)
+    except ValueError as error:
+        raise UserError(f"the config is not valid: {one_line(error)}", 2) from None
+    client = api.serve_start(
+        http_options=schema.http_options.model_dump(),
+        grpc_options=gRPCOptions(**schema.grpc_options.model_dump()),
+        proxy_location=schema.proxy_location,
+        controller_options=schema.controller_options,
+    )
+    client.deploy_apps(schema, _blocking=False)
+    return [application.name for application in schema.applications]
+
+
+def _wait_until_ready(names: list[str], url: str, signals: Signals) -> None:
+    """Return when all applications run and /health says so. Models take as long to load as they take."""
+    from ray import serve
+
+    while True:
+        signals.check(wait=POLL_S)
+        applications = serve.status().applications
+        for name in names:
+            if name in applications and applications[name].status.value in ("DEPLOY_FAILED", "UNHEALTHY"):
+                raise UserError(f"{name} did not start: {_cause(applications[name])}")
+        running = all(name in applications and applications[name].status.value == "RUNNING" for name in names)
+        if running and _is_healthy(url):
+            return
+
+
+def _is_healthy(url: str) -> bool:
+    """Whether /health says "healthy"; applications that have no such page are taken at Serve's word."""
+    try:
+        response = httpx.get(f"{url}/health", timeout=5.0)
+        if response.status_code == 404:
+            return True
+        return response.status_code == 200 and response.json().get("status", "healthy") == "healthy"
+    except (httpx.HTTPError, ValueError, AttributeError):
+        return False
+
+
+def _cause(application: Any) -> str:
+    """The exception a replica ended with, out of Serve's messages with their tracebacks."""
+    messages = [application.message, *(part.message for part in application.deployments.values())]
+    for message in reversed(messages):
+        lines = [line.strip() for line in str(message or "").splitlines()]
+        errors = [line for line in lines if ": " in line and line.split(": ")[0].endswith(("Error", "Exception"))]
+        if errors:
+            return errors[-1]
+    return " ".join(str(application.message).split()) or "no reason given; --verbose shows the workers' logs"
+
+
+def _announce(console: Console, url: str, seconds: float) -> None:
+    """Where it is, and a line to try."""
+    with suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
+        model = httpx.get(f"{url}/v1/models", timeout=5.0).json()["data"][0]["id"]
+        body = (
+            f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What does itertools.chain do?"}}]}}'
+        )
+        curl = f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+        lines = [
+            f"[bold]{escape(model)}[/] is ready at [bold]{url}/v1[/] after {seconds:.0f} s. Ctrl-C ends it.",
+            f"Talk to it:  [cyan]raydix chat --url {url}[/]",
+        ]
+        console.print(Panel("\n".join(lines), expand=False))
+        # Outside the frame, so that it can be copied.
+        console.print(curl, style="cyan", markup=False, highlight=False, soft_wrap=True)
+        return
+    console.print(f"Ready at {url} after {seconds:.0f} s. Ctrl-C ends it.")
+
+
+def _shut_down(signals: Signals) -> None:
+    import ray
+    from ray import serve
+
+    signals.allow_hurry()
+    try:
+        if ray.is_initialized():
+            serve.shutdown()
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:  # the controller may be gone already; Ray's end takes the rest with it
+        logging.getLogger(__name__).debug("serve.shutdown: %s", error)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    ray.shutdown()
+
+
+def _reachable(host: str) -> str:
+    """An address to reach a server that listens on `host`."""
+    if host in ("0.0.0.0", "::"):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host

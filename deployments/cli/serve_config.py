@@ -1,0 +1,122 @@
+"""What `raydix serve` is to serve: a config file, or the embedded model, with the command line's changes."""
+
+from __future__ import annotations
+
+import os
+import socket
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deployments.cli.errors import UserError, one_line
+
+DEFAULT_FILE = "deployments.yaml"
+IMPORT_PATH = "deployments.app:build"
+DEFAULT_HTTP = {"host": "127.0.0.1", "port": 8000}
+EMBEDDED_MODEL: dict[str, Any] = {
+    "http_options": {**DEFAULT_HTTP, "request_timeout_s": 3600},
+    "applications": [
+        {
+            "name": "raydix",
+            "route_prefix": "/",
+            "import_path": IMPORT_PATH,
+            "args": {
+                "engine": {"model": "demo", "kv_pages": 2048, "threads": 1},
+                "engines": {"count": 2, "num_cpus": 0.5},
+                "ingresses": {"count": 1, "num_cpus": 0.5},
+            },
+        }
+    ],
+}
+"""What is served when there is no file: the same as the deployments.yaml that comes with the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What the command line says instead of the file; None leaves the file's value."""
+
+    host: str | None = None
+    port: int | None = None
+    model: str | None = None
+    replicas: int | None = None
+
+
+def load(path: Path | None, overrides: Overrides) -> dict[str, Any]:
+    """The config with its overrides, ready for Serve's schema. Raises UserError."""
+    if path is None and Path(DEFAULT_FILE).is_file():
+        path = Path(DEFAULT_FILE)
+    config = deepcopy(EMBEDDED_MODEL) if path is None else _read(path)
+    http = {**DEFAULT_HTTP, **(config.get("http_options") or {})}
+    http.update({k: v for k in ("host", "port") if (v := getattr(overrides, k)) is not None})
+    config["http_options"] = http
+    ours = [app for app in config["applications"] if app.get("import_path") == IMPORT_PATH]
+    if not ours and (overrides.model or overrides.replicas):
+        raise UserError(f"--model and --replicas need an application with import_path {IMPORT_PATH} in {path}", 2)
+    for application in ours:
+        _override(application, overrides)
+        _check(application, path)
+    return config
+
+
+def models(config: dict[str, Any]) -> list[str]:
+    """The models that the config's applications load."""
+    return [
+        (app["args"].get("engine") or {}).get("model", "demo")
+        for app in config["applications"]
+        if app.get("import_path") == IMPORT_PATH
+    ]
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise UserError when nothing can listen there: before Ray starts, not ten seconds later."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else one_line(error)
+        raise UserError(
+            f"cannot listen on {host}:{port} ({reason}): choose another with --port or --host"
+        ) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {(error.strerror or 'unknown reason').lower()}", 2) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not YAML: {one_line(error)}", 2) from None
+    applications = config.get("applications") if isinstance(config, dict) else None
+    if not isinstance(applications, list) or not all(isinstance(app, dict) for app in applications):
+        raise UserError(f"{path} is not a Ray Serve config: it has no list of applications", 2)
+    return dict(config)
+
+
+def _override(application: dict[str, Any], overrides: Overrides) -> None:
+    args = application["args"] = dict(application.get("args") or {})
+    if overrides.model is not None:
+        engine = {**(args.get("engine") or {}), "model": overrides.model}
+        engine.pop("served_name", None)  # it named the file's model
+        args["engine"] = engine
+    if overrides.replicas is not None:
+        args["engines"] = {**(args.get("engines") or {}), "count": overrides.replicas}
+
+
+def _check(application: dict[str, Any], path: Path | None) -> None:
+    """Find wrong arguments here, where one line can say so, and not in a log of a worker."""
+    from pydantic import ValidationError
+
+    from deployments.config import AppArgs
+
+    try:
+        AppArgs.model_validate(application["args"])
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{path or 'the options'}: args.{where}: {first['msg']}", 2) from None

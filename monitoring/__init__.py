@@ -1,0 +1,1 @@
+"""What happens, as numbers: the definitions every process counts by, and the hub that serves their sum."""

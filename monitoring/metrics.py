@@ -1,0 +1,260 @@
+"""The metrics: one table of definitions, and one process's values.
+
+Every series bears `model_name`; counters and gauges also `replica`. Histograms are merged over replicas: thirty
+buckets times every replica is what makes scrapes slow. Labels never hold what a client sent: closed ones list
+their values here and start at 0, open ones (None) are bounded by the code that fills them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import uuid
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+PREFIX = "raydix_"
+SNAPSHOT_VERSION = 1
+MAX_SERIES = 256
+"""Most label combinations of one metric in one process; more are counted under the label value "overflow"."""
+
+Kind = Literal["counter", "gauge", "histogram"]
+Part = Literal["engine", "ingress", "hub"]
+Key = tuple[str, ...]
+"""Label values in the order of the definition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One definition; `METRICS` holds them all."""
+
+    name: str
+    """Without the prefix; counters end in `_total`, seconds in `_seconds`."""
+    kind: Kind
+    help: str
+    unit: str
+    part: Part | None = None
+    """The part of the application that counts it; its processes show it from the start. None: no one's."""
+    labels: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
+    """Label to its possible values; None: any value that our own code chooses."""
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram's buckets, ascending, without infinity."""
+
+    def initial_keys(self) -> list[Key]:
+        """The series that exist before anything happened: all of them when every label is closed."""
+        values = [choices for choices in self.labels.values() if choices is not None]
+        return list(itertools.product(*values)) if len(values) == len(self.labels) else []
+
+
+# fmt: off
+_LATENCY = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0,
+            500.0)
+_TOKEN_LATENCY = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5,
+                  1.0, 2.0, 5.0, 10.0)
+_REQUESTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+_TOKENS = (1.0, 4.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
+# fmt: on
+
+_ENDPOINT = ("completions", "chat_completions")
+_PHASE = ("prefill", "decode", "mixed")
+
+
+def _gauge(name: str, help: str, unit: str, **labels: tuple[str, ...] | None) -> Metric:
+    return Metric(name, "gauge", help, unit, "engine", labels)
+
+
+def _counter(name: str, part: Part, help: str, unit: str, **labels: tuple[str, ...] | None) -> Metric:
+    return Metric(name, "counter", help, unit, part, labels)
+
+
+def _histogram(
+    name: str, part: Part, help: str, unit: str, buckets: tuple[float, ...], **labels: tuple[str, ...] | None
+) -> Metric:
+    return Metric(name, "histogram", help, unit, part, labels, buckets)
+
+
+# fmt: off
+METRICS: tuple[Metric, ...] = (
+    _gauge("requests_running", "Requests in the running batch.", "requests"),
+    _gauge("requests_waiting", "Requests waiting for admission to the batch.", "requests"),
+    _gauge("queue_oldest_age_seconds", "How long the oldest waiting request has waited.", "seconds"),
+    _gauge("waiting_prefill_tokens", "Prompt tokens still to compute, of waiting and running requests.", "tokens"),
+    _counter("requests_total", "ingress", "Finished requests.", "requests",
+             endpoint=_ENDPOINT, streaming=("true", "false"), finish_reason=("stop", "length", "abort", "error")),
+    _counter("request_errors_total", "ingress", "Requests answered with an error.", "requests",
+             endpoint=(*_ENDPOINT, "other"), status=None, error_type=None),
+    _counter("admission_rejections_total", "ingress", "Requests refused before any work was done.", "requests",
+             reason=("queue_reqs", "queue_tokens", "deadline", "rate", "draining")),
+    _histogram("time_to_first_token_seconds", "ingress", "From a request's arrival to its first token.", "seconds",
+               _LATENCY),
+    _histogram("inter_token_latency_seconds", "ingress", "Between one token of a request and the next.", "seconds",
+               _TOKEN_LATENCY),
+    _histogram("request_duration_seconds", "ingress", "From a request's arrival to its end.", "seconds", _LATENCY),
+    _histogram("request_queue_seconds", "engine", "From arrival in the engine to admission.", "seconds", _LATENCY),
+    _histogram("request_prefill_seconds", "engine", "From admission to the first token.", "seconds", _LATENCY),
+    _histogram("request_decode_seconds", "engine", "From the first token to the last.", "seconds", _LATENCY),
+    _counter("prompt_tokens_total", "engine", "Prompt tokens, computed or found on the device.", "tokens",
+             source=("computed", "device")),
+    _counter("generation_tokens_total", "engine", "Generated tokens.", "tokens"),
+    _counter("prefix_cache_query_tokens_total", "engine", "Prompt tokens looked up in the cache.", "tokens"),
+    _counter("prefix_cache_hit_tokens_total", "engine", "Looked-up tokens whose KV was there.", "tokens"),
+    _counter("prefix_cache_recompute_query_tokens_total", "engine",
+             "Tokens looked up when a preempted request was resumed.", "tokens"),
+    _counter("prefix_cache_recompute_hit_tokens_total", "engine",
+             "Tokens found when a preempted request was resumed.", "tokens"),
+    _gauge("kv_pages", "KV pages by state; active ones belong to requests, cached ones can be evicted.", "pages",
+           state=("free", "active", "cached")),
+    # Not kv_pages_total: Prometheus keeps that suffix for counters.
+    _gauge("kv_pages_capacity", "KV pages there are.", "pages"),
+    _gauge("kv_page_size_tokens", "Tokens that fit in a KV page.", "tokens"),
+    _counter("kv_evictions_total", "engine", "KV pages evicted from the prefix cache.", "pages"),
+    _counter("preemptions_total", "engine", "Requests put back in the queue for want of KV pages.", "events",
+             mode=("recompute",)),
+    _histogram("engine_step_seconds", "engine", "Duration of an engine step.", "seconds", _TOKEN_LATENCY,
+               phase=_PHASE),
+    _histogram("engine_batch_requests", "engine", "Requests in a step.", "requests", _REQUESTS, phase=_PHASE),
+    _histogram("engine_batch_tokens", "engine", "Tokens computed in a step.", "tokens", _TOKENS, phase=_PHASE),
+    _counter("engine_stage_seconds_total", "engine", "Time the engine loop spent in each stage.", "seconds",
+             stage=("schedule", "run", "apply")),
+    _counter("router_decisions_total", "ingress", "Requests routed, by what decided.", "requests", policy=None,
+             reason=("prefix", "load", "session", "spill", "stale_index", "retry", "only_one")),
+    _counter("stream_disconnects_total", "ingress", "Streams whose client left before the end.", "streams"),
+    Metric("build_info", "gauge", "1; the labels say what runs.", "", None,
+           {"version": None, "attention": None, "device": None, "dtype": None}),
+    Metric("metrics_processes", "gauge", "Processes whose numbers are recent.", "processes", "hub"),
+    _counter("metrics_snapshots_dropped_total", "hub", "Reports of processes that could not be used.", "snapshots",
+             reason=("malformed", "too_large", "out_of_order")),
+)
+# fmt: on
+
+BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
+
+
+class Histogram(msgspec.Struct, array_like=True):
+    """Observations by bucket, not cumulative; the last count is of those above all bounds."""
+
+    counts: list[int]
+    sum: float = 0.0
+
+
+class Snapshot(msgspec.Struct):
+    """One process's values at one moment, as they travel to the hub."""
+
+    version: int
+    epoch: str
+    """Drawn anew by every process: its counters begin at 0 with it."""
+    sequence: int
+    """Grows with every snapshot of an epoch."""
+    model_name: str
+    replica: str
+    values: dict[str, list[tuple[Key, float]]]
+    """Counters and gauges by name: (label values, value)."""
+    histograms: dict[str, list[tuple[Key, Histogram]]]
+
+
+class Metrics:
+    """One process's values. Cheap enough for every engine step; callable from any thread.
+
+    A name, a label or a label's value that is not in the table is a programming error and raises
+    KeyError or ValueError.
+    """
+
+    def __init__(self, model_name: str, replica: str, part: Part | None = None) -> None:
+        """`part` says which metrics show from the start, at 0; None takes all."""
+        self.model_name = model_name
+        self.replica = replica
+        self._epoch = uuid.uuid4().hex
+        self._sequence = 0
+        self._lock = threading.Lock()
+        self._values: dict[str, dict[Key, float]] = {}
+        self._histograms: dict[str, dict[Key, Histogram]] = {}
+        for metric in METRICS:
+            keys = metric.initial_keys() if part is None or metric.part == part else []
+            if metric.kind == "histogram":
+                self._histograms[metric.name] = {key: _empty(metric) for key in keys}
+            else:
+                self._values[metric.name] = dict.fromkeys(keys, 0.0)
+
+    def inc(self, name: str, value: float = 1.0, **labels: str) -> None:
+        """Add to a counter."""
+        if not value >= 0:
+            raise ValueError(f"the counter {name} can only grow, got inc({value})")
+        with self._lock:
+            key = self._key(name, "counter", labels)
+            series = self._values[name]
+            series[key] = series.get(key, 0.0) + value
+
+    def count_to(self, name: str, total: float, **labels: str) -> None:
+        """Raise a counter to a total that is kept elsewhere; a smaller total than before changes nothing."""
+        with self._lock:
+            key = self._key(name, "counter", labels)
+            series = self._values[name]
+            series[key] = max(series.get(key, 0.0), total)
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        with self._lock:
+            self._values[name][self._key(name, "gauge", labels)] = value
+
+    def observe(self, name: str, value: float, count: int = 1, **labels: str) -> None:
+        """Add `count` observations of the same value to a histogram."""
+        with self._lock:
+            key = self._key(name, "histogram", labels)
+            histogram = self._histograms[name].get(key)
+            if histogram is None:
+                histogram = self._histograms[name].setdefault(key, _empty(BY_NAME[name]))
+            histogram.counts[bisect_left(BY_NAME[name].buckets, value)] += count
+            histogram.sum += value * count
+
+    def snapshot(self) -> bytes:
+        """All values as msgpack: what `Hub.push` takes."""
+        with self._lock:
+            self._sequence += 1
+            return msgspec.msgpack.encode(
+                Snapshot(
+                    SNAPSHOT_VERSION,
+                    self._epoch,
+                    self._sequence,
+                    self.model_name,
+                    self.replica,
+                    {name: list(series.items()) for name, series in self._values.items() if series},
+                    {name: list(series.items()) for name, series in self._histograms.items() if series},
+                )
+            )
+
+    def _key(self, name: str, kind: Kind, labels: Mapping[str, str]) -> Key:
+        metric = BY_NAME.get(name)
+        if metric is None:
+            raise KeyError(f"no metric is named {name!r}; monitoring/metrics.py has the table of all")
+        if metric.kind != kind:
+            raise ValueError(f"{name} is a {metric.kind}, but was used as a {kind}")
+        series: Mapping[Key, object] = self._histograms[name] if kind == "histogram" else self._values[name]
+        try:
+            key = tuple([labels[label] for label in metric.labels])
+        except KeyError as missing:
+            raise ValueError(f"{name} has the labels {sorted(metric.labels)}, {missing} is missing") from None
+        if key in series and len(labels) == len(key):
+            return key
+        _check_labels(metric, labels)
+        if len(series) >= MAX_SERIES:
+            return tuple("overflow" if choices is None else labels[k] for k, choices in metric.labels.items())
+        return key
+
+
+def _check_labels(metric: Metric, labels: Mapping[str, str]) -> None:
+    unknown = labels.keys() - metric.labels.keys()
+    if unknown:
+        raise ValueError(f"{metric.name} has the labels {sorted(metric.labels)}, not {sorted(unknown)}")
+    for label, choices in metric.labels.items():
+        value = labels[label]
+        if not isinstance(value, str) or (choices is not None and value not in choices):
+            expected: Sequence[str] | str = choices if choices is not None else "a string"
+            raise ValueError(f"{metric.name}: {label} must be one of {expected}, got {value!r}")
+
+
+def _empty(metric: Metric) -> Histogram:
+    return Histogram([0] * (len(metric.buckets) + 1))

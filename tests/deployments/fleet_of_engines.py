@@ -1,0 +1,143 @@
+"""Engine replicas and a client in one process, without Ray: everything but Serve's handle is the real thing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from deployments.attempt import ClientTimings
+from deployments.client import GenerateRequest
+from deployments.engine_client import WireEngineClient
+from deployments.replica import EngineReplica, ReplicaSettings
+from deployments.wire_server import WireTimings
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.plan import StepPlan, StepResult
+from engine.sampling_params import SamplingParams
+from router.fleet import Fleet, ReplicaAddress
+
+TIMINGS = ClientTimings(accept_s=5, lost_after_s=0.6, delivery_s=2, tick_s=0.03)
+WIRE = WireTimings(heartbeat_s=0.03, keep_ended_s=2, absent_ingress_s=0.6)
+
+
+class Model:
+    """Facts of a model without weights."""
+
+    vocab_size = 1000
+    max_position_embeddings = 4096
+    eos_token_ids: frozenset[int] = frozenset()
+
+
+class CountingRunner:
+    """Token k of a request's output is k + 1. `gate` holds steps back while it is clear; `step_s` slows them."""
+
+    attention_name = device = dtype = "none"
+
+    def __init__(self, num_pages: int) -> None:
+        self.model_config = Model()
+        self.num_pages = num_pages
+        self.gate = threading.Event()
+        self.gate.set()
+        self.step_s = 0.0
+
+    def run(self, plan: StepPlan) -> StepResult:
+        if self.step_s:
+            threading.Event().wait(self.step_s)
+        self.gate.wait()
+        chunks = plan.sampling_chunks
+        return StepResult([chunk.request.num_output + 1 for chunk in chunks], [None] * len(chunks))
+
+
+class DirectCall:
+    """A control call without Serve."""
+
+    def __init__(self, task: asyncio.Task[dict[str, Any]]) -> None:
+        self._task = task
+
+    async def result(self) -> dict[str, Any]:
+        return await asyncio.shield(self._task)
+
+    def cancel(self) -> None:
+        self._task.cancel()
+
+
+class Engines:
+    """Some replicas; `choose` stands in for Serve's router."""
+
+    def __init__(self, count: int, wire: WireTimings = WIRE, **config: Any) -> None:
+        settings = ReplicaSettings(stall_timeout_s=0.5, wire=wire)
+        engine_config = EngineConfig(**{"kv_pages": 64, "page_size": 4, **config})
+        self.runners = [CountingRunner(engine_config.kv_pages or 64) for _ in range(count)]
+        self.replicas = [
+            EngineReplica(engine_config, settings, None, _engine_with(runner), _located(f"r{number}"))
+            for number, runner in enumerate(self.runners)
+        ]
+        self.fleet = Fleet()
+        self.calls: list[str] = []
+        self.choose: Callable[[Sequence[str]], str] = lambda names: names[0]
+
+    async def advertise(self) -> None:
+        """What Serve's controller does with `record_replica_metadata`."""
+        addresses = {}
+        for replica in self.replicas:
+            metadata = await replica.record_replica_metadata()
+            addresses[replica.replica] = ReplicaAddress(
+                replica.replica, metadata["wire_endpoint"], metadata["wire_secret"]
+            )
+        self.fleet.update(addresses)
+
+    def generate(self, request: GenerateRequest, ingress_id: str, avoid: tuple[str, ...]) -> DirectCall:
+        names = [replica.replica for replica in self.replicas]
+        name = self.choose([n for n in names if n not in avoid] or names)
+        self.calls.append(name)
+        self.fleet.book(request.request_id, name)
+        replica = self.replicas[names.index(name)]
+        return DirectCall(asyncio.ensure_future(replica.generate(request, ingress_id, avoid)))
+
+    def close(self) -> None:
+        for runner in self.runners:
+            runner.gate.set()
+        for replica in self.replicas:
+            replica.close()
+
+
+def _engine_with(runner: CountingRunner) -> Callable[[EngineConfig], Engine]:
+    return lambda config: Engine(config, runner)
+
+
+def _located(name: str) -> Callable[[], tuple[str, str]]:
+    return lambda: (name, "127.0.0.1")
+
+
+class World:
+    """`async with World(2) as (client, engines)`."""
+
+    def __init__(self, count: int = 1, timings: ClientTimings = TIMINGS, **config: Any) -> None:
+        self._count, self._timings, self._config = count, timings, config
+
+    async def __aenter__(self) -> tuple[WireEngineClient, Engines]:
+        self._engines = Engines(self._count, **self._config)
+        self._client = WireEngineClient(self._engines, self._engines.fleet, self._count, self._timings)
+        await self._client.start()
+        await self._engines.advertise()
+        return self._client, self._engines
+
+    async def __aexit__(self, *_: object) -> None:
+        for runner in self._engines.runners:
+            runner.gate.set()
+        await self._client.aclose()
+        await asyncio.to_thread(self._engines.close)
+
+
+def request(request_id: str, max_tokens: int = 5, prompt_len: int = 8, **fields: Any) -> GenerateRequest:
+    sampling = SamplingParams(max_tokens=max_tokens, seed=1)
+    return GenerateRequest(request_id, "m", list(range(prompt_len)), sampling, **fields)
+
+
+async def until(condition: Callable[[], bool], timeout: float = 5.0) -> None:
+    """Wait until `condition` holds."""
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.005)

@@ -1,0 +1,218 @@
+"""Requests through client, wire and real engine loops; only Serve's handle is replaced by direct calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from deployments.client import Overloaded, Rejected, ReplicaLost, Unavailable
+from deployments.generation import Stream
+from tests.deployments.fleet_of_engines import World, request, until
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 30))
+
+
+async def tokens_of(stream: Stream) -> list[int]:
+    return [token async for event in stream for token in event.token_ids]
+
+
+def test_a_request_gets_its_tokens_in_order_and_its_end() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, _):
+            stream = await client.generate(request("a", max_tokens=50))
+            events = [event async for event in stream]
+            assert [token for event in events for token in event.token_ids] == list(range(1, 51))
+            assert [event.finish_reason for event in events if event.finish_reason] == ["length"]
+            assert stream.replica == "r0"
+            assert events[-1].timings is not None
+
+    run(scenario())
+
+
+def test_the_first_token_comes_while_the_second_step_is_still_held_back() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+            engines.runners[0].step_s = 0.3
+            stream = await client.generate(request("a", max_tokens=3))
+            event = await anext(stream)
+            assert event.token_ids == (1,)
+            await stream.aclose()
+
+    run(scenario())
+
+
+def test_a_slow_reader_gets_merged_events() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, _):
+            stream = await client.generate(request("a", max_tokens=40))
+            await until(stream.ended.is_set)
+            event = await anext(stream)
+            assert event.token_ids == tuple(range(1, 41))
+            assert event.finish_reason == "length"
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+
+    run(scenario())
+
+
+def test_leaving_a_stream_frees_its_pages_within_a_step() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+            engines.runners[0].step_s = 0.05
+            stream = await client.generate(request("a", max_tokens=200))
+            await anext(stream)
+            scheduler = engines.replicas[0]._engine.scheduler
+            steps = scheduler.load(0).num_steps
+            await stream.aclose()
+            await until(lambda: scheduler.account().locked + scheduler.account().private == 0)
+            # One step was running when it left, the next one no longer holds it.
+            assert scheduler.load(0).num_steps - steps <= 2
+            await until(lambda: client.num_streams == 0)
+            assert engines.fleet.loads() == {"r0": 0}
+
+    run(scenario())
+
+
+def test_a_full_queue_elsewhere_is_tried_before_the_client_hears_of_overload() -> None:
+    async def scenario() -> None:
+        async with World(2, max_running=1, max_waiting=1) as (client, engines):
+            for runner in engines.runners:
+                runner.gate.clear()
+            streams = []
+            with pytest.raises(Overloaded) as refused:
+                for number in range(20):
+                    streams.append(await client.generate(request(f"q{number}", max_tokens=2)))
+                    await asyncio.sleep(0.02)
+            assert len(streams) == 4  # one running and one waiting in each
+            assert refused.value.retry_after_s >= 1
+            assert engines.calls[-2:] == ["r0", "r1"]
+            for runner in engines.runners:
+                runner.gate.set()
+            for stream in streams:
+                assert await tokens_of(stream) == [1, 2]
+
+    run(scenario())
+
+
+def test_a_request_that_never_fits_is_rejected_at_once() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+            with pytest.raises(Rejected, match="at most"):
+                await client.generate(request("a", max_tokens=5000))
+            with pytest.raises(Rejected, match="vocabulary"):
+                await client.generate(request("b", prompt_len=2000))
+            assert engines.replicas[0]._wire.num_live == 0
+
+    run(scenario())
+
+
+def test_without_replicas_a_request_is_refused_and_does_not_wait() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+            engines.fleet.update({})
+            with pytest.raises(Unavailable):
+                await client.generate(request("a"))
+
+    run(scenario())
+
+
+def test_a_replica_that_falls_silent_before_the_first_token_is_replaced_unnoticed() -> None:
+    async def scenario() -> None:
+        async with World(2) as (client, engines):
+            engines.runners[0].gate.clear()
+            stream = await client.generate(request("a", max_tokens=5))
+            await until(lambda: client._connections["r0"].is_answering)
+            _fall_silent(engines.replicas[0])
+            assert await tokens_of(stream) == [1, 2, 3, 4, 5]
+            assert engines.calls == ["r0", "r1"]
+            assert stream.replica == "r1"
+            assert (await client.health()).state == "degraded"
+
+    run(scenario())
+
+
+def test_a_replica_lost_after_the_first_token_ends_the_stream_with_a_reason() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+            engines.runners[0].step_s = 0.02
+            stream = await client.generate(request("a", max_tokens=200))
+            await anext(stream)
+            _fall_silent(engines.replicas[0])
+            with pytest.raises(ReplicaLost):
+                await tokens_of(stream)
+            assert (await client.health()).state == "unhealthy"
+
+    run(scenario())
+
+
+def test_a_failing_control_call_is_a_lost_replica() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+
+            async def explode(*_: object) -> dict[str, Any]:
+                raise RuntimeError("the actor died")
+
+            engines.replicas[0].generate = explode  # type: ignore[method-assign,assignment]
+            with pytest.raises(Unavailable, match="lost"):
+                await client.generate(request("a"))
+            assert len(engines.calls) == 2
+
+    run(scenario())
+
+
+def test_many_streams_over_two_replicas_keep_apart() -> None:
+    async def scenario() -> None:
+        async with World(2, kv_pages=2000) as (client, engines):
+            turn = iter(range(1000))
+            engines.choose = lambda names: names[next(turn) % len(names)]
+            streams = await asyncio.gather(
+                *(client.generate(request(f"s{n}", max_tokens=20 + n)) for n in range(40))
+            )
+            for number, tokens in enumerate(await asyncio.gather(*map(tokens_of, streams))):
+                assert tokens == list(range(1, 21 + number))
+            await until(lambda: sum(engines.fleet.loads().values()) == 0)
+            assert (await client.health()).state == "healthy"
+
+    run(scenario())
+
+
+def test_tokens_lost_on_the_way_are_asked_for_again() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+            engines.runners[0].step_s = 0.01
+            connection = await _connected(client)
+            handle = connection._handle
+            dropped: list[Any] = []
+
+            def lossy(message: Any) -> None:
+                if (
+                    getattr(message, "outputs", None)
+                    and len(dropped) < 3
+                    and message.outputs[0].start in (5, 6, 9)
+                ):
+                    dropped.append(message)
+                    return
+                handle(message)
+
+            connection._handle = lossy
+            stream = await client.generate(request("a", max_tokens=30))
+            assert await tokens_of(stream) == list(range(1, 31))
+            assert dropped
+            assert connection.counts["gaps"] >= 1
+
+    run(scenario())
+
+
+async def _connected(client: Any) -> Any:
+    await until(lambda: any(c.is_answering for c in client._connections.values()))
+    return next(iter(client._connections.values()))
+
+
+def _fall_silent(replica: Any) -> None:
+    """As a machine that hangs does: the connection stays, nothing is sent."""
+    replica._wire._post = lambda *_: False

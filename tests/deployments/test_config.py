@@ -1,0 +1,72 @@
+"""The application's arguments: what the YAML may say, and what it is told when it is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from deployments import config
+from deployments.config import AppArgs
+from deployments.retry_after import DrainRate
+from engine.load import EngineLoad
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_shipped_yaml_is_what_the_readme_promises() -> None:
+    document = yaml.safe_load((ROOT / "deployments.yaml").read_text())
+    (application,) = document["applications"]
+    arguments = AppArgs.model_validate(application["args"])
+    assert application["import_path"] == "deployments.app:build"
+    assert (arguments.engine.model, arguments.engines.count) == ("demo", 2)
+    assert arguments.gpus_per_engine == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"enigne": {}}, "enigne"),
+        ({"engine": {"modell": "x"}}, "modell"),
+        ({"engine": {"page_size": 0}}, "page_size"),
+        ({"engine": {"page_size": "many"}}, "page_size"),
+        ({"engines": {"count": 0}}, "count"),
+        ({"router": {"spill_factor": 0.5}}, "spill_factor"),
+        ({"health": {"heartbeat_s": 5}}, "heartbeat_s"),
+        ({"limits": {"max_choises": 3}}, "max_choises"),
+    ],
+)
+def test_mistakes_are_named(arguments: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValidationError, match=complaint):
+        AppArgs.model_validate(arguments)
+
+
+def test_an_engine_on_a_gpu_takes_one_unless_told_otherwise() -> None:
+    assert AppArgs.model_validate({"engine": {"device": "cuda"}}).gpus_per_engine == 1
+    half = {"engine": {"device": "cuda"}, "engines": {"num_gpus": 0.5}}
+    assert AppArgs.model_validate(half).gpus_per_engine == 0.5
+
+
+def test_every_setting_says_what_it_is() -> None:
+    models = [value for value in vars(config).values() if isinstance(value, type) and issubclass(value, BaseModel)]
+    silent = [
+        f"{model.__name__}.{name}"
+        for model in models
+        for name, field in model.model_fields.items()
+        if not field.description
+    ]
+    assert silent == []
+
+
+def test_retry_after_follows_the_measured_rate() -> None:
+    rate = DrainRate()
+    assert rate.retry_after_s(EngineLoad(num_waiting=1000)) == 1
+    for second in range(11):
+        rate.observe(float(second), prefill_tokens=1000, num_finished=second * 10)
+    assert rate.retry_after_s(EngineLoad(waiting_prefill_tokens=20_000)) == pytest.approx(10, rel=0.2)
+    assert rate.retry_after_s(EngineLoad(num_waiting=400)) == pytest.approx(20, rel=0.2)
+    assert rate.retry_after_s(EngineLoad(num_waiting=10**6)) == 60
+    assert rate.retry_after_s(EngineLoad()) == 1

@@ -1,0 +1,98 @@
+"""The replica's promises to Serve: health tells of progress, cancelling aborts, refusals are answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deployments.replica import EngineReplica, EngineUnhealthy
+from tests.deployments.fleet_of_engines import Engines, request, until
+
+
+@pytest.fixture
+def engines() -> Iterator[Engines]:
+    made = Engines(1, max_running=1, max_waiting=1)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def replica(engines: Engines) -> EngineReplica:
+    return engines.replicas[0]
+
+
+def test_an_idle_replica_is_healthy(replica: EngineReplica) -> None:
+    async def scenario() -> None:
+        await asyncio.sleep(0.7)  # longer than the stall timeout
+        await replica.check_health()
+
+    asyncio.run(scenario())
+
+
+def test_a_stalled_engine_fails_its_health_check_while_the_event_loop_answers(
+    engines: Engines, replica: EngineReplica
+) -> None:
+    async def scenario() -> None:
+        engines.runners[0].gate.clear()
+        call = asyncio.create_task(replica.generate(request("a"), "i"))
+        await asyncio.sleep(0.2)
+        await replica.check_health()
+        await asyncio.sleep(0.6)
+        with pytest.raises(EngineUnhealthy, match="no engine step"):
+            await replica.check_health()
+        engines.runners[0].gate.set()
+        assert (await call)["finish_reason"] == "length"
+        await replica.check_health()
+
+    asyncio.run(scenario())
+
+
+def test_a_dead_loop_fails_its_health_check_and_takes_nothing(replica: EngineReplica) -> None:
+    async def scenario() -> None:
+        def explode(_: float) -> Any:
+            raise RuntimeError("a defect")
+
+        replica._engine.scheduler.schedule = explode  # type: ignore[method-assign]
+        call = asyncio.create_task(replica.generate(request("a"), "i"))
+        await until(lambda: replica._loop.failure is not None)
+        with pytest.raises(EngineUnhealthy, match="RuntimeError"):
+            await replica.check_health()
+        assert (await replica.generate(request("b"), "i"))["refused"] == "stopped"
+        call.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_cancelling_the_call_ends_the_request(engines: Engines, replica: EngineReplica) -> None:
+    async def scenario() -> None:
+        engines.runners[0].step_s = 0.01
+        call = asyncio.create_task(replica.generate(request("a", max_tokens=200), "i"))
+        await until(lambda: replica._loop.load().num_running == 1)
+        call.cancel()
+        await until(lambda: replica._loop.load().num_running == 0)
+        assert replica._engine.scheduler.account().private == 0
+
+    asyncio.run(scenario())
+
+
+def test_refusals_are_records_and_leave_nothing_behind(engines: Engines, replica: EngineReplica) -> None:
+    async def scenario() -> None:
+        engines.runners[0].gate.clear()
+        calls = [asyncio.create_task(replica.generate(request("a", 2), "i"))]
+        await until(lambda: replica._loop.has_work)
+        await asyncio.sleep(0.05)
+        calls.append(asyncio.create_task(replica.generate(request("b", 2), "i")))
+        await asyncio.sleep(0.05)
+        full = await replica.generate(request("c"), "i")
+        assert (full["refused"], full["replica"]) == ("queue_full", "r0")
+        assert 1 <= full["retry_after_s"] <= 60
+        assert (await replica.generate(request("d", 9999), "i"))["refused"] == "never_fits"
+        assert (await replica.generate(request("a"), "i"))["refused"] == "never_fits"  # the id is in use
+        assert replica._wire.num_live == 2
+        engines.runners[0].gate.set()
+        assert [record["finish_reason"] for record in await asyncio.gather(*calls)] == ["length"] * 2
+
+    asyncio.run(scenario())

@@ -1,0 +1,115 @@
+"""The application of `deployments.yaml`, once for all end-to-end tests, in a private Ray on free ports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running application."""
+
+    url: str
+
+    def health(self) -> dict[str, Any]:
+        answer: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=10).json()
+        return answer
+
+    def replicas(self) -> dict[str, dict[str, Any]]:
+        return {replica["replica"]: replica for replica in self.health()["replicas"]}
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the samples of a metric whose labels match."""
+        page = httpx.get(f"{self.url}/metrics", timeout=10).text
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        return sum(
+            float(line.rsplit(" ", 1)[1])
+            for line in page.splitlines()
+            if line.startswith((f"{name}{{", f"{name} ")) and all(want in line for want in wanted)
+        )
+
+    def wait_until(self, condition: Callable[[], bool], timeout: float = 30.0) -> None:
+        """Poll until `condition` holds; a connection refused meanwhile is no answer."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                if condition():
+                    return
+            except (httpx.HTTPError, ValueError):
+                pass
+            assert time.monotonic() < deadline, f"not within {timeout} s; health is {self.health()}"
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def service() -> Iterator[Service]:
+    """`deployments.yaml` as it is, on a free port."""
+    import ray
+    from ray import serve
+
+    from deployments.app import build
+    from deployments.config import AppArgs
+
+    application = yaml.safe_load((ROOT / "deployments.yaml").read_text())["applications"][0]
+    with tempfile.TemporaryDirectory(prefix="rdx") as directory:
+        ray.init(
+            address="local",
+            num_cpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=100 * 2**20,
+            _temp_dir=directory,
+        )
+        try:
+            port = free_port()
+            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            serve.run(build(AppArgs(**application["args"])), name=application["name"])
+            running = Service(f"http://127.0.0.1:{port}")
+            running.wait_until(lambda: running.health()["status"] == "healthy")
+            yield running
+        finally:
+            serve.shutdown()
+            ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def base_url(service: Service) -> str:
+    """Where the application answers, without a slash at the end."""
+    return service.url
+
+
+def free_port() -> int:
+    """A TCP port nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def engine_pids() -> list[int]:
+    """Processes of engine replicas of this test session's Ray: descendants of this very process."""
+    return [
+        process.pid
+        for process in psutil.Process(os.getpid()).children(recursive=True)
+        if "EngineReplica" in "".join(process.cmdline())
+    ]
+
+
+def kill(pid: int) -> None:
+    """As the kernel does when memory runs out."""
+    os.kill(pid, signal.SIGKILL)

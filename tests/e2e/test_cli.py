@@ -1,0 +1,92 @@
+"""The `raydix` command against the real application."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+RAYDIX = [sys.executable, "-m", "deployments.cli"]
+READY_S = 120.0
+
+
+def test_chat_reuses_the_conversation(base_url: str) -> None:
+    lines = "What does itertools.chain do?\nAnd what does os.path.join do?\n/stats\n/reset\nHello\n/stats\n/quit\n"
+    command = [*RAYDIX, "chat", "--url", base_url, "--max-tokens", "24"]
+    result = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    rows = [cells for line in result.stdout.splitlines() if len(cells := line.split("│")) == 8]
+    assert [cells[1].strip() for cells in rows] == ["1", "2", "1"]
+    [first, second, _] = [[int(cells[i].split()[0]) for i in (2, 3, 4)] for cells in rows]
+    # The second prompt holds the first one and its answer, all of which a replica has computed.
+    prompt, _, generated = first
+    assert second[0] > prompt and second[1] >= prompt - 1 and 0 < generated <= 24
+
+
+def test_chat_shows_an_error_of_the_server_and_goes_on(base_url: str) -> None:
+    lines = "word " * 20_000 + "\nWhat does len do?\n/stats\n"
+    command = [*RAYDIX, "chat", "--url", base_url, "--max-tokens", "8"]
+    result = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    [error] = [line for line in result.stdout.splitlines() if line.startswith("error: ")]
+    assert "HTTP 4" in error
+    assert [line for line in result.stdout.splitlines() if line.startswith("│")]
+
+
+@pytest.fixture
+def ray_directory() -> Iterator[Path]:
+    """A directory for a second Ray on this machine. Short: the paths of its sockets must fit in 107 bytes."""
+    directory = Path(tempfile.mkdtemp(prefix="rdx", dir="/tmp"))
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def test_serve_is_ready_answers_and_leaves_nothing_behind(ray_directory: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    env |= {"RAY_TMPDIR": str(ray_directory), "PYTHONPATH": str(Path(__file__).parents[2])}
+    log = tmp_path / "serve.log"
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            [*RAYDIX, "serve", "--port", str(port), "--replicas", "1"],
+            stdout=output, stderr=subprocess.STDOUT, env=env, cwd=tmp_path,
+        )  # fmt: skip
+    try:
+        _wait_for("is ready at", log, server)
+        url = f"http://127.0.0.1:{port}"
+        assert httpx.get(f"{url}/health", timeout=10).json()["status"] == "healthy"
+        body = {"model": "demo", "messages": [{"role": "user", "content": "What does len do?"}], "max_tokens": 4}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
+        assert answer["usage"]["completion_tokens"] > 0
+        family = psutil.Process(server.pid).children(recursive=True)
+        assert family
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=60) == 0, log.read_text()
+        assert "Traceback" not in log.read_text()
+        assert psutil.wait_procs(family, timeout=20)[1] == []
+    finally:
+        if server.poll() is None:
+            server.terminate()
+            server.wait(timeout=60)
+
+
+def _wait_for(text: str, log: Path, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + READY_S
+    while text not in log.read_text():
+        assert server.poll() is None and time.monotonic() < deadline, log.read_text()
+        time.sleep(0.2)

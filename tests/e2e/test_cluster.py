@@ -1,0 +1,148 @@
+"""The application as a cluster: placement, clients that leave, overload, replicas that die, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import Any
+
+import httpx
+import pytest
+from ray import serve
+
+from deployments.app import build
+from deployments.config import AppArgs
+from tests.e2e.conftest import Service, engine_pids, kill
+
+pytestmark = pytest.mark.e2e
+
+
+def completion(prompt: str, **fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "prompt": prompt, "max_tokens": 8, "temperature": 0, **fields}
+
+
+def chat(system: str, question: str, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+    return {"model": "demo", "messages": messages, "max_tokens": 4, "temperature": 0, **fields}
+
+
+def test_both_replicas_are_up(service: Service) -> None:
+    health = service.health()
+    assert (health["status"], health["replicas_up"]) == ("healthy", 2)
+    assert all(replica["heartbeat_age_s"] < 1 for replica in health["replicas"])
+
+
+def test_requests_that_share_a_system_prompt_share_a_replica_and_its_cache(service: Service) -> None:
+    system = "You answer questions on the standard library, briefly and with an example. " * 6
+    before = {name: _finished_prompts(service, name) for name in service.replicas()}
+    cached = []
+    with httpx.Client(base_url=service.url, timeout=60) as client:
+        shared = len(client.post("/tokenize", json={"prompt": system}).json()["tokens"])
+        for number in range(20):
+            answer = client.post("/v1/chat/completions", json=chat(system, f"Question {number}?"))
+            usage = answer.raise_for_status().json()["usage"]
+            cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+    assert all(tokens >= shared for tokens in cached[1:]), (shared, cached)
+    service.wait_until(
+        lambda: (
+            sorted(_finished_prompts(service, name) > count for name, count in before.items()) == [False, True]
+        ),
+        timeout=5,
+    )
+
+
+def test_different_system_prompts_spread_over_the_replicas(service: Service) -> None:
+    before = {name: _finished_prompts(service, name) for name in service.replicas()}
+    with httpx.Client(base_url=service.url, timeout=60) as client:
+        for number in range(16):
+            client.post("/v1/chat/completions", json=chat(f"You are number {number}. " * 20, "Hello"))
+    service.wait_until(
+        lambda: all(_finished_prompts(service, name) > count for name, count in before.items()), timeout=5
+    )
+
+
+def test_twenty_choices_of_one_request_all_arrive(service: Service) -> None:
+    """Serve would route only one of several handle calls made for one HTTP request."""
+    prompts = [f"Prompt {number}" for number in range(20)]
+    answer = httpx.post(f"{service.url}/v1/completions", json=completion("") | {"prompt": prompts}, timeout=60)
+    assert [choice["index"] for choice in answer.raise_for_status().json()["choices"]] == list(range(20))
+
+
+def test_a_client_that_leaves_frees_its_pages(service: Service) -> None:
+    body = completion("Tell a long story", max_tokens=900, stream=True, ignore_eos=True)
+    with httpx.stream("POST", f"{service.url}/v1/completions", json=body, timeout=60) as response:
+        assert next(response.iter_lines()).startswith("data:")
+        service.wait_until(lambda: _running(service) == 1, timeout=5)
+    service.wait_until(lambda: _running(service) == 0, timeout=2)
+
+
+def test_streams_stay_apart_under_load(service: Service) -> None:
+    async def scenario() -> None:
+        async with httpx.AsyncClient(base_url=service.url, timeout=120) as client:
+            alone = [await _text(client, number) for number in range(4)]
+            together = await asyncio.gather(*(_text(client, number % 4) for number in range(24)))
+            assert together == [alone[number % 4] for number in range(24)]
+
+    asyncio.run(scenario())
+
+
+def test_overload_is_answered_with_429_and_a_stopped_application_lets_streams_end(service: Service) -> None:
+    engine = {"model": "demo", "kv_pages": 256, "max_running": 1, "max_waiting": 1, "threads": 1}
+    arguments = AppArgs.model_validate(
+        {"engine": engine, "engines": {"num_cpus": 0.1}, "ingresses": {"num_cpus": 0.1}}
+    )
+    serve.run(build(arguments), name="small", route_prefix="/small")
+    small = Service(f"{service.url}/small")
+    small.wait_until(lambda: small.health()["status"] == "healthy")
+    body = completion("A long story", max_tokens=600, stream=True, ignore_eos=True)
+
+    async def scenario() -> None:
+        async with httpx.AsyncClient(base_url=small.url, timeout=120) as client:
+            streams = [asyncio.create_task(_lines(client, body)) for _ in range(2)]
+            await asyncio.sleep(0.5)
+            refused = await client.post("/v1/completions", json=completion("One too many"))
+            assert refused.status_code == 429, refused.text
+            assert int(refused.headers["retry-after"]) >= 1
+            serve.delete("small", _blocking=False)
+            for lines in await asyncio.gather(*streams):
+                assert lines[-1] == "data: [DONE]"
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_replica_is_replaced_and_the_service_stays_up(service: Service) -> None:
+    victim = engine_pids()[0]
+    names = set(service.replicas())
+    kill(victim)
+    service.wait_until(lambda: service.health()["status"] == "degraded", timeout=15)
+    for number in range(6):
+        answer = httpx.post(f"{service.url}/v1/completions", json=completion(f"Still there? {number}"), timeout=60)
+        assert answer.status_code == 200, answer.text
+    service.wait_until(lambda: service.health()["status"] == "healthy", timeout=60)
+    assert len(set(service.replicas()) - names) == 1
+    assert victim not in engine_pids()
+    assert os.getpid() not in engine_pids()
+
+
+async def _lines(client: httpx.AsyncClient, body: dict[str, Any]) -> list[str]:
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        return [line async for line in response.aiter_lines() if line]
+
+
+async def _text(client: httpx.AsyncClient, number: int) -> str:
+    body = completion(f"What does function {number} do?", max_tokens=24, stream=True)
+    text = ""
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                text += "".join(choice["text"] for choice in json.loads(line[6:])["choices"])
+    return text
+
+
+def _finished_prompts(service: Service, replica: str) -> float:
+    return service.metric("raydix_prefix_cache_query_tokens_total", replica=replica)
+
+
+def _running(service: Service) -> int:
+    return sum(replica["num_running"] + replica["num_waiting"] for replica in service.health()["replicas"])

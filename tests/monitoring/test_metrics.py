@@ -1,0 +1,114 @@
+"""One process's values: the table is sound, misuse is told at once, numbers land where they belong."""
+
+import re
+import threading
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from monitoring.metrics import BY_NAME, MAX_SERIES, METRICS, Metric, Metrics, Snapshot
+
+
+def taken(metrics: Metrics) -> Snapshot:
+    return msgspec.msgpack.decode(metrics.snapshot(), type=Snapshot)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_definitions_follow_the_conventions_of_prometheus(metric: Metric) -> None:
+    assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
+    assert metric.name.endswith("_total") == (metric.kind == "counter")
+    assert not re.search(r"_(bucket|sum|count|created|info)$", metric.name) or metric.name == "build_info"
+    assert metric.help.endswith((".", "runs.")) and ("seconds" in metric.name) == (metric.unit == "seconds")
+    assert not {"model_name", "replica", "le"} & set(metric.labels)
+    assert bool(metric.buckets) == (metric.kind == "histogram")
+    assert list(metric.buckets) == sorted(set(metric.buckets))
+
+
+def test_names_are_unique() -> None:
+    assert len(BY_NAME) == len(METRICS)
+
+
+def test_closed_labels_start_at_zero_and_only_in_their_part() -> None:
+    engine, ingress, every = (Metrics("m", "r", part) for part in ("engine", "ingress", None))
+    assert dict(taken(engine).values["kv_pages"]) == {("free",): 0, ("active",): 0, ("cached",): 0}
+    assert "requests_total" not in taken(engine).values
+    assert len(taken(ingress).values["requests_total"]) == 2 * 2 * 4
+    assert {*taken(every).values, *taken(every).histograms} >= {
+        metric.name for metric in METRICS if None not in metric.labels.values()
+    }
+
+
+def test_values_land_under_their_labels() -> None:
+    metrics = Metrics("m", "r")
+    metrics.inc("generation_tokens_total", 3)
+    metrics.inc("generation_tokens_total")
+    metrics.set("kv_pages", 7, state="cached")
+    metrics.inc("requests_total", finish_reason="stop", endpoint="completions", streaming="true")
+    metrics.inc("request_errors_total", endpoint="other", status="404", error_type="not_found")
+    values = {name: dict(series) for name, series in taken(metrics).values.items()}
+    assert values["generation_tokens_total"] == {(): 4}
+    assert values["kv_pages"]["cached",] == 7
+    assert values["requests_total"]["completions", "true", "stop"] == 1
+    assert values["request_errors_total"] == {("other", "404", "not_found"): 1}
+
+
+def test_a_bucket_includes_its_upper_bound() -> None:
+    metrics = Metrics("m", "r")
+    for value, count in ((1, 1), (2, 3), (3, 1), (5000, 2)):
+        metrics.observe("engine_batch_requests", value, count, phase="decode")
+    [decode] = [h for key, h in taken(metrics).histograms["engine_batch_requests"] if key == ("decode",)]
+    assert decode.counts[:3] == [1, 3, 1] and decode.counts[-1] == 2
+    assert sum(decode.counts) == 7 and decode.sum == 1 + 6 + 3 + 10000
+
+
+def test_a_total_kept_elsewhere_never_lowers_a_counter() -> None:
+    metrics = Metrics("m", "r")
+    for total in (5, 9, 4):
+        metrics.count_to("kv_evictions_total", total)
+    assert dict(taken(metrics).values["kv_evictions_total"]) == {(): 9}
+
+
+@pytest.mark.parametrize(
+    ("use", "expected"),
+    [
+        (lambda m: m.inc("no_such_total"), "no metric is named 'no_such_total'"),
+        (lambda m: m.inc("kv_pages", state="free"), "kv_pages is a gauge, but was used as a counter"),
+        (lambda m: m.set("kv_pages", 1), "'state' is missing"),
+        (lambda m: m.set("kv_pages", 1, state="lost"), "must be one of .*'free'.* got 'lost'"),
+        (lambda m: m.set("kv_pages", 1, state="free", user="x"), r"not \['user'\]"),
+        (lambda m: m.inc("generation_tokens_total", -1), "can only grow"),
+        (lambda m: m.inc("generation_tokens_total", float("nan")), "can only grow"),
+        (lambda m: m.set("build_info", 1, version=3, attention="", device="", dtype=""), "a string"),
+    ],
+)
+def test_misuse_is_told(use: Callable[[Metrics], None], expected: str) -> None:
+    with pytest.raises((KeyError, ValueError), match=expected):
+        use(Metrics("m", "r"))
+
+
+def test_open_labels_do_not_grow_without_bound() -> None:
+    metrics = Metrics("m", "r")
+    for i in range(MAX_SERIES + 50):
+        metrics.inc("request_errors_total", endpoint="other", status=str(i), error_type="x")
+    series = dict(taken(metrics).values["request_errors_total"])
+    assert len(series) == MAX_SERIES + 1
+    assert series["other", "overflow", "overflow"] == 50
+
+
+def test_threads_lose_no_counts() -> None:
+    metrics = Metrics("m", "r")
+
+    def count() -> None:
+        for _ in range(2000):
+            metrics.inc("generation_tokens_total")
+            metrics.observe("inter_token_latency_seconds", 0.004)
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    snapshot = taken(metrics)
+    assert dict(snapshot.values["generation_tokens_total"]) == {(): 8000}
+    assert sum(snapshot.histograms["inter_token_latency_seconds"][0][1].counts) == 8000
