@@ -88,7 +88,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("request_errors_total", "ingress", "Requests answered with an error.", "requests",
              endpoint=(*_ENDPOINT, "other"), status=None, error_type=None),
     _counter("admission_rejections_total", "ingress", "Requests refused before any work was done.", "requests",
-             reason=("queue_reqs", "queue_tokens", "deadline", "rate", "draining")),
+             reason=("queue_full", "unavailable")),
     _histogram("time_to_first_token_seconds", "ingress", "From a request's arrival to its first token.", "seconds",
                _LATENCY),
     _histogram("inter_token_latency_seconds", "ingress", "Between one token of a request and the next.", "seconds",

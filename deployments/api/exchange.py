@@ -74,6 +74,7 @@ class Exchange:
             is_handed_over = True
             return stream
         except CLIENT_ERRORS as error:
+            self._recorder.refused(error)
             raise from_client(error, self._request_id) from None
         except TimeoutError:
             raise self._too_long() from None

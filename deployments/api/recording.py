@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import Literal
 
+from deployments.client import Overloaded, Unavailable
 from monitoring.metrics import Metrics
 
 Endpoint = Literal["chat_completions", "completions", "other"]
@@ -53,6 +54,12 @@ class Recorder:
                 "request_errors_total", endpoint=self._endpoint, status=str(status), error_type=error_type
             )
         self._end("error")
+
+    def refused(self, error: Exception) -> None:
+        """No engine took the request, for now."""
+        reason = {Overloaded: "queue_full", Unavailable: "unavailable"}.get(type(error))
+        if self._metrics is not None and reason is not None:
+            self._metrics.inc("admission_rejections_total", reason=reason)
 
     def disconnected(self) -> None:
         """The client hung up. Changes nothing when the answer was over."""

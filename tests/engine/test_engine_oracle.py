@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ def ids_of(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(VOCAB), k=length)
 
 
-def engine_for(model: Path, page_size: int, num_tokens: int, **settings: int) -> Engine:
+def engine_for(model: Path, page_size: int, num_tokens: int, **settings: Any) -> Engine:
     config = EngineConfig(
         model=str(model), device="cpu", page_size=page_size, kv_pages=num_tokens // page_size, **settings
     )

@@ -128,3 +128,17 @@ async def hang_up(service: ApiService, body: dict[str, Any]) -> bytes:
     }  # fmt: skip
     await asyncio.wait_for(create_app(service)(scope, receive, send), 5)
     return bytes(sent)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(Overloaded("full", 1.0), "queue_full"), (Unavailable("none is up"), "unavailable")]
+)
+def test_refusals_are_counted_by_reason(
+    client: Client, engine: ScriptedEngine, metrics: Metrics, error: Exception, reason: str
+) -> None:
+    engine.refuse_with = error
+    client.post("/v1/completions", ASK)
+    assert counted(metrics, "admission_rejections_total", reason=reason) == 1
+    assert (
+        sum(counted(metrics, "admission_rejections_total", reason=r) for r in ("queue_full", "unavailable")) == 1
+    )
