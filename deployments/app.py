@@ -4,7 +4,7 @@ Ingress ──handle with PrefixRouter──▶ EngineReplica
    └────────────▶ MetricsHub ◀────────────┘
 """
 
-# No `from __future__ import annotations` here: Serve reads the type of `build`'s argument from its annotation itself.
+# No `from __future__ import annotations` here: Serve reads the type of `build`'s argument from its annotation.
 from typing import Any
 
 from ray import serve

@@ -85,8 +85,8 @@ class WireEngineClient:
         """Return once an engine accepted; raise Overloaded, Unavailable or Rejected when none did."""
         self._check_available()
         stream = Stream(request, self._close)
-        # Serve 2.60 gives all handle calls made for one HTTP request the same internal id and then routes only one of
-        # them at a time, for ever if they are concurrent: a context of its own gives each call an id of its own.
+        # Serve 2.60 gives all handle calls made for one HTTP request the same internal id; of several at once it
+        # routes one and forgets the others. In a context of its own each call gets an id of its own.
         self._tasks[stream] = task = asyncio.create_task(self._run(stream), context=contextvars.Context())
         task.add_done_callback(lambda _: self._tasks.pop(stream, None))
         try:

@@ -123,6 +123,9 @@ class EngineReplica:
         """
         self._event_loop = asyncio.get_running_loop()
         request_id = request.request_id
+        if request_id in self._ends:
+            reason = f"request id {request_id!r} is already in use"
+            return {"refused": "never_fits", "reason": reason, "replica": self.replica}
         self._ends[request_id] = end = self._event_loop.create_future()
         try:
             refusal = self._submit(request, ingress_id)

@@ -150,7 +150,8 @@ class WireServer:
 
     def _post(self, ingress_id: str, session: _Session, data: bytes) -> bool:
         try:
-            self._socket.send_multipart([session.identity, data], zmq.NOBLOCK)
+            self._socket.send(session.identity, zmq.NOBLOCK | zmq.SNDMORE)
+            self._socket.send(data, zmq.NOBLOCK)
         except zmq.Again:
             self.counts["congested"] += 1
             return False

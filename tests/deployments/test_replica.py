@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from deployments.replica import EngineReplica, EngineUnhealthy
+from deployments.wire_server import WireTimings
 from tests.deployments.fleet_of_engines import Engines, request, until
 
 
 @pytest.fixture
 def engines() -> Iterator[Engines]:
-    made = Engines(1, max_running=1, max_waiting=1)
+    made = Engines(1, WireTimings(absent_ingress_s=60), max_running=1, max_waiting=1)
     yield made
     made.close()
 
@@ -55,7 +56,7 @@ def test_a_dead_loop_fails_its_health_check_and_takes_nothing(replica: EngineRep
         def explode(_: float) -> Any:
             raise RuntimeError("a defect")
 
-        replica._engine.scheduler.schedule = explode  # type: ignore[method-assign]
+        replica._engine.scheduler.schedule = explode  # type: ignore[method-assign,assignment]
         call = asyncio.create_task(replica.generate(request("a"), "i"))
         await until(lambda: replica._loop.failure is not None)
         with pytest.raises(EngineUnhealthy, match="RuntimeError"):

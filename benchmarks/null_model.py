@@ -1,0 +1,51 @@
+"""A model that costs nothing: what remains is everything around it.
+
+Goes through the real scheduler, cache and loop. Used to measure the serving layers alone.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.plan import StepPlan, StepResult
+
+
+@dataclass(frozen=True)
+class NullModelConfig:
+    """The facts an engine asks of a model."""
+
+    vocab_size: int = 32_000
+    max_position_embeddings: int = 1_000_000
+    eos_token_ids: frozenset[int] = frozenset()
+
+
+class NullRunner:
+    """Samples the same token every time; a step takes `step_s`, 0 for as fast as the loop can go."""
+
+    attention_name = device = dtype = "none"
+
+    def __init__(self, num_pages: int = 65_536, step_s: float = 0.0, token: int = 101) -> None:
+        self.model_config = NullModelConfig()
+        self.num_pages = num_pages
+        self._step_s, self._token = step_s, token
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Pretend."""
+        if self._step_s:
+            time.sleep(self._step_s)
+        num_sampled = len(plan.sampling_chunks)
+        return StepResult((self._token,) * num_sampled, (None,) * num_sampled)
+
+
+@dataclass(frozen=True)
+class NullEngines:
+    """An engine factory for `deployments.app.bind_engines`."""
+
+    step_s: float = 0.0
+
+    def __call__(self, config: EngineConfig) -> Engine:
+        """An engine without a model."""
+        return Engine(config, NullRunner(config.kv_pages or 65_536, self.step_s))

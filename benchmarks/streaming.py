@@ -1,0 +1,163 @@
+"""What a streamed token costs: over Raydix's wire, and over a Serve handle generator, at one token per chunk.
+
+    python -m benchmarks.streaming [--json benchmarks/results/streaming.json]
+
+Starts both applications of `streaming_apps.py` on a free port in a private Ray, drives them from one asynchronous
+client, and prints microseconds per token of all streams together. "http" is what a client sees, "hop" is engine
+to ingress alone. The model costs nothing and runs ahead as fast as it can; HTTP carries one chunk per token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ray
+from ray import serve
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.streaming_apps import handle_app, wire_app
+
+STREAMS = (1, 8, 64)
+APPS = ("wire", "handle")
+MIN_TOKENS = 64
+"""Tokens of a short stream."""
+MIN_EXTRA = 400
+"""A long stream has at least so many more: with fewer, what starting a request costs hides what they do."""
+Row = dict[str, Any]
+
+
+def main() -> None:
+    options = _options()
+    with tempfile.TemporaryDirectory(prefix="rdx") as directory:
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=200 * 2**20,
+            _temp_dir=directory,
+        )
+        try:
+            rows = asyncio.run(_measure(_start(), options))
+        finally:
+            serve.shutdown()
+            ray.shutdown()
+    _print(rows)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps({"machine": _machine(options.note), "rows": rows}, indent=1) + "\n")
+
+
+def _start() -> str:
+    """Both applications; the base URL."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config={"enable_access_log": False})
+    serve.run(wire_app(), name="wire", route_prefix="/wire")
+    serve.run(handle_app(), name="handle", route_prefix="/handle")
+    return f"http://127.0.0.1:{port}"
+
+
+async def _measure(base: str, options: argparse.Namespace) -> list[Row]:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=base, timeout=300, limits=limits) as client:
+        for app in APPS:
+            await _http(client, app, 2, 50)  # warm-up
+        return [await _row(client, app, num_streams, options) for num_streams in STREAMS for app in APPS]
+
+
+async def _row(client: httpx.AsyncClient, app: str, num_streams: int, options: argparse.Namespace) -> Row:
+    """One application at one number of streams.
+
+    The time of long streams minus that of short ones, over the tokens they have more: what a request costs besides
+    its tokens is in both.
+    """
+    extra = max(MIN_EXTRA, options.tokens // num_streams)
+    lengths = (MIN_TOKENS, MIN_TOKENS + extra)
+    http, hop, reads = [], [], 0.0
+    for length in lengths:
+        http.append(min([await _http(client, app, num_streams, length) for _ in range(options.repeat)]))
+        seconds, reads = min([await _hop(client, app, num_streams, length) for _ in range(options.repeat)])
+        hop.append(seconds)
+    total = num_streams * extra
+    return {
+        "app": app,
+        "streams": num_streams,
+        "tokens_per_stream": lengths[1],
+        "http_us_per_token": (http[1] - http[0]) / total * 1e6,
+        "hop_us_per_token": (hop[1] - hop[0]) / total * 1e6,
+        "http_ms_per_short_request": http[0] / num_streams * 1e3,
+        "hop_tokens_per_read": num_streams * lengths[1] / reads,
+    }
+
+
+async def _http(client: httpx.AsyncClient, app: str, num_streams: int, num_tokens: int) -> float:
+    """Seconds until every stream has ended."""
+
+    async def read() -> None:
+        received = 0
+        url, params = f"/{app}/stream", {"num_tokens": num_tokens}
+        async with client.stream("GET", url, params=params) as response:
+            async for chunk in response.aiter_raw():
+                received += chunk.count(b"data:")
+        assert received == num_tokens, f"{app}: {received} of {num_tokens} tokens arrived"
+
+    began = time.perf_counter()
+    await asyncio.gather(*(read() for _ in range(num_streams)))
+    return time.perf_counter() - began
+
+
+async def _hop(client: httpx.AsyncClient, app: str, num_streams: int, num_tokens: int) -> tuple[float, float]:
+    """Seconds, and how often the readers were handed something."""
+    params = {"num_streams": num_streams, "num_tokens": num_tokens}
+    answer = (await client.get(f"/{app}/hop", params=params)).raise_for_status().json()
+    return answer["seconds"], answer["reads"]
+
+
+def _print(rows: list[Row]) -> None:
+    table = Table(title="microseconds per token, one token per chunk")
+    for column in ("streams", "path", "wire", "handle", "ratio"):
+        table.add_column(column, justify="right")
+    for num_streams in STREAMS:
+        wire, handle = (
+            next(row for row in rows if row["app"] == app and row["streams"] == num_streams) for app in APPS
+        )
+        for path in ("http", "hop"):
+            ours, theirs = wire[f"{path}_us_per_token"], handle[f"{path}_us_per_token"]
+            table.add_row(str(num_streams), path, f"{ours:.1f}", f"{theirs:.1f}", f"{theirs / ours:.1f}x")
+    Console().print(table)
+
+
+def _machine(note: str) -> dict[str, Any]:
+    return {
+        "cpus": os.cpu_count(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "ray": ray.__version__,
+        "note": note,
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=3200, help="tokens of all streams together")
+    parser.add_argument("--repeat", type=int, default=3, help="measurements of each; the best counts")
+    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--note", default="", help="what else the machine was doing")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

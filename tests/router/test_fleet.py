@@ -1,0 +1,67 @@
+"""One process's view of the replicas: its own requests count at once, others' from the last heartbeat."""
+
+from __future__ import annotations
+
+from router.fleet import Fleet, ReplicaAddress, ReplicaLoad, fleet_of
+
+
+def fleet(*names: str) -> Fleet:
+    made = Fleet()
+    made.update({name: ReplicaAddress(name, f"tcp://{name}", "secret") for name in names})
+    return made
+
+
+def test_own_requests_count_at_once_and_only_once() -> None:
+    view = fleet("a", "b")
+    for number in range(3):
+        view.open(f"r{number}")
+        view.book(f"r{number}", "a")
+    assert view.loads() == {"a": 3, "b": 0}
+    view.record_load("a", ReplicaLoad(num_requests=5, num_own=3))  # the heartbeat has caught up
+    assert view.loads()["a"] == 5
+    view.release("r0")  # and is behind again
+    assert view.loads()["a"] == 4
+
+
+def test_a_request_booked_elsewhere_moves() -> None:
+    view = fleet("a", "b")
+    view.open("r")
+    view.book("r", "a")
+    view.book("r", "b")
+    assert view.loads() == {"a": 0, "b": 1}
+    assert view.placement("r") == "b"
+
+
+def test_a_booking_that_comes_after_the_end_leaves_no_load_behind() -> None:
+    view = fleet("a")
+    view.open("r")
+    view.release("r")
+    view.book("r", "a")
+    assert view.loads() == {"a": 0}
+
+
+def test_a_replica_that_is_gone_takes_its_load_along() -> None:
+    view = fleet("a", "b")
+    view.open("r")
+    view.book("r", "a")
+    view.update({"b": ReplicaAddress("b", "tcp://b", "secret")})
+    assert view.loads() == {"b": 0}
+    view.release("r")
+
+
+def test_listeners_hear_of_changes_only() -> None:
+    view = fleet("a")
+    heard: list[int] = []
+    unsubscribe = view.subscribe(lambda: heard.append(1))
+    view.update({"a": ReplicaAddress("a", "tcp://a", "secret")})
+    assert heard == []
+    view.update({"a": ReplicaAddress("a", "tcp://elsewhere", "secret")})
+    assert heard == [1]
+    unsubscribe()
+    view.update({})
+    assert heard == [1]
+
+
+def test_deployments_do_not_share_a_fleet() -> None:
+    assert fleet_of("app", "one") is fleet_of("app", "one")
+    assert fleet_of("app", "one") is not fleet_of("other", "one")

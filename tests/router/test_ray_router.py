@@ -1,0 +1,81 @@
+"""The Serve router: what it hands to Serve, with replicas and requests that only look like Serve's."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from router.fleet import fleet_of
+from router.ray_router import PrefixRouter
+
+
+@pytest.fixture
+def router() -> Any:
+    """Without Serve's part of it, which needs a running Serve."""
+    made = PrefixRouter.__new__(PrefixRouter)
+    made._deployment_id = SimpleNamespace(app_name=uuid.uuid4().hex, name="engines")
+    made.initialize_state(prefix_tokens=8, page_size=4)
+    made._fleet.update(dict.fromkeys("abc"))
+    return made
+
+
+def replicas(names: str = "abc") -> list[Any]:
+    return [SimpleNamespace(replica_id=SimpleNamespace(unique_id=name)) for name in names]
+
+
+def pending(request_id: str = "r", prompt: Any = range(20), avoid: tuple[str, ...] = ()) -> Any:
+    request = SimpleNamespace(request_id=request_id, prompt_ids=prompt, model="m", salt="")
+    return SimpleNamespace(args=[request, "ingress", avoid], routing_context=SimpleNamespace(should_backoff=False))
+
+
+def chosen(router: Any, request: Any, names: str = "abc") -> list[list[str]]:
+    ranks = asyncio.run(router.choose_replicas(replicas(names), request))
+    return [[replica.replica_id.unique_id for replica in rank] for rank in ranks]
+
+
+def flat(ranks: list[list[str]]) -> list[str]:
+    return sorted(name for rank in ranks for name in rank)
+
+
+def test_all_replicas_are_ranked_and_retries_back_off(router: Any) -> None:
+    request = pending()
+    ranks = chosen(router, request)
+    assert [len(rank) for rank in ranks] == [1, 1, 1]
+    assert flat(ranks) == ["a", "b", "c"]
+    assert request.routing_context.should_backoff
+    assert chosen(router, pending("other", [*range(8), 77])) == ranks
+
+
+def test_it_books_the_request_where_it_sends_it(router: Any) -> None:
+    fleet = fleet_of(router._deployment_id.app_name, "engines")
+    fleet.open("r")
+    ((first,), (second,), _) = chosen(router, pending())
+    assert fleet.placement("r") == first
+    router.on_request_routed(pending(), SimpleNamespace(unique_id=second), None)
+    assert fleet.loads()[second] == 1
+    assert fleet.decisions() == {"prefix": 1}
+
+
+def test_lost_and_avoided_replicas_come_last(router: Any) -> None:
+    ((first,), (second,), (third,)) = chosen(router, pending())
+    router._fleet.mark_lost(first)
+    assert chosen(router, pending(avoid=(second,)))[0] == [third]
+
+
+@pytest.mark.parametrize("prompt", [None, "text", [2**70], [1.5], [None], object()])
+def test_whatever_the_prompt_is_some_replica_is_chosen(router: Any, prompt: Any) -> None:
+    assert flat(chosen(router, pending(prompt=prompt))) == ["a", "b", "c"]
+
+
+def test_calls_that_are_no_requests_are_routed_too(router: Any) -> None:
+    assert flat(chosen(router, None)) == ["a", "b", "c"]
+    nothing = SimpleNamespace(args=[], routing_context=SimpleNamespace(should_backoff=False))
+    assert flat(chosen(router, nothing)) == ["a", "b", "c"]
+
+
+def test_replicas_it_never_heard_of_are_chosen_from(router: Any) -> None:
+    assert flat(chosen(router, pending(), names="xy")) == ["x", "y"]
