@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 _NOTHING = StepResult((), ())
+# How old `load` may be while steps follow each other faster than anybody could use the news.
+_LOAD_SECONDS = 0.005
 
 
 class EngineLoop:
@@ -38,6 +40,7 @@ class EngineLoop:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._load = scheduler.load(clock())
+        self._load_at = clock()
         self._on_step: Callable[[StepStats], None] = lambda _: None
         self.failure: str | None = None
         """Why the loop ended by itself; None while all is well."""
@@ -65,7 +68,7 @@ class EngineLoop:
         self._wake.set()
 
     def load(self) -> EngineLoad:
-        """How busy the engine was after its last step."""
+        """How busy the engine is: at most 5 ms behind its last step."""
         return self._load
 
     @property
@@ -148,9 +151,10 @@ class EngineLoop:
     def _report(self, plan: StepPlan, started: float, scheduled: float, ran: float) -> None:
         now = self.clock()
         self.last_progress = now
-        self._load = load = self.scheduler.load(now)
-        if sum(load.pages) != self.scheduler.cache.num_pages:
-            logger.error("KV pages do not add up: %s of %d", load.pages, self.scheduler.cache.num_pages)
+        if now - self._load_at >= _LOAD_SECONDS or not self.has_work:
+            self._load, self._load_at = self.scheduler.load(now), now
+            if sum(self._load.pages) != self.scheduler.cache.num_pages:
+                logger.error("KV pages do not add up: %s", self._load.pages)
         if plan.chunks:
             decodes = sum(chunk.num_tokens == 1 for chunk in plan.chunks)
             self._on_step(

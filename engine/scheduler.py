@@ -12,6 +12,7 @@ One rule: a request is given tokens until `num_computed` reaches `num_tokens`. A
 from __future__ import annotations
 
 import bisect
+import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -372,7 +373,7 @@ class Scheduler:
             + sum(request.num_to_compute for request in self._prompts_running()),
             oldest_wait_seconds=max((now - request.arrival for request in self._waiting), default=0.0),
             pages=self.account(),
-            cache=replace(self.cache.stats),
+            cache=copy.copy(self.cache.stats),
             num_steps=self._num_steps,
             num_preemptions=self._num_preemptions,
             num_finished=self._num_finished,
