@@ -23,8 +23,8 @@ EMBEDDED_MODEL: dict[str, Any] = {
             "import_path": IMPORT_PATH,
             "args": {
                 "engine": {"model": "demo", "kv_pages": 2048, "threads": 1},
-                "engines": {"count": 2, "num_cpus": 0.5},
-                "ingresses": {"count": 1, "num_cpus": 0.5},
+                "engines": {"count": 2, "num_cpus": 0.25},
+                "ingresses": {"count": 1, "num_cpus": 0.25},
             },
         }
     ],
@@ -102,7 +102,8 @@ def _override(application: dict[str, Any], overrides: Overrides) -> None:
     args = application["args"] = dict(application.get("args") or {})
     if overrides.model is not None:
         engine = {**(args.get("engine") or {}), "model": overrides.model}
-        engine.pop("served_name", None)  # it named the file's model
+        for setting in ("served_name", "kv_pages", "threads"):  # chosen for the file's model
+            engine.pop(setting, None)
         args["engine"] = engine
     if overrides.replicas is not None:
         args["engines"] = {**(args.get("engines") or {}), "count": overrides.replicas}
