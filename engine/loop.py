@@ -55,7 +55,7 @@ class EngineLoop:
         with self._lock:
             if self._stopping or self.failure is not None:
                 raise EngineStopped(self.failure or "the engine is stopping")
-            self.scheduler.check_room(request, self._num_coming, self._tokens_coming)
+            self.scheduler.waiting.check_room(request, self._num_coming, self._tokens_coming)
             self._inbox.append(request)
             self._num_coming += 1
             self._tokens_coming += request.num_tokens

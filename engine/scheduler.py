@@ -17,11 +17,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from cache import KVCacheManager, OutOfPages, PageAccount, PageCopy
-from engine.errors import NeverFits, QueueFull
+from engine.errors import NeverFits
 from engine.load import EngineLoad
 from engine.plan import Chunk, Event, FinishReason, StepPlan, StepResult, Timings, TokenLogprobs
 from engine.prefill_budget import PrefillBudget
 from engine.request import Request, Status
+from engine.waiting_queue import WaitingQueue, precedence
 
 # Prompts beyond this many in the queue are not looked at for the step's remaining room.
 _WINDOW = 64
@@ -52,8 +53,7 @@ class Scheduler:
         self._eos = frozenset(eos_token_ids)
         self._budget = PrefillBudget(limits.max_step_tokens, limits.max_step_seconds)
         self._requests: dict[str, Request] = {}
-        self._waiting: list[Request] = []  # in order of precedence
-        self._waiting_tokens = 0
+        self.waiting = WaitingQueue(limits.max_waiting, limits.max_waiting_tokens)
         self._running: list[Request] = []  # in order of precedence
         self._aborted: set[str] = set()
         self._num_steps = self._num_preemptions = self._num_finished = 0
@@ -77,25 +77,9 @@ class Scheduler:
         self.check(request)
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id!r} is already in use")
-        self.check_room(request)
+        self.waiting.check_room(request)
         self._requests[request.request_id] = request
-        self._enqueue(request)
-
-    def check_room(self, request: Request, num_coming: int = 0, tokens_coming: int = 0) -> None:
-        """Raise QueueFull when the queue, with what else is coming, has no room. Has no side effects."""
-        waiting, tokens = len(self._waiting) + num_coming, self._waiting_tokens + tokens_coming
-        if waiting >= self.limits.max_waiting:
-            raise QueueFull(f"{waiting} requests are waiting, the limit")
-        if waiting and tokens + request.num_tokens > self.limits.max_waiting_tokens:
-            raise QueueFull(f"{tokens} prompt tokens are waiting, the limit is {self.limits.max_waiting_tokens}")
-
-    def _enqueue(self, request: Request) -> None:
-        bisect.insort(self._waiting, request, key=_precedence)
-        self._waiting_tokens += request.num_tokens
-
-    def _dequeue(self, request: Request) -> None:
-        self._waiting.remove(request)
-        self._waiting_tokens -= request.num_tokens
+        self.waiting.add(request)
 
     def abort(self, request_id: str) -> None:
         """End a request at the next border between steps; unknown and finished ids are no error."""
@@ -122,10 +106,10 @@ class Scheduler:
 
     def _place_prompts(self, step: _StepInMaking, room: int, now: float) -> None:
         """Share the prefill budget: the oldest prompt first, the shortest next, then who can use the rest."""
-        prompts = [*self._prompts_running(), *self._waiting[:_WINDOW]]
+        prompts = [*self._prompts_running(), *self.waiting.first(_WINDOW)]
         if not prompts or room <= 0:
             return
-        oldest = min(prompts, key=_precedence)
+        oldest = min(prompts, key=precedence)
         others = sorted(
             (p for p in prompts if p is not oldest), key=lambda p: (-p.priority, p.num_to_compute, p.arrival)
         )
@@ -192,8 +176,8 @@ class Scheduler:
             if self.cache.pages_needed(lease, request.num_tokens + 1) > room:
                 self.cache.finish(lease, [], now)
                 return False
-        self._dequeue(request)
-        bisect.insort(self._running, request, key=_precedence)
+        self.waiting.remove(request)
+        bisect.insort(self._running, request, key=precedence)
         self._start(request, lease.num_cached, now)
         request.lease = lease
         return True
@@ -244,14 +228,21 @@ class Scheduler:
 
     def _preempt(self, request: Request, now: float) -> None:
         """Take a request's pages; what it computed stays in the tree while there is room."""
-        assert request.lease is not None
-        self.cache.finish(request.lease, request.tokens[: request.num_computed], now)
-        request.lease = None
+        self._release(request, now, keep=True)
         request.status = Status.WAITING
         request.num_preemptions += 1
         self._num_preemptions += 1
         self._running.remove(request)
-        self._enqueue(request)  # at its place, which it keeps
+        self.waiting.add(request)  # at its place, which it keeps
+
+    def _release(self, request: Request, now: float, keep: bool) -> None:
+        """Give back the pages of a request, if it holds any; what is in them stays in the tree with `keep`."""
+        if request.lease is None:
+            return
+        # Admitted but not placed yet: the page that its match ends in has not been copied.
+        num_held = min(request.num_computed, len(request.lease.pages) * self.cache.page_size)
+        self.cache.finish(request.lease, request.tokens[:num_held] if keep else [], now)
+        request.lease = None
 
     def _start_over(self, step: _StepInMaking, now: float) -> None:
         """The only running request finds no page, though it fits alone: what pins the rest is how the tree divides
@@ -328,14 +319,11 @@ class Scheduler:
         error: str | None = None,
     ) -> Event:
         """Release all that a request holds. With `keep`, what it computed stays in the tree."""
-        if request.lease is not None:
-            kept = request.tokens[: request.num_computed] if keep else []
-            self.cache.finish(request.lease, kept, now)
-            request.lease = None
+        self._release(request, now, keep)
         if request.status is Status.RUNNING:
             self._running.remove(request)
         else:
-            self._dequeue(request)
+            self.waiting.remove(request)
         request.status = Status.FINISHED
         del self._requests[request.request_id]
         self._aborted.discard(request.request_id)
@@ -368,10 +356,10 @@ class Scheduler:
         """A snapshot of how busy this engine is. O(requests)."""
         return EngineLoad(
             num_running=len(self._running),
-            num_waiting=len(self._waiting),
-            waiting_prefill_tokens=self._waiting_tokens
+            num_waiting=len(self.waiting),
+            waiting_prefill_tokens=self.waiting.num_tokens
             + sum(request.num_to_compute for request in self._prompts_running()),
-            oldest_wait_seconds=max((now - request.arrival for request in self._waiting), default=0.0),
+            oldest_wait_seconds=max((now - request.arrival for request in self.waiting), default=0.0),
             pages=self.account(),
             cache=copy.copy(self.cache.stats),
             num_steps=self._num_steps,
@@ -392,11 +380,6 @@ class _StepInMaking:
         self.copies: list[PageCopy] = []
         self.preempted: list[Request] = []
         self.placed: set[str] = set()
-
-
-def _precedence(request: Request) -> tuple[int, float]:
-    """Order of admission, and against the order of preemption: high priority first, then by arrival."""
-    return (-request.priority, request.arrival)
 
 
 def _timings(request: Request, now: float) -> Timings | None:

@@ -42,7 +42,9 @@ def test_options_go_before_the_file_and_leave_the_rest(tmp_path: Path) -> None:
         applications:
           - name: raydix
             import_path: deployments.app:build
-            args: {engine: {model: big, served_name: alias, page_size: 8, kv_pages: 9, threads: 1}, engines: {count: 3, num_cpus: 2}}
+            args:
+              engine: {model: big, served_name: alias, page_size: 8, kv_pages: 9, threads: 1}
+              engines: {count: 3, num_cpus: 2}
         """,
     )
     config = load(path, Overrides(host="0.0.0.0", model="other", replicas=5))
