@@ -63,7 +63,7 @@ class PrefixRouter(RequestRouter):
         order = [*placement.order, *(id_ for id_ in by_id if id_ in lost)]
         if request is not None and order:
             self._book(request.request_id, order, placement)
-            self._recent.record(chain, order[0])
+            self._remember(request, chain, order[0])
         ranks = [order[:1], order[1:2], order[2:]]
         return [[by_id[id_] for id_ in rank] for rank in ranks if rank]
 
@@ -72,10 +72,19 @@ class PrefixRouter(RequestRouter):
         self._fleet.book(request_id, order[0])
 
     def _holder(self, request: Any, chain: list[bytes], replicas: Collection[str]) -> str | None:
-        """Where a good part of the prompt went before: as much as the key covers, or a third of the prompt."""
+        """Where a good part of the prompt went before: as much as the key covers, or a third of the prompt.
+
+        Without one, where its session was: a hint, worth following when nothing is known.
+        """
+        if request is None:
+            return None
         replica, num_tokens = self._recent.find(chain, replicas)
-        is_enough = request is not None and num_tokens >= min(self._prefix_tokens, len(request.prompt_ids) / 3)
-        return replica if is_enough else None
+        if num_tokens >= min(self._prefix_tokens, len(request.prompt_ids) / 3):
+            return replica
+        return self._recent.find(_session(request), replicas)[0]
+
+    def _remember(self, request: Any, chain: list[bytes], replica: str) -> None:
+        self._recent.record([*chain, *_session(request)], replica)
 
     def _key(self, request: Any) -> bytes | None:
         if request is None:
@@ -89,7 +98,7 @@ class PrefixRouter(RequestRouter):
             return
         replica = replica_id.unique_id
         if self._fleet.placement(request.request_id) not in (None, replica):
-            self._recent.record(self._recent.chain(request.prompt_ids, _root(request)), replica)
+            self._remember(request, self._recent.chain(request.prompt_ids, _root(request)), replica)
         self._fleet.book(request.request_id, replica)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
@@ -100,6 +109,13 @@ class PrefixRouter(RequestRouter):
 
 def _root(request: Any) -> bytes:
     return prefix_root(request.model, request.salt)
+
+
+def _session(request: Any) -> list[bytes]:
+    """What a request's session is remembered by, if it has one."""
+    if request.session_id is None:
+        return []
+    return [prefix_root(request.session_id, request.salt)]
 
 
 def _generate_request(pending: PendingRequest | None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,8 +47,10 @@ class Client:
     def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        # A hint to the router: the turns of this conversation belong together, however short its first one is.
+        headers = {"x-session-id": uuid.uuid4().hex}
         try:
-            self._http = httpx.Client(base_url=self.url, timeout=timeout, transport=transport)
+            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, transport=transport)
         except (httpx.InvalidURL, ValueError) as error:
             raise UserError(f"{url!r} is not a URL: {one_line(error)}", 2) from None
 

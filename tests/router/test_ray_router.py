@@ -27,8 +27,10 @@ def replicas(names: str = "abc") -> list[Any]:
     return [SimpleNamespace(replica_id=SimpleNamespace(unique_id=name)) for name in names]
 
 
-def pending(request_id: str = "r", prompt: Any = range(20), avoid: tuple[str, ...] = ()) -> Any:
-    request = SimpleNamespace(request_id=request_id, prompt_ids=prompt, model="m", salt="")
+def pending(
+    request_id: str = "r", prompt: Any = range(20), avoid: tuple[str, ...] = (), session: str | None = None
+) -> Any:
+    request = SimpleNamespace(request_id=request_id, prompt_ids=prompt, model="m", salt="", session_id=session)
     return SimpleNamespace(args=[request, "ingress", avoid], routing_context=SimpleNamespace(should_backoff=False))
 
 
@@ -79,3 +81,18 @@ def test_calls_that_are_no_requests_are_routed_too(router: Any) -> None:
 
 def test_replicas_it_never_heard_of_are_chosen_from(router: Any) -> None:
     assert flat(chosen(router, pending(), names="xy")) == ["x", "y"]
+
+
+def test_the_next_turn_of_a_short_conversation_goes_where_the_last_one_went(router: Any) -> None:
+    """Two replicas each get a conversation; longer than the key's tokens or not, both stay where they are."""
+    for start in range(20):
+        first = list(range(start * 100, start * 100 + 5))  # one page and a token: shorter than the key
+        home = chosen(router, pending(prompt=first))[0]
+        second = [*first, *range(7, 12)]
+        assert chosen(router, pending(prompt=second))[0] == home
+
+
+def test_a_session_is_followed_when_no_prefix_is_known(router: Any) -> None:
+    homes = {chosen(router, pending(prompt=[n], session="s"))[0][0] for n in range(20)}
+    others = {chosen(router, pending(prompt=[n]))[0][0] for n in range(20)}
+    assert len(homes) == 1 and len(others) > 1
