@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -204,13 +206,18 @@ def _announce(console: Console, url: str, seconds: float) -> None:
         curl = f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
         lines = [
             f"[bold]{escape(model)}[/] is ready at [bold]{url}/v1[/] after {seconds:.0f} s. Ctrl-C ends it.",
-            f"Talk to it:  [cyan]raydix chat --url {url}[/]",
+            f"Talk to it:  [cyan]{escape(_own_name())} chat --url {url}[/]",
         ]
         console.print(Panel("\n".join(lines), expand=False))
         # Outside the frame, so that it can be copied.
         console.print(curl, style="cyan", markup=False, highlight=False, soft_wrap=True)
         return
     console.print(f"Ready at {url} after {seconds:.0f} s. Ctrl-C ends it.")
+
+
+def _own_name() -> str:
+    """What to type for this command: its path where the shell would not find it."""
+    return "raydix" if shutil.which("raydix") else os.path.relpath(sys.argv[0])
 
 
 def _shut_down(signals: Signals) -> None:
