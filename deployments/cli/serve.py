@@ -94,7 +94,7 @@ def run(
         while True:
             signals.check(wait=60.0)
     except _Stopped:
-        console.print("[dim]Shutting down. Ctrl-C again does not wait for the replicas to end their work.[/]")
+        console.print("[dim]Shutting down when open streams have ended. Ctrl-C again does not wait for them.[/]")
     finally:
         with _quiet(verbose):
             _shut_down(signals)
@@ -227,6 +227,9 @@ def _shut_down(signals: Signals) -> None:
     signals.allow_hurry()
     try:
         if ray.is_initialized():
+            # Deleted first: its replicas drain behind a living proxy, so that open streams end as they should.
+            for name in list(serve.status().applications):
+                serve.delete(name)
             serve.shutdown()
     except KeyboardInterrupt:
         pass

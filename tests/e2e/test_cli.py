@@ -75,7 +75,12 @@ def test_serve_is_ready_answers_and_leaves_nothing_behind(ray_directory: Path, t
         assert answer["usage"]["completion_tokens"] > 0
         family = psutil.Process(server.pid).children(recursive=True)
         assert family
-        server.send_signal(signal.SIGINT)
+        story = {"model": "demo", "prompt": "x", "max_tokens": 500, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=story, timeout=60) as stream:
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data:")
+            server.send_signal(signal.SIGINT)
+            assert "data: [DONE]" in lines, "an open stream was cut off"
         assert server.wait(timeout=60) == 0, log.read_text()
         assert "Traceback" not in log.read_text()
         assert psutil.wait_procs(family, timeout=20)[1] == []
