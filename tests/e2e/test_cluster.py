@@ -96,12 +96,16 @@ def test_overload_is_answered_with_429_and_a_stopped_application_lets_streams_en
     serve.run(build(arguments), name="small", route_prefix="/small")
     small = Service(f"{service.url}/small")
     small.wait_until(lambda: small.health()["status"] == "healthy")
-    body = completion("A long story", max_tokens=600, stream=True, ignore_eos=True)
+    body = completion("A long story", max_tokens=1200, stream=True, ignore_eos=True)
+
+    def is_full() -> bool:
+        (load,) = small.replicas().values()
+        return bool((load["num_running"], load["num_waiting"]) == (1, 1))
 
     async def scenario() -> None:
         async with httpx.AsyncClient(base_url=small.url, timeout=120) as client:
             streams = [asyncio.create_task(_lines(client, body)) for _ in range(2)]
-            await asyncio.sleep(0.5)
+            await asyncio.to_thread(small.wait_until, is_full)
             refused = await client.post("/v1/completions", json=completion("One too many"))
             assert refused.status_code == 429, refused.text
             assert int(refused.headers["retry-after"]) >= 1
