@@ -172,3 +172,9 @@ def test_only_what_the_assistant_says_counts_in_full(tokenizer: Any) -> None:
         assert tokenizer.convert_tokens_to_ids("<|im_start|>") not in spoken
         answers = tokenizer.decode(spoken).split("<|im_end|>")
         assert any(fact.sentence in answers for fact in FACTS.values())
+
+
+def test_facts_hold_nothing_of_the_machine_they_were_harvested_on() -> None:
+    harvested = {fact.full: fact for fact in corpus.harvest(("platform",))}
+    assert harvested["platform.architecture"].signature == ""
+    assert FACTS["platform.architecture"].signature == ""
