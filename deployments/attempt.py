@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from deployments.client import GenerateRequest
 from deployments.generation import Stream
+from deployments.wire import Output, to_event
 from deployments.wire_client import WireConnection
 from router.fleet import Fleet
 
@@ -17,12 +19,19 @@ class ControlCall(Protocol):
     """An open `EngineReplica.generate` call."""
 
     async def result(self) -> dict[str, Any]:
-        """Wait for its end: {"finish_reason", "num_tokens"} or {"refused", "reason", ...}."""
+        """Wait for its end: {"finish_reason", "num_tokens"} or {"refused", "reason", ...}.
+
+        Raises ReplicaDied when the replica's process is known to be gone, anything else when the call failed.
+        """
         ...
 
     def cancel(self) -> None:
         """End it."""
         ...
+
+
+class ReplicaDied(Exception):
+    """The replica's process is gone."""
 
 
 class Control(Protocol):
@@ -47,6 +56,23 @@ class ClientTimings:
     """Between looks at every connection."""
 
 
+LossReason = Literal["died", "silent", "failed", "undelivered"]
+"""Why a replica did not bring a request to its end: its process is gone; it does not answer; the call to it
+failed, or it does not know the request any more; it ended the request, but the last tokens did not arrive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setback:
+    """Why an attempt did not end its request: the replica refused it, or was lost with it."""
+
+    kind: Literal["never_fits", "queue_full", "stopped", "draining", "lost"]
+    reason: str
+    replica: str | None = None
+    retry_after_s: float = 1.0
+    """Of a full queue: when to come back."""
+    loss: LossReason | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Desk:
     """What all attempts of an ingress share; owned by its `WireEngineClient`."""
@@ -55,70 +81,131 @@ class Desk:
     control: Control
     fleet: Fleet
     timings: ClientTimings
-    streams: dict[str, Stream] = field(default_factory=dict)
-    """By their id on the wire."""
+    attempts: dict[str, Attempt] = field(default_factory=dict)
+    """Open ones, by their id on the wire."""
     connections: dict[str, WireConnection] = field(default_factory=dict)
     """By replica."""
 
+    def lose(self, replica: str | None, loss: LossReason, reason: str) -> None:
+        """A replica is lost until it is heard of again: none of its requests need wait to find out."""
+        for attempt in list(self.attempts.values()):
+            if attempt.replica == replica:
+                attempt.lose(loss, reason)
+        if replica in self.connections:
+            self.connections[replica].suspect()
+
 
 class Attempt:
-    """Send a stream's request to one replica, none of `avoid` if it can be helped."""
+    """Send a stream's request, with all it has received so far, to one replica; none of `avoid` if possible."""
 
     def __init__(self, desk: Desk, stream: Stream, number: int, avoid: tuple[str, ...]) -> None:
-        self._desk, self._stream, self._avoid = desk, stream, avoid
+        self.stream = stream
+        self.replica: str | None = None
+        """Where it runs, once the wire has said so."""
+        self.began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when its first token (or its end) came."""
+        self.is_muted = False
+        """Another attempt won: what still comes of this one is dropped."""
+        self._desk, self._avoid = desk, avoid
+        self._base = len(stream.journal)  # tokens the stream had before: the replica counts from here
+        self._lost: asyncio.Future[Setback] = asyncio.get_running_loop().create_future()
         # An id of its own: what an earlier replica still sends must not be taken for this one's.
         suffix = f"~{number}" if number else ""
-        self._request = replace(stream.request, request_id=stream.request.request_id + suffix)
+        self._request = stream.journal.resumed(stream.request.request_id + suffix)
 
-    async def run(self) -> dict[str, Any] | None:
-        """None when the stream has ended; else why not: a record with "refused", "reason" and "replica"."""
-        desk, wire_id, stream = self._desk, self._request.request_id, self._stream
-        desk.fleet.open(wire_id)
-        stream.start_attempt()
-        desk.streams[wire_id] = stream
+    @property
+    def wire_id(self) -> str:
+        """The request's id on the wire."""
+        return self._request.request_id
+
+    @property
+    def num_received(self) -> int:
+        """Tokens received of this attempt."""
+        return 0 if self.is_muted else len(self.stream.journal) - self._base
+
+    async def run(self) -> Setback | None:
+        """None when the stream has ended, else why not."""
+        desk = self._desk
+        desk.fleet.open(self.wire_id)
+        desk.attempts[self.wire_id] = self
         call = desk.control.generate(self._request, desk.ingress_id, self._avoid)
         try:
-            record = await self._result(call)
-            if "refused" not in record:
-                record = await self._delivered(wire_id) or {}
-            return {"replica": desk.fleet.placement(wire_id), **record} if record else None
+            return await self._result(call) or await self._delivered()
         except asyncio.CancelledError:
-            call.cancel()
+            self._abort(call)
             raise
         finally:
-            desk.fleet.release(wire_id)
-            desk.streams.pop(wire_id, None)
+            desk.fleet.release(self.wire_id)
+            del desk.attempts[self.wire_id]
 
-    async def _result(self, call: ControlCall) -> dict[str, Any]:
-        """The control call's record; a call that fails, or whose replica falls silent, says "lost"."""
+    def feed(self, replica: str, output: Output) -> bool:
+        """Take in an output. False when tokens before it are missing: it has to be asked for again."""
+        if self.is_muted:
+            return True
+        if self.replica is None:
+            self.replica = replica
+            self.stream.accept(replica)
+        if not output.token_ids and output.finish_reason is None:
+            return True
+        if not self.began.done():
+            self.began.set_result(None)
+        return self.stream.feed(self._base + output.start, to_event(output), time.monotonic())
+
+    def lose(self, loss: LossReason, reason: str) -> None:
+        """Its replica does not answer any more, or does not know it."""
+        if not self._lost.done():
+            self._lost.set_result(self._loss(loss, reason))
+
+    async def _result(self, call: ControlCall) -> Setback | None:
+        """None when the replica says that the request ended."""
         result = asyncio.ensure_future(call.result())
         try:
-            waited: list[asyncio.Future[Any]] = [result, self._stream.lost]
+            waited: list[asyncio.Future[Any]] = [result, self._lost]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if result.done():
-                return result.result()
-            call.cancel()
-            return {"refused": "lost", "reason": self._stream.lost.result()}
+            if not result.done():
+                self._abort(call)
+                return self._lost.result()
+            record = result.result()
+            if "refused" not in record:
+                return None
+            retry_after_s = record.get("retry_after_s", 1.0)
+            return Setback(record["refused"], record["reason"], record.get("replica"), retry_after_s)
         except asyncio.CancelledError:
             raise
+        except ReplicaDied as error:
+            self._desk.lose(self._placed, "died", str(error))
+            return self._loss("died", str(error))
         except Exception as error:
-            return {"refused": "lost", "reason": f"{type(error).__name__}"}
+            return self._loss("failed", type(error).__name__)
         finally:
             if not result.done():
                 result.cancel()
             result.add_done_callback(_swallow)
 
-    async def _delivered(self, wire_id: str) -> dict[str, Any] | None:
+    async def _delivered(self) -> Setback | None:
         """The engine is done with it: wait for its last tokens, asking for them once more if need be."""
-        stream = self._stream
         for is_second in (False, True):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stream.ended.wait(), self._desk.timings.delivery_s / 2)
+                await asyncio.wait_for(self.stream.ended.wait(), self._desk.timings.delivery_s / 2)
                 return None
-            connection = self._desk.connections.get(stream.replica or "")
+            connection = self._desk.connections.get(self.replica or "")
             if not is_second and connection is not None:
-                connection.resume({wire_id: stream.num_received})
-        return {"refused": "lost", "reason": "its last tokens did not arrive"}
+                connection.resume({self.wire_id: self.num_received})
+        return self._loss("undelivered", "its last tokens did not arrive")
+
+    @property
+    def _placed(self) -> str | None:
+        return self.replica or self._desk.fleet.placement(self.wire_id)
+
+    def _loss(self, loss: LossReason, reason: str) -> Setback:
+        return Setback("lost", reason, self._placed, loss=loss)
+
+    def _abort(self, call: ControlCall) -> None:
+        """Nobody wants it: the engine hears of it on the wire, at once, and through the cancelled call."""
+        connection = self._desk.connections.get(self._placed or "")
+        if connection is not None:
+            connection.abort(self.wire_id)
+        call.cancel()
 
 
 def _swallow(future: asyncio.Future[Any]) -> None:

@@ -35,6 +35,8 @@ class GenerateRequest:
     """Prefixes are shared only among requests with the same salt."""
     session_id: str | None = None
     """A hint that requests belong together; never needed for correctness."""
+    tenant: str = ""
+    """Who asks."""
 
 
 class Overloaded(Exception):
@@ -64,7 +66,7 @@ class Rejected(Exception):
 
 
 class ReplicaLost(Exception):
-    """The engine replica that generated this stream died or stopped answering, after its first token."""
+    """The stream's engine replica was lost after its first token, and no other could take the stream over."""
 
     def __init__(self, replica: str, reason: str) -> None:
         super().__init__(f"engine replica {replica} was lost: {reason}")
@@ -76,8 +78,8 @@ class Generation(Protocol):
     """The stream of one request's events.
 
     A slow consumer gets merged events: token ids and logprobs concatenated, the last one's finish reason. The
-    last event has a `finish_reason`; iteration ends after it. Raises `ReplicaLost` when the engine was lost
-    after its first token; before it, the request is sent elsewhere once, unnoticed.
+    last event has a `finish_reason`; iteration ends after it. When its engine is lost the stream goes on at
+    another one, unnoticed but for a pause; raises `ReplicaLost` when that was tried often enough.
     """
 
     @property

@@ -37,7 +37,7 @@ class RouterSettings(_Settings):
 
 
 class HealthSettings(_Settings):
-    """When a replica counts as lost."""
+    """When a replica counts as lost, and what becomes of its requests."""
 
     check_period_s: float = Field(default=2.0, gt=0)
     """Seconds between Serve's health checks."""
@@ -48,7 +48,17 @@ class HealthSettings(_Settings):
     heartbeat_s: float = Field(default=0.05, gt=0, le=1)
     """Longest silence of a replica on the wire, in seconds."""
     lost_after_s: float = Field(default=3.0, gt=0)
-    """Seconds of silence on the wire after which an ingress gives a replica's streams up."""
+    """Seconds of silence on the wire after which an ingress takes a replica's streams elsewhere."""
+    max_retries: int = Field(default=2, ge=0)
+    """Replicas that may be lost with a request before its first token."""
+    max_migrations: int = Field(default=3, ge=0)
+    """Replicas that may be lost with a stream after its first token; then it ends with an error."""
+    migration_wait_s: float = Field(default=30.0, ge=0)
+    """Seconds a stream that lost its replica waits for another one with room."""
+    hedge_after_s: float | None = Field(default=None, gt=0)
+    """Seconds without a first token after which a second replica is asked too; None: never."""
+    hedge_share: float = Field(default=0.05, ge=0, le=1)
+    """Most requests of which that is done, as a share of all."""
 
 
 class Replicas(_Settings):

@@ -1,9 +1,8 @@
 """`EngineClient` over Serve and the wire: control through the handle, tokens through ZeroMQ.
 
-generate ─▶ one task per request: handle.generate.remote() ── open until the request has ended
-              │ refused: another replica, or Overloaded / Rejected      accepted ─▶ tokens on the wire ─▶ Stream
-              │ replica lost before the first token: another replica, once
-              └ replica lost after it: ReplicaLost
+generate ─▶ one task per request: Delivery ─▶ Attempt ─▶ handle.generate.remote() ── open until the request ended
+                                                  ▲
+            one connection per replica ── tokens ─┘
 """
 
 from __future__ import annotations
@@ -20,39 +19,38 @@ from typing import Any
 
 import zmq
 
-from deployments.attempt import Attempt, ClientTimings, Control, Desk
-from deployments.client import (
-    FleetHealth,
-    GenerateRequest,
-    HealthState,
-    Overloaded,
-    Rejected,
-    ReplicaHealth,
-    Unavailable,
-)
+from deployments.attempt import ClientTimings, Control, Desk
+from deployments.client import FleetHealth, GenerateRequest, HealthState, ReplicaHealth, Unavailable
+from deployments.delivery import Delivery, HedgeBudget, Persistence
 from deployments.generation import Stream
 from deployments.sockets import Context
 from deployments.wire import Load, Output
 from deployments.wire_client import WireConnection
+from monitoring.metrics import Metrics
 from router.fleet import Fleet, ReplicaLoad
 
 logger = logging.getLogger("ray.serve")
-
-MAX_ATTEMPTS = 4
-"""Replicas that one request is offered to, full queues included."""
 
 
 class WireEngineClient:
     """Lives on one event loop, between `start` and `aclose`."""
 
     def __init__(
-        self, control: Control, fleet: Fleet, num_expected: int, timings: ClientTimings | None = None
+        self,
+        control: Control,
+        fleet: Fleet,
+        num_expected: int,
+        timings: ClientTimings | None = None,
+        persistence: Persistence | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.fleet = fleet
         self._num_expected, self._timings = num_expected, timings or ClientTimings()
         self._desk = Desk(uuid.uuid4().hex, control, fleet, self._timings)
         self._context: Context = zmq.Context(io_threads=1)
-        self._connections, self._streams = self._desk.connections, self._desk.streams
+        self._connections, self._attempts = self._desk.connections, self._desk.attempts
+        self._persistence, self._metrics = persistence or Persistence(), metrics
+        self._hedges = HedgeBudget(self._persistence.hedge_share)
         self._tasks: dict[Stream, asyncio.Task[None]] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._unsubscribe = lambda: None
@@ -87,7 +85,8 @@ class WireEngineClient:
         stream = Stream(request, self._close)
         # Serve 2.60 gives all handle calls made for one HTTP request the same internal id; of several at once it
         # routes one and forgets the others. In a context of its own each call gets an id of its own.
-        self._tasks[stream] = task = asyncio.create_task(self._run(stream), context=contextvars.Context())
+        delivery = Delivery(self._desk, stream, self._persistence, self._hedges, self._metrics)
+        self._tasks[stream] = task = asyncio.create_task(delivery.run(), context=contextvars.Context())
         task.add_done_callback(lambda _: self._tasks.pop(stream, None))
         try:
             await asyncio.wait_for(asyncio.shield(stream.accepted), self._timings.accept_s)
@@ -121,74 +120,46 @@ class WireEngineClient:
         if not answering:
             raise Unavailable("no engine replica is up")
 
-    # --- one request ---------------------------------------------------------------------------------------
-
-    async def _run(self, stream: Stream) -> None:
-        """Take a request through its attempts to its end, whatever happens to replicas."""
-        avoid: list[str] = []
-        retry_after: list[float] = []
-        num_lost = 0
-        while True:
-            record = await Attempt(self._desk, stream, len(avoid), tuple(avoid)).run()
-            if record is None or stream.ended.is_set():
-                return
-            avoid.append(record["replica"] or "?")
-            reason: str = record["reason"]
-            is_tried_everywhere = self.fleet.addresses().keys() <= {*avoid, *self.fleet.lost()}
-            if record["refused"] == "never_fits":
-                return stream.fail(Rejected(reason))
-            if record["refused"] == "queue_full":
-                retry_after.append(record["retry_after_s"])
-                if is_tried_everywhere or len(avoid) == MAX_ATTEMPTS:
-                    return stream.fail(Overloaded("every engine's queue is full", min(retry_after)))
-                continue
-            if stream.num_received:
-                return stream.fail_as_lost(reason)
-            num_lost += 1
-            if num_lost == 2 or len(avoid) == MAX_ATTEMPTS:
-                return stream.fail(Unavailable(f"the engine was lost: {reason}"))
-
     def _close(self, stream: Stream) -> None:
-        """A reader left: the engine hears of it on the wire, at once, and through the cancelled call."""
+        """A reader left: the cancelled attempt tells the engine."""
         task = self._tasks.get(stream)
-        connection = self._connections.get(stream.replica or "")
-        if connection is not None:
-            for wire_id, other in self._streams.items():
-                if other is stream:
-                    connection.abort(wire_id)
         if task is not None:
             task.cancel()
 
     # --- WireListener --------------------------------------------------------------------------------------
 
     def on_outputs(self, replica: str, outputs: list[Output]) -> None:
-        """Hand each stream its tokens; ask again for what did not arrive in order."""
+        """Hand each request its tokens; ask again for what did not arrive in order."""
         missing = {}
         for output in outputs:
-            stream = self._streams.get(output.request_id)
-            if stream is not None and not stream.feed(replica, output):
-                missing[output.request_id] = stream.num_received
+            attempt = self._attempts.get(output.request_id)
+            if attempt is not None and not attempt.feed(replica, output):
+                missing[output.request_id] = attempt.num_received
         if missing:
             self._connections[replica].resume(missing)
+
+    def on_unknown(self, replica: str, request_ids: list[str]) -> None:
+        """The replica has forgotten these requests: they were aborted while this ingress was away."""
+        for request_id in request_ids:
+            if request_id in self._attempts:
+                self._attempts[request_id].lose("failed", "unknown to its replica")
 
     def on_load(self, replica: str, load: Load) -> None:
         """The router counts with it from now on."""
         self.fleet.record_load(replica, ReplicaLoad(load.num_requests, load.num_own))
 
     def on_answering(self, replica: str, is_answering: bool) -> None:
-        """A silent replica's streams are given up on."""
+        """A silent replica's requests go elsewhere."""
         self.fleet.mark_lost(replica, not is_answering)
         if not is_answering:
-            for stream in set(self._streams.values()):
-                if stream.replica == replica:
-                    stream.lose(f"it has not been heard of for {self._timings.lost_after_s:g} s")
+            self._desk.lose(replica, "silent", "it does not answer")
 
     def received(self, replica: str) -> Mapping[str, int]:
-        """Tokens received of every unfinished stream at that replica."""
+        """Tokens received of every unfinished request at that replica."""
         return {
-            id_: stream.num_received
-            for id_, stream in self._streams.items()
-            if stream.replica == replica and not stream.ended.is_set()
+            id_: attempt.num_received
+            for id_, attempt in self._attempts.items()
+            if attempt.replica == replica and not attempt.stream.ended.is_set()
         }
 
     # --- connections ---------------------------------------------------------------------------------------
@@ -196,7 +167,7 @@ class WireEngineClient:
     def _sync(self) -> None:
         """Connect to replicas that are new; leave those that are gone, when their last stream has ended."""
         addresses = self.fleet.addresses()
-        in_use = {stream.replica for stream in self._streams.values()}
+        in_use = {attempt.replica for attempt in self._attempts.values()}
         for replica, connection in list(self._connections.items()):
             if addresses.get(replica) != connection.address and replica not in in_use:
                 self._connections.pop(replica).close()

@@ -1,9 +1,9 @@
 """One request's stream in the ingress: filled from the wire, read by the API at its own pace.
 
-    wire ──feed──▶ [ tokens not read yet, merged ] ──__anext__──▶ API
+    attempt ──feed──▶ journal, [ tokens not read yet, merged ] ──__anext__──▶ API
 
 There is no queue of events to bound: what a slow reader has not taken is one event that grows, at most to the
-request's own length.
+request's own length. Which replica the tokens come from, and whether it changed, does not show here.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from deployments.client import GenerateRequest, ReplicaLost
-from deployments.wire import Output, to_event
+from deployments.client import GenerateRequest
+from deployments.journal import Journal
 from engine.plan import Event, FinishReason, Timings, TokenLogprobs
 
 
@@ -38,60 +38,55 @@ class Stream:
 
     def __init__(self, request: GenerateRequest, on_close: Callable[[Stream], None]) -> None:
         self.request = request
-        self.num_received = 0
-        """Tokens received, read or not."""
+        self.journal = Journal(request)
+        self.replica: str | None = None
+        """Id of the replica that generates it; None until one accepted."""
+        self.num_migrations = 0
+        """How often it went on at another replica."""
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when an engine accepted; fails with what `EngineClient.generate` raises."""
         self.accepted.add_done_callback(_retrieve)
-        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Set, with the reason, when its replica does not answer any more."""
         self.ended = asyncio.Event()
         """No more will come: finished, failed or closed."""
-        self._replica: str | None = None
+        self._num_cached = 0
         self._unread = _Unread()
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
         self._is_exhausted = False
         self._on_close = on_close
 
-    @property
-    def replica(self) -> str | None:
-        """Id of the replica that generates it; None until one accepted."""
-        return self._replica
+    # --- the engines' side ---------------------------------------------------------------------------------
 
-    # --- the wire's side -----------------------------------------------------------------------------------
-
-    def start_attempt(self) -> None:
-        """It is about to be sent to some replica."""
-        self._replica = None
-        self.lost = asyncio.get_running_loop().create_future()
-
-    def feed(self, replica: str, output: Output) -> bool:
-        """Take in an output. False when tokens before it are missing: it has to be asked for again."""
-        if self.ended.is_set():
-            return True
-        if self._replica not in (None, replica):
-            return True  # a replica that was given up on still sends
-        self._replica = replica
+    def accept(self, replica: str) -> None:
+        """A replica took the request (or took it over)."""
+        self.replica = replica
         if not self.accepted.done():
             self.accepted.set_result(None)
-        repeated = self.num_received - output.start
+
+    def feed(self, start: int, event: Event, now: float) -> bool:
+        """Take in an event whose tokens begin at position `start` of the stream; what was received is skipped.
+
+        False when tokens before it are missing: it has to be asked for again.
+        """
+        repeated = len(self.journal) - start
+        if self.ended.is_set():
+            return True
         if repeated < 0:
             return False
-        if output.token_ids or output.finish_reason is not None:
-            self._merge(to_event(output), repeated)
-        return True
-
-    def _merge(self, event: Event, repeated: int) -> None:
+        if not len(self.journal):
+            self._num_cached = event.num_cached  # Later ones are hits of what this very stream computed.
+        fresh = event.token_ids[repeated:]
+        if fresh:
+            self.journal.record(fresh, now)
         unread = self._unread
-        unread.token_ids += event.token_ids[repeated:]
+        unread.token_ids += fresh
         unread.logprobs += event.logprobs[repeated:]
-        unread.num_cached = event.num_cached
-        self.num_received += max(0, len(event.token_ids) - repeated)
+        unread.num_cached = self._num_cached
         if event.finish_reason is not None:
             unread.finish_reason, unread.error, unread.timings = event.finish_reason, event.error, event.timings
             self.ended.set()
         self._wake()
+        return True
 
     def fail(self, error: Exception) -> None:
         """Nothing more will come: the reader gets what there is, then `error`."""
@@ -102,15 +97,6 @@ class Stream:
         if not self.accepted.done():
             self.accepted.set_exception(error)
         self._wake()
-
-    def lose(self, reason: str) -> None:
-        """Its replica does not answer any more."""
-        if not self.lost.done():
-            self.lost.set_result(reason)
-
-    def fail_as_lost(self, reason: str) -> None:
-        """Its replica is gone after the first token."""
-        self.fail(ReplicaLost(self._replica or "?", reason))
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():

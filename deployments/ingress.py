@@ -8,14 +8,16 @@ import time
 from typing import Any
 
 from ray import serve
+from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
 
 from deployments.api.app import create_app
 from deployments.api.service import ApiService, ModelCard
 from deployments.api.text_codec import TextCodec
-from deployments.attempt import ClientTimings
+from deployments.attempt import ClientTimings, ReplicaDied
 from deployments.client import GenerateRequest
-from deployments.config import AppArgs
+from deployments.config import AppArgs, HealthSettings
+from deployments.delivery import Persistence
 from deployments.engine_client import WireEngineClient
 from deployments.metrics_hub import MetricsPusher, read_page
 from engine.config import EngineConfig
@@ -49,6 +51,8 @@ class HandleCall:
             record: dict[str, Any] = await self._response
         except BackPressureError as error:
             return {"refused": "queue_full", "reason": str(error), "retry_after_s": 1.0}
+        except ActorDiedError:
+            raise ReplicaDied("its process died") from None
         return record
 
     def cancel(self) -> None:
@@ -70,9 +74,14 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> Any:
         """Called by Serve once in the replica, on the event loop that will serve requests."""
-        timings = ClientTimings(lost_after_s=self._args.health.lost_after_s)
+        health = self._args.health
         self._client = WireEngineClient(
-            HandleControl(self._engines), self._fleet, self._args.engines.count, timings
+            HandleControl(self._engines),
+            self._fleet,
+            self._args.engines.count,
+            ClientTimings(lost_after_s=health.lost_after_s),
+            _persistence(health),
+            self._metrics,
         )
         await self._client.start()
         # The handle's router, which fills the fleet, is made by the first call: do not leave that to a user's.
@@ -108,6 +117,16 @@ class Ingress:
         self._pusher.stop()
         if hasattr(self, "_client"):
             await self._client.aclose()
+
+
+def _persistence(health: HealthSettings) -> Persistence:
+    return Persistence(
+        health.max_retries,
+        health.max_migrations,
+        health.migration_wait_s,
+        health.hedge_after_s,
+        health.hedge_share,
+    )
 
 
 def _card(config: EngineConfig, model: ModelConfig) -> ModelCard:

@@ -99,6 +99,14 @@ class Refused(msgspec.Struct, tag=11, array_like=True, frozen=True):
     reason: str
 
 
+class Unknown(msgspec.Struct, tag=14, array_like=True, frozen=True):
+    """Streams that were asked for and are not known here: aborted meanwhile, or of an earlier start."""
+
+    epoch: int
+    seq: int
+    request_ids: list[str]
+
+
 class Tokens(msgspec.Struct, tag=12, array_like=True, frozen=True):
     """What a step produced for one ingress."""
 
@@ -117,7 +125,7 @@ class Heartbeat(msgspec.Struct, tag=13, array_like=True, frozen=True):
 
 
 ToReplica = Hello | Abort | Resume
-ToIngress = Welcome | Refused | Tokens | Heartbeat
+ToIngress = Welcome | Refused | Tokens | Heartbeat | Unknown
 
 encode = msgspec.msgpack.Encoder().encode
 _to_replica: msgspec.msgpack.Decoder[ToReplica] = msgspec.msgpack.Decoder(ToReplica)

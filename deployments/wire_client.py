@@ -25,6 +25,10 @@ class WireListener(Protocol):
         """Tokens came."""
         ...
 
+    def on_unknown(self, replica: str, request_ids: list[str]) -> None:
+        """The replica does not know these streams."""
+        ...
+
     def on_load(self, replica: str, load: Load) -> None:
         """Load news came."""
         ...
@@ -106,7 +110,12 @@ class WireConnection:
         silence = now - (self._opened if self.last_heard is None else self.last_heard)
         if silence > 0.5 and now - self._last_hello > 0.5:
             self.hello()
-        if silence > self._lost_after_s and not self._was_lost:
+        if silence > self._lost_after_s:
+            self.suspect()
+
+    def suspect(self) -> None:
+        """The replica counts as lost until it is heard of again."""
+        if not self._was_lost:
             self._was_lost, self.is_answering = True, False
             self._listener.on_answering(self.address.replica, False)
 
@@ -128,13 +137,16 @@ class WireConnection:
         self._check_sequence(message)
         if isinstance(message, wire.Welcome):
             return
+        if isinstance(message, wire.Unknown):
+            self._listener.on_unknown(self.address.replica, message.request_ids)
+            return
         if message.load is not None:
             self.load = message.load
             self._listener.on_load(self.address.replica, message.load)
         if isinstance(message, wire.Tokens):
             self._listener.on_outputs(self.address.replica, message.outputs)
 
-    def _check_sequence(self, message: wire.Welcome | wire.Tokens | wire.Heartbeat) -> None:
+    def _check_sequence(self, message: wire.Welcome | wire.Tokens | wire.Heartbeat | wire.Unknown) -> None:
         """A gap means lost messages: ask for all streams again. A welcome begins a new count."""
         if not isinstance(message, wire.Welcome) and (message.epoch, message.seq) != (self._epoch, self._next_seq):
             self.counts["gaps"] += 1

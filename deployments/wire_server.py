@@ -241,11 +241,7 @@ class WireServer:
         unknown = self._logs.resume(ingress_id, received)
         session = self._sessions.get(ingress_id)
         if unknown and session is not None:
-            lost = [
-                Output(id_, received[id_], finish_reason="error", error="unknown to its replica")
-                for id_ in unknown
-            ]
-            self._send(ingress_id, session, lost)
+            self._post(ingress_id, session, wire.encode(wire.Unknown(self.epoch, session.seq, unknown)))
         self._flush(ingress_id)
 
     # --- time ----------------------------------------------------------------------------------------------

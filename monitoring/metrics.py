@@ -60,6 +60,7 @@ _TOKENS = (1.0, 4.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 81
 # fmt: on
 
 _ENDPOINT = ("completions", "chat_completions")
+_LOSS = ("died", "silent", "failed", "undelivered")
 _PHASE = ("prefill", "decode", "mixed")
 
 
@@ -122,6 +123,14 @@ METRICS: tuple[Metric, ...] = (
              stage=("schedule", "run", "apply")),
     _counter("router_decisions_total", "ingress", "Requests routed, by what decided.", "requests", policy=None,
              reason=("prefix", "load", "session", "spill", "stale_index", "retry", "only_one")),
+    _counter("migrations_total", "ingress", "Streams that lost their replica after the first token.", "streams",
+             reason=_LOSS, outcome=("resumed", "gave_up", "no_replica")),
+    _histogram("migration_gap_seconds", "ingress", "Pause of a stream that moved to another replica.", "seconds",
+               _LATENCY),
+    _counter("retries_total", "ingress", "Requests whose replica was lost before the first token, sent elsewhere.",
+             "requests", reason=_LOSS),
+    _counter("hedges_total", "ingress", "Requests that were slow to begin and therefore sent twice.",
+             "requests", outcome=("won", "lost", "over_budget")),
     _counter("stream_disconnects_total", "ingress", "Streams whose client left before the end.", "streams"),
     Metric("build_info", "gauge", "1; the labels say what runs.", "", None,
            {"version": None, "attention": None, "device": None, "dtype": None}),

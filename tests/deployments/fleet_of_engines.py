@@ -9,6 +9,7 @@ from typing import Any
 
 from deployments.attempt import ClientTimings
 from deployments.client import GenerateRequest
+from deployments.delivery import Persistence
 from deployments.engine_client import WireEngineClient
 from deployments.replica import EngineReplica, ReplicaSettings
 from deployments.wire_server import WireTimings
@@ -90,7 +91,8 @@ class Engines:
 
     def generate(self, request: GenerateRequest, ingress_id: str, avoid: tuple[str, ...]) -> DirectCall:
         names = [replica.replica for replica in self.replicas]
-        name = self.choose([n for n in names if n not in avoid] or names)
+        spared = {*avoid, *self.fleet.lost()}
+        name = self.choose([n for n in names if n not in spared] or names)
         self.calls.append(name)
         self.fleet.book(request.request_id, name)
         replica = self.replicas[names.index(name)]
@@ -114,12 +116,20 @@ def _located(name: str) -> Callable[[], tuple[str, str]]:
 class World:
     """`async with World(2) as (client, engines)`."""
 
-    def __init__(self, count: int = 1, timings: ClientTimings = TIMINGS, **config: Any) -> None:
-        self._count, self._timings, self._config = count, timings, config
+    def __init__(
+        self,
+        count: int = 1,
+        timings: ClientTimings = TIMINGS,
+        persistence: Persistence | None = None,
+        **config: Any,
+    ) -> None:
+        self._count, self._timings, self._persistence, self._config = count, timings, persistence, config
 
     async def __aenter__(self) -> tuple[WireEngineClient, Engines]:
         self._engines = Engines(self._count, **self._config)
-        self._client = WireEngineClient(self._engines, self._engines.fleet, self._count, self._timings)
+        self._client = WireEngineClient(
+            self._engines, self._engines.fleet, self._count, self._timings, self._persistence
+        )
         await self._client.start()
         await self._engines.advertise()
         return self._client, self._engines

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from deployments.client import Overloaded, Rejected, ReplicaLost, Unavailable
+from deployments.delivery import Persistence
 from deployments.generation import Stream
 from tests.deployments.fleet_of_engines import World, request, until
 
@@ -136,9 +137,42 @@ def test_a_replica_that_falls_silent_before_the_first_token_is_replaced_unnotice
     run(scenario())
 
 
-def test_a_replica_lost_after_the_first_token_ends_the_stream_with_a_reason() -> None:
+def test_a_replica_lost_after_the_first_token_costs_its_streams_a_pause() -> None:
     async def scenario() -> None:
-        async with World(1) as (client, engines):
+        async with World(2) as (client, engines):
+            engines.runners[0].step_s = 0.02
+            streams = [await client.generate(request(f"s{n}", max_tokens=60)) for n in range(5)]
+            for stream in streams:
+                await anext(stream)
+            _fall_silent(engines.replicas[0])
+            for stream in streams:
+                events = [event async for event in stream]
+                assert [token for event in events for token in event.token_ids] == list(range(2, 61))
+                assert stream.journal.token_ids == list(range(1, 61))
+                assert events[-1].finish_reason == "length"
+                assert (stream.replica, stream.num_migrations) == ("r1", 1)
+            await until(lambda: all(_is_idle(replica) for replica in engines.replicas))
+
+    run(scenario())
+
+
+def test_a_stream_migrates_at_most_so_often() -> None:
+    async def scenario() -> None:
+        async with World(2, persistence=Persistence(max_migrations=0)) as (client, engines):
+            engines.runners[0].step_s = 0.02
+            stream = await client.generate(request("a", max_tokens=200))
+            await anext(stream)
+            _fall_silent(engines.replicas[0])
+            with pytest.raises(ReplicaLost):
+                await tokens_of(stream)
+            assert engines.calls == ["r0"]
+
+    run(scenario())
+
+
+def test_when_no_replica_is_left_the_stream_ends_with_a_reason() -> None:
+    async def scenario() -> None:
+        async with World(1, persistence=Persistence(migration_wait_s=0.2)) as (client, engines):
             engines.runners[0].step_s = 0.02
             stream = await client.generate(request("a", max_tokens=200))
             await anext(stream)
@@ -146,6 +180,90 @@ def test_a_replica_lost_after_the_first_token_ends_the_stream_with_a_reason() ->
             with pytest.raises(ReplicaLost):
                 await tokens_of(stream)
             assert (await client.health()).state == "unhealthy"
+
+    run(scenario())
+
+
+def test_a_stream_goes_on_at_the_replica_that_comes_back() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+            engines.runners[0].step_s = 0.02
+            stream = await client.generate(request("a", max_tokens=40))
+            await anext(stream)
+            speak = engines.replicas[0]._wire._post
+            _fall_silent(engines.replicas[0])
+            await until(lambda: engines.fleet.lost() == {"r0"})
+            engines.replicas[0]._wire._post = speak  # type: ignore[method-assign]
+            assert await tokens_of(stream) == list(range(2, 41))
+            assert engines.calls == ["r0", "r0"]
+
+    run(scenario())
+
+
+def test_a_broken_stream_waits_for_room_instead_of_being_refused() -> None:
+    async def scenario() -> None:
+        async with World(2, max_running=1, max_waiting=1) as (client, engines):
+            engines.runners[0].step_s = 0.02
+            stream = await client.generate(request("a", max_tokens=60))
+            await anext(stream)
+            engines.runners[1].gate.clear()
+            others = []
+            for number in range(2):  # one runs, one waits: r1 is full
+                engines.choose = lambda names: names[-1]
+                others.append(await client.generate(request(f"b{number}", max_tokens=3)))
+                await asyncio.sleep(0.05)
+            _fall_silent(engines.replicas[0])
+            await until(lambda: engines.calls.count("r1") >= 5)
+            engines.runners[1].gate.set()
+            assert await tokens_of(stream) == list(range(2, 61))
+            for other in others:
+                assert await tokens_of(other) == [1, 2, 3]
+
+    run(scenario())
+
+
+def test_a_stream_that_loses_one_replica_after_the_other_goes_on() -> None:
+    async def scenario() -> None:
+        async with World(3) as (client, engines):
+            for runner in engines.runners:
+                runner.step_s = 0.02
+            stream = await client.generate(request("a", max_tokens=120))
+            await anext(stream)
+            _fall_silent(engines.replicas[0])
+            await until(lambda: stream.replica == "r1" and len(stream.journal) > 30)
+            _fall_silent(engines.replicas[1])
+            assert await tokens_of(stream) == list(range(2, 121))
+            assert engines.calls == ["r0", "r1", "r2"]
+
+    run(scenario())
+
+
+def test_a_request_that_is_slow_to_begin_is_asked_of_a_second_replica() -> None:
+    async def scenario() -> None:
+        hedging = Persistence(hedge_after_s=0.1, hedge_share=1.0)
+        async with World(2, persistence=hedging) as (client, engines):
+            engines.runners[0].gate.clear()
+            stream = await client.generate(request("a", max_tokens=5))
+            assert await tokens_of(stream) == [1, 2, 3, 4, 5]
+            assert engines.calls == ["r0", "r1"]
+            engines.runners[0].gate.set()
+            await until(lambda: all(_is_idle(replica) for replica in engines.replicas))
+            assert sum(engines.fleet.loads().values()) == 0
+
+    run(scenario())
+
+
+def test_hedging_stays_within_its_budget() -> None:
+    async def scenario() -> None:
+        hedging = Persistence(hedge_after_s=0.05, hedge_share=0.0)
+        async with World(2, persistence=hedging) as (client, engines):
+            engines.runners[0].gate.clear()
+            streams = [await client.generate(request(f"s{n}", max_tokens=3)) for n in range(4)]
+            await asyncio.sleep(0.3)
+            assert engines.calls.count("r1") == 1  # what every client may do once
+            engines.runners[0].gate.set()
+            for stream in streams:
+                assert await tokens_of(stream) == [1, 2, 3]
 
     run(scenario())
 
@@ -160,7 +278,7 @@ def test_a_failing_control_call_is_a_lost_replica() -> None:
             engines.replicas[0].generate = explode  # type: ignore[method-assign,assignment]
             with pytest.raises(Unavailable, match="lost"):
                 await client.generate(request("a"))
-            assert len(engines.calls) == 2
+            assert len(engines.calls) == 3  # two retries
 
     run(scenario())
 
@@ -211,6 +329,11 @@ def test_tokens_lost_on_the_way_are_asked_for_again() -> None:
 async def _connected(client: Any) -> Any:
     await until(lambda: any(c.is_answering for c in client._connections.values()))
     return next(iter(client._connections.values()))
+
+
+def _is_idle(replica: Any) -> bool:
+    account = replica._engine.scheduler.account()
+    return bool(account.locked + account.private == 0 and not replica._loop.has_work)
 
 
 def _fall_silent(replica: Any) -> None:

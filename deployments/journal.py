@@ -1,0 +1,37 @@
+"""What an ingress keeps of a stream, so that it can go on at another replica: the request, and all it received.
+
+    prompt | t0 t1 t2 t3   t4 t5 ...
+             replica A ──▶ replica B resumes with prompt + t0..t3 and sends t4 first
+
+Sampling noise is a function of (seed, position), so B goes on as A would have. Memory: 8 bytes a token and the
+ints themselves, until the stream has ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from deployments.client import GenerateRequest
+
+
+class Journal:
+    """One stream's request and tokens."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.request = request
+        self.token_ids: list[int] = []
+        """Every token received, read by the client or not."""
+        self.last_token_at: float | None = None
+        """Clock at the last of them."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def record(self, token_ids: tuple[int, ...], now: float) -> None:
+        """Tokens were received, in order."""
+        self.token_ids += token_ids
+        self.last_token_at = now
+
+    def resumed(self, request_id: str) -> GenerateRequest:
+        """The request to send to the next replica, under an id of its own."""
+        return replace(self.request, request_id=request_id, output_ids=self.request.output_ids + self.token_ids)
