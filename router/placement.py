@@ -46,7 +46,7 @@ class Placement:
     reason: Reason
 
 
-def place(key: bytes | None, loads: Mapping[str, float], rule: SpillRule, holder: str | None = None) -> Placement:
+def place(key: int | None, loads: Mapping[str, float], rule: SpillRule, holder: str | None = None) -> Placement:
     """Rank replicas for a prompt; `loads` holds requests queued or running by replica, `key` None ranks by load.
 
     `holder` is a replica that is known to hold the prompt's beginning: it is the favourite then.
@@ -55,7 +55,7 @@ def place(key: bytes | None, loads: Mapping[str, float], rule: SpillRule, holder
     """
     if len(loads) <= 1:
         return Placement(tuple(loads), "only_one")
-    by_score = favourites(key or b"", list(loads))
+    by_score = favourites(key or 0, list(loads))
     if holder is not None and holder in loads:
         by_score.remove(holder)
         by_score.insert(0, holder)
@@ -73,10 +73,10 @@ def place(key: bytes | None, loads: Mapping[str, float], rule: SpillRule, holder
     return Placement((favourite, second, *rest), "prefix")
 
 
-def favourites(key: bytes, replicas: Sequence[str]) -> list[str]:
+def favourites(key: int, replicas: Sequence[str]) -> list[str]:
     """Replicas by their rendezvous score for `key`, best first."""
     return sorted(replicas, key=lambda replica: (_score(key, replica), replica), reverse=True)
 
 
-def _score(key: bytes, replica: str) -> int:
-    return int(xxhash.xxh3_64_intdigest(key + replica.encode()))
+def _score(key: int, replica: str) -> int:
+    return int(xxhash.xxh3_64_intdigest(replica.encode(), seed=key))

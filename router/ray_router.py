@@ -13,9 +13,10 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from cache.node import Namespace
+from cache.prefix_hash import prefix_key, prefix_root
 from router.fleet import Fleet, ReplicaAddress, fleet_of
 from router.placement import Placement, SpillRule, place
-from router.prefix_hash import prefix_key, prefix_root
 from router.recent import RecentPrefixes
 
 logger = logging.getLogger("ray.serve")
@@ -71,7 +72,7 @@ class PrefixRouter(RequestRouter):
         self._fleet.count(placement.reason)
         self._fleet.book(request_id, order[0])
 
-    def _holder(self, request: Any, chain: list[bytes], replicas: Collection[str]) -> str | None:
+    def _holder(self, request: Any, chain: list[int], replicas: Collection[str]) -> str | None:
         """Where a good part of the prompt went before: as much as the key covers, or a third of the prompt.
 
         Without one, where its session was: a hint, worth following when nothing is known.
@@ -83,10 +84,10 @@ class PrefixRouter(RequestRouter):
             return replica
         return self._recent.find(_session(request), replicas)[0]
 
-    def _remember(self, request: Any, chain: list[bytes], replica: str) -> None:
+    def _remember(self, request: Any, chain: list[int], replica: str) -> None:
         self._recent.record([*chain, *_session(request)], replica)
 
-    def _key(self, request: Any) -> bytes | None:
+    def _key(self, request: Any) -> int | None:
         if request is None:
             return None
         return prefix_key(request.prompt_ids[: self._prefix_tokens], _root(request))
@@ -107,15 +108,15 @@ class PrefixRouter(RequestRouter):
         self._fleet.update({replica.replica_id.unique_id: _address(replica) for replica in replicas})
 
 
-def _root(request: Any) -> bytes:
-    return prefix_root(request.model, request.salt)
+def _root(request: Any) -> int:
+    return prefix_root(Namespace(request.model, salt=request.salt))
 
 
-def _session(request: Any) -> list[bytes]:
+def _session(request: Any) -> list[int]:
     """What a request's session is remembered by, if it has one."""
     if request.session_id is None:
         return []
-    return [prefix_root(request.session_id, request.salt)]
+    return [prefix_root(Namespace(request.session_id, salt=request.salt))]
 
 
 def _generate_request(pending: PendingRequest | None) -> Any:

@@ -6,11 +6,10 @@ its pages with the last turn, but not the fixed number of tokens that rendezvous
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 
-import xxhash
+from cache.prefix_hash import block_hashes
 
 MAX_PAGES = 64
 """Pages of a prompt that are looked at: more decide nothing."""
@@ -22,18 +21,13 @@ class RecentPrefixes:
     def __init__(self, page_size: int, capacity: int = 65_536) -> None:
         self._page_size = page_size
         self._capacity = capacity
-        self._replicas: OrderedDict[bytes, str] = OrderedDict()
+        self._replicas: OrderedDict[int, str] = OrderedDict()
 
-    def chain(self, token_ids: Sequence[int], root: bytes) -> list[bytes]:
-        """The hash of each whole leading page and all before it, up to MAX_PAGES; 8 bytes each."""
-        digest = xxhash.xxh3_64(root)
-        hashes = []
-        for end in range(self._page_size, min(len(token_ids), MAX_PAGES * self._page_size) + 1, self._page_size):
-            digest.update(array("q", token_ids[end - self._page_size : end]).tobytes())
-            hashes.append(digest.digest())
-        return hashes
+    def chain(self, token_ids: Sequence[int], root: int) -> list[int]:
+        """The hash of each whole leading page and all before it, up to MAX_PAGES."""
+        return block_hashes(token_ids[: MAX_PAGES * self._page_size], root, self._page_size)
 
-    def find(self, chain: Sequence[bytes], replicas: Collection[str]) -> tuple[str | None, int]:
+    def find(self, chain: Sequence[int], replicas: Collection[str]) -> tuple[str | None, int]:
         """The replica of `replicas` that the longest known beginning of `chain` went to, and its tokens."""
         for index in range(len(chain) - 1, -1, -1):
             replica = self._replicas.get(chain[index])
@@ -41,7 +35,7 @@ class RecentPrefixes:
                 return replica, (index + 1) * self._page_size
         return None, 0
 
-    def record(self, chain: Sequence[bytes], replica: str) -> None:
+    def record(self, chain: Sequence[int], replica: str) -> None:
         """A prompt went to `replica`."""
         for page in chain:
             self._replicas[page] = replica

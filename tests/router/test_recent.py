@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.prefix_hash import prefix_root
+from cache.node import Namespace
+from cache.prefix_hash import prefix_root
 from router.recent import MAX_PAGES, RecentPrefixes
 
-ROOT = prefix_root("m")
+ROOT = prefix_root(Namespace("m"))
 ids = st.lists(st.integers(0, 3), max_size=40)
 
 
@@ -17,7 +18,7 @@ def test_the_next_turn_follows_the_last() -> None:
     first_turn = list(range(10))
     recent.record(recent.chain(first_turn, ROOT), "a")
     assert recent.find(recent.chain([*first_turn, 90, 91, 92], ROOT), {"a", "b"}) == ("a", 8)
-    assert recent.find(recent.chain(first_turn, prefix_root("m", "salt")), {"a", "b"}) == (None, 0)
+    assert recent.find(recent.chain(first_turn, prefix_root(Namespace("m", salt="salt"))), {"a", "b"}) == (None, 0)
 
 
 def test_a_replica_that_is_gone_is_not_found_and_a_shorter_match_on_a_living_one_is() -> None:
