@@ -1,0 +1,240 @@
+"""Which replica a prompt goes to: strategies, by the name under which YAML and the simulator know them.
+
+A policy orders *all* replicas: the first is chosen, the second is the runner-up, and so on down to those that are
+unavailable, which come last whatever else holds. It sees one moment and keeps no state; chance comes in as `rng`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, Protocol
+
+from router.cost import DEFAULT_COST, CostSettings, ReplicaState, RouteQuery, Terms, cost
+from router.rendezvous import rendezvous_order, session_key
+
+Reason = Literal[
+    "holder",
+    "cheaper",
+    "cold",
+    "session",
+    "hash",
+    "spill",
+    "load",
+    "random",
+    "rule",
+    "only_one",
+    "none_available",
+]
+"""Why the first is first:
+
+holder          it holds as much of the prompt as any that can serve
+cheaper         another holds more, and would still cost more
+cold            nobody holds any of the prompt
+session, hash   where the session or the prompt's beginning belongs; spill: that place was too busy
+load, random    the policy looked at nothing else
+rule            a simulated rival's rule
+only_one        no choice; none_available: no replica can serve, they are tried in the policy's order all the same
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A prompt's way through the fleet, and everything needed to explain it."""
+
+    order: tuple[str, ...]
+    """Every replica once, best first; order[1] is the runner-up."""
+    reason: Reason
+    policy: str
+    terms: Mapping[str, Terms]
+    """Of the replicas that were compared by cost; empty for policies that do not."""
+    regret_tokens: int
+    """Tokens of the prompt that the best holder able to serve has and the chosen replica has not."""
+
+
+class Policy(Protocol):
+    """Orders the replicas for one prompt."""
+
+    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+        """Deterministic in its arguments and the state of `rng`. `replicas` may be empty, then so is the order."""
+        ...
+
+
+class CostPolicy:
+    """The cheapest of a few: the best holders, the prefix's own place and some replicas at random.
+
+    A few and not all, because load news is old: ingresses that all compare all replicas find the same cheapest one
+    and herd there. For the same reason costs closer than `tolerance` count as equal: the one that rendezvous
+    hashing prefers is taken, and a cold prefix meets itself again wherever it enters the fleet.
+    """
+
+    def __init__(
+        self,
+        num_random: int = 4,
+        num_holders: int = 2,
+        tolerance: float = 0.02,
+        settings: CostSettings = DEFAULT_COST,
+    ) -> None:
+        """`tolerance` in seconds: about the age of the load news."""
+        if num_random < 1 or num_holders < 1:
+            raise ValueError(f"at least 1 random replica and 1 holder, got {num_random} and {num_holders}")
+        if tolerance < 0.0:
+            raise ValueError(f"the tolerance must be at least 0 s, got {tolerance}")
+        self._num_random = num_random
+        self._num_holders = num_holders
+        self._tolerance = tolerance
+        self._settings = settings
+
+    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+        """Order by cost; those that were not compared follow by their queues."""
+        split = Split(replicas)
+        serving = split.serving
+        if not serving:
+            return split.decision([], "only_one", "cost", query)
+        by_name = {state.replica: state for state in serving}
+        held = {name: query.overlap.get(name, 0) for name in by_name}
+        most = max(held.values())
+        preferred = rendezvous_order(_place_key(query, most), by_name)
+        rank = {name: index for index, name in enumerate(preferred)}
+        candidates = self._candidates(held, preferred, rng)
+        terms = {name: cost(query, by_name[name], self._settings) for name in candidates}
+        ordered = sorted(candidates, key=lambda name: (terms[name].total, rank[name]))
+        bound = terms[ordered[0]].total + self._tolerance
+        first = min((name for name in ordered if terms[name].total <= bound), key=rank.__getitem__)
+        ordered.remove(first)
+        rest = [state for state in serving if state.replica not in terms]
+        rest.sort(key=lambda state: (state.queued_prefill_tokens / state.prefill_rate, rank[state.replica]))
+        reason: Reason = "cold" if not most else "holder" if held[first] == most else "cheaper"
+        return split.decision([first, *ordered, *(s.replica for s in rest)], reason, "cost", query, terms)
+
+    def _candidates(self, held: Mapping[str, int], preferred: Sequence[str], rng: random.Random) -> list[str]:
+        """Best holders, ties in rendezvous order (by load all would find the same one), and random ones."""
+        most = sorted(preferred, key=lambda name: -held[name])[: self._num_holders]
+        drawn = rng.sample(preferred, min(self._num_random, len(preferred)))
+        return list(dict.fromkeys([preferred[0], *most, *drawn]))
+
+
+def _place_key(query: RouteQuery, most: int) -> int:
+    """A session's place serves a prompt of which nothing is held; else the prefix's place."""
+    return session_key(query.session) if query.session is not None and not most else query.key
+
+
+@dataclass(frozen=True, slots=True)
+class LoadGuard:
+    """When a place is too busy to insist on: requests there > factor x mean + slack."""
+
+    factor: float = 1.5
+    """Times the mean number of requests of all replicas that can serve."""
+    slack: float = 8.0
+    """Requests above that: small queues are not worth losing a cached prefix for."""
+
+    def __post_init__(self) -> None:
+        if self.factor < 1.0:
+            raise ValueError(f"the guard's factor must be at least 1, got {self.factor}")
+        if self.slack < 0.0:
+            raise ValueError(f"the guard's slack must be at least 0 requests, got {self.slack}")
+
+    def spared(self, serving: Sequence[ReplicaState]) -> set[str]:
+        """The replicas that are too busy; never all of them."""
+        mean = sum(state.num_running for state in serving) / len(serving)
+        return {state.replica for state in serving if state.num_running > self.factor * mean + self.slack}
+
+
+@dataclass(frozen=True, slots=True)
+class PlacePolicy:
+    """A fixed place for each session or prefix; down the rendezvous order while places are too busy.
+
+    With the guard this is consistent hashing with bounded loads (Mirrokni et al. 2016), by rendezvous.
+    """
+
+    name: Literal["session", "rendezvous"]
+    guard: LoadGuard = field(default_factory=LoadGuard)
+
+    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+        """Without a session id, `session` places by the prefix."""
+        split = Split(replicas)
+        if not split.serving:
+            return split.decision([], "only_one", self.name, query)
+        by_session = self.name == "session" and query.session is not None
+        key = session_key(query.session) if by_session and query.session is not None else query.key
+        preferred = rendezvous_order(key, (state.replica for state in split.serving))
+        spared = self.guard.spared(split.serving)
+        order = sorted(preferred, key=spared.__contains__)
+        reason: Reason = "spill" if order[0] != preferred[0] else "session" if by_session else "hash"
+        return split.decision(order, reason, self.name, query)
+
+
+class LeastLoadedPolicy:
+    """Shortest queue of prefill work in seconds, then fewest requests; ties by chance."""
+
+    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+        """Blind to the cache."""
+        split = Split(replicas)
+        serving = list(split.serving)
+        rng.shuffle(serving)
+        serving.sort(key=lambda state: (state.queued_prefill_tokens / state.prefill_rate, state.num_running))
+        return split.decision([state.replica for state in serving], "load", "least_loaded", query)
+
+
+class RandomPolicy:
+    """Any replica."""
+
+    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+        """Blind to everything."""
+        split = Split(replicas)
+        order = [state.replica for state in split.serving]
+        rng.shuffle(order)
+        return split.decision(order, "random", "random", query)
+
+
+class Split:
+    """The replicas that can serve, and those to try last. When none can, all are treated as if they could."""
+
+    def __init__(self, replicas: Sequence[ReplicaState]) -> None:
+        serving = [state for state in replicas if state.is_available]
+        self.none_available = not serving
+        self.serving: Sequence[ReplicaState] = serving or list(replicas)
+        """Those to choose among; empty only when there are no replicas."""
+        self._last = [state for state in replicas if not state.is_available] if serving else []
+        self._last.sort(key=lambda state: (state.num_running, state.replica))
+
+    def decision(
+        self,
+        serving_order: Iterable[str],
+        reason: Reason,
+        policy: str,
+        query: RouteQuery,
+        terms: Mapping[str, Terms] | None = None,
+    ) -> Decision:
+        """Put the unavailable last and account for the regret. `serving_order` has each of `serving` once."""
+        order = (*serving_order, *(state.replica for state in self._last))
+        if self.none_available:
+            reason = "none_available"
+        elif len(self.serving) == 1:
+            reason = "only_one"
+        regret = 0
+        if order:
+            best = max(query.overlap.get(state.replica, 0) for state in self.serving)
+            regret = best - query.overlap.get(order[0], 0)
+        return Decision(order, reason, policy, dict(terms or {}), regret)
+
+
+POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
+    {
+        "cost": CostPolicy,
+        "session": lambda: PlacePolicy("session"),
+        "least_loaded": LeastLoadedPolicy,
+        "rendezvous": lambda: PlacePolicy("rendezvous"),
+        "random": RandomPolicy,
+    }
+)
+"""Policies to serve with: what `router.policy` in YAML may be."""
+
+
+def policy_named(name: str, policies: Mapping[str, Callable[[], Policy]] = POLICIES) -> Policy:
+    """A new policy of that name. Raises ValueError, naming those there are."""
+    if name not in policies:
+        raise ValueError(f"unknown routing policy {name!r}; there are {', '.join(policies)}")
+    return policies[name]()
