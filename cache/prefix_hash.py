@@ -3,9 +3,9 @@
     root ──▶ h0 ──▶ h1 ──▶ h2          h_i = xxh3_64(tokens of block i, seed = h_(i-1)),  h_(-1) = root
           block 0  block 1  block 2
 
-A block is a run of `block_tokens` tokens that begins at a multiple of that. As its hash depends on all blocks before
-it, one number stands for a whole prefix: two prefixes have equal hashes when they are equal (two of n differing
-ones share one with probability n² / 2^65: one in 2 million for 4 million blocks).
+A block is a run of `block_tokens` tokens that begins at a multiple of that. As its hash depends on all blocks
+before it, one number stands for a whole prefix. Among n differing prefixes two share a hash with probability
+n² / 2^65: one in 2 million for 4 million blocks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cache.node import Namespace
 
 
 def prefix_root(namespace: Namespace) -> int:
-    """What the chains of a namespace begin with: prefixes are shared within one (model, adapter, salt). 64 bits."""
+    """What the chains of a namespace begin with: chains of two namespaces have nothing in common. 64 bits."""
     digest = xxhash.xxh3_64()
     for part in namespace:
         encoded = part.encode()
@@ -32,8 +32,8 @@ def block_hashes(token_ids: Sequence[int], root: int, block_tokens: int, start: 
     """The hash of each whole block of `token_ids[start:]`, 64 bits each; an unfinished last block has none.
 
     `root` is what the chain has come to at `start`: the namespace's root at 0, else the hash of the block that
-    ends at `start`. So `block_hashes(ids, root, n)` equals `chain + block_hashes(ids, chain[-1], n, n * len(chain))`
-    for every non-empty beginning `chain` of it. O(len(token_ids) - start): 0.4 ms for 32,768 ids. Raises
+    ends at `start`. So a chain can be continued: for `chain`, the first k > 0 hashes of `ids`, all of them are
+    `chain + block_hashes(ids, chain[-1], n, k * n)`. O(len(token_ids) - start): 0.4 ms for 32,768 ids. Raises
     OverflowError for ids that do not fit 32 bits with sign, ValueError for a block of no tokens.
     """
     if block_tokens < 1:

@@ -1,0 +1,194 @@
+"""The index of who holds which blocks, against a dictionary of sets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from router.prefix_index import PrefixIndex
+
+EXPECT_S = 10.0
+
+
+class Model:
+    """What the index ought to know, by brute force."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, set[int]] = {}
+        self.expected: dict[str, dict[int, float]] = {}
+
+    def apply(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
+        self.held.setdefault(replica, set()).update(stored)
+        self.held[replica].difference_update(evicted)
+        self.settle(replica, [*stored, *evicted])
+
+    def replace(self, replica: str, hashes: Sequence[int]) -> None:
+        self.held[replica] = set(hashes)
+        self.settle(replica, hashes)
+
+    def settle(self, replica: str, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self.expected.get(replica, {}).pop(block, None)
+
+    def expect(self, replica: str, chain: Sequence[int], now: float) -> None:
+        self.held.setdefault(replica, set())
+        unknown = [block for block in chain if block not in self.held[replica]]
+        self.expected.setdefault(replica, {}).update(dict.fromkeys(unknown, now + EXPECT_S))
+
+    def forget(self, replica: str) -> None:
+        self.held.pop(replica, None)
+        self.expected.pop(replica, None)
+
+    def match(self, chain: Sequence[int], now: float) -> dict[str, int]:
+        depths = {}
+        for replica, held in self.held.items():
+            expected = {block for block, until in self.expected.get(replica, {}).items() if until > now}
+            known = [block in held or block in expected for block in chain]
+            depths[replica] = (*known, False).index(False)
+        return {replica: depth for replica, depth in depths.items() if depth}
+
+
+class Driver:
+    """Random deltas in and out of order, over few chains that share their beginnings, and over many replicas."""
+
+    def __init__(self, seed: int, num_replicas: int, length: int) -> None:
+        self.draw = random.Random(seed)
+        self.index, self.model, self.now = PrefixIndex(16, expect_s=EXPECT_S), Model(), 0.0
+        self.replicas = [f"r{number}" for number in range(num_replicas)]
+        self.chains = [[self.draw.getrandbits(64) for _ in range(length)]]
+        for _ in range(5):
+            shared = self.draw.choice(self.chains)[: self.draw.randint(0, length)]
+            self.chains.append(shared + [self.draw.getrandbits(64) for _ in range(length - len(shared))])
+
+    def some_blocks(self) -> list[int]:
+        """A beginning, a piece or a handful of a chain's blocks, some of them twice."""
+        chain = self.draw.choice(self.chains)
+        start, stop = sorted(self.draw.randint(0, len(chain)) for _ in range(2))
+        handful = self.draw.choices(chain, k=3)
+        return self.draw.choice((chain[:stop], chain[start:stop], handful, list(reversed(chain)), []))
+
+    def step(self) -> None:
+        self.now += self.draw.choice((0.0, 0.5, 4.0))
+        replica = self.draw.choice(self.replicas)
+        operation = self.draw.choices(
+            ("apply", "replace", "expect", "forget", "rest"), weights=(50, 10, 15, 8, 2)
+        )[0]
+        for it in (self.index, self.model):
+            state = self.draw.getstate()
+            if operation == "apply":
+                it.apply(replica, self.some_blocks(), self.some_blocks())
+            elif operation == "replace":
+                it.replace(replica, self.some_blocks())
+            elif operation == "expect":
+                it.expect(replica, self.some_blocks(), self.now)
+            elif operation == "forget":
+                it.forget(replica)
+            if it is self.index:
+                self.draw.setstate(state)
+
+    def check(self) -> None:
+        for chain in self.chains:
+            assert self.index.match(chain, self.now) == self.model.match(chain, self.now)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(seed=st.integers(0, 2**32), num_replicas=st.sampled_from((1, 3, 70)), length=st.sampled_from((1, 8, 300)))
+def test_any_history_is_matched_as_by_sets(seed: int, num_replicas: int, length: int) -> None:
+    driver = Driver(seed, num_replicas, length)
+    for _ in range(150):
+        driver.step()
+        driver.check()
+    live = set().union(*driver.model.held.values()) if driver.model.held else set()
+    assert len(live) <= driver.index.num_blocks <= 6 * length
+
+
+def test_a_hole_ends_a_match() -> None:
+    """A delta was lost: what lies behind it may be there, but is not counted."""
+    index = PrefixIndex(16)
+    index.apply("a", [1, 2, 4, 5], [])
+    index.apply("b", [5, 4, 3, 2, 1], [])
+    assert index.match([1, 2, 3, 4, 5], 0.0) == {"a": 2, "b": 5}
+    index.apply("a", [3], [])
+    assert index.match([1, 2, 3, 4, 5], 0.0) == {"a": 5, "b": 5}
+
+
+def test_a_dispatch_counts_at_once_until_it_expires_or_is_confirmed() -> None:
+    index = PrefixIndex(16, expect_s=10.0)
+    index.expect("a", [1, 2, 3], now=0.0)
+    index.expect("b", [1, 2, 3], now=4.0)
+    assert index.match([1, 2, 3, 4], 9.9) == {"a": 3, "b": 3}
+    index.apply("a", [1, 2], [])
+    assert index.match([1, 2, 3, 4], 10.0) == {"a": 2, "b": 3}
+    index.expect("b", [1, 2], now=13.9)
+    assert index.match([1, 2, 3, 4], 14.0) == {"a": 2, "b": 2}
+
+
+def test_a_dispatch_outlives_a_snapshot_that_cannot_know_of_it() -> None:
+    index = PrefixIndex(16, expect_s=10.0)
+    index.apply("a", [7, 8], [])
+    index.expect("a", [1, 2, 3], now=0.0)
+    index.replace("a", [1])
+    assert index.match([1, 2, 3], 5.0) == {"a": 3}
+    assert index.match([7, 8], 5.0) == {}
+    assert index.match([1, 2, 3], 10.0) == {"a": 1}
+
+
+def test_a_full_index_knows_less_but_nothing_wrong() -> None:
+    index = PrefixIndex(16, max_blocks=100)
+    first, second = list(range(1, 81)), list(range(1001, 1081))
+    index.apply("a", first, [])
+    index.apply("b", second, [])
+    assert index.num_dropped == 60 and index.num_blocks == 100
+    assert index.match(first, 0.0) == {"a": 80}
+    assert index.match(second, 0.0) == {"b": 20}
+    index.apply("b", first, [])
+    assert index.match(first, 0.0) == {"a": 80, "b": 80}
+
+
+def test_what_nobody_holds_any_more_makes_room() -> None:
+    """Replicas come, are filled and go, a hundred times: neither blocks nor slots pile up."""
+    index = PrefixIndex(16, max_blocks=4000)
+    for generation in range(100):
+        for number in range(5):
+            blocks = [(generation << 32) + (number << 16) + block + 1 for block in range(400)]
+            index.apply(f"{generation}-{number}", blocks, [])
+            index.apply(f"{generation}-{number}", [], blocks[200:])
+            assert index.match(blocks, 0.0) == {f"{generation}-{number}": 200}
+        for number in range(5):
+            index.forget(f"{generation}-{number}")
+        assert index.replicas == []
+    assert index.num_dropped == 0
+    assert len(index._names) <= 20
+
+
+def test_snapshots_do_not_use_up_slots() -> None:
+    index = PrefixIndex(16)
+    for start in range(300):
+        index.replace("a", range(start, start + 500))
+        assert index.match(range(start, start + 600), 0.0) == {"a": 500}
+        assert index.match(range(max(start - 1, 0), start + 500), 0.0).get("a", 0) in (0, 500)
+    assert len(index._names) <= 4 and index.num_blocks < 2000
+
+
+def test_expectations_are_bounded() -> None:
+    """The oldest of too many go first; what replicas told of is not touched by that."""
+    index = PrefixIndex(16, expect_s=1e9)
+    index.apply("a", range(1, 1001), [])
+    for number in range(400):
+        index.expect("a", range(1, 2001 + 1000 * number), now=0.0)
+        if number > 20:
+            break
+    index.expect("b", [5_000_001, 5_000_002], now=0.0)
+    assert index.match([5_000_001, 5_000_002], 0.0) == {"b": 2}
+    assert index._expected._num_queued <= index._expected._limit
+    assert index.match(range(1, 2000), 0.0)["a"] >= 1000
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    for wrong in ({"block_tokens": 0}, {"max_blocks": 0}, {"expect_s": -1.0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            PrefixIndex(**{"block_tokens": 16, **wrong})  # type: ignore[arg-type]
