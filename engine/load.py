@@ -19,7 +19,6 @@ class StepStats:
     """Tokens of rows that had one token left to compute: one per decoding request."""
     num_prefill_tokens: int
     """All other tokens."""
-    num_preempted: int
 
     @property
     def phase(self) -> str:
@@ -43,5 +42,7 @@ class EngineLoad:
     num_steps: int = 0
     num_preemptions: int = 0
     num_finished: int = 0
-    last_step_at: float = 0.0
-    """Engine clock of the last finished step."""
+    prefill_rate: float = 0.0
+    """Uncached prompt tokens per second of engine time while prefilling, a moving average; 0 until measured."""
+    decode_seconds: float = 0.0
+    """Seconds of a step that only decodes, a moving average; 0 until measured."""

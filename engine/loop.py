@@ -165,6 +165,5 @@ class EngineLoop:
                     num_requests=len(plan.chunks),
                     num_decode_tokens=decodes,
                     num_prefill_tokens=plan.num_tokens - decodes,
-                    num_preempted=len(plan.preempted),
                 )
             )

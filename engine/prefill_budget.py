@@ -1,10 +1,12 @@
-"""How many prompt tokens a step may compute, so that running decodes keep their rhythm."""
+"""How fast steps are, and so how many prompt tokens one may compute while running decodes keep their rhythm."""
 
 from __future__ import annotations
 
 _SMOOTHING = 0.2
-# Below this a prompt makes no progress worth the step's fixed cost.
+# Below this a prompt makes no progress worth the step's fixed cost, and a step says little of the rate.
 _MIN_TOKENS = 64
+# Of a step; a clock may be coarse.
+_MIN_SECONDS = 1e-5
 
 
 class PrefillBudget:
@@ -19,14 +21,34 @@ class PrefillBudget:
         self._max_seconds = max_step_seconds
         self._base: float | None = None
         self._per_token: float | None = None
+        self._seconds_per_token: float | None = None  # of whole steps, what they decode included
+        self._least_rate = 0.0  # of steps too small to measure by
 
     def observe(self, num_decode_tokens: int, num_prefill_tokens: int, seconds: float) -> None:
         """Learn from a finished step."""
         if num_prefill_tokens == 0:
             self._base = _smooth(self._base, seconds)
-        elif num_prefill_tokens >= _MIN_TOKENS:
+        elif num_prefill_tokens < _MIN_TOKENS:
+            self._least_rate = max(self._least_rate, num_prefill_tokens / max(seconds, _MIN_SECONDS))
+        else:
+            self._seconds_per_token = _smooth(self._seconds_per_token, seconds / num_prefill_tokens)
             cost = max(0.0, seconds - (self._base or 0.0) * bool(num_decode_tokens))
             self._per_token = _smooth(self._per_token, cost / num_prefill_tokens)
+
+    @property
+    def prefill_rate(self) -> float:
+        """Prompt tokens per second of steps that prefill, decodes beside them and all; 0 until there was one.
+
+        This is what a queue of prompts drains at. Until a step had some size, the best of the small ones.
+        """
+        if self._seconds_per_token is None:
+            return self._least_rate
+        return 1.0 / max(self._seconds_per_token, _MIN_SECONDS / self._max_tokens)
+
+    @property
+    def decode_seconds(self) -> float:
+        """Seconds of a step without prefill; 0 until there was one."""
+        return self._base or 0.0
 
     def tokens(self, num_decodes: int) -> int:
         """Prompt tokens allowed in the next step beside `num_decodes` decoding requests."""

@@ -57,7 +57,6 @@ class Scheduler:
         self._running: list[Request] = []  # in order of precedence
         self._aborted: set[str] = set()
         self._num_steps = self._num_preemptions = self._num_finished = 0
-        self._last_step_at = 0.0
 
     # --- what comes in -------------------------------------------------------------------------------------
 
@@ -269,7 +268,6 @@ class Scheduler:
         decodes = sum(chunk.num_tokens == 1 for chunk in plan.chunks)
         self._budget.observe(decodes, plan.num_tokens - decodes, seconds)
         self._num_steps += 1
-        self._last_step_at = now
         return events
 
     def fail(self, plan: StepPlan, message: str, now: float) -> list[Event]:
@@ -365,7 +363,8 @@ class Scheduler:
             num_steps=self._num_steps,
             num_preemptions=self._num_preemptions,
             num_finished=self._num_finished,
-            last_step_at=self._last_step_at,
+            prefill_rate=self._budget.prefill_rate,
+            decode_seconds=self._budget.decode_seconds,
         )
 
     def _prompts_running(self) -> Iterator[Request]:

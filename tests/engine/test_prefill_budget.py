@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.prefill_budget import PrefillBudget
 
 
@@ -28,3 +30,23 @@ def test_a_slow_machine_still_gets_on_and_a_fast_one_is_bound_by_tokens() -> Non
 
 def test_until_rates_are_known_tokens_alone_bound() -> None:
     assert PrefillBudget(100, 0.1).tokens(40) == 60
+
+
+def test_the_prefill_rate_is_that_of_whole_steps_which_small_ones_do_not_distort() -> None:
+    budget = PrefillBudget(2048)
+    assert (budget.prefill_rate, budget.decode_seconds) == (0, 0)
+    budget.observe(0, 10, 0.01)
+    assert budget.prefill_rate == pytest.approx(1000)  # all that is known
+    for _ in range(50):
+        budget.observe(8, 1000, 0.1)
+        budget.observe(8, 2, 0.02)
+        budget.observe(8, 0, 0.02)
+    assert budget.prefill_rate == pytest.approx(10_000)
+    assert budget.decode_seconds == pytest.approx(0.02)
+
+
+def test_a_clock_that_stands_still_gives_a_finite_rate() -> None:
+    budget = PrefillBudget(100)
+    for num_tokens in (1, 100):
+        budget.observe(0, num_tokens, 0.0)
+        assert 0 < budget.prefill_rate < 1e9
