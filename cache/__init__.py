@@ -10,6 +10,7 @@ from cache.kv_cache_manager import KVCacheManager
 from cache.lease import Lease, Match, PageCopy
 from cache.node import Namespace
 from cache.page_pool import OutOfPages, PagePool
+from cache.prefix_log import PrefixLog
 from cache.radix_tree import RadixTree
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "PageAccount",
     "PageCopy",
     "PagePool",
+    "PrefixLog",
     "RadixTree",
 ]

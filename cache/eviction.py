@@ -83,12 +83,23 @@ class EvictionQueue:
 
     def pop(self) -> Node | None:
         """Take out the leaf that goes first; None when no node is evictable. O(log n) amortised over touches."""
-        while self._heap:
-            key, _, node = heapq.heappop(self._heap)
+        node = self.peek()
+        if node is not None:
+            heapq.heappop(self._heap)
             node.queued = False
-            if not node.is_evictable:
-                continue  # It is pushed again when it becomes an unlocked leaf again.
-            if self._strategy.key(node) == key:
+        return node
+
+    def peek(self) -> Node | None:
+        """The leaf that `pop` would take out. O(log n) amortised over touches.
+
+        The order of leaves with different keys does not depend on how often one has looked.
+        """
+        while self._heap:
+            key, _, node = self._heap[0]
+            if node.is_evictable and self._strategy.key(node) == key:
                 return node
-            self.push(node)
+            heapq.heappop(self._heap)
+            node.queued = False
+            if node.is_evictable:
+                self.push(node)  # Else it is pushed again when it becomes an unlocked leaf again.
         return None

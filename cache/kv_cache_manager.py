@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cache.accounting import CacheStats, PageAccount
+from cache.block_record import BlockRecord
 from cache.eviction import EvictionStrategy, eviction_strategy
 from cache.insertion import insert
 from cache.lease import Lease, Match, PageCopy
 from cache.node import Namespace, Node
 from cache.page_pool import OutOfPages, PagePool
+from cache.prefix_log import PrefixLog
 from cache.radix_tree import RadixTree
 
 MAX_PAGE_SIZE = 256
@@ -32,8 +34,12 @@ class KVCacheManager:
         *,
         eviction: str | EvictionStrategy = "lru",
         prefix_cache: bool = True,
+        block_tokens: int | None = None,
     ) -> None:
-        """`page_size` in tokens. Without `prefix_cache` nothing is found and all pages are private."""
+        """`page_size` in tokens. Without `prefix_cache` nothing is found and all pages are private.
+
+        With `block_tokens` (of any size, whatever the pages') `prefix_log` tells which blocks are held.
+        """
         if not 1 <= page_size <= MAX_PAGE_SIZE:
             raise ValueError(f"page_size must be between 1 and {MAX_PAGE_SIZE} tokens, got {page_size}")
         self.num_pages = num_pages
@@ -41,7 +47,10 @@ class KVCacheManager:
         self.stats = CacheStats()
         self._prefix_cache = prefix_cache
         self._pool = PagePool(num_pages)
-        self._tree = RadixTree(page_size, eviction_strategy(eviction))
+        record = BlockRecord(block_tokens) if block_tokens else None
+        self.prefix_log: PrefixLog | None = record.log if record is not None else None
+        """What else than this process may know of the cache; None without `block_tokens`."""
+        self._tree = RadixTree(page_size, eviction_strategy(eviction), record)
         self._num_private = 0
 
     @property
@@ -198,6 +207,16 @@ class KVCacheManager:
         self._pool.free(pages)
         self.stats.evicted_pages += len(pages)
         return len(pages)
+
+    def eviction_age(self, now: float) -> float | None:
+        """How long ago, in seconds, that was last used which the next eviction takes: what an allocation costs.
+
+        None while pages are free; 0 when running requests rely on all that is held. O(log n) amortised over uses.
+        """
+        if self._pool.num_free:
+            return None
+        node = self._tree.next_to_go()
+        return 0.0 if node is None else max(now - node.last_access, 0.0)
 
     def reset(self) -> int:
         """Drop everything that no lease has locked; returns the pages freed."""

@@ -19,6 +19,7 @@ class Node:
     """Tokens [start, end) of every sequence that runs through it. How its pages count: see `radix_tree`."""
 
     __slots__ = (
+        "blocks",
         "children",
         "copying",
         "first_slot",
@@ -52,6 +53,8 @@ class Node:
         self.first_slot = first_slot
         """The slot of the page table that `pages[0]` fills."""
         self.pages = pages
+        self.blocks: list[int] = []
+        """Hashes of the blocks that end in it: see `block_record`; empty without a record."""
         self.children: dict[int, Node] = {}
         """By first token."""
         self.pins = 0

@@ -21,6 +21,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+from cache.block_record import BlockRecord
 from cache.eviction import EvictionQueue, EvictionStrategy
 from cache.node import Namespace, Node
 
@@ -28,13 +29,14 @@ from cache.node import Namespace, Node
 class RadixTree:
     """Nodes, their locks and their order of eviction. Pages come from the caller and go back to it."""
 
-    def __init__(self, page_size: int, strategy: EvictionStrategy) -> None:
+    def __init__(self, page_size: int, strategy: EvictionStrategy, record: BlockRecord | None = None) -> None:
         self.page_size = page_size
         self.evictable_pages = 0
         """Pages of unlocked nodes. All of them can be evicted: nothing below an unlocked node is locked."""
         self.locked_pages = 0
         self._roots: dict[Namespace, Node] = {}
         self._queue = EvictionQueue(strategy)
+        self._record = record
 
     # Finding
 
@@ -47,6 +49,8 @@ class RadixTree:
         root = self._roots.get(namespace)
         if root is None:
             root = self._roots[namespace] = Node(namespace, None, 0, array("i"), 0, [])
+            if self._record is not None:
+                self._record.begin(root)
         return root
 
     def walk(self, node: Node, tokens: Sequence[int], stop: int) -> tuple[Node, int]:
@@ -154,6 +158,8 @@ class RadixTree:
         parent.children[upper.tokens[0]] = upper
         upper.pins = 1 if node.pins else 0  # its one child is locked or not
         upper.last_access, upper.hits, upper.priority = node.last_access, node.hits, node.priority
+        if self._record is not None:
+            self._record.split(upper, node)
         return upper
 
     def attach(self, parent: Node, tokens: array[int], first_slot: int, pages: list[int]) -> Node:
@@ -165,14 +171,19 @@ class RadixTree:
         node = Node(parent.namespace, parent, parent.end, tokens, first_slot, pages)
         parent.children[tokens[0]] = node
         self.evictable_pages += len(pages)
+        if self._record is not None:
+            self._record.grow(node, node.start)
         return node
 
     def append(self, node: Node, tokens: array[int], pages: list[int]) -> None:
         """Let a locked leaf go on with `tokens`; the tree owns `pages` from now on."""
         assert node.pins and not node.children
+        end = node.end
         node.tokens.extend(tokens)
         node.pages.extend(pages)
         self.locked_pages += len(pages)
+        if self._record is not None:
+            self._record.grow(node, end)
 
     def replace_tail(self, node: Node, page: int) -> int | None:
         """Put `page`, which holds the same tokens and more, in the place of the page that `node` ends in.
@@ -203,6 +214,10 @@ class RadixTree:
             self.evictable_pages -= 1
         return returned
 
+    def next_to_go(self) -> Node | None:
+        """The leaf that `evict` would take first, if any. O(log n) amortised over touches."""
+        return self._queue.peek()
+
     def evict(self, num_pages: int | None = None) -> list[int]:
         """Take up to `num_pages` pages from unlocked leaves, from their ends; None: empty all that is unlocked.
 
@@ -228,6 +243,8 @@ class RadixTree:
         assert parent is not None
         del parent.children[node.tokens[0]]
         node.parent = None
+        if self._record is not None:
+            self._record.remove(node)
         if not parent.is_locked:
             self._became_idle(parent)
 
@@ -238,6 +255,8 @@ class RadixTree:
             return False
         parent.tokens.extend(leaf.tokens)
         parent.last_access = max(parent.last_access, leaf.last_access)
+        if self._record is not None:
+            self._record.join(parent, leaf)
         self._remove(leaf)
         return True
 

@@ -44,11 +44,14 @@ class EngineConfig:
     """Which cached prefixes go first: "lru", "lfu" or "priority"."""
     attention: str = "auto"
     """Attention backend; "auto" takes the best that imports."""
+    block_tokens: int = 16
+    """Tokens of the blocks in which routers are told what is cached; the same in all engines of a model."""
     threads: int | None = None
     """CPU threads of torch; None leaves its default."""
 
     def __post_init__(self) -> None:
         _check_range("page_size", self.page_size, 1, 256)
+        _check_range("block_tokens", self.block_tokens, 1, 2**20)
         for name in ("max_running", "max_step_tokens", "max_waiting", "max_waiting_tokens"):
             _check_range(name, getattr(self, name), 1, 2**40)
         for name in ("kv_pages", "max_model_len", "threads"):

@@ -57,7 +57,11 @@ class Engine:
         self.runner = runner
         self.model = runner.model_config
         self.cache = KVCacheManager(
-            runner.num_pages, config.page_size, eviction=config.eviction, prefix_cache=config.prefix_cache
+            runner.num_pages,
+            config.page_size,
+            eviction=config.eviction,
+            prefix_cache=config.prefix_cache,
+            block_tokens=config.block_tokens,
         )
         limits = SchedulerLimits(
             max_model_len=config.max_model_len or self.model.max_position_embeddings,

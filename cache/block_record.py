@@ -1,0 +1,68 @@
+"""The tree's blocks by name: each node knows the hashes of the blocks that end in it.
+
+    tokens     |0 . . .|4 . . .|8 . . .|12 . .          blocks of 4
+    node       [ 0 ........ 6 ) [ 6 ....... 13 )
+    blocks        h0                h1  h2              block 1 begins in the node above; block 3 is not whole
+
+A node's run may end anywhere, so blocks are at home where they end: what is cut off a node's end, and evicted,
+takes along every block that is no longer whole. Blocks need not be as large as pages.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from cache.node import Node
+from cache.prefix_hash import block_hashes, prefix_root
+from cache.prefix_log import PrefixLog
+
+
+class BlockRecord:
+    """Keeps `Node.blocks` right, and logs what appears and disappears. The tree calls it with every change.
+
+    A root's one block is the empty prefix, where its chains begin; that one is not logged.
+    """
+
+    def __init__(self, block_tokens: int) -> None:
+        if block_tokens < 1:
+            raise ValueError(f"block_tokens must be at least 1, got {block_tokens}")
+        self.block_tokens = block_tokens
+        self.log = PrefixLog()
+
+    def begin(self, root: Node) -> None:
+        """A namespace has its first request."""
+        root.blocks.append(prefix_root(root.namespace))
+
+    def grow(self, node: Node, grown_from: int) -> None:
+        """`node` has got the tokens from position `grown_from` on. O(their number + `block_tokens`)."""
+        size = self.block_tokens
+        begin = grown_from - grown_from % size
+        if node.end - begin < size:
+            return
+        above, step = array("i"), node
+        while step.start > begin:  # The first block began further up: at most `block_tokens` nodes.
+            assert step.parent is not None, "roots begin at 0"
+            step = step.parent
+            above = step.tokens[max(begin - step.start, 0) :] + above
+        tokens = above + node.tokens[max(begin - node.start, 0) :]
+        step = node
+        while not step.blocks:
+            assert step.parent is not None, "roots have a block"
+            step = step.parent
+        hashes = block_hashes(tokens, step.blocks[-1], size)
+        node.blocks.extend(hashes)
+        self.log.store(hashes)
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """`lower` was cut in two: the blocks that end in its front are `upper`'s."""
+        count = upper.end // self.block_tokens - upper.start // self.block_tokens
+        upper.blocks, lower.blocks = lower.blocks[:count], lower.blocks[count:]
+
+    def join(self, upper: Node, lower: Node) -> None:
+        """`lower`'s tokens are `upper`'s from now on."""
+        upper.blocks.extend(lower.blocks)
+        lower.blocks = []
+
+    def remove(self, node: Node) -> None:
+        """`node` has left the tree."""
+        self.log.evict(node.blocks)

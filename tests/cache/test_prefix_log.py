@@ -1,0 +1,214 @@
+"""What the cache tells of its blocks, against a walk over all that the tree holds."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cache import KVCacheManager, Namespace, PrefixLog
+from cache.prefix_hash import block_hashes, prefix_root
+from tests.cache.test_properties import Driver
+from tests.cache.world import NAMESPACES, World
+
+
+@dataclass
+class Listener(World):
+    """A world with somebody who hears every delta, and some who came later and began with a snapshot."""
+
+    block_tokens: int = 4
+    heard: set[int] = field(default_factory=set)
+    newcomers: list[set[int]] = field(default_factory=list)
+
+    @property
+    def log(self) -> PrefixLog:
+        assert self.cache.prefix_log is not None
+        return self.cache.prefix_log
+
+    def parents(self) -> dict[int, int]:
+        """By brute force: every block that lies in the tree as a whole, and the one before it in its prefix."""
+        parents: dict[int, int] = {}
+        for namespace, root in self.cache._tree._roots.items():
+            start = prefix_root(namespace)
+            stack = [(root, list[int]())]
+            while stack:
+                node, tokens = stack.pop()
+                tokens = tokens + list(node.tokens)
+                chain = [start, *block_hashes(tokens, start, self.block_tokens)]
+                parents.update(zip(chain[1:], chain, strict=False))
+                stack.extend((child, tokens) for child in node.children.values())
+        return parents
+
+    def drain(self) -> None:
+        stored, evicted = self.log.drain()
+        assert len(set(stored)) == len(stored) and len(set(evicted)) == len(evicted)
+        assert not self.heard & set(stored) and self.heard >= set(evicted)
+        for known in (self.heard, *self.newcomers):
+            known.difference_update(evicted)
+            known.update(stored)
+        parents = self.parents()
+        assert self.heard == set(parents)
+        snapshot = self.log.snapshot()
+        for told in (stored, snapshot):  # parents come first
+            place = {block: position for position, block in enumerate(told)}
+            assert all(place.get(parents[block], -1) < position for block, position in place.items())
+
+    def greet(self) -> None:
+        """Somebody new comes, at any time."""
+        self.newcomers = [*self.newcomers[-2:], set(self.log.snapshot())]
+
+    def reset(self) -> None:
+        self.cache.reset()
+        self.forget_evicted()
+
+    def check_news(self) -> None:
+        assert set(self.log.snapshot()) == self.heard
+        assert all(newcomer == self.heard for newcomer in self.newcomers)
+
+
+def listener(num_pages: int, page_size: int, block_tokens: int) -> Listener:
+    return Listener(KVCacheManager(num_pages, page_size, block_tokens=block_tokens), block_tokens=block_tokens)
+
+
+@settings(max_examples=48, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(
+    seed=st.integers(0, 2**32),
+    page_size=st.sampled_from((1, 3, 4, 16)),
+    block_tokens=st.sampled_from((1, 3, 4, 16)),
+    num_pages=st.integers(6, 60),
+    drain_weight=st.sampled_from((1, 10, 100)),
+)
+def test_any_history_is_told_as_it_was(
+    seed: int, page_size: int, block_tokens: int, num_pages: int, drain_weight: int
+) -> None:
+    world = listener(num_pages, page_size, block_tokens)
+    driver = Driver(world, seed)
+    driver.operations += [(world.drain, drain_weight), (world.greet, 5)]
+    for _ in range(300):
+        driver.step()
+        world.check_news()
+    world.check()
+    while world.clients:
+        driver.finish()
+    world.cache.reset()
+    world.drain()
+    assert not world.heard
+
+
+def test_a_block_is_stored_when_it_is_whole_and_evicted_when_it_is_not() -> None:
+    w = listener(num_pages=8, page_size=4, block_tokens=3)
+    tokens = list(range(20))
+    w.serve(tokens)
+    chain = block_hashes(tokens, prefix_root(NAMESPACES[0]), 3)
+    assert w.log.drain() == (chain, []) and len(chain) == 6
+    w.cache.evict(1)  # tokens 16 to 20: block 5 (15 to 18) is not whole any more
+    assert w.log.drain() == ([], [chain[5]])
+    w.cache.evict(1)  # tokens 12 to 16: block 4 (12 to 15)
+    assert w.log.drain() == ([], [chain[4]])
+
+
+def test_what_came_and_went_between_two_drains_is_not_told() -> None:
+    w = listener(num_pages=8, page_size=4, block_tokens=4)
+    w.serve(range(8))
+    w.reset()
+    assert w.log.drain() == ([], [])
+    w.serve(range(8))
+    w.log.drain()
+    w.reset()
+    w.serve(range(12))
+    stored, evicted = w.log.drain()
+    assert (len(stored), evicted) == (1, [])
+
+
+def test_namespaces_have_nothing_in_common() -> None:
+    w = listener(num_pages=8, page_size=4, block_tokens=4)
+    for namespace in NAMESPACES:
+        w.serve(range(8), namespace)
+    stored, _ = w.log.drain()
+    assert len(set(stored)) == 6
+
+
+def test_without_blocks_nothing_is_recorded() -> None:
+    for block_tokens in (None, 0):
+        assert KVCacheManager(8, 4, block_tokens=block_tokens).prefix_log is None
+    with pytest.raises(ValueError, match="block_tokens"):
+        KVCacheManager(8, 4, block_tokens=-1)
+
+
+def test_a_publisher_in_another_thread_hears_it_all() -> None:
+    """The loop changes the log while another thread drains it and takes snapshots."""
+    log, draw, held, heard = PrefixLog(), random.Random(1), set[int](), set[int]()
+    differences: list[set[int]] = []
+    is_over = threading.Event()
+
+    def publish() -> None:
+        while not is_over.is_set():
+            stored, evicted = log.drain()
+            heard.difference_update(evicted)
+            heard.update(stored)
+            differences.append(set(log.snapshot()) ^ heard)
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    for _ in range(3000):
+        blocks = draw.sample(range(400), 20)
+        log.evict(gone := [block for block in blocks if block in held])
+        log.store(new := [block for block in blocks if block not in held])
+        held.difference_update(gone)
+        held.update(new)
+    is_over.set()
+    publisher.join()
+    assert differences and not any(differences)
+    stored, evicted = log.drain()
+    assert (heard - set(evicted)) | set(stored) == held == set(log.snapshot())
+
+
+def test_blocks_with_one_hash_do_no_harm() -> None:
+    """Two prefixes collide: what is told of the hash may be wrong, what is told of others is right."""
+    log = PrefixLog()
+    log.store([1, 2])
+    log.store([1])
+    log.drain()
+    log.evict([1])
+    assert log.drain() == ([], [1])
+    log.evict([1])
+    log.drain()
+    assert log.snapshot() == [2]
+
+
+def test_the_age_of_what_goes_next_is_what_an_allocation_costs() -> None:
+    cache = KVCacheManager(4, 4)
+    assert cache.eviction_age(0.0) is None
+    for number in range(2):
+        lease = cache.lock(cache.match(Namespace("m"), [number] * 9, now=10.0 + number))
+        cache.extend(lease, 8)
+        cache.finish(lease, [number] * 8, now=10.0 + number)
+    assert cache.eviction_age(15.0) == 5.0
+    cache.match(Namespace("m"), [0] * 9, now=14.0)
+    assert cache.eviction_age(15.0) == 4.0  # the other one is the oldest now
+    held = cache.lock(cache.match(Namespace("m"), [1] * 9, now=14.5))
+    assert cache.eviction_age(15.0) == 1.0
+    also = cache.lock(cache.match(Namespace("m"), [0] * 9, now=14.5))
+    assert cache.eviction_age(15.0) == 0.0
+    for lease, number in ((held, 1), (also, 0)):
+        cache.finish(lease, [number] * 8, now=16.0)
+    assert cache.evict(1) == 1
+    assert cache.eviction_age(15.0) is None
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(st.integers(0, 2**32), st.sampled_from((1, 4)), st.sampled_from(("lru", "lfu", "priority")))
+def test_looking_at_the_age_changes_no_order(seed: int, page_size: int, eviction: str) -> None:
+    """Two worlds with one history, in one of which everybody looks all the time: the same pages are evicted."""
+    worlds = [World(KVCacheManager(20, page_size, eviction=eviction)) for _ in range(2)]
+    drivers = [Driver(world, seed) for world in worlds]
+    for _ in range(200):
+        for driver in drivers:
+            driver.step()
+        ages = worlds[0].cache.eviction_age(worlds[0].now)
+        assert ages is None or ages >= 0.0
+        assert worlds[0].held == worlds[1].held
