@@ -5,6 +5,7 @@ Ingress ──handle with PrefixRouter──▶ EngineReplica
 """
 
 # No `from __future__ import annotations` here: Serve reads the type of `build`'s argument from its annotation.
+from dataclasses import asdict
 from typing import Any
 
 from ray import serve
@@ -36,12 +37,7 @@ def bind_engines(args: AppArgs, hub: Any, engine_factory: EngineFactory = Engine
     """The engine replicas, behind the router."""
     router = RequestRouterConfig(
         request_router_class="router.ray_router:PrefixRouter",
-        request_router_kwargs={
-            "prefix_tokens": args.router.prefix_pages * args.engine.page_size,
-            "page_size": args.engine.page_size,
-            "spill_factor": args.router.spill_factor,
-            "spill_slack": args.router.spill_slack,
-        },
+        request_router_kwargs=asdict(args.placer),
     )
     settings = ReplicaSettings(
         stall_timeout_s=args.health.stall_timeout_s, wire=WireTimings(heartbeat_s=args.health.heartbeat_s)

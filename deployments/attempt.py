@@ -13,6 +13,7 @@ from deployments.generation import Stream
 from deployments.wire import Output, to_event
 from deployments.wire_client import WireConnection
 from router.fleet import Fleet
+from router.placer import Placer
 
 
 class ControlCall(Protocol):
@@ -80,6 +81,7 @@ class Desk:
     ingress_id: str
     control: Control
     fleet: Fleet
+    placer: Placer
     timings: ClientTimings
     attempts: dict[str, Attempt] = field(default_factory=dict)
     """Open ones, by their id on the wire."""
@@ -135,7 +137,7 @@ class Attempt:
             self._abort(call)
             raise
         finally:
-            desk.fleet.release(self.wire_id)
+            desk.placer.release(self.wire_id)
             del desk.attempts[self.wire_id]
 
     def feed(self, replica: str, output: Output) -> bool:
@@ -149,6 +151,7 @@ class Attempt:
             return True
         if not self.began.done():
             self.began.set_result(None)
+            self._desk.placer.settle(self.wire_id, output.num_cached)
         return self.stream.feed(self._base + output.start, to_event(output), time.monotonic())
 
     def lose(self, loss: LossReason, reason: str) -> None:
@@ -166,6 +169,7 @@ class Attempt:
                 self._abort(call)
                 return self._lost.result()
             record = result.result()
+            self._desk.fleet.record_call(self._placed or "", is_failure=False)
             if "refused" not in record:
                 return None
             retry_after_s = record.get("retry_after_s", 1.0)
@@ -176,6 +180,7 @@ class Attempt:
             self._desk.lose(self._placed, "died", str(error))
             return self._loss("died", str(error))
         except Exception as error:
+            self._desk.fleet.record_call(self._placed or "", is_failure=True)
             return self._loss("failed", type(error).__name__)
         finally:
             if not result.done():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from deployments.api.limits import Limits
 from engine.config import EngineConfig
+from router.placer import PlacerSettings
+
+PolicyName = Literal["cost", "session", "least_loaded", "rendezvous", "random"]
 
 
 class _Settings(BaseModel):
@@ -26,14 +29,21 @@ def _known_engine_keys(value: Any) -> Any:
 
 
 class RouterSettings(_Settings):
-    """Where requests go; see `router/placement.py`."""
+    """Where requests go; see `router/policies.py` and `router/cost.py`."""
 
-    prefix_pages: int = Field(default=4, ge=1)
-    """Prompts that are equal in this many KV pages are sent to one replica, in pages."""
-    spill_factor: float = Field(default=1.5, ge=1)
-    """A favourite is spared when its load exceeds this times the mean load plus `spill_slack`."""
-    spill_slack: float = Field(default=8.0, ge=0)
-    """Requests."""
+    policy: PolicyName = "cost"
+    """What decides: the cheapest replica; or "session" (sticky by x-session-id), "least_loaded", "rendezvous",
+    "random"."""
+    key_blocks: int = Field(default=4, ge=1)
+    """Prompts that nobody holds are kept together by their first so many blocks (of `engine.block_tokens`)."""
+    max_blocks: int = Field(default=4_000_000, ge=1)
+    """Distinct blocks that each ingress's index of cached prefixes keeps, of about 130 bytes each."""
+    expect_s: float = Field(default=10.0, ge=0)
+    """Seconds for which a dispatched prompt counts as cached before its replica confirms it."""
+    decisions_kept: int = Field(default=1000, ge=1)
+    """Decisions that /v1/router/decisions can show."""
+    sync_timeout_s: float = Field(default=10.0, ge=0)
+    """Seconds a new ingress waits for the replicas' prefixes before it takes requests without them."""
 
 
 class HealthSettings(_Settings):
@@ -95,6 +105,18 @@ class AppArgs(_Settings):
     """Where requests go."""
     health: HealthSettings = HealthSettings()
     """When a replica counts as lost."""
+
+    @property
+    def placer(self) -> PlacerSettings:
+        """How each ingress places requests."""
+        return PlacerSettings(
+            policy=self.router.policy,
+            block_tokens=self.engine.block_tokens,
+            key_blocks=self.router.key_blocks,
+            max_blocks=self.router.max_blocks,
+            expect_s=self.router.expect_s,
+            decisions_kept=self.router.decisions_kept,
+        )
 
     @property
     def gpus_per_engine(self) -> float:

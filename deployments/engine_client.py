@@ -13,10 +13,12 @@ import contextvars
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import zmq
 
 from deployments.attempt import ClientTimings, Control, Desk
@@ -27,7 +29,8 @@ from deployments.sockets import Context
 from deployments.wire import Load, Output
 from deployments.wire_client import WireConnection
 from monitoring.metrics import Metrics
-from router.fleet import Fleet, ReplicaLoad
+from router.fleet import Dispatch, Fleet, ReplicaLoad
+from router.placer import placer_of
 
 logger = logging.getLogger("ray.serve")
 
@@ -43,28 +46,46 @@ class WireEngineClient:
         timings: ClientTimings | None = None,
         persistence: Persistence | None = None,
         metrics: Metrics | None = None,
+        model: str = "",
     ) -> None:
+        """`model` is the fingerprint of the model whose tokens are sent; "" is not checked."""
         self.fleet = fleet
+        self.placer = placer_of(fleet)
+        self._model = model
         self._num_expected, self._timings = num_expected, timings or ClientTimings()
-        self._desk = Desk(uuid.uuid4().hex, control, fleet, self._timings)
+        self._desk = Desk(uuid.uuid4().hex, control, fleet, self.placer, self._timings)
         self._context: Context = zmq.Context(io_threads=1)
         self._connections, self._attempts = self._desk.connections, self._desk.attempts
         self._persistence, self._metrics = persistence or Persistence(), metrics
+        self._departed: Counter[str] = Counter()  # what connections that are closed had counted
         self._hedges = HedgeBudget(self._persistence.hedge_share)
         self._tasks: dict[Stream, asyncio.Task[None]] = {}
         self._ticker: asyncio.Task[None] | None = None
-        self._unsubscribe = lambda: None
+        self._subscriptions: list[Callable[[], None]] = []
 
     async def start(self) -> None:
         """Connect to the replicas there are, and to those that come."""
         loop = asyncio.get_running_loop()
-        self._unsubscribe = self.fleet.subscribe(lambda: _call_soon(loop, self._sync))
+        self._subscriptions = [
+            self.fleet.subscribe(lambda: _call_soon(loop, self._sync)),
+            self.fleet.on_dispatch(lambda dispatch: _call_soon(loop, lambda: self._announce(dispatch))),
+        ]
         self._ticker = asyncio.create_task(self._tick_forever())
         self._sync()
 
+    async def know_prefixes(self, timeout_s: float) -> bool:
+        """Wait until the prefixes of all replicas that answer are known here; False when it takes too long."""
+        deadline = time.monotonic() + timeout_s
+        while not all(c.is_synced for c in self._connections.values() if c.is_answering or c.last_heard is None):
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
     async def aclose(self) -> None:
         """Abort what is unfinished, disconnect."""
-        self._unsubscribe()
+        for unsubscribe in self._subscriptions:
+            unsubscribe()
         tasks = [*self._tasks.values(), *([self._ticker] if self._ticker else [])]
         for stream in list(self._tasks):
             await stream.aclose()
@@ -109,6 +130,14 @@ class WireEngineClient:
         state: HealthState = "healthy" if health.num_up >= self._num_expected else "degraded"
         return replace(health, state=state if health.num_up else "unhealthy")
 
+    def wire_counts(self) -> Counter[str]:
+        """Messages that connections dropped, and gaps they noticed, by kind, since the process started."""
+        counts = Counter(self._departed)
+        for connection in self._connections.values():
+            counts.update(connection.counts)
+        del counts["resumed"]
+        return counts
+
     @property
     def num_streams(self) -> int:
         """Requests that have not ended."""
@@ -146,7 +175,23 @@ class WireEngineClient:
 
     def on_load(self, replica: str, load: Load) -> None:
         """The router counts with it from now on."""
-        self.fleet.record_load(replica, ReplicaLoad(load.num_requests, load.num_own))
+        self.fleet.record_load(replica, ReplicaLoad(*msgspec.structs.astuple(load)))
+
+    def on_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
+        """So does its cache."""
+        self.placer.apply_delta(replica, stored, evicted)
+
+    def on_snapshot(self, replica: str, hashes: Sequence[int], block_tokens: int) -> None:
+        """All its cache holds."""
+        if block_tokens == self.placer.settings.block_tokens:
+            self.placer.replace(replica, hashes)
+        elif block_tokens:
+            logger.error(
+                "replica %s counts prefixes in blocks of %d tokens, this ingress of %d: its cache stays unknown",
+                replica,
+                block_tokens,
+                self.placer.settings.block_tokens,
+            )
 
     def on_answering(self, replica: str, is_answering: bool) -> None:
         """A silent replica's requests go elsewhere."""
@@ -170,7 +215,8 @@ class WireEngineClient:
         in_use = {attempt.replica for attempt in self._attempts.values()}
         for replica, connection in list(self._connections.items()):
             if addresses.get(replica) != connection.address and replica not in in_use:
-                self._connections.pop(replica).close()
+                connection.close()
+                self._departed.update(self._connections.pop(replica).counts)
         for replica, address in addresses.items():
             if replica not in self._connections:
                 self._connections[replica] = WireConnection(
@@ -180,7 +226,13 @@ class WireEngineClient:
                     self,
                     time.monotonic,
                     self._timings.lost_after_s,
+                    self._model,
                 )
+
+    def _announce(self, dispatch: Dispatch) -> None:
+        connection = self._connections.get(dispatch.replica)
+        if connection is not None:
+            connection.announce(dispatch.number, dispatch.request_id, dispatch.num_tokens)
 
     async def _tick_forever(self) -> None:
         while True:
@@ -201,7 +253,7 @@ def _health_of(connection: WireConnection, is_draining: bool) -> ReplicaHealth:
         heartbeat_age_s=None if heard is None else time.monotonic() - heard,
         num_running=load.num_running,
         num_waiting=load.num_waiting,
-        waiting_prefill_tokens=load.waiting_prefill_tokens,
+        waiting_prefill_tokens=load.queued_prefill_tokens,
         kv_pages_free=load.pages_free,
         kv_pages_total=load.pages_total,
         is_draining=is_draining or load.is_draining,

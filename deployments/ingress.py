@@ -22,10 +22,12 @@ from deployments.engine_client import WireEngineClient
 from deployments.metrics_hub import MetricsPusher, read_page
 from engine.config import EngineConfig
 from engine.engine import model_directory
+from engine.hub import fingerprint
 from engine.models.config import ModelConfig
 from engine.tokenizer import load_tokenizer
 from monitoring.metrics import Metrics
 from router.fleet import fleet_of
+from router.placer import placer_of
 
 
 class HandleControl:
@@ -70,6 +72,7 @@ class Ingress:
         name = serve.get_replica_context().replica_id.unique_id
         self._metrics = Metrics(args.engine.name, name, "ingress")
         self._fleet = fleet_of(engines.app_name, engines.deployment_name)
+        self._placer = placer_of(self._fleet, args.placer)
         self._pusher = MetricsPusher(hub, name, self._snapshot)
 
     async def __serve_build_asgi_app__(self) -> Any:
@@ -82,16 +85,20 @@ class Ingress:
             ClientTimings(lost_after_s=health.lost_after_s),
             _persistence(health),
             self._metrics,
+            fingerprint(await asyncio.to_thread(model_directory, self._args.engine)),
         )
         await self._client.start()
         # The handle's router, which fills the fleet, is made by the first call: do not leave that to a user's.
         self._first_call = asyncio.create_task(self._meet_engines())
+        # Requests that come before the engines' prefixes are known would be sent anywhere.
+        await asyncio.wait([self._first_call], timeout=self._args.router.sync_timeout_s)
         self._pusher.start()
         return create_app(await asyncio.to_thread(self._service))
 
     async def _meet_engines(self) -> None:
         with contextlib.suppress(Exception):
             await self._engines.describe.remote()
+            await self._client.know_prefixes(self._args.router.sync_timeout_s)
 
     def _service(self) -> ApiService:
         config = self._args.engine
@@ -107,10 +114,17 @@ class Ingress:
         )
 
     def _snapshot(self) -> bytes:
-        for reason, count in self._fleet.decisions().items():
-            # "error" is not a policy of ours: Serve then picks by queue length.
-            policy, reason = ("none", "load") if reason == "error" else ("prefix", reason)
-            self._metrics.count_to("router_decisions_total", count, policy=policy, reason=reason)
+        metrics, totals = self._metrics, self._placer.totals()
+        for (policy, reason), count in self._placer.counts().items():
+            metrics.count_to("router_decisions_total", count, policy=policy, reason=reason)
+        metrics.count_to("router_errors_total", self._placer.num_errors)
+        metrics.count_to("router_regret_tokens_total", totals["regret"])
+        metrics.count_to("router_hit_tokens_total", totals["predicted"], kind="predicted")
+        metrics.count_to("router_hit_tokens_total", totals["actual"], kind="actual")
+        metrics.set("router_index_blocks", totals["blocks"])
+        metrics.count_to("router_index_dropped_blocks_total", totals["dropped"])
+        for kind, count in self._client.wire_counts().items():
+            metrics.count_to("wire_dropped_messages_total", count, kind=kind)
         return self._metrics.snapshot()
 
     async def __del__(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from deployments.client import GenerateRequest
 from deployments.engine_metrics import EngineMetrics
+from deployments.load_news import LoadNews
 from deployments.metrics_hub import MetricsPusher
 from deployments.retry_after import DrainRate
 from deployments.wire_server import WireServer, WireTimings
@@ -76,7 +77,17 @@ class EngineReplica:
         metrics = Metrics(config.name, self.replica, "engine")
         self._metrics = EngineMetrics(metrics)
         self._metrics.describe(**_build_info(self._engine))
-        self._wire = WireServer(host, self.replica, self._loop.load, self._loop.abort, settings.wire)
+        self._news = LoadNews(self._loop.load, self._loop.clock, config.max_waiting)
+        self._wire = WireServer(
+            host,
+            self.replica,
+            self._news.read,
+            self._loop.abort,
+            settings.wire,
+            self._engine.cache.prefix_log,
+            config.block_tokens,
+            getattr(self._engine.runner, "fingerprint", ""),
+        )
         self._pusher = MetricsPusher(hub, self.replica, lambda: self._snapshot(metrics)) if hub else None
         self._loop.start(self._on_events, self._on_step)
 
@@ -86,7 +97,11 @@ class EngineReplica:
         """Where the wire is, and the secret that a hello must bear: Ray carries both to the ingresses' routers."""
         if self._pusher is not None:
             self._pusher.start()
-        return {"wire_endpoint": self._wire.endpoint, "wire_secret": self._wire.secret}
+        return {
+            "wire_endpoint": self._wire.endpoint,
+            "wire_secret": self._wire.secret,
+            "wire_epoch": str(self._wire.epoch),
+        }
 
     async def check_health(self) -> None:
         """Raise EngineUnhealthy when the loop has ended, or has work and finishes no step."""
@@ -178,6 +193,7 @@ class EngineReplica:
 
     def _on_step(self, stats: StepStats) -> None:
         self._metrics.on_step(stats)
+        self._news.on_step(stats)
         self._drain.observe(time.monotonic(), stats.num_prefill_tokens, self._loop.load().num_finished)
 
     def _resolve(self, events: list[Event]) -> None:
@@ -188,6 +204,8 @@ class EngineReplica:
 
     def _snapshot(self, metrics: Metrics) -> bytes:
         self._metrics.on_load(self._loop.load())
+        for kind, count in self._wire.counts.copy().items():
+            metrics.count_to("wire_rejected_messages_total", count, kind=kind)
         return metrics.snapshot()
 
 

@@ -131,6 +131,10 @@ class StreamLogs:
         """How many unfinished requests an ingress has here."""
         return self._num_live_of[ingress_id]
 
+    def is_known(self, request_id: str) -> bool:
+        """Whether the request was opened here and not forgotten."""
+        return request_id in self._logs
+
     def owns(self, ingress_id: str, request_id: str) -> bool:
         """Whether the request came from that ingress."""
         return request_id in self._by_ingress.get(ingress_id, ())

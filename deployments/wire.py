@@ -3,21 +3,29 @@
     ingress                                replica
       Hello(secret, received) ───────────▶            who I am, how many tokens of which streams I have
                               ◀─────────── Welcome    or Refused
+                              ◀─────────── Snapshot   the block hashes of all prefixes held, in parts
                               ◀─────────── Tokens     one per step: the new tokens of all my requests, and the load
                               ◀─────────── Heartbeat  when there was nothing else to send
-      Abort, Resume           ───────────▶
+                              ◀─────────── Delta      block hashes stored and evicted since the last one
+      Dispatch                ───────────▶            a request is on its way: other ingresses count it too
+      Abort, Resume, Resync   ───────────▶
 
 A stream's every output says at which of its tokens it starts, so a receiver notices a lost or repeated token
 whatever happened below, and asks again (`Resume`): the replica keeps each request's tokens until it has ended.
+Every message bears (epoch, sequence): a gap also means that a delta may be lost, and `Resync` asks for a snapshot.
 """
 
 from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
 
 import msgspec
 
 from engine.plan import Event, FinishReason, Timings, TokenLogprobs
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 
@@ -30,7 +38,11 @@ class Hello(msgspec.Struct, tag=0, array_like=True, frozen=True):
 
     version: int
     secret: str
+    number: int
+    """Grows with every hello of this ingress: an old one that is sent again is not taken for a new one."""
     ingress_id: str
+    model: str
+    """`fingerprint` of the model the ingress tokenizes for; "" is not checked."""
     received: dict[str, int]
     """Tokens received of each stream this ingress still waits for."""
 
@@ -45,6 +57,20 @@ class Resume(msgspec.Struct, tag=2, array_like=True, frozen=True):
     """Send these streams again from where they broke off."""
 
     received: dict[str, int]
+
+
+class Resync(msgspec.Struct, tag=3, array_like=True, frozen=True):
+    """Send a snapshot: a delta may have been lost."""
+
+
+class Dispatch(msgspec.Struct, tag=4, array_like=True, frozen=True):
+    """A request is on its way through Serve, which takes longer than the wire."""
+
+    number: int
+    """Counts the dispatches of this ingress to this replica, from 1."""
+    request_id: str
+    num_tokens: int
+    """Prompt tokens that are probably not cached at the replica."""
 
 
 class Logprob(msgspec.Struct, array_like=True, frozen=True):
@@ -70,18 +96,23 @@ class Output(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
 
 
 class Load(msgspec.Struct, array_like=True, frozen=True):
-    """A replica's load, as one ingress needs it."""
+    """A replica's load, as one ingress needs it. `router.fleet.ReplicaLoad` says what the fields mean."""
 
     num_requests: int = 0
     num_own: int = 0
-    """Requests of the receiving ingress among them."""
     num_running: int = 0
     num_waiting: int = 0
-    waiting_prefill_tokens: int = 0
+    queued_prefill_tokens: int = 0
+    dispatches_seen: int = 0
     pages_free: int = 0
-    """Free and evictable pages."""
     pages_total: int = 0
+    page_size: int = 16
+    prefill_rate: float = 0.0
+    prefill_share: float = 0.0
+    decode_rate: float = 0.0
+    evict_price: float = 0.0
     is_draining: bool = False
+    is_full: bool = False
 
 
 class Welcome(msgspec.Struct, tag=10, array_like=True, frozen=True):
@@ -91,6 +122,10 @@ class Welcome(msgspec.Struct, tag=10, array_like=True, frozen=True):
     """Differs between starts of a replica."""
     seq: int
     replica: str
+    model: str
+    """`fingerprint` of the model it runs; "" when it has none."""
+    block_tokens: int
+    """Tokens to a block of its prefix hashes."""
 
 
 class Refused(msgspec.Struct, tag=11, array_like=True, frozen=True):
@@ -124,8 +159,29 @@ class Heartbeat(msgspec.Struct, tag=13, array_like=True, frozen=True):
     load: Load
 
 
-ToReplica = Hello | Abort | Resume
-ToIngress = Welcome | Refused | Tokens | Heartbeat | Unknown
+class Snapshot(msgspec.Struct, tag=15, array_like=True, frozen=True):
+    """Part of the block hashes of all prefixes a replica holds; after the last part they replace all before."""
+
+    epoch: int
+    seq: int
+    hashes: bytes
+    """uint64, little endian."""
+    is_last: bool
+
+
+class Delta(msgspec.Struct, tag=16, array_like=True, frozen=True):
+    """What changed in a replica's cache."""
+
+    epoch: int
+    seq: int
+    stored: bytes
+    """Block hashes, uint64, little endian."""
+    evicted: bytes
+
+
+Sequenced = Welcome | Tokens | Heartbeat | Unknown | Snapshot | Delta
+ToReplica = Hello | Abort | Resume | Resync | Dispatch
+ToIngress = Sequenced | Refused
 
 encode = msgspec.msgpack.Encoder().encode
 _to_replica: msgspec.msgpack.Decoder[ToReplica] = msgspec.msgpack.Decoder(ToReplica)
@@ -146,6 +202,24 @@ def decode_to_ingress(data: bytes) -> ToIngress:
         return _to_ingress.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise MalformedMessage(str(error)) from None
+
+
+def pack_hashes(hashes: Iterable[int]) -> bytes:
+    """Block hashes as uint64, little endian."""
+    packed = array("Q", hashes)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_hashes(data: bytes) -> array[int]:
+    """The reverse. Raises MalformedMessage when `data` is not a whole number of hashes."""
+    if len(data) % 8:
+        raise MalformedMessage(f"{len(data)} bytes are no whole number of 8-byte hashes")
+    unpacked = array("Q", data)
+    if sys.byteorder == "big":
+        unpacked.byteswap()
+    return unpacked
 
 
 def to_event(output: Output) -> Event:

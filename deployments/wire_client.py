@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import zmq
@@ -18,6 +19,10 @@ from router.fleet import ReplicaAddress
 logger = logging.getLogger("ray.serve")
 
 
+RESYNC_S = 3.0
+"""Wait for a snapshot before it is asked for again, in seconds."""
+
+
 class WireListener(Protocol):
     """Who hears what a connection brings; all calls come on the event loop."""
 
@@ -27,6 +32,14 @@ class WireListener(Protocol):
 
     def on_unknown(self, replica: str, request_ids: list[str]) -> None:
         """The replica does not know these streams."""
+        ...
+
+    def on_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
+        """Its cache changed: block hashes."""
+        ...
+
+    def on_snapshot(self, replica: str, hashes: Sequence[int], block_tokens: int) -> None:
+        """All block hashes that its cache holds."""
         ...
 
     def on_load(self, replica: str, load: Load) -> None:
@@ -53,7 +66,9 @@ class WireConnection:
         listener: WireListener,
         clock: Callable[[], float],
         lost_after_s: float = 3.0,
+        model: str = "",
     ) -> None:
+        """`model` is the fingerprint of the model whose tokens this ingress sends; "" is not checked."""
         self.address = address
         self.load = Load()
         self.is_answering = False
@@ -65,7 +80,11 @@ class WireConnection:
         self._clock, self._lost_after_s = clock, lost_after_s
         self._opened = self._last_hello = clock()
         self._was_lost = False
-        self._epoch, self._next_seq = 0, 0
+        self._model = model
+        self._epoch, self._next_seq = -1, 0
+        self._block_tokens = 0
+        self._parts: bytearray | None = bytearray()  # of the snapshot that is coming in; None: it is complete
+        self._asked_at = self._opened
         self._socket = connect_dealer(context, address.endpoint)
         self._loop = asyncio.get_running_loop()
         self._fd = descriptor(self._socket)
@@ -76,11 +95,24 @@ class WireConnection:
         """Introduce this ingress; the replica sends again what it has beyond what was received."""
         self._last_hello = self._clock()
         received = dict(self._listener.received(self.address.replica))
-        self._send(wire.Hello(wire.WIRE_VERSION, self.address.secret, self._ingress_id, received))
+        self._send(
+            wire.Hello(
+                wire.WIRE_VERSION, self.address.secret, time.time_ns(), self._ingress_id, self._model, received
+            )
+        )
 
     def abort(self, request_id: str) -> None:
         """End a request in the engine."""
         self._send(wire.Abort(request_id))
+
+    def announce(self, number: int, request_id: str, num_tokens: int) -> None:
+        """A request was sent there through Serve, with so many uncached tokens; see `wire.Dispatch`."""
+        self._send(wire.Dispatch(number, request_id, num_tokens))
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether all its prefixes are known here."""
+        return self._parts is None
 
     def resume(self, received: dict[str, int]) -> None:
         """Ask for streams again, from where they broke off."""
@@ -112,6 +144,8 @@ class WireConnection:
             self.hello()
         if silence > self._lost_after_s:
             self.suspect()
+        elif self.is_answering and not self.is_synced and now - self._asked_at > RESYNC_S:
+            self._resync()
 
     def suspect(self) -> None:
         """The replica counts as lost until it is heard of again."""
@@ -127,33 +161,86 @@ class WireConnection:
 
     def _handle(self, message: wire.ToIngress) -> None:
         if isinstance(message, wire.Refused):
-            self.counts["refused"] += 1
-            logger.error("replica %s refused this ingress: %s", self.address.replica, message.reason)
+            self._refuse(message.reason)
+            return
+        if not self._is_next(message):
             return
         self.last_heard = self._clock()
         if not self.is_answering:
             self.is_answering, self._was_lost = True, False
             self._listener.on_answering(self.address.replica, True)
-        self._check_sequence(message)
-        if isinstance(message, wire.Welcome):
-            return
-        if isinstance(message, wire.Unknown):
-            self._listener.on_unknown(self.address.replica, message.request_ids)
-            return
-        if message.load is not None:
+        if isinstance(message, wire.Tokens | wire.Heartbeat) and message.load is not None:
             self.load = message.load
             self._listener.on_load(self.address.replica, message.load)
         if isinstance(message, wire.Tokens):
             self._listener.on_outputs(self.address.replica, message.outputs)
+        elif isinstance(message, wire.Unknown):
+            self._listener.on_unknown(self.address.replica, message.request_ids)
+        elif isinstance(message, wire.Snapshot | wire.Delta):
+            self._take_prefixes(message)
 
-    def _check_sequence(self, message: wire.Welcome | wire.Tokens | wire.Heartbeat | wire.Unknown) -> None:
-        """A gap means lost messages: ask for all streams again. A welcome begins a new count."""
-        if not isinstance(message, wire.Welcome) and (message.epoch, message.seq) != (self._epoch, self._next_seq):
+    def _is_next(self, message: wire.Sequenced) -> bool:
+        """Whether to take a message in: not what is old, or of another start of the replica.
+
+        A gap means lost messages: ask for all streams again, and for a snapshot. A welcome begins a new count.
+        """
+        if isinstance(message, wire.Welcome):
+            return self._welcome(message)
+        if message.epoch != self._epoch:
+            self.counts["epoch"] += 1
+            return False
+        if message.seq < self._next_seq:
+            self.counts["replayed"] += 1
+            return False
+        if message.seq > self._next_seq:
             self.counts["gaps"] += 1
             received = dict(self._listener.received(self.address.replica))
             if received:
                 self.resume(received)
+            self._resync()
+        self._next_seq = message.seq + 1
+        return True
+
+    def _welcome(self, message: wire.Welcome) -> bool:
+        expected = self.address.epoch
+        if expected is not None and message.epoch != expected:
+            self._refuse(f"it is start {message.epoch} of the replica, start {expected} was advertised")
+            return False
+        if self._model and message.model and message.model != self._model:
+            self._refuse(f"it runs model {message.model}, this ingress serves {self._model}")
+            return False
         self._epoch, self._next_seq = message.epoch, message.seq + 1
+        self._block_tokens, self._parts = message.block_tokens, bytearray()
+        self._asked_at = self._clock()
+        return True
+
+    def _refuse(self, reason: str) -> None:
+        self.counts["refused"] += 1
+        if not self._was_lost:
+            logger.error("replica %s and this ingress do not work together: %s", self.address.replica, reason)
+        self.suspect()
+
+    def _take_prefixes(self, message: wire.Snapshot | wire.Delta) -> None:
+        replica = self.address.replica
+        try:
+            if isinstance(message, wire.Delta):
+                if self._parts is None:  # Else the snapshot to come has it.
+                    stored, evicted = wire.unpack_hashes(message.stored), wire.unpack_hashes(message.evicted)
+                    self._listener.on_delta(replica, stored, evicted)
+                return
+            if self._parts is None:
+                self._parts = bytearray()
+            self._parts += message.hashes
+            if message.is_last:
+                hashes, self._parts = wire.unpack_hashes(bytes(self._parts)), None
+                self._listener.on_snapshot(replica, hashes, self._block_tokens)
+        except wire.MalformedMessage:
+            self.counts["malformed"] += 1
+            self._resync()
+
+    def _resync(self) -> None:
+        self._parts, self._asked_at = bytearray(), self._clock()
+        self._send(wire.Resync())
 
     def _send(self, message: wire.ToReplica) -> None:
         if self._socket.closed:

@@ -13,19 +13,23 @@ import select
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+import msgspec
 import zmq
 
 from deployments import wire
 from deployments.sockets import bind_router, descriptor, is_readable
 from deployments.stream_log import StreamLogs
-from deployments.wire import Abort, Hello, Load, Output, Resume
-from engine.load import EngineLoad
+from deployments.wire import Abort, Dispatch, Hello, Load, Output, Resume, Resync
+from deployments.wire_session import Session
 from engine.plan import Event
 
 logger = logging.getLogger("ray.serve")
+
+SNAPSHOT_PART_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +42,22 @@ class WireTimings:
     """How long an ended stream can still be asked for again."""
     absent_ingress_s: float = 10.0
     """After this time without its ingress, a request is aborted: nobody would read it."""
+    cache_period_s: float = 0.25
+    """Between two deltas of the prefix cache."""
+    dispatch_s: float = 2.0
+    """How long a dispatched request counts as load before it arrives."""
 
 
-@dataclass(slots=True)
-class _Session:
-    identity: bytes
-    seq: int = 0
-    last_load: float = 0.0
+class PrefixSource(Protocol):
+    """Which prefixes the engine's cache holds, as block hashes. Thread-safe."""
+
+    def drain(self) -> tuple[Collection[int], Collection[int]]:
+        """What was stored and evicted since the last call."""
+        ...
+
+    def snapshot(self) -> Collection[int]:
+        """All that was drained so far, summed up."""
+        ...
 
 
 class WireServer:
@@ -54,11 +67,20 @@ class WireServer:
         self,
         host: str,
         replica: str,
-        load: Callable[[], EngineLoad],
+        load: Callable[[], Load],
         on_abort: Callable[[str], None],
         timings: WireTimings | None = None,
+        prefixes: PrefixSource | None = None,
+        block_tokens: int = 0,
+        model: str = "",
     ) -> None:
+        """`load` tells the engine's part of the load, `prefixes` its cache in blocks of `block_tokens`; `model` is
+        the model's fingerprint, "" when it has none.
+        """
         self.replica = replica
+        self._prefixes, self._block_tokens, self._model = prefixes, block_tokens, model
+        self._last_hello: dict[str, int] = {}  # ingress -> number
+        self._next_delta = 0.0
         self.secret = secrets.token_hex(32)
         self.epoch = secrets.randbits(48)
         self.counts: Counter[str] = Counter()
@@ -66,7 +88,7 @@ class WireServer:
         self._engine_load, self._on_abort = load, on_abort
         self._timings = timings or WireTimings()
         self._logs = StreamLogs()
-        self._sessions: dict[str, _Session] = {}  # ingress -> session
+        self._sessions: dict[str, Session] = {}  # ingress -> session
         self._ingress_of: dict[bytes, str] = {}  # authenticated identity -> ingress
         self._absent_since: dict[str, float] = {}
         self._lock = threading.RLock()
@@ -82,6 +104,8 @@ class WireServer:
         """Make room for a request's output, before the engine may produce any. ValueError: the id is in use."""
         with self._lock:
             self._logs.open(request_id, ingress_id)
+            if ingress_id in self._sessions:
+                self._sessions[ingress_id].arrived(request_id)
 
     def accept(self, request_id: str, ingress_id: str) -> None:
         """The engine took the request: tell the ingress at once."""
@@ -133,7 +157,7 @@ class WireServer:
         if outputs and self._send(ingress_id, session, outputs):
             self._logs.mark_sent(ingress_id)
 
-    def _send(self, ingress_id: str, session: _Session, outputs: list[Output]) -> bool:
+    def _send(self, ingress_id: str, session: Session, outputs: list[Output]) -> bool:
         """Outputs, with the load when it is due; without outputs a heartbeat."""
         now = time.monotonic()
         is_due = now - session.last_load >= self._timings.heartbeat_s / 2
@@ -148,7 +172,7 @@ class WireServer:
             session.last_load = now
         return is_sent
 
-    def _post(self, ingress_id: str, session: _Session, data: bytes) -> bool:
+    def _post(self, ingress_id: str, session: Session, data: bytes) -> bool:
         try:
             self._socket.send(session.identity, zmq.NOBLOCK | zmq.SNDMORE)
             self._socket.send(data, zmq.NOBLOCK)
@@ -164,16 +188,16 @@ class WireServer:
         return True
 
     def _load(self, ingress_id: str) -> Load:
+        """The engine's load, what is on its way to it included."""
+        session = self._sessions[ingress_id]
         load = self._engine_load()
-        pages = load.pages
-        return Load(
-            num_requests=self._logs.num_live,
-            num_own=self._logs.num_live_of(ingress_id),
-            num_running=load.num_running,
-            num_waiting=load.num_waiting,
-            waiting_prefill_tokens=load.waiting_prefill_tokens,
-            pages_free=pages.free + pages.evictable,
-            pages_total=sum(pages),
+        coming = [tokens for other in self._sessions.values() for tokens, _ in other.coming.values()]
+        return msgspec.structs.replace(
+            load,
+            num_requests=self._logs.num_live + len(coming),
+            num_own=self._logs.num_live_of(ingress_id) + len(session.coming),
+            queued_prefill_tokens=load.queued_prefill_tokens + sum(coming),
+            dispatches_seen=session.dispatches_seen,
         )
 
     # --- receiving -----------------------------------------------------------------------------------------
@@ -217,25 +241,40 @@ class WireServer:
                 self._on_abort(message.request_id)
         elif isinstance(message, Resume):
             self._resume(ingress_id, message.received)
+        elif isinstance(message, Resync):
+            self._sessions[ingress_id].is_synced = False
+        elif isinstance(message, Dispatch):
+            self._announce(self._sessions[ingress_id], message)
+
+    def _announce(self, session: Session, dispatch: Dispatch) -> None:
+        if not session.announce(dispatch, time.monotonic() + self._timings.dispatch_s):
+            self.counts["replayed"] += 1
+        if self._logs.is_known(dispatch.request_id):
+            session.arrived(dispatch.request_id)  # Serve was faster.
 
     def _greet(self, identity: bytes, hello: Hello) -> None:
-        reason = None
         if not hmac.compare_digest(hello.secret.encode(), self.secret.encode()):
-            reason = "the secret is wrong"
-        elif hello.version != wire.WIRE_VERSION:
-            reason = f"version {hello.version} of the wire is not spoken here, version {wire.WIRE_VERSION} is"
-        session = _Session(identity)
-        if reason is not None:
-            self.counts["refused"] += 1
-            self._post("", session, wire.encode(wire.Refused(reason)))
-            return
+            return self._refuse(identity, "the secret is wrong")
+        if hello.version != wire.WIRE_VERSION:
+            spoken = f"version {hello.version} of the wire is not spoken here, version {wire.WIRE_VERSION} is"
+            return self._refuse(identity, spoken)
+        if hello.model and self._model and hello.model != self._model:
+            return self._refuse(identity, f"it serves model {hello.model}, this replica runs {self._model}")
+        if hello.number <= self._last_hello.get(hello.ingress_id, -1):
+            self.counts["replayed"] += 1
+            return None
+        self._last_hello[hello.ingress_id] = hello.number
         self._drop_session(hello.ingress_id)
-        self._sessions[hello.ingress_id] = session
+        self._sessions[hello.ingress_id] = session = Session(identity)
         self._ingress_of[identity] = hello.ingress_id
         self._absent_since.pop(hello.ingress_id, None)
-        welcome = wire.Welcome(self.epoch, session.seq, self.replica)
+        welcome = wire.Welcome(self.epoch, session.seq, self.replica, self._model, self._block_tokens)
         if self._post(hello.ingress_id, session, wire.encode(welcome)):
             self._resume(hello.ingress_id, hello.received)
+
+    def _refuse(self, identity: bytes, reason: str) -> None:
+        self.counts["refused"] += 1
+        self._post("", Session(identity), wire.encode(wire.Refused(reason)))
 
     def _resume(self, ingress_id: str, received: dict[str, int]) -> None:
         unknown = self._logs.resume(ingress_id, received)
@@ -251,12 +290,39 @@ class WireServer:
             self._flush(ingress_id)
             if now - session.last_load >= self._timings.heartbeat_s * 0.8:
                 self._send(ingress_id, session, [])
+            session.expire(now)
+        if self._prefixes is not None and now >= self._next_delta:
+            self._next_delta = now + self._timings.cache_period_s
+            self._tell_cache(self._prefixes)
         self._logs.forget(self._logs.ended_before(now - self._timings.keep_ended_s))
         for ingress_id in self._logs.ingresses() - self._sessions.keys():
             since = self._absent_since.setdefault(ingress_id, now)
             if now - since > self._timings.absent_ingress_s:
                 for request_id in self._logs.live_of(ingress_id):
                     self._on_abort(request_id)
+
+    def _tell_cache(self, prefixes: PrefixSource) -> None:
+        """Deltas to those who have a snapshot, and then a snapshot to those who have none."""
+        stored, evicted = prefixes.drain()
+        if stored or evicted:
+            packed = wire.pack_hashes(stored), wire.pack_hashes(evicted)
+            for ingress_id, session in list(self._sessions.items()):
+                if session.is_synced:
+                    delta = wire.Delta(self.epoch, session.seq, *packed)
+                    session.is_synced = self._post(ingress_id, session, wire.encode(delta))
+        newcomers = [(id_, session) for id_, session in self._sessions.items() if not session.is_synced]
+        if newcomers:
+            packed_all = wire.pack_hashes(prefixes.snapshot())
+            for ingress_id, session in newcomers:
+                session.is_synced = self._post_snapshot(ingress_id, session, packed_all)
+
+    def _post_snapshot(self, ingress_id: str, session: Session, packed: bytes) -> bool:
+        for start in range(0, max(len(packed), 1), SNAPSHOT_PART_BYTES):
+            part, is_last = packed[start : start + SNAPSHOT_PART_BYTES], start + SNAPSHOT_PART_BYTES >= len(packed)
+            message = wire.Snapshot(self.epoch, session.seq, part, is_last)
+            if not self._post(ingress_id, session, wire.encode(message)):
+                return False
+        return True
 
     def _drop_session(self, ingress_id: str) -> None:
         session = self._sessions.pop(ingress_id, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,6 +32,20 @@ def resolve_model(model: str) -> Path:
             'or "demo" for the embedded model'
         )
     return _download(model)
+
+
+def fingerprint(directory: Path) -> str:
+    """Tells models apart: a hash of configuration and tokenizer, and of the weight files' names and sizes.
+
+    32 hexadecimal digits. Equal for copies of one model on several machines.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(directory.iterdir()):
+        if path.suffix in (".json", ".model", ".txt"):
+            digest.update(f"{path.name}:".encode() + path.read_bytes())
+        elif path.suffix == ".safetensors":
+            digest.update(f"{path.name}:{path.stat().st_size};".encode())
+    return digest.hexdigest()
 
 
 def demo_model_path() -> Path:

@@ -35,9 +35,14 @@ class EngineLoad:
     num_running: int = 0
     num_waiting: int = 0
     waiting_prefill_tokens: int = 0
-    """Uncomputed prompt tokens of waiting and running requests."""
+    """Tokens still to compute, of waiting and running prompts; of those that wait, without what was cached when
+    they came."""
     oldest_wait_seconds: float = 0.0
     pages: PageAccount = field(default_factory=lambda: PageAccount(0, 0, 0, 0))
+    page_size: int = 16
+    """Tokens."""
+    eviction_age: float | None = None
+    """Seconds since that was used which the next allocation evicts; None while pages are free."""
     cache: CacheStats = field(default_factory=CacheStats)
     num_steps: int = 0
     num_preemptions: int = 0

@@ -14,7 +14,7 @@ from engine.attention.base import AttentionBackend, AttentionShape, choose_backe
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import KVPages
 from engine.config import EngineConfig
-from engine.hub import resolve_model
+from engine.hub import fingerprint, resolve_model
 from engine.kv_memory import available_ram, pages_for
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder, Rotation
@@ -40,6 +40,8 @@ class ModelRunner:
         self.num_pages = pages.num_pages
         self.attention_name = attention.name
         self.max_model_len = model_config.max_position_embeddings
+        self.fingerprint = ""
+        """Of the model's files (`engine.hub.fingerprint`); "" when it was not loaded from files."""
         self._decoder = decoder
         self._attention = attention
         self._pages = pages
@@ -67,13 +69,14 @@ class ModelRunner:
                 frozenset(model.layer_windows),
             )
         )
-        dtype = _dtype(config, model, device)
+        dtype, name = _dtype(config, model, device), fingerprint(directory)
         decoder = load_decoder(directory, model, dtype, device)
 
         def with_pages(num_pages: int) -> ModelRunner:
             shape = (model.num_layers, num_pages, config.page_size, model.num_kv_heads, model.head_dim)
             runner = cls(model, decoder, backend, KVPages(*shape, dtype, device))
             runner.max_model_len = limit
+            runner.fingerprint = name
             return runner
 
         if config.kv_pages is not None or device.type == "cpu":

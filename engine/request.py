@@ -49,6 +49,8 @@ class Request:
     """Its hold on KV pages while running."""
     num_cached: int | None = None
     """Prompt tokens found in the cache at first admission; None before it."""
+    num_expected: int = 0
+    """Tokens that were cached when it last began to wait: what its admission will probably find."""
     num_preemptions: int = 0
     num_recomputed: int = 0
     """Tokens computed a second time because of preemptions."""

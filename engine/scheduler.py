@@ -78,7 +78,7 @@ class Scheduler:
             raise ValueError(f"request id {request.request_id!r} is already in use")
         self.waiting.check_room(request)
         self._requests[request.request_id] = request
-        self.waiting.add(request)
+        self._wait(request)
 
     def abort(self, request_id: str) -> None:
         """End a request at the next border between steps; unknown and finished ids are no error."""
@@ -232,7 +232,11 @@ class Scheduler:
         request.num_preemptions += 1
         self._num_preemptions += 1
         self._running.remove(request)
-        self.waiting.add(request)  # at its place, which it keeps
+        self._wait(request)  # at its place, which it keeps
+
+    def _wait(self, request: Request) -> None:
+        request.num_expected = self.cache.peek(request.namespace, request.tokens)
+        self.waiting.add(request)
 
     def _release(self, request: Request, now: float, keep: bool) -> None:
         """Give back the pages of a request, if it holds any; what is in them stays in the tree with `keep`."""
@@ -355,10 +359,12 @@ class Scheduler:
         return EngineLoad(
             num_running=len(self._running),
             num_waiting=len(self.waiting),
-            waiting_prefill_tokens=self.waiting.num_tokens
+            waiting_prefill_tokens=self.waiting.num_uncached
             + sum(request.num_to_compute for request in self._prompts_running()),
             oldest_wait_seconds=max((now - request.arrival for request in self.waiting), default=0.0),
             pages=self.account(),
+            page_size=self.cache.page_size,
+            eviction_age=self.cache.eviction_age(now),
             cache=copy.copy(self.cache.stats),
             num_steps=self._num_steps,
             num_preemptions=self._num_preemptions,

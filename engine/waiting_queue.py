@@ -22,6 +22,8 @@ class WaitingQueue:
         self._requests: list[Request] = []
         self.num_tokens = 0
         """Prompt and output tokens of all that wait."""
+        self.num_uncached = 0
+        """Those of them that were not cached when they came."""
 
     def check_room(self, request: Request, num_coming: int = 0, tokens_coming: int = 0) -> None:
         """Raise QueueFull when there is no room beside what else is coming. Has no side effects."""
@@ -35,11 +37,13 @@ class WaitingQueue:
         """Put a request at its place."""
         bisect.insort(self._requests, request, key=precedence)
         self.num_tokens += request.num_tokens
+        self.num_uncached += request.num_tokens - request.num_expected
 
     def remove(self, request: Request) -> None:
         """Take a request out: it was admitted, or has ended."""
         self._requests.remove(request)
         self.num_tokens -= request.num_tokens
+        self.num_uncached -= request.num_tokens - request.num_expected
 
     def first(self, count: int) -> list[Request]:
         """The next `count` requests in order."""

@@ -61,6 +61,7 @@ _TOKENS = (1.0, 4.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 81
 
 _ENDPOINT = ("completions", "chat_completions")
 _LOSS = ("died", "silent", "failed", "undelivered")
+_REASON = ("holder", "cheaper", "cold", "session", "hash", "spill", "load", "random", "only_one", "none_available")
 _PHASE = ("prefill", "decode", "mixed")
 
 
@@ -121,8 +122,21 @@ METRICS: tuple[Metric, ...] = (
     _histogram("engine_batch_tokens", "engine", "Tokens computed in a step.", "tokens", _TOKENS, phase=_PHASE),
     _counter("engine_stage_seconds_total", "engine", "Time the engine loop spent in each stage.", "seconds",
              stage=("schedule", "run", "apply")),
-    _counter("router_decisions_total", "ingress", "Requests routed, by what decided.", "requests", policy=None,
-             reason=("prefix", "load", "session", "spill", "stale_index", "retry", "only_one")),
+    _counter("router_decisions_total", "ingress", "Requests placed, by policy and reason.", "requests",
+             policy=("cost", "session", "least_loaded", "rendezvous", "random"), reason=_REASON),
+    _counter("router_errors_total", "ingress", "Requests that no policy placed; the least loaded got them.",
+             "requests"),
+    _counter("router_regret_tokens_total", "ingress",
+             "Prompt tokens that another available replica had cached and the chosen one had not.", "tokens"),
+    _counter("router_hit_tokens_total", "ingress", "Cached prompt tokens, as the router predicted and as it was.",
+             "tokens", kind=("predicted", "actual")),
+    Metric("router_index_blocks", "gauge", "Blocks of prefixes that the router knows of.", "blocks", "ingress"),
+    _counter("router_index_dropped_blocks_total", "ingress", "Blocks not taken in because the index was full.",
+             "blocks"),
+    _counter("wire_rejected_messages_total", "engine", "Messages of ingresses that were not taken in.", "messages",
+             kind=("malformed", "unauthenticated", "refused", "replayed", "congested", "failed")),
+    _counter("wire_dropped_messages_total", "ingress", "Messages of replicas that were not taken in, and gaps.",
+             "messages", kind=("malformed", "refused", "epoch", "replayed", "gaps", "congested")),
     _counter("migrations_total", "ingress", "Streams that lost their replica after the first token.", "streams",
              reason=_LOSS, outcome=("resumed", "gave_up", "no_replica")),
     _histogram("migration_gap_seconds", "ingress", "Pause of a stream that moved to another replica.", "seconds",

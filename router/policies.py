@@ -66,8 +66,9 @@ class CostPolicy:
     """The cheapest of a few: the best holders, the prefix's own place and some replicas at random.
 
     A few and not all, because load news is old: ingresses that all compare all replicas find the same cheapest one
-    and herd there. For the same reason costs closer than `tolerance` count as equal: the one that rendezvous
-    hashing prefers is taken, and a cold prefix meets itself again wherever it enters the fleet.
+    and herd there. For the same reason costs closer than `tolerance` count as equal: of these the one that holds
+    most is taken, then the one that rendezvous hashing prefers, and a cold prefix meets itself again wherever it
+    enters the fleet.
     """
 
     def __init__(
@@ -102,7 +103,8 @@ class CostPolicy:
         terms = {name: cost(query, by_name[name], self._settings) for name in candidates}
         ordered = sorted(candidates, key=lambda name: (terms[name].total, rank[name]))
         bound = terms[ordered[0]].total + self._tolerance
-        first = min((name for name in ordered if terms[name].total <= bound), key=rank.__getitem__)
+        close = [name for name in ordered if terms[name].total <= bound]
+        first = min(close, key=lambda name: (-held[name], rank[name]))
         ordered.remove(first)
         rest = [state for state in serving if state.replica not in terms]
         rest.sort(key=lambda state: (state.queued_prefill_tokens / state.prefill_rate, rank[state.replica]))

@@ -69,7 +69,7 @@ class Engines:
 
     def __init__(self, count: int, wire: WireTimings = WIRE, **config: Any) -> None:
         settings = ReplicaSettings(stall_timeout_s=0.5, wire=wire)
-        engine_config = EngineConfig(**{"kv_pages": 64, "page_size": 4, **config})
+        engine_config = EngineConfig(**{"served_name": "m", "kv_pages": 64, "page_size": 4, **config})
         self.runners = [CountingRunner(engine_config.kv_pages or 64) for _ in range(count)]
         self.replicas = [
             EngineReplica(engine_config, settings, None, _engine_with(runner), _located(f"r{number}"))
@@ -85,7 +85,7 @@ class Engines:
         for replica in self.replicas:
             metadata = await replica.record_replica_metadata()
             addresses[replica.replica] = ReplicaAddress(
-                replica.replica, metadata["wire_endpoint"], metadata["wire_secret"]
+                replica.replica, metadata["wire_endpoint"], metadata["wire_secret"], int(metadata["wire_epoch"])
             )
         self.fleet.update(addresses)
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from deployments import wire
 from deployments.client import Overloaded, Rejected, ReplicaLost, Unavailable
 from deployments.delivery import Persistence
+from deployments.engine_client import WireEngineClient
 from deployments.generation import Stream
-from tests.deployments.fleet_of_engines import World, request, until
+from router.fleet import Fleet
+from tests.deployments.fleet_of_engines import TIMINGS, World, request, until
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -324,6 +328,113 @@ def test_tokens_lost_on_the_way_are_asked_for_again() -> None:
             assert connection.counts["gaps"] >= 1
 
     run(scenario())
+
+
+def test_a_client_learns_what_replicas_hold_from_a_snapshot_and_then_from_deltas() -> None:
+    async def scenario() -> None:
+        async with World(2) as (client, engines):
+            first = await client.generate(request("a", max_tokens=2, prompt_len=64))
+            await tokens_of(first)
+            known = request("b", prompt_len=64)
+            await until(lambda: client.placer.uncached_tokens(known) == 1)  # all blocks: 4 of 16
+            other = WireEngineClient(engines, _fleet_like(engines), 2, TIMINGS)
+            try:
+                await other.start()
+                assert await other.know_prefixes(5)
+                assert other.placer.uncached_tokens(known) == 1
+            finally:
+                await other.aclose()
+
+    run(scenario())
+
+
+def test_a_lost_delta_is_made_good_by_a_snapshot() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, _):
+            connection = await _connected(client)
+            await until(lambda: connection.is_synced)
+            handle = connection._handle
+            dropped: list[Any] = []
+
+            def lossy(message: Any) -> None:
+                if isinstance(message, wire.Delta) and not dropped:
+                    dropped.append(message)
+                    return
+                handle(message)
+
+            connection._handle = lossy
+            await tokens_of(await client.generate(request("a", max_tokens=2, prompt_len=64)))
+            await until(lambda: bool(dropped))
+            await until(lambda: client.placer.uncached_tokens(request("b", prompt_len=64)) == 1)
+            assert connection.counts["gaps"] >= 1
+
+    run(scenario())
+
+
+def test_what_is_sent_twice_or_by_another_start_is_dropped_and_counted() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, _):
+            connection = await _connected(client)
+            await until(lambda: connection.is_synced)
+            poisoned = [1, 2, 3]
+            old = wire.Delta(connection._epoch, 0, wire.pack_hashes(poisoned), b"")
+            connection._handle(old)
+            connection._handle(wire.Delta(connection._epoch + 1, 10**9, wire.pack_hashes(poisoned), b""))
+            assert (connection.counts["replayed"], connection.counts["epoch"]) == (1, 1)
+            assert client.placer._index.match(poisoned, 0.0) == {}
+            assert client.wire_counts()["replayed"] == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("what", ["epoch", "model"])
+def test_a_replica_of_another_start_or_model_is_not_used(what: str) -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+            if what == "model":
+                engines.replicas[0]._wire._model = "another"
+            fleet = _fleet_like(engines, epoch_shift=1 if what == "epoch" else 0)
+            other = WireEngineClient(engines, fleet, 1, TIMINGS, model="mine")
+            try:
+                await other.start()
+                await until(lambda: fleet.lost() == {"r0"})
+                with pytest.raises(Unavailable):
+                    await other.generate(request("a"))
+            finally:
+                await other.aclose()
+            assert await tokens_of(await client.generate(request("b", max_tokens=2))) == [1, 2]
+
+    run(scenario())
+
+
+def test_ingresses_see_each_others_dispatches() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+            fleet = _fleet_like(engines)
+            other = WireEngineClient(engines, fleet, 1, TIMINGS)
+            try:
+                await other.start()
+                await other.know_prefixes(5)
+                client.fleet.open("elsewhere")
+                client.placer.place(request("elsewhere", prompt_len=800), ["r0"])
+                await until(lambda: fleet.states(["r0"])[0].queued_prefill_tokens == 800)
+                assert fleet.states(["r0"])[0].num_running == 1
+            finally:
+                await other.aclose()
+
+    run(scenario())
+
+
+def _fleet_like(engines: Any, epoch_shift: int = 0) -> Fleet:
+    """The same replicas, as another ingress's fleet."""
+    fleet = Fleet()
+    fleet.update(
+        {
+            name: replace(address, epoch=(address.epoch or 0) + epoch_shift)
+            for name, address in engines.fleet.addresses().items()
+        }
+    )
+    return fleet
 
 
 async def _connected(client: Any) -> Any:

@@ -34,7 +34,7 @@ def test_the_shipped_yaml_is_what_the_readme_promises() -> None:
         ({"engine": {"page_size": 0}}, "page_size"),
         ({"engine": {"page_size": "many"}}, "page_size"),
         ({"engines": {"count": 0}}, "count"),
-        ({"router": {"spill_factor": 0.5}}, "spill_factor"),
+        ({"router": {"policy": "guess"}}, "policy"),
         ({"health": {"heartbeat_s": 5}}, "heartbeat_s"),
         ({"limits": {"max_choises": 3}}, "max_choises"),
     ],

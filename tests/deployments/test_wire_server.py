@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import zmq
 
+from cache.prefix_log import PrefixLog
 from deployments import wire
 from deployments.wire_server import WireServer, WireTimings
-from engine.load import EngineLoad
 from engine.plan import Event
 
 Peer = Callable[[], "Dealer"]
@@ -44,9 +44,14 @@ def aborted() -> list[str]:
 
 
 @pytest.fixture
-def server(aborted: list[str]) -> Iterator[WireServer]:
-    timings = WireTimings(heartbeat_s=0.02, keep_ended_s=0.3, absent_ingress_s=0.3)
-    made = WireServer("127.0.0.1", "r0", EngineLoad, aborted.append, timings)
+def prefixes() -> PrefixLog:
+    return PrefixLog()
+
+
+@pytest.fixture
+def server(aborted: list[str], prefixes: PrefixLog) -> Iterator[WireServer]:
+    timings = WireTimings(0.02, keep_ended_s=0.3, absent_ingress_s=0.3, cache_period_s=0.01, dispatch_s=0.3)
+    made = WireServer("127.0.0.1", "r0", wire.Load, aborted.append, timings, prefixes, 16, "model")
     yield made
     made.close()
 
@@ -59,7 +64,7 @@ def peer(server: WireServer) -> Iterator[Peer]:
 
 
 def hello(server: WireServer, ingress: str = "i", **received: int) -> wire.Hello:
-    return wire.Hello(wire.WIRE_VERSION, server.secret, ingress, received)
+    return wire.Hello(wire.WIRE_VERSION, server.secret, time.time_ns(), ingress, "", received)
 
 
 def until(condition: Callable[[], bool], timeout: float = 3.0) -> None:
@@ -71,7 +76,7 @@ def until(condition: Callable[[], bool], timeout: float = 3.0) -> None:
 
 def test_a_wrong_secret_is_refused_and_hears_nothing_else(server: WireServer, peer: Peer) -> None:
     stranger = peer()
-    stranger.say(wire.Hello(wire.WIRE_VERSION, "guess", "i", {}))
+    stranger.say(wire.Hello(wire.WIRE_VERSION, "guess", 1, "i", "", {}))
     assert "secret" in stranger.hear(wire.Refused).reason
     with pytest.raises(TimeoutError):
         stranger.hear(wire.Heartbeat, timeout=0.1)
@@ -79,7 +84,7 @@ def test_a_wrong_secret_is_refused_and_hears_nothing_else(server: WireServer, pe
 
 def test_another_version_is_refused_with_both_named(server: WireServer, peer: Peer) -> None:
     old = peer()
-    old.say(wire.Hello(0, server.secret, "i", {}))
+    old.say(wire.Hello(0, server.secret, 1, "i", "", {}))
     assert old.hear(wire.Refused).reason.count("version") == 2
 
 
@@ -102,7 +107,7 @@ def test_garbage_and_messages_before_a_hello_are_dropped_and_counted(
 def test_heartbeats_come_as_long_as_somebody_listens(server: WireServer, peer: Peer) -> None:
     ingress = peer()
     ingress.say(hello(server))
-    first = ingress.hear(wire.Welcome)
+    first = ingress.hear(wire.Snapshot)
     began = time.monotonic()
     for number in range(5):
         assert ingress.hear(wire.Heartbeat).seq == first.seq + 1 + number
@@ -171,3 +176,83 @@ def test_a_stream_that_was_forgotten_is_reported_lost(server: WireServer, peer: 
     ingress.hear(wire.Welcome)
     ingress.say(wire.Resume({"ghost": 7}))
     assert ingress.hear(wire.Unknown).request_ids == ["ghost"]
+
+
+def test_another_model_is_refused(server: WireServer, peer: Peer) -> None:
+    stranger = peer()
+    stranger.say(wire.Hello(wire.WIRE_VERSION, server.secret, 1, "i", "another", {}))
+    assert "model" in stranger.hear(wire.Refused).reason
+
+
+def test_a_hello_that_is_sent_again_by_somebody_else_is_dropped(server: WireServer, peer: Peer) -> None:
+    friend, thief = peer(), peer()
+    recorded = hello(server)
+    friend.say(recorded)
+    friend.hear(wire.Welcome)
+    thief.say(recorded)
+    until(lambda: server.counts["replayed"] == 1)
+    friend.hear(wire.Heartbeat)
+    with pytest.raises(TimeoutError):
+        thief.hear(wire.Heartbeat, timeout=0.1)
+
+
+def test_a_newcomer_gets_a_snapshot_and_then_every_change(
+    server: WireServer, peer: Peer, prefixes: PrefixLog
+) -> None:
+    prefixes.store([1, 2, 3])
+    ingress = peer()
+    ingress.say(hello(server))
+    assert ingress.hear(wire.Welcome).block_tokens == 16
+    snapshot = ingress.hear(wire.Snapshot)
+    assert (list(wire.unpack_hashes(snapshot.hashes)), snapshot.is_last) == ([1, 2, 3], True)
+    prefixes.store([2**64 - 1])
+    prefixes.evict([2])
+    delta = ingress.hear(wire.Delta)
+    assert list(wire.unpack_hashes(delta.stored)) == [2**64 - 1]
+    assert list(wire.unpack_hashes(delta.evicted)) == [2]
+
+
+def test_a_large_snapshot_comes_in_parts(server: WireServer, peer: Peer, prefixes: PrefixLog) -> None:
+    prefixes.store(range(300_000))
+    ingress = peer()
+    ingress.say(hello(server))
+    parts = [ingress.hear(wire.Snapshot) for _ in range(3)]
+    assert [part.is_last for part in parts] == [False, False, True]
+    assert [hash_ for part in parts for hash_ in wire.unpack_hashes(part.hashes)] == list(range(300_000))
+
+
+def test_an_ingress_that_asks_gets_another_snapshot(server: WireServer, peer: Peer, prefixes: PrefixLog) -> None:
+    ingress = peer()
+    ingress.say(hello(server))
+    assert ingress.hear(wire.Snapshot).hashes == b""
+    prefixes.store([7])
+    ingress.hear(wire.Delta)
+    ingress.say(wire.Resync())
+    assert list(wire.unpack_hashes(ingress.hear(wire.Snapshot).hashes)) == [7]
+
+
+def test_what_one_ingress_dispatches_the_other_hears_of(server: WireServer, peer: Peer) -> None:
+    one, two = peer(), peer()
+    one.say(hello(server, "one"))
+    two.say(hello(server, "two"))
+    one.hear(wire.Welcome), two.hear(wire.Welcome)
+    one.say(wire.Dispatch(1, "a", 500))
+
+    def load_at(ingress: Dealer, condition: Callable[[wire.Load], bool]) -> wire.Load:
+        for _ in range(200):
+            load: wire.Load = ingress.hear(wire.Heartbeat).load
+            if condition(load):
+                return load
+        raise AssertionError("never heard")
+
+    seen = load_at(two, lambda load: load.num_requests == 1)
+    assert (seen.queued_prefill_tokens, seen.num_own, seen.dispatches_seen) == (500, 0, 0)
+    seen = load_at(one, lambda load: load.dispatches_seen == 1)
+    assert (seen.queued_prefill_tokens, seen.num_own) == (500, 1)
+    one.say(wire.Dispatch(1, "a", 500))
+    until(lambda: server.counts["replayed"] == 1)
+    server.open("a", "one")  # it has arrived: the engine counts it from now on
+    load_at(two, lambda load: (load.queued_prefill_tokens, load.num_requests) == (0, 1))
+    one.say(wire.Dispatch(2, "b", 70))  # never arrives
+    load_at(two, lambda load: load.queued_prefill_tokens == 70)
+    load_at(two, lambda load: load.queued_prefill_tokens == 0)

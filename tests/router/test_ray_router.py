@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.fleet import fleet_of
+from router.fleet import ReplicaLoad, fleet_of
 from router.ray_router import PrefixRouter
 
 
@@ -18,7 +18,7 @@ def router() -> Any:
     """Without Serve's part of it, which needs a running Serve."""
     made = PrefixRouter.__new__(PrefixRouter)
     made._deployment_id = SimpleNamespace(app_name=uuid.uuid4().hex, name="engines")
-    made.initialize_state(prefix_tokens=8, page_size=4)
+    made.initialize_state(block_tokens=4, key_blocks=2)
     made._fleet.update(dict.fromkeys("abc"))
     return made
 
@@ -30,7 +30,9 @@ def replicas(names: str = "abc") -> list[Any]:
 def pending(
     request_id: str = "r", prompt: Any = range(20), avoid: tuple[str, ...] = (), session: str | None = None
 ) -> Any:
-    request = SimpleNamespace(request_id=request_id, prompt_ids=prompt, model="m", salt="", session_id=session)
+    request = SimpleNamespace(
+        request_id=request_id, prompt_ids=prompt, output_ids=[], model="m", salt="", session_id=session
+    )
     return SimpleNamespace(args=[request, "ingress", avoid], routing_context=SimpleNamespace(should_backoff=False))
 
 
@@ -59,7 +61,8 @@ def test_it_books_the_request_where_it_sends_it(router: Any) -> None:
     assert fleet.placement("r") == first
     router.on_request_routed(pending(), SimpleNamespace(unique_id=second), None)
     assert fleet.loads()[second] == 1
-    assert fleet.decisions() == {"prefix": 1}
+    assert router._placer.counts() == {("cost", "cold"): 1}
+    assert router._placer.decision("r").is_overruled
 
 
 def test_lost_and_avoided_replicas_come_last(router: Any) -> None:
@@ -71,6 +74,21 @@ def test_lost_and_avoided_replicas_come_last(router: Any) -> None:
 @pytest.mark.parametrize("prompt", [None, "text", [2**70], [1.5], [None], object()])
 def test_whatever_the_prompt_is_some_replica_is_chosen(router: Any, prompt: Any) -> None:
     assert flat(chosen(router, pending(prompt=prompt))) == ["a", "b", "c"]
+
+
+def test_when_the_policy_fails_the_least_loaded_replica_is_taken_and_it_is_counted(router: Any) -> None:
+    class Broken:
+        def decide(self, *_: object) -> Any:
+            raise ZeroDivisionError
+
+    router._placer._policy = Broken()
+    router._fleet.record_load("a", ReplicaLoad(num_requests=3))
+    router._fleet.record_load("b", ReplicaLoad(num_requests=1))
+    router._fleet.record_load("c", ReplicaLoad(num_requests=2))
+    router._fleet.open("r")
+    assert chosen(router, pending()) == [["b"], ["c"], ["a"]]
+    assert router._placer.num_errors == 1
+    assert router._fleet.placement("r") == "b"
 
 
 def test_calls_that_are_no_requests_are_routed_too(router: Any) -> None:
@@ -86,7 +104,7 @@ def test_replicas_it_never_heard_of_are_chosen_from(router: Any) -> None:
 def test_the_next_turn_of_a_short_conversation_goes_where_the_last_one_went(router: Any) -> None:
     """Two replicas each get a conversation; longer than the key's tokens or not, both stay where they are."""
     for start in range(20):
-        first = list(range(start * 100, start * 100 + 5))  # one page and a token: shorter than the key
+        first = list(range(start * 100, start * 100 + 5))  # one block and a token: shorter than the key
         home = chosen(router, pending(prompt=first))[0]
         second = [*first, *range(7, 12)]
         assert chosen(router, pending(prompt=second))[0] == home

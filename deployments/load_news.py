@@ -1,0 +1,64 @@
+"""What a replica tells routers of its load: the engine's counts, and what only time shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from deployments.wire import Load
+from engine.load import EngineLoad, StepStats
+
+SHARE_S = 5.0
+"""Time constant of the share of time spent on prefill, in seconds."""
+REUSE_S = 300.0
+"""A prefix that was not used for so long is half as likely to be used again as one used just now. Recorded
+conversations reuse half of their tokens within 135 s and 90 % within 530 s."""
+
+
+class LoadNews:
+    """Made from `on_step` in the engine's thread, read in any."""
+
+    def __init__(self, load: Callable[[], EngineLoad], clock: Callable[[], float], max_waiting: int) -> None:
+        """`max_waiting` requests fill the queue; `clock` is the engine's."""
+        self.is_draining = False
+        self._load, self._clock, self._max_waiting = load, clock, max_waiting
+        self._share = 0.0
+        self._share_at = clock()
+
+    def on_step(self, stats: StepStats) -> None:
+        """A step: what of its time went into prefill."""
+        rate = self._load().prefill_rate
+        if stats.num_prefill_tokens and rate:
+            self._share = min(self._decayed() + stats.num_prefill_tokens / rate / SHARE_S, 1.0)
+            self._share_at = self._clock()
+
+    def read(self) -> Load:
+        """The engine's part of the load; the wire adds what is on its way."""
+        load = self._load()
+        pages, rate = load.pages, load.prefill_rate
+        return Load(
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            queued_prefill_tokens=load.waiting_prefill_tokens,
+            pages_free=pages.free + pages.evictable,
+            pages_total=sum(pages),
+            page_size=load.page_size,
+            prefill_rate=rate,
+            prefill_share=self._decayed(),
+            decode_rate=load.num_running / load.decode_seconds if load.decode_seconds else 0.0,
+            evict_price=evict_price(load.eviction_age, rate),
+            is_draining=self.is_draining,
+            is_full=load.num_waiting >= self._max_waiting,
+        )
+
+    def _decayed(self) -> float:
+        return self._share * math.exp((self._share_at - self._clock()) / SHARE_S)
+
+
+def evict_price(age: float | None, prefill_rate: float) -> float:
+    """Seconds of recompute that each evicted token is likely to cost: its price when it is asked for again, times
+    how likely that is after `age` seconds without use. 0 while pages are free (`age` None) or nothing is measured.
+    """
+    if age is None or not prefill_rate:
+        return 0.0
+    return float(0.5 ** (age / REUSE_S)) / prefill_rate

@@ -1,0 +1,105 @@
+"""Why each request went where it went: the last decisions, what came of them, and totals.
+
+A decision's record has every term of the cost, the runner-up, and what was predicted; what the engine really found
+in its cache is added when the first token comes. The same record can be replayed in the simulator.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+
+from router.cost import RouteQuery, Terms
+from router.policies import Decision
+
+
+@dataclass(slots=True)
+class DecisionRecord:
+    """One placement. Plain values: it is sent as JSON."""
+
+    request_id: str
+    """Of the attempt: a retry or a migration is a decision of its own, named "<request>~<number>"."""
+    at: float
+    """Unix seconds."""
+    model: str
+    policy: str
+    reason: str
+    num_tokens: int
+    """Tokens to have KV for: the prompt, and what was generated elsewhere."""
+    utilisation: float
+    """Of the fleet's prefill capacity, 0..1, at the time."""
+    replica: str
+    """Where it went."""
+    runner_up: str | None
+    predicted_cached: int
+    """Tokens that the index said are cached there."""
+    regret_tokens: int
+    """Tokens that the best holder able to serve had and the chosen replica had not."""
+    terms: dict[str, Terms] = field(default_factory=dict)
+    """The cost of each replica that was compared, in seconds; empty for policies that do not compare."""
+    actual_cached: int | None = None
+    """Tokens that the engine found; None until the first token."""
+    is_overruled: bool = False
+    """Whether Serve took another replica than the first choice, because that had no room."""
+
+
+class DecisionLog:
+    """The last `capacity` decisions. Not thread-safe: its owner locks."""
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"at least 1 decision must be kept, got {capacity}")
+        self._capacity = capacity
+        self._records: OrderedDict[str, DecisionRecord] = OrderedDict()
+        self.by_reason: Counter[tuple[str, str]] = Counter()
+        """(policy, reason) -> placements since the process started."""
+        self.regret_tokens = 0
+        self.predicted_tokens = 0
+        """Of requests whose first token has come, like `actual_tokens`."""
+        self.actual_tokens = 0
+
+    def add(self, request_id: str, at: float, model: str, query: RouteQuery, decision: Decision) -> None:
+        """A request was placed at `decision.order[0]`."""
+        chosen, *others = decision.order
+        self.by_reason[decision.policy, decision.reason] += 1
+        self.regret_tokens += decision.regret_tokens
+        self._records[request_id] = DecisionRecord(
+            request_id=request_id,
+            at=at,
+            model=model,
+            policy=decision.policy,
+            reason=decision.reason,
+            num_tokens=query.num_tokens,
+            utilisation=query.utilisation,
+            replica=chosen,
+            runner_up=others[0] if others else None,
+            predicted_cached=query.overlap.get(chosen, 0),
+            regret_tokens=decision.regret_tokens,
+            terms=dict(decision.terms),
+        )
+        while len(self._records) > self._capacity:
+            self._records.popitem(last=False)
+
+    def overrule(self, request_id: str, replica: str, predicted_cached: int) -> None:
+        """It went elsewhere. Forgotten requests are no error."""
+        record = self._records.get(request_id)
+        if record is not None:
+            record.replica, record.predicted_cached, record.is_overruled = replica, predicted_cached, True
+
+    def settle(self, request_id: str, num_cached: int) -> None:
+        """Its first token came: the engine had found so many tokens."""
+        record = self._records.get(request_id)
+        if record is None or record.actual_cached is not None:
+            return
+        record.actual_cached = num_cached
+        self.predicted_tokens += record.predicted_cached
+        self.actual_tokens += num_cached
+
+    def get(self, request_id: str) -> DecisionRecord | None:
+        """The record of a request that was placed lately."""
+        return self._records.get(request_id)
+
+    def latest(self, limit: int) -> list[DecisionRecord]:
+        """The newest first."""
+        newest = list(reversed(self._records.values()))
+        return newest[: max(limit, 0)]

@@ -1,0 +1,226 @@
+"""Where a prompt goes: what is cached where, how busy who is, and the policy that weighs the two.
+
+    wire: deltas, snapshots ─▶ PrefixIndex ─┐
+                                            ├─▶ Policy ─▶ Decision ─▶ booked at once, and recorded
+    wire: heartbeats ────────▶ Fleet ───────┘
+
+All in this process's memory: nothing here waits for another one. Serve's router asks in one thread, the wire's
+news come in another; a lock keeps them apart.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cache.node import Namespace
+from cache.prefix_hash import block_hashes, prefix_key, prefix_root
+from router.cost import RouteQuery, uncached_tokens
+from router.decisions import DecisionLog, DecisionRecord
+from router.fleet import Fleet
+from router.policies import Decision, Policy, policy_named
+from router.prefix_index import PrefixIndex
+
+
+class Placeable(Protocol):
+    """A request, as far as placing it goes."""
+
+    @property
+    def request_id(self) -> str:
+        """Unique in this process."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """Its name; with `salt`, what prefixes are shared within."""
+        ...
+
+    @property
+    def salt(self) -> str:
+        """See `model`."""
+        ...
+
+    @property
+    def session_id(self) -> str | None:
+        """A hint that requests belong together."""
+        ...
+
+    @property
+    def prompt_ids(self) -> Sequence[int]:
+        """The prompt."""
+        ...
+
+    @property
+    def output_ids(self) -> Sequence[int]:
+        """What was already generated for it elsewhere."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlacerSettings:
+    """How a process places requests."""
+
+    policy: str = "cost"
+    """A name of `router.policies.POLICIES`."""
+    block_tokens: int = 16
+    """Tokens to a block of the prefix index; the engines' `block_tokens`."""
+    key_blocks: int = 4
+    """Prompts that nobody holds are kept together by their first so many blocks."""
+    max_blocks: int = 4_000_000
+    """Distinct blocks that the index keeps, of about 130 bytes each."""
+    expect_s: float = 10.0
+    """Seconds for which a dispatched prompt counts as cached before its replica confirms it."""
+    decisions_kept: int = 1000
+    """Decisions that can be looked up."""
+
+
+class Placer:
+    """Thread-safe."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        settings: PlacerSettings | None = None,
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings or PlacerSettings()
+        self.num_errors = 0
+        """Requests that could not be placed by the policy and went to the least loaded."""
+        self._fleet, self._clock = fleet, clock
+        self._policy: Policy = policy_named(self.settings.policy)
+        self._rng = rng or random.Random()
+        self._index = PrefixIndex(self.settings.block_tokens, self.settings.max_blocks, self.settings.expect_s)
+        self._log = DecisionLog(self.settings.decisions_kept)
+        self._chains: dict[str, list[int]] = {}  # open request -> its chain
+        self._lock = threading.Lock()
+        fleet.subscribe(self._forget_departed)
+
+    # --- placing -------------------------------------------------------------------------------------------
+
+    def place(self, request: Placeable, candidates: Collection[str], avoid: Collection[str] = ()) -> Decision:
+        """Order the candidates for a request, and count it where it goes first. O(tokens of the prompt)."""
+        tokens = [*request.prompt_ids, *request.output_ids] if request.output_ids else request.prompt_ids
+        root, block_tokens = prefix_root(Namespace(request.model, salt=request.salt)), self.settings.block_tokens
+        chain = block_hashes(tokens, root, block_tokens)
+        first = self.settings.key_blocks
+        key = chain[first - 1] if len(chain) >= first else prefix_key(tokens, root)
+        states, utilisation = self._fleet.states(candidates, avoid), self._fleet.utilisation()
+        with self._lock:
+            now = self._clock()
+            held = self._index.match(chain, now)
+            overlap = {replica: blocks * block_tokens for replica, blocks in held.items()}
+            query = RouteQuery(len(tokens), overlap, key, request.session_id, utilisation)
+            decision = self._policy.decide(query, states, self._rng)
+            if not decision.order:
+                return decision
+            chosen = decision.order[0]
+            self._index.expect(chosen, chain, now)
+            self._chains[request.request_id] = chain
+            self._log.add(request.request_id, time.time(), request.model, query, decision)
+        self._fleet.book(request.request_id, chosen, uncached_tokens(len(tokens), overlap.get(chosen, 0)))
+        if self._fleet.placement(request.request_id) is None:  # The client has left meanwhile.
+            self.release(request.request_id)
+        return decision
+
+    def place_blindly(self, request_id: str | None, candidates: Collection[str]) -> list[str]:
+        """The candidates by their number of requests: for calls that are no prompts, and when `place` failed."""
+        loads, lost = self._fleet.loads(), self._fleet.lost()
+        order = sorted(candidates, key=lambda replica: (replica in lost, loads.get(replica, 0.0), replica))
+        if request_id is not None and order:
+            self._fleet.book(request_id, order[0])
+        return order
+
+    def overrule(self, request_id: str, replica: str) -> None:
+        """The request went to `replica`, which may be another than was chosen."""
+        before = self._fleet.placement(request_id)
+        with self._lock:
+            chain = self._chains.get(request_id)
+            if chain is None or before in (None, replica):
+                return
+            now = self._clock()
+            held = self._index.match(chain, now).get(replica, 0) * self.settings.block_tokens
+            self._index.expect(replica, chain, now)
+            self._log.overrule(request_id, replica, held)
+        num_tokens = len(chain) * self.settings.block_tokens
+        self._fleet.book(request_id, replica, uncached_tokens(num_tokens, held))
+
+    def release(self, request_id: str) -> None:
+        """The request has ended, however it did."""
+        with self._lock:
+            self._chains.pop(request_id, None)
+        self._fleet.release(request_id)
+
+    # --- news ----------------------------------------------------------------------------------------------
+
+    def apply_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
+        """A replica's cache changed."""
+        with self._lock:
+            self._index.apply(replica, stored, evicted)
+
+    def replace(self, replica: str, hashes: Sequence[int]) -> None:
+        """All that a replica's cache holds."""
+        with self._lock:
+            self._index.replace(replica, hashes)
+
+    def settle(self, request_id: str, num_cached: int) -> None:
+        """A request's first token came, and how much of its prompt the engine had found."""
+        with self._lock:
+            self._log.settle(request_id, num_cached)
+
+    def _forget_departed(self) -> None:
+        with self._lock:
+            for replica in set(self._index.replicas) - self._fleet.names():
+                self._index.forget(replica)
+
+    # --- explaining ----------------------------------------------------------------------------------------
+
+    def decision(self, request_id: str) -> DecisionRecord | None:
+        """Why a request went where it went; None when that was forgotten."""
+        with self._lock:
+            return self._log.get(request_id)
+
+    def decisions(self, limit: int) -> list[DecisionRecord]:
+        """The last decisions, newest first."""
+        with self._lock:
+            return self._log.latest(limit)
+
+    def counts(self) -> Counter[tuple[str, str]]:
+        """Placements by (policy, reason)."""
+        with self._lock:
+            return Counter(self._log.by_reason)
+
+    def totals(self) -> dict[str, int]:
+        """Tokens of regret, and of predicted and actual hits, since the process started; blocks in the index."""
+        with self._lock:
+            return {
+                "regret": self._log.regret_tokens,
+                "predicted": self._log.predicted_tokens,
+                "actual": self._log.actual_tokens,
+                "blocks": self._index.num_blocks,
+                "dropped": self._index.num_dropped,
+            }
+
+    def uncached_tokens(self, request: Placeable) -> int:
+        """Tokens of a prompt that the best holder would have to compute. O(tokens of the prompt)."""
+        root = prefix_root(Namespace(request.model, salt=request.salt))
+        chain = block_hashes(request.prompt_ids, root, self.settings.block_tokens)
+        with self._lock:
+            held = max(self._index.match(chain, self._clock()).values(), default=0)
+        return uncached_tokens(len(request.prompt_ids), held * self.settings.block_tokens)
+
+
+def placer_of(fleet: Fleet, settings: PlacerSettings | None = None) -> Placer:
+    """The fleet's placer; made with `settings` when it has none yet."""
+    with _making:
+        if fleet.placer is None:
+            fleet.placer = Placer(fleet, settings)
+        return fleet.placer
+
+
+_making = threading.Lock()

@@ -1,0 +1,241 @@
+"""Placing requests by what is cached where and who is busy, and being able to say why."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import dataclass, field
+from typing import get_args
+
+import pytest
+
+from cache.node import Namespace
+from cache.prefix_hash import block_hashes, prefix_root
+from monitoring.metrics import BY_NAME
+from router.fleet import Fleet, ReplicaAddress, ReplicaLoad
+from router.placer import Placer, PlacerSettings, placer_of
+from router.policies import POLICIES, Reason
+
+BLOCK = 4
+IDLE = ReplicaLoad(pages_free=1000, pages_total=1000, prefill_rate=1000.0)
+
+
+@dataclass
+class Prompt:
+    request_id: str
+    prompt_ids: list[int]
+    output_ids: list[int] = field(default_factory=list)
+    model: str = "m"
+    salt: str = ""
+    session_id: str | None = None
+
+
+def made(*names: str, policy: str = "cost") -> tuple[Fleet, Placer]:
+    fleet = Fleet()
+    fleet.update({name: ReplicaAddress(name, f"tcp://{name}", "secret") for name in names})
+    for name in names:
+        fleet.record_load(name, IDLE)
+    return fleet, Placer(fleet, PlacerSettings(policy=policy, block_tokens=BLOCK), random.Random(1))
+
+
+def held(prompt: Prompt) -> list[int]:
+    root = prefix_root(Namespace(prompt.model, salt=prompt.salt))
+    return block_hashes(prompt.prompt_ids, root, BLOCK)
+
+
+def test_a_prompt_goes_to_the_replica_that_says_it_holds_it() -> None:
+    _, placer = made("a", "b", "c", "d")
+    prompt = Prompt("r", list(range(400)))
+    placer.apply_delta("c", held(prompt), [])
+    assert placer.place(prompt, "abcd").order[0] == "c"
+    record = placer.decision("r")
+    assert record is not None
+    assert (record.replica, record.predicted_cached, record.reason) == ("c", 400, "holder")
+    assert record.terms["c"].prefill < record.terms[record.runner_up or ""].prefill
+
+
+def test_what_was_evicted_no_longer_attracts() -> None:
+    _, placer = made("a", "b")
+    prompt = Prompt("r", list(range(400)))
+    placer.replace("b", held(prompt))
+    placer.apply_delta("b", [], held(prompt)[50:])
+    placer.place(prompt, "ab")
+    record = placer.decision("r")
+    assert record is not None and record.predicted_cached == 200
+
+
+def test_prompts_with_another_salt_or_model_share_nothing() -> None:
+    _, placer = made("a", "b")
+    prompt = Prompt("r", list(range(400)))
+    placer.replace("b", held(prompt))
+    for stranger in (
+        Prompt("s", prompt.prompt_ids, salt="tenant"),
+        Prompt("t", prompt.prompt_ids, model="other"),
+    ):
+        placer.place(stranger, "ab")
+        record = placer.decision(stranger.request_id)
+        assert record is not None and record.predicted_cached == 0
+
+
+def test_a_resumed_stream_is_looked_up_with_all_its_tokens() -> None:
+    _, placer = made("a", "b")
+    whole = Prompt("w", list(range(400)))
+    placer.replace("b", held(whole))
+    placer.place(Prompt("r", list(range(200)), list(range(200, 400))), "ab")
+    record = placer.decision("r")
+    assert record is not None and (record.predicted_cached, record.num_tokens) == (400, 400)
+
+
+def test_a_dispatch_counts_at_once_as_load_and_as_prefix() -> None:
+    fleet, placer = made("a", "b", "c")
+    told: list[tuple[str, int, int]] = []
+    fleet.on_dispatch(lambda dispatch: told.append((dispatch.replica, dispatch.number, dispatch.num_tokens)))
+    first = Prompt("r0", list(range(4000)))
+    fleet.open("r0")
+    home = placer.place(first, "abc").order[0]
+    (state,) = fleet.states([home])
+    assert (state.queued_prefill_tokens, state.num_running) == (4000, 1)
+    assert told == [(home, 1, 4000)]
+    again = Prompt("r1", list(range(4000)))
+    fleet.open("r1")
+    assert placer.place(again, "abc").order[0] == home  # its sibling is being computed there
+    fleet.record_load(home, ReplicaLoad(num_requests=2, num_own=2, queued_prefill_tokens=4001, dispatches_seen=2))
+    assert fleet.states([home])[0].queued_prefill_tokens == 4001  # the heartbeat counts them now
+    for name in ("r0", "r1"):
+        placer.release(name)
+    assert fleet.loads()[home] == 0
+
+
+def test_a_burst_spreads_although_no_heartbeat_has_come() -> None:
+    fleet, placer = made(*"abcdefgh")
+    for number in range(32):
+        fleet.open(f"r{number}")
+        placer.place(Prompt(f"r{number}", [number * 1000 + n for n in range(100)]), "abcdefgh")
+    assert max(fleet.loads().values()) <= 8 and min(fleet.loads().values()) >= 1
+
+
+def test_lost_draining_full_avoided_and_broken_replicas_come_last() -> None:
+    fleet, placer = made(*"abcdef")
+    prompt = Prompt("r", list(range(400)))
+    for name in "abcde":
+        placer.replace(name, held(prompt))
+    fleet.mark_lost("a")
+    fleet.record_load("b", ReplicaLoad(is_draining=True))
+    fleet.record_load("c", ReplicaLoad(is_full=True))
+    for _ in range(3):
+        fleet.record_call("d", is_failure=True)
+    assert placer.place(prompt, "abcdef", avoid=("e",)).order[0] == "f"
+    fleet.record_call("d", is_failure=False)
+
+
+def test_a_circuit_closes_again_after_a_while() -> None:
+    now = [0.0]
+    fleet = Fleet(lambda: now[0])
+    fleet.update({"a": None})
+    for _ in range(3):
+        assert fleet.states("a")[0].is_available
+        fleet.record_call("a", is_failure=True)
+    assert not fleet.states("a")[0].is_available
+    now[0] = 5.0
+    assert fleet.states("a")[0].is_available
+    fleet.record_call("a", is_failure=True)  # on probation: one more is enough
+    assert not fleet.states("a")[0].is_available
+
+
+def test_a_replica_that_is_gone_is_forgotten() -> None:
+    fleet, placer = made("a", "b")
+    prompt = Prompt("r", list(range(400)))
+    placer.replace("a", held(prompt))
+    fleet.update({"b": None})
+    assert placer.uncached_tokens(prompt) == 400
+    fleet.update({"a": None, "b": None})
+    assert placer.uncached_tokens(prompt) == 400
+
+
+def test_the_record_says_what_came_of_it() -> None:
+    _, placer = made("a", "b")
+    prompt = Prompt("r", list(range(400)))
+    placer.replace("b", held(prompt))
+    placer.place(prompt, "ab")
+    placer.settle("r", 384)
+    placer.settle("r", 0)  # of the same attempt: only its first token tells
+    record = placer.decision("r")
+    assert record is not None and record.actual_cached == 384
+    assert {k: placer.totals()[k] for k in ("predicted", "actual", "regret")} == {
+        "predicted": 400,
+        "actual": 384,
+        "regret": 0,
+    }
+
+
+def test_regret_is_what_a_cheaper_replica_did_not_have() -> None:
+    fleet, placer = made("a", "b")
+    prompt = Prompt("r", list(range(400)))
+    placer.replace("a", held(prompt))
+    fleet.record_load("a", ReplicaLoad(queued_prefill_tokens=100_000, prefill_rate=1000.0))
+    decision = placer.place(prompt, "ab")
+    assert (decision.order[0], decision.reason, decision.regret_tokens) == ("b", "cheaper", 400)
+    assert placer.totals()["regret"] == 400
+
+
+def test_the_last_decisions_are_kept_and_no_more() -> None:
+    fleet, _ = made("a")
+    placer = Placer(fleet, PlacerSettings(decisions_kept=3))
+    for number in range(5):
+        placer.place(Prompt(f"r{number}", [1, 2, 3]), "a")
+    assert [record.request_id for record in placer.decisions(10)] == ["r4", "r3", "r2"]
+    assert placer.decision("r0") is None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_places_everything_and_its_reasons_are_metrics(policy: str) -> None:
+    fleet, placer = made("a", "b", "c", policy=policy)
+    for number in range(50):
+        fleet.open(f"r{number}")
+        session = f"s{number % 5}" if number % 2 else None
+        prompt = Prompt(f"r{number}", list(range(number % 7 * 10)), session_id=session)
+        assert sorted(placer.place(prompt, "abc").order) == ["a", "b", "c"]
+    labels = BY_NAME["router_decisions_total"].labels
+    assert placer.counts().keys() <= {(policy, reason) for reason in labels["reason"] or ()}
+    assert policy in (labels["policy"] or ())
+
+
+def test_the_metric_knows_every_reason() -> None:
+    assert set(BY_NAME["router_decisions_total"].labels["reason"] or ()) == set(get_args(Reason)) - {"rule"}
+
+
+def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"cost.*random"):
+        Placer(Fleet(), PlacerSettings(policy="guess"))
+
+
+def test_a_fleet_has_one_placer_whoever_comes_first() -> None:
+    fleet = Fleet()
+    placers: list[Placer] = []
+    threads = [threading.Thread(target=lambda: placers.append(placer_of(fleet))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(map(id, placers))) == 1
+
+
+def test_news_and_questions_from_two_threads_do_not_disturb_each_other() -> None:
+    _, placer = made("a", "b")
+    prompt = Prompt("r", list(range(4000)))
+    chain, stop = held(prompt), threading.Event()
+
+    def tell() -> None:
+        while not stop.is_set():
+            placer.apply_delta("a", chain, [])
+            placer.apply_delta("a", [], chain)
+            placer.replace("b", chain)
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    try:
+        for number in range(300):
+            placer.place(Prompt(f"r{number}", prompt.prompt_ids), "ab")
+    finally:
+        stop.set()
+        teller.join()
