@@ -6,16 +6,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
-MAX_EXPECTED = 262_144
-"""Blocks remembered, each dispatch counted on its own; about 100 bytes each. More make the oldest expire early."""
-
 _NONE: Mapping[int, float] = MappingProxyType({})
 
 
 class ExpectedBlocks:
     """Unconfirmed blocks by replica, each with the time at which it no longer counts."""
 
-    def __init__(self, expect_s: float, limit: int = MAX_EXPECTED) -> None:
+    def __init__(self, expect_s: float, limit: int) -> None:
+        """`expect_s`: seconds a dispatch counts. `limit`: blocks of all dispatches that have not expired."""
         self._expect_s = expect_s
         self._limit = limit
         self._due: dict[str, dict[int, float]] = {}  # replica -> block -> when it expires, seconds

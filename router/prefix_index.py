@@ -27,13 +27,21 @@ SWEEP_STEP = 64
 class PrefixIndex:
     """Blocks of prefixes by replica. Not thread-safe. Memory: see `max_blocks`; nothing else grows."""
 
-    def __init__(self, block_tokens: int, max_blocks: int = 4_000_000, expect_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        block_tokens: int,
+        max_blocks: int = 4_000_000,
+        expect_s: float = 10.0,
+        max_expected: int = 262_144,
+    ) -> None:
         """`block_tokens`: tokens of a block, the same as in the replicas.
 
         `max_blocks`: distinct blocks kept in memory, of about 130 bytes each; more are not taken in, and matches
-        end there. `expect_s`: seconds for which a dispatch counts while no delta confirms it.
+        end there. `expect_s`: seconds for which a dispatch counts while no delta confirms it. `max_expected`:
+        blocks of dispatches remembered for that, about 130 bytes each; beyond that the oldest dispatches go early.
         """
-        for name, value in (("block_tokens", block_tokens), ("max_blocks", max_blocks)):
+        limits = {"block_tokens": block_tokens, "max_blocks": max_blocks, "max_expected": max_expected}
+        for name, value in limits.items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if expect_s < 0:
@@ -52,7 +60,7 @@ class PrefixIndex:
         self._swept = 0  # slots that the sweep now under way clears
         self._cursor = 0  # it goes down from the end of `_order`; 0: none is under way
         self._free_slots: list[int] = []
-        self._expected = ExpectedBlocks(expect_s)
+        self._expected = ExpectedBlocks(expect_s, max_expected)
 
     @property
     def num_blocks(self) -> int:

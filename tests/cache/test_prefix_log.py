@@ -111,6 +111,18 @@ def test_a_block_is_stored_when_it_is_whole_and_evicted_when_it_is_not() -> None
     assert w.log.drain() == ([], [chain[4]])
 
 
+def test_a_leaf_that_goes_back_into_its_parent_takes_its_blocks_along() -> None:
+    w = listener(num_pages=2, page_size=8, block_tokens=2)
+    w.serve(range(6))
+    w.serve(range(50, 58))
+    w.drain()
+    w.now += 1
+    assert w.cache.match(NAMESPACES[0], [0, 1, 2, 99], w.now).length == 3  # splits the first run inside its page
+    w.cache.evict(1)  # The split-off end is the oldest, but owns no page: it rejoins, and the second run goes.
+    w.drain()
+    assert set(w.log.snapshot()) == set(block_hashes(range(6), prefix_root(NAMESPACES[0]), 2))
+
+
 def test_what_came_and_went_between_two_drains_is_not_told() -> None:
     w = listener(num_pages=8, page_size=4, block_tokens=4)
     w.serve(range(8))

@@ -176,19 +176,19 @@ def test_snapshots_do_not_use_up_slots() -> None:
 
 def test_expectations_are_bounded() -> None:
     """The oldest of too many go first; what replicas told of is not touched by that."""
-    index = PrefixIndex(16, expect_s=1e9)
-    index.apply("a", range(1, 1001), [])
-    for number in range(400):
-        index.expect("a", range(1, 2001 + 1000 * number), now=0.0)
-        if number > 20:
-            break
-    index.expect("b", [5_000_001, 5_000_002], now=0.0)
-    assert index.match([5_000_001, 5_000_002], 0.0) == {"b": 2}
-    assert index._expected._num_queued <= index._expected._limit
-    assert index.match(range(1, 2000), 0.0)["a"] >= 1000
+    index = PrefixIndex(16, expect_s=1e9, max_expected=100)
+    index.apply("a", [1, 2], [])
+    index.expect("a", [1, 2, 3, 4], now=0.0)
+    for number in range(1, 50):
+        chain = range(100 * number, 100 * number + 20)
+        index.expect("b", chain, now=0.0)
+        assert index.match(chain, 0.0) == {"b": 20}
+    assert index.match([1, 2, 3, 4], 0.0) == {"a": 2}
+    lately = [number for number in range(1, 50) if index.match(range(100 * number, 100 * number + 20), 0.0)]
+    assert lately == [45, 46, 47, 48, 49]
 
 
 def test_settings_out_of_range_are_refused() -> None:
-    for wrong in ({"block_tokens": 0}, {"max_blocks": 0}, {"expect_s": -1.0}):
+    for wrong in ({"block_tokens": 0}, {"max_blocks": 0}, {"max_expected": 0}, {"expect_s": -1.0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             PrefixIndex(**{"block_tokens": 16, **wrong})  # type: ignore[arg-type]
