@@ -12,6 +12,7 @@ from deployments.client import GenerateRequest
 from deployments.generation import Stream
 from deployments.wire import Output, to_event
 from deployments.wire_client import WireConnection
+from router.decisions import as_json
 from router.fleet import Fleet
 from router.placer import Placer
 
@@ -146,7 +147,7 @@ class Attempt:
             return True
         if self.replica is None:
             self.replica = replica
-            self.stream.accept(replica)
+            self.stream.accept(replica, self._explain)
         if not output.token_ids and output.finish_reason is None:
             return True
         if not self.began.done():
@@ -201,6 +202,10 @@ class Attempt:
     @property
     def _placed(self) -> str | None:
         return self.replica or self._desk.fleet.placement(self.wire_id)
+
+    def _explain(self) -> dict[str, Any] | None:
+        record = self._desk.placer.decision(self.wire_id)
+        return None if record is None else as_json(record)
 
     def _loss(self, loss: LossReason, reason: str) -> Setback:
         return Setback("lost", reason, self._placed, loss=loss)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from engine.plan import Event
 from engine.sampling_params import SamplingParams
@@ -87,6 +87,10 @@ class Generation(Protocol):
         """Id of the replica that generates it; None until it is known."""
         ...
 
+    def explain(self) -> dict[str, Any] | None:
+        """Why it runs where it runs: the router's record of its last placement (`router.decisions`), if kept."""
+        ...
+
     def __aiter__(self) -> AsyncIterator[Event]:
         """Iterate over the events, once."""
         ...
@@ -143,4 +147,8 @@ class EngineClient(Protocol):
 
     async def health(self) -> FleetHealth:
         """How the engines are, from local knowledge: never waits for one of them."""
+        ...
+
+    def decisions(self, limit: int) -> list[dict[str, Any]]:
+        """The last placements (`router.decisions`), newest first."""
         ...

@@ -29,6 +29,7 @@ from deployments.sockets import Context
 from deployments.wire import Load, Output
 from deployments.wire_client import WireConnection
 from monitoring.metrics import Metrics
+from router.decisions import as_json
 from router.fleet import Dispatch, Fleet, ReplicaLoad
 from router.placer import placer_of
 
@@ -129,6 +130,10 @@ class WireEngineClient:
         health = FleetHealth("healthy", self._num_expected, replicas)
         state: HealthState = "healthy" if health.num_up >= self._num_expected else "degraded"
         return replace(health, state=state if health.num_up else "unhealthy")
+
+    def decisions(self, limit: int) -> list[dict[str, Any]]:
+        """The last placements, newest first."""
+        return [as_json(record) for record in self.placer.decisions(limit)]
 
     def wire_counts(self) -> Counter[str]:
         """Messages that connections dropped, and gaps they noticed, by kind, since the process started."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from deployments.client import GenerateRequest
 from deployments.journal import Journal
@@ -48,6 +49,7 @@ class Stream:
         self.accepted.add_done_callback(_retrieve)
         self.ended = asyncio.Event()
         """No more will come: finished, failed or closed."""
+        self._explain: Callable[[], dict[str, Any] | None] = lambda: None
         self._num_cached = 0
         self._unread = _Unread()
         self._error: Exception | None = None
@@ -57,9 +59,9 @@ class Stream:
 
     # --- the engines' side ---------------------------------------------------------------------------------
 
-    def accept(self, replica: str) -> None:
-        """A replica took the request (or took it over)."""
-        self.replica = replica
+    def accept(self, replica: str, explain: Callable[[], dict[str, Any] | None]) -> None:
+        """A replica took the request (or took it over); `explain` says why that one."""
+        self.replica, self._explain = replica, explain
         if not self.accepted.done():
             self.accepted.set_result(None)
 
@@ -103,6 +105,10 @@ class Stream:
             self._reader.set_result(None)
 
     # --- the reader's side ---------------------------------------------------------------------------------
+
+    def explain(self) -> dict[str, Any] | None:
+        """Why it runs where it runs, if that is still known."""
+        return self._explain()
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self

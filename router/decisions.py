@@ -6,8 +6,10 @@ in its cache is added when the first token comes. The same record can be replaye
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
+from typing import Any
 
 from router.cost import RouteQuery, Terms
 from router.policies import Decision
@@ -41,6 +43,11 @@ class DecisionRecord:
     """Tokens that the engine found; None until the first token."""
     is_overruled: bool = False
     """Whether Serve took another replica than the first choice, because that had no room."""
+
+
+def as_json(record: DecisionRecord) -> dict[str, Any]:
+    """A record as JSON has it: objects, strings and numbers."""
+    return dataclasses.asdict(record)
 
 
 class DecisionLog:

@@ -241,6 +241,11 @@ class Fleet:
                 for replica, member in members.items()
             ]
 
+    def queue_seconds(self) -> float:
+        """Prefill work that waits at the replica with least of it, of those that can serve; 0 without any."""
+        serving = [state for state in self.states(self.names()) if state.is_available]
+        return min((state.queued_prefill_tokens / state.prefill_rate for state in serving), default=0.0)
+
     def utilisation(self) -> float:
         """Share of the fleet's prefill capacity in use, 0..1."""
         with self._lock:

@@ -32,6 +32,9 @@ class ScriptedGeneration:
     replica: str | None = "replica-1"
     closed: bool = False
 
+    def explain(self) -> dict[str, Any] | None:
+        return {"replica": self.replica, "reason": "holder", "terms": {"replica-1": {"total": 0.25}}}
+
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
 
@@ -73,6 +76,10 @@ class ScriptedEngine:
         generation = ScriptedGeneration(self._events(request), self.hangs)
         self.generations.append(generation)
         return generation
+
+    def decisions(self, limit: int) -> list[dict[str, Any]]:
+        made = [generation.explain() or {} for generation in reversed(self.generations)]
+        return made[:limit]
 
     async def health(self) -> FleetHealth:
         replicas = (ReplicaHealth("replica-1", True, 0.01, num_running=2), ReplicaHealth("replica-2", False, None))
