@@ -5,14 +5,15 @@ Ingress ──handle with PrefixRouter──▶ EngineReplica
 """
 
 # No `from __future__ import annotations` here: Serve reads the type of `build`'s argument from its annotation.
+import warnings
 from dataclasses import asdict
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from deployments.config import AppArgs, Replicas
+from deployments.config import AppArgs, Autoscaling, Replicas
 from deployments.ingress import Ingress
 from deployments.metrics_hub import MetricsHub
 from deployments.replica import EngineFactory, EngineReplica, ReplicaSettings
@@ -42,11 +43,15 @@ def bind_engines(args: AppArgs, hub: Any, engine_factory: EngineFactory = Engine
     settings = ReplicaSettings(
         stall_timeout_s=args.health.stall_timeout_s, wire=WireTimings(heartbeat_s=args.health.heartbeat_s)
     )
+    options = _options(args, args.engines, args.gpus_per_engine)
+    if args.engines.autoscaling is not None:
+        del options["num_replicas"]
+        options["autoscaling_config"] = _autoscaling(args.engines.autoscaling)
     return serve.deployment(
         EngineReplica,
         name="EngineReplica",
         request_router_config=router,
-        **_options(args, args.engines, args.gpus_per_engine),
+        **options,
     ).bind(args.engine, settings, hub, engine_factory)
 
 
@@ -54,6 +59,29 @@ def bind_ingress(args: AppArgs, engines: Application, hub: Any) -> Application:
     """The ingress replicas, in front of `engines`."""
     options = _options(args, args.ingresses, args.ingresses.num_gpus or 0.0)
     return serve.deployment(Ingress, name="Ingress", **options).bind(args, engines, hub)
+
+
+def _autoscaling(settings: Autoscaling) -> AutoscalingConfig:
+    """Serve's autoscaling, with the policy that counts work."""
+    targets = ("ttft_target_s", "max_busy_share", "max_kv_share", "headroom")
+    policy = AutoscalingPolicy(
+        policy_function="deployments.autoscaling:WorkPolicy",
+        policy_kwargs={name: getattr(settings, name) for name in targets},
+    )
+    with warnings.catch_warnings():
+        # In Ray 2.60 `metrics_interval_s` is what counts; the variables said to replace it are not read yet.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return AutoscalingConfig(
+            min_replicas=settings.min,
+            max_replicas=settings.max,
+            initial_replicas=settings.initial,
+            upscale_delay_s=settings.upscale_delay_s,
+            downscale_delay_s=settings.downscale_delay_s,
+            downscale_to_zero_delay_s=settings.downscale_to_zero_delay_s,
+            metrics_interval_s=settings.report_s,
+            look_back_period_s=settings.look_back_s,
+            policy=policy,
+        )
 
 
 def _options(args: AppArgs, replicas: Replicas, num_gpus: float) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from deployments.api.limits import Limits
 from engine.config import EngineConfig
@@ -90,12 +90,70 @@ class Replicas(_Settings):
     """Seconds a replica's streams may take to end when it is stopped."""
 
 
+class Autoscaling(_Settings):
+    """As many engine replicas as the work needs; see `deployments/autoscaling.py`."""
+
+    min: int = Field(default=1, ge=0)
+    """Fewest replicas."""
+    max: int = Field(ge=1)
+    """Most replicas."""
+    initial: int | None = Field(default=None, ge=0)
+    """Replicas to begin with; None begins with `min`."""
+    ttft_target_s: float = Field(default=1.0, gt=0)
+    """Seconds that a prompt may wait behind the prefill of others, on average over the replicas."""
+    max_busy_share: float = Field(default=0.85, gt=0, le=1)
+    """Share of a replica's measured prefill rate that may be in use."""
+    max_kv_share: float = Field(default=0.85, gt=0, le=1)
+    """Share of a replica's KV pages, and of its places in the batch, that may be in use or waited for."""
+    headroom: float = Field(default=0.3, ge=0, lt=1)
+    """Share of all of these that stays unused after going down: what keeps the number from going up and down."""
+    upscale_delay_s: float = Field(default=10.0, ge=0)
+    """Seconds for which more replicas must be wanted before they are started."""
+    downscale_delay_s: float = Field(default=300.0, ge=0)
+    """Seconds for which fewer must be wanted before some are stopped."""
+    downscale_to_zero_delay_s: float | None = Field(default=None, ge=0)
+    """The same for the last replica, where `min` is 0; None takes `downscale_delay_s`."""
+    look_back_s: float = Field(default=15.0, gt=0)
+    """Seconds of work that a decision looks at."""
+    report_s: float = Field(default=2.0, gt=0)
+    """Seconds between a replica's reports."""
+
+    @model_validator(mode="after")
+    def _bounds_fit(self) -> Self:
+        if self.max < self.min:
+            raise ValueError(f"max ({self.max}) must be at least min ({self.min})")
+        if self.initial is not None and not self.min <= self.initial <= self.max:
+            raise ValueError(f"initial ({self.initial}) must be from min ({self.min}) to max ({self.max})")
+        return self
+
+
+class EngineReplicas(Replicas):
+    """Engine replicas: a fixed `count`, or as many as the work needs."""
+
+    autoscaling: Autoscaling | None = None
+    """Replaces `count`."""
+
+    @property
+    def num_expected(self) -> int:
+        """Replicas that there are when all is well, at least."""
+        return self.count if self.autoscaling is None else self.autoscaling.min
+
+    @model_validator(mode="after")
+    def _count_or_autoscaling(self) -> Self:
+        if self.autoscaling is not None and "count" in self.model_fields_set:
+            raise ValueError(
+                f"count ({self.count}) and autoscaling (min {self.autoscaling.min}, max {self.autoscaling.max}) "
+                "exclude each other: leave out count to have the number follow the work, or autoscaling to fix it"
+            )
+        return self
+
+
 class AppArgs(_Settings):
     """Arguments of `deployments.app:build`."""
 
     engine: Annotated[EngineConfig, BeforeValidator(_known_engine_keys)] = EngineConfig()
     """Model and engine of each replica."""
-    engines: Replicas = Replicas()
+    engines: EngineReplicas = EngineReplicas()
     """Engine replicas."""
     ingresses: Replicas = Replicas(max_ongoing=1000)
     """Ingress replicas: HTTP, chat template, tokenizer. CPU only."""

@@ -81,7 +81,7 @@ class Ingress:
         self._client = WireEngineClient(
             HandleControl(self._engines),
             self._fleet,
-            self._args.engines.count,
+            self._args.engines.num_expected,
             ClientTimings(lost_after_s=health.lost_after_s),
             _persistence(health),
             self._metrics,

@@ -22,6 +22,7 @@ from deployments.load_news import LoadNews
 from deployments.metrics_hub import MetricsPusher
 from deployments.retry_after import DrainRate
 from deployments.wire_server import WireServer, WireTimings
+from deployments.work_meter import WorkMeter
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import EngineStopped, NeverFits, QueueFull
@@ -74,6 +75,7 @@ class EngineReplica:
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._ends: dict[str, asyncio.Future[Event]] = {}
         self._drain = DrainRate()
+        self._work = WorkMeter(config.page_size, config.max_running, time.monotonic())
         metrics = Metrics(config.name, self.replica, "engine")
         self._metrics = EngineMetrics(metrics)
         self._metrics.describe(**_build_info(self._engine))
@@ -110,6 +112,10 @@ class EngineReplica:
         silence = self._loop.clock() - self._loop.last_progress
         if self._loop.has_work and silence > self._settings.stall_timeout_s:
             raise EngineUnhealthy(f"no engine step has finished for {silence:.0f} s, and there is work")
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """This replica's work, for `deployments.autoscaling.WorkPolicy`."""
+        return self._work.read(self._loop.load(), time.monotonic())
 
     async def describe(self) -> dict[str, Any]:
         """What this replica serves."""
@@ -194,6 +200,7 @@ class EngineReplica:
     def _on_step(self, stats: StepStats) -> None:
         self._metrics.on_step(stats)
         self._news.on_step(stats)
+        self._work.on_step(stats)
         self._drain.observe(time.monotonic(), stats.num_prefill_tokens, self._loop.load().num_finished)
 
     def _resolve(self, events: list[Event]) -> None:

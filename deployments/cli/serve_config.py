@@ -107,6 +107,7 @@ def _override(application: dict[str, Any], overrides: Overrides) -> None:
         args["engine"] = engine
     if overrides.replicas is not None:
         args["engines"] = {**(args.get("engines") or {}), "count": overrides.replicas}
+        args["engines"].pop("autoscaling", None)  # a fixed number was asked for
 
 
 def _check(application: dict[str, Any], path: Path | None) -> None:

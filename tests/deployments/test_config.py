@@ -37,6 +37,11 @@ def test_the_shipped_yaml_is_what_the_readme_promises() -> None:
         ({"router": {"policy": "guess"}}, "policy"),
         ({"health": {"heartbeat_s": 5}}, "heartbeat_s"),
         ({"limits": {"max_choises": 3}}, "max_choises"),
+        ({"engines": {"autoscaling": {"min": 2}}}, "autoscaling.max"),
+        ({"engines": {"autoscaling": {"min": 3, "max": 2}}}, r"max \(2\) must be at least min \(3\)"),
+        ({"engines": {"autoscaling": {"max": 2, "initial": 5}}}, "initial"),
+        ({"engines": {"count": 2, "autoscaling": {"max": 2}}}, "exclude each other"),
+        ({"ingresses": {"autoscaling": {"max": 2}}}, "ingresses.autoscaling"),
     ],
 )
 def test_mistakes_are_named(arguments: dict[str, Any], complaint: str) -> None:
