@@ -5,7 +5,7 @@
                                KV memory in use or waited for, in replicas   / max_kv_share
 
     more     ceil(needed), when that is above the target
-    fewer    ceil(needed / (1 - headroom)), when that is below it: those who remain take the work and have room left
+    fewer    ceil(needed / (1 - headroom)), when that is below it: those that stay have room to spare
 
 What is needed is a sum over the fleet, so it does not depend on how many replicas share it: under constant work
 the target moves once and then rests, as ceil(needed) <= ceil(needed / (1 - headroom)). Uneven queues call for the

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.client import GenerateRequest
+from deployments.draining import serve_is_stopping
 from deployments.engine_metrics import EngineMetrics
 from deployments.load_news import LoadNews
 from deployments.metrics_hub import MetricsPusher
@@ -67,9 +68,10 @@ class EngineReplica:
         hub: Any = None,
         engine_factory: EngineFactory = Engine.from_config,
         whereabouts: Callable[[], tuple[str, str]] = serve_whereabouts,
+        is_stopping: Callable[[], bool] = serve_is_stopping,
     ) -> None:
         self.replica, host = whereabouts()
-        self._settings = settings
+        self._settings, self._is_stopping = settings, is_stopping
         self._engine = engine_factory(config)
         self._loop = self._engine.loop
         self._event_loop: asyncio.AbstractEventLoop | None = None
@@ -144,6 +146,8 @@ class EngineReplica:
         """
         self._event_loop = asyncio.get_running_loop()
         request_id = request.request_id
+        if self._is_stopping():
+            return {"refused": "draining", "reason": "the replica is being stopped", "replica": self.replica}
         if request_id in self._ends:
             reason = f"request id {request_id!r} is already in use"
             return {"refused": "never_fits", "reason": reason, "replica": self.replica}

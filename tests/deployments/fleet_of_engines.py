@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from deployments.attempt import ClientTimings
@@ -70,9 +71,18 @@ class Engines:
     def __init__(self, count: int, wire: WireTimings = WIRE, **config: Any) -> None:
         settings = ReplicaSettings(stall_timeout_s=0.5, wire=wire)
         engine_config = EngineConfig(**{"served_name": "m", "kv_pages": 64, "page_size": 4, **config})
+        self.stopping: set[str] = set()
+        """Replicas that Serve has asked to shut down."""
         self.runners = [CountingRunner(engine_config.kv_pages or 64) for _ in range(count)]
         self.replicas = [
-            EngineReplica(engine_config, settings, None, _engine_with(runner), _located(f"r{number}"))
+            EngineReplica(
+                engine_config,
+                settings,
+                None,
+                _engine_with(runner),
+                _located(f"r{number}"),
+                partial(self.stopping.__contains__, f"r{number}"),
+            )
             for number, runner in enumerate(self.runners)
         ]
         self.fleet = Fleet()
