@@ -18,9 +18,15 @@ conversations reuse half of their tokens within 135 s and 90 % within 530 s."""
 class LoadNews:
     """Made from `on_step` in the engine's thread, read in any."""
 
-    def __init__(self, load: Callable[[], EngineLoad], clock: Callable[[], float], max_waiting: int) -> None:
+    def __init__(
+        self,
+        load: Callable[[], EngineLoad],
+        clock: Callable[[], float],
+        max_waiting: int,
+        is_draining: Callable[[], bool] = lambda: False,
+    ) -> None:
         """`max_waiting` requests fill the queue; `clock` is the engine's."""
-        self.is_draining = False
+        self._is_draining = is_draining
         self._load, self._clock, self._max_waiting = load, clock, max_waiting
         self._share = 0.0
         self._share_at = clock()
@@ -47,7 +53,7 @@ class LoadNews:
             prefill_share=self._decayed(),
             decode_rate=load.num_running / load.decode_seconds if load.decode_seconds else 0.0,
             evict_price=evict_price(load.eviction_age, rate),
-            is_draining=self.is_draining,
+            is_draining=self._is_draining(),
             is_full=load.num_waiting >= self._max_waiting,
         )
 

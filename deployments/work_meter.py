@@ -13,8 +13,6 @@ class _Mark:
 
     now: float
     prefilled: int
-    queried: int
-    hits: int
     preemptions: int
 
 
@@ -24,8 +22,7 @@ class WorkMeter:
     def __init__(self, page_size: int, max_running: int, now: float) -> None:
         self._page_size, self._max_running = page_size, max_running
         self._prefilled = 0
-        self._uncached_share = 1.0
-        self._last = _Mark(now, 0, 0, 0, 0)
+        self._last = _Mark(now, 0, 0)
 
     def on_step(self, stats: StepStats) -> None:
         """Count a step."""
@@ -33,16 +30,10 @@ class WorkMeter:
 
     def read(self, load: EngineLoad, now: float) -> dict[str, float]:
         """The stats that `autoscaling.ReplicaWork` describes, and what else is worth a look in Serve's records."""
-        cache = load.cache
-        mark = _Mark(now, self._prefilled, cache.query_tokens, cache.hit_tokens, load.num_preemptions)
+        mark = _Mark(now, self._prefilled, load.num_preemptions)
         last, self._last = self._last, mark
         seconds = max(now - last.now, 1e-3)
-        queried = mark.queried - last.queried
-        if queried > 0:
-            self._uncached_share = 1.0 - (mark.hits - last.hits) / queried
-        # Nobody has looked yet how much of what waits is cached: as much as lately, say.
-        to_prefill = load.waiting_prefill_tokens * self._uncached_share
-        rate = load.prefill_rate
+        to_prefill, rate = load.waiting_prefill_tokens, load.prefill_rate
         return {
             "queued_prefill_s": to_prefill / rate if rate else load.oldest_wait_seconds,
             "busy_share": (mark.prefilled - last.prefilled) / seconds / rate if rate else 0.0,
@@ -52,7 +43,7 @@ class WorkMeter:
             "waiting": load.num_waiting,
         }
 
-    def _page_share(self, load: EngineLoad, to_prefill: float) -> float:
+    def _page_share(self, load: EngineLoad, to_prefill: int) -> float:
         pages = load.pages
         return (pages.locked + pages.private + to_prefill / self._page_size) / max(sum(pages), 1)
 

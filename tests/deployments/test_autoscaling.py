@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ray.serve._private.autoscaling_state import _resolve_policy_callable
 from ray.serve.autoscaling_policy import _apply_autoscaling_config
 
-from cache import CacheStats, PageAccount
+from cache import PageAccount
 from deployments.app import _autoscaling
 from deployments.autoscaling import STATS, ReplicaWork, Targets, desired_replicas, needed_replicas, reported_work
 from deployments.config import Autoscaling
@@ -226,14 +226,6 @@ def test_the_meter_reads_queue_rate_and_memory() -> None:
     assert later["busy_share"] == later["preemptions_per_s"] == 0
     assert later["kv_share"] == pytest.approx(0.6)
     assert stats.keys() >= set(STATS)
-
-
-def test_what_waits_counts_as_cached_as_what_came_lately() -> None:
-    meter = WorkMeter(page_size=16, max_running=256, now=0.0)
-    load = EngineLoad(waiting_prefill_tokens=1000, prefill_rate=1000.0, pages=PageAccount(100, 0, 0, 0))
-    assert meter.read(replace(load, cache=CacheStats(100, 75)), 1.0)["queued_prefill_s"] == pytest.approx(0.25)
-    assert meter.read(replace(load, cache=CacheStats(100, 75)), 2.0)["queued_prefill_s"] == pytest.approx(0.25)
-    assert meter.read(replace(load, cache=CacheStats(200, 75)), 3.0)["queued_prefill_s"] == pytest.approx(1.0)
 
 
 def test_before_any_rate_is_known_the_longest_wait_stands_for_the_queue() -> None:
