@@ -23,7 +23,7 @@ from starlette.responses import StreamingResponse
 from benchmarks.null_model import NullEngines
 from deployments.app import bind_engines
 from deployments.client import GenerateRequest
-from deployments.config import AppArgs, EngineReplicas
+from deployments.config import AppArgs, EngineReplicas, ModelArgs
 from deployments.engine_client import WireEngineClient
 from deployments.ingress import HandleControl
 from engine.config import EngineConfig
@@ -37,8 +37,8 @@ MAX_ONGOING = 1000
 
 def wire_app() -> Application:
     """Tokens over the wire."""
-    args = AppArgs(engine=CONFIG, engines=EngineReplicas(num_cpus=0.1, max_ongoing=MAX_ONGOING))
-    return _ingress(WireIngress).bind(bind_engines(args, None, NullEngines()))
+    model = ModelArgs(engine=CONFIG, engines=EngineReplicas(num_cpus=0.1, max_ongoing=MAX_ONGOING))
+    return _ingress(WireIngress).bind(bind_engines(AppArgs(), model, None, engine_factory=NullEngines()))
 
 
 def handle_app() -> Application:

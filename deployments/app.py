@@ -1,7 +1,7 @@
 """`serve run deployments.yaml` calls `build`: the application's deployments, wired together.
 
-Ingress ──handle with PrefixRouter──▶ EngineReplica
-   └────────────▶ MetricsHub ◀────────────┘
+Ingress ──handle with PrefixRouter, one per model──▶ EngineReplica
+   └──────────────────▶ MetricsHub ◀────────────────────┘
 """
 
 # No `from __future__ import annotations` here: Serve reads the type of `build`'s argument from its annotation.
@@ -13,7 +13,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from deployments.config import AppArgs, Autoscaling, Replicas
+from deployments.config import ENGINE_DEPLOYMENT, AppArgs, Autoscaling, ModelArgs, Replicas
 from deployments.ingress import Ingress
 from deployments.metrics_hub import MetricsHub
 from deployments.replica import EngineFactory, EngineReplica, ReplicaSettings
@@ -31,32 +31,39 @@ def build(args: AppArgs) -> Application:
         ray_actor_options={"num_cpus": 0},
         logging_config={"enable_access_log": False},
     ).bind()
-    return bind_ingress(args, bind_engines(args, hub), hub)
+    engines = {model.name: bind_engines(args, model, hub, name) for name, model in args.served.items()}
+    return bind_ingress(args, engines, hub)
 
 
-def bind_engines(args: AppArgs, hub: Any, engine_factory: EngineFactory = Engine.from_config) -> Application:
-    """The engine replicas, behind the router."""
+def bind_engines(
+    args: AppArgs,
+    model: ModelArgs,
+    hub: Any,
+    name: str = ENGINE_DEPLOYMENT,
+    engine_factory: EngineFactory = Engine.from_config,
+) -> Application:
+    """One model's engine replicas, behind their router, as the deployment `name`."""
     router = RequestRouterConfig(
         request_router_class="router.ray_router:PrefixRouter",
-        request_router_kwargs=asdict(args.placer),
+        request_router_kwargs=asdict(args.placer(model)),
     )
     settings = ReplicaSettings(
         stall_timeout_s=args.health.stall_timeout_s, wire=WireTimings(heartbeat_s=args.health.heartbeat_s)
     )
-    options = _options(args, args.engines, args.gpus_per_engine)
-    if args.engines.autoscaling is not None:
+    options = _options(args, model.engines, model.gpus_per_engine)
+    if model.engines.autoscaling is not None:
         del options["num_replicas"]
-        options["autoscaling_config"] = _autoscaling(args.engines.autoscaling)
+        options["autoscaling_config"] = _autoscaling(model.engines.autoscaling)
     return serve.deployment(
         EngineReplica,
-        name="EngineReplica",
+        name=name,
         request_router_config=router,
         **options,
-    ).bind(args.engine, settings, hub, engine_factory)
+    ).bind(model.engine, settings, hub, engine_factory)
 
 
-def bind_ingress(args: AppArgs, engines: Application, hub: Any) -> Application:
-    """The ingress replicas, in front of `engines`."""
+def bind_ingress(args: AppArgs, engines: dict[str, Application], hub: Any) -> Application:
+    """The ingress replicas, in front of the engines of each model, by its name."""
     options = _options(args, args.ingresses, args.ingresses.num_gpus or 0.0)
     return serve.deployment(Ingress, name="Ingress", **options).bind(args, engines, hub)
 

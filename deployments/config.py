@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import re
+from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -12,6 +15,9 @@ from engine.config import EngineConfig
 from router.placer import PlacerSettings
 
 PolicyName = Literal["cost", "session", "least_loaded", "rendezvous", "random"]
+
+ENGINE_DEPLOYMENT = "EngineReplica"
+"""The engine deployment of an application with one model; of several, each name begins with it."""
 
 
 class _Settings(BaseModel):
@@ -148,13 +154,39 @@ class EngineReplicas(Replicas):
         return self
 
 
-class AppArgs(_Settings):
-    """Arguments of `deployments.app:build`."""
+Engine = Annotated[EngineConfig, BeforeValidator(_known_engine_keys)]
 
-    engine: Annotated[EngineConfig, BeforeValidator(_known_engine_keys)] = EngineConfig()
-    """Model and engine of each replica."""
+
+class ModelArgs(_Settings):
+    """One model and the replicas that serve it."""
+
+    engine: Engine = EngineConfig()
+    """Model and engine of each replica. `served_name` tells models of one directory apart."""
     engines: EngineReplicas = EngineReplicas()
     """Engine replicas."""
+
+    @property
+    def name(self) -> str:
+        """The model's name in the API."""
+        return self.engine.name
+
+    @property
+    def gpus_per_engine(self) -> float:
+        """GPUs that Ray reserves for an engine replica."""
+        if self.engines.num_gpus is not None:
+            return self.engines.num_gpus
+        return 1.0 if self.engine.device.startswith("cuda") else 0.0
+
+
+class AppArgs(_Settings):
+    """Arguments of `deployments.app:build`: one model as `engine` and `engines`, or several as `models`."""
+
+    engine: Engine = EngineConfig()
+    """Model and engine of each replica, where there is one model."""
+    engines: EngineReplicas = EngineReplicas()
+    """Engine replicas, where there is one model."""
+    models: tuple[ModelArgs, ...] = ()
+    """Several models, each with engine replicas of its own. Not together with `engine` and `engines`."""
     ingresses: Replicas = Replicas(max_ongoing=1000)
     """Ingress replicas: HTTP, chat template, tokenizer. CPU only."""
     limits: Limits = Field(default_factory=lambda: Limits.model_validate({}))
@@ -164,12 +196,30 @@ class AppArgs(_Settings):
     health: HealthSettings = HealthSettings()
     """When a replica counts as lost."""
 
-    @property
-    def placer(self) -> PlacerSettings:
-        """How each ingress places requests."""
+    @model_validator(mode="before")
+    @classmethod
+    def _one_form_or_the_other(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "models" in data:
+            both = sorted({"engine", "engines"} & data.keys())
+            if both:
+                raise ValueError(f"give either models or {' and '.join(both)}, not both: move them into models")
+            if not data["models"]:
+                raise ValueError("models is empty; name at least one model, or leave it out for the embedded one")
+        return data
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> AppArgs:
+        counts = Counter(model.name for model in self.models)
+        duplicates = sorted(name for name, count in counts.items() if count > 1)
+        if duplicates:
+            raise ValueError(f"several models are named {duplicates}; tell them apart with engine.served_name")
+        return self
+
+    def placer(self, model: ModelArgs) -> PlacerSettings:
+        """How each ingress places a model's requests."""
         return PlacerSettings(
             policy=self.router.policy,
-            block_tokens=self.engine.block_tokens,
+            block_tokens=model.engine.block_tokens,
             key_blocks=self.router.key_blocks,
             max_blocks=self.router.max_blocks,
             expect_s=self.router.expect_s,
@@ -177,8 +227,14 @@ class AppArgs(_Settings):
         )
 
     @property
-    def gpus_per_engine(self) -> float:
-        """GPUs that Ray reserves for an engine replica."""
-        if self.engines.num_gpus is not None:
-            return self.engines.num_gpus
-        return 1.0 if self.engine.device.startswith("cuda") else 0.0
+    def served(self) -> dict[str, ModelArgs]:
+        """All models by the name of their engine deployment, which stays the same when others come or go."""
+        if not self.models:
+            return {ENGINE_DEPLOYMENT: ModelArgs(engine=self.engine, engines=self.engines)}
+        return {f"{ENGINE_DEPLOYMENT}-{_slug(model.name)}": model for model in self.models}
+
+
+def _slug(name: str) -> str:
+    """`name` as part of a deployment's name: where characters had to go, a digest keeps different names apart."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+    return plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

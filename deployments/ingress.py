@@ -12,11 +12,11 @@ from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
 
 from deployments.api.app import create_app
-from deployments.api.service import ApiService, ModelCard
+from deployments.api.service import ApiService, ModelCard, ServedModel
 from deployments.api.text_codec import TextCodec
 from deployments.attempt import ClientTimings, ReplicaDied
 from deployments.client import GenerateRequest
-from deployments.config import AppArgs, HealthSettings
+from deployments.config import AppArgs, HealthSettings, ModelArgs
 from deployments.delivery import Persistence
 from deployments.engine_client import WireEngineClient
 from deployments.metrics_hub import MetricsPusher, read_page
@@ -63,58 +63,50 @@ class HandleCall:
             self._response.cancel()
 
 
-@serve.ingress()
-class Ingress:
-    """Builds the API around this process's connections to the engines."""
+class ModelLink:
+    """This process's connections to one model's engines, and what it counts of the model's requests."""
 
-    def __init__(self, args: AppArgs, engines: Any, hub: Any) -> None:
-        self._args, self._engines, self._hub = args, engines, hub
-        name = serve.get_replica_context().replica_id.unique_id
-        self._metrics = Metrics(args.engine.name, name, "ingress")
+    def __init__(self, args: AppArgs, model: ModelArgs, engines: Any, process: str) -> None:
+        self.name = model.name
+        self.metrics = Metrics(model.name, process, "ingress")
+        self._model, self._engines = model, engines
         self._fleet = fleet_of(engines.app_name, engines.deployment_name)
-        self._placer = placer_of(self._fleet, args.placer)
-        self._pusher = MetricsPusher(hub, name, self._snapshot)
+        self._placer = placer_of(self._fleet, args.placer(model))
+        self._health, self._sync_timeout_s = args.health, args.router.sync_timeout_s
+        self._client: WireEngineClient | None = None
 
-    async def __serve_build_asgi_app__(self) -> Any:
-        """Called by Serve once in the replica, on the event loop that will serve requests."""
-        health = self._args.health
+    async def start(self) -> None:
+        """Connect, on the event loop that will serve requests, and learn what the engines hold."""
         self._client = WireEngineClient(
             HandleControl(self._engines),
             self._fleet,
-            self._args.engines.num_expected,
-            ClientTimings(lost_after_s=health.lost_after_s),
-            _persistence(health),
-            self._metrics,
-            fingerprint(await asyncio.to_thread(model_directory, self._args.engine)),
+            self._model.engines.num_expected,
+            ClientTimings(lost_after_s=self._health.lost_after_s),
+            _persistence(self._health),
+            self.metrics,
+            fingerprint(await asyncio.to_thread(model_directory, self._model.engine)),
         )
         await self._client.start()
         # The handle's router, which fills the fleet, is made by the first call: do not leave that to a user's.
         self._first_call = asyncio.create_task(self._meet_engines())
         # Requests that come before the engines' prefixes are known would be sent anywhere.
-        await asyncio.wait([self._first_call], timeout=self._args.router.sync_timeout_s)
-        self._pusher.start()
-        return create_app(await asyncio.to_thread(self._service))
+        await asyncio.wait([self._first_call], timeout=self._sync_timeout_s)
 
-    async def _meet_engines(self) -> None:
-        with contextlib.suppress(Exception):
-            await self._engines.describe.remote()
-            await self._client.know_prefixes(self._args.router.sync_timeout_s)
+    def served(self) -> ServedModel:
+        """What the API needs of the model. Reads its files."""
+        assert self._client is not None, "start() comes first"
+        directory = model_directory(self._model.engine)
+        card = _card(self._model.engine, ModelConfig.from_directory(directory))
+        return ServedModel(card, self._client, TextCodec(load_tokenizer(directory)), self.metrics)
 
-    def _service(self) -> ApiService:
-        config = self._args.engine
-        directory = model_directory(config)
-        model = ModelConfig.from_directory(directory)
-        return ApiService(
-            client=self._client,
-            codec=TextCodec(load_tokenizer(directory)),
-            model=_card(config, model),
-            metrics_text=lambda: read_page(self._hub),
-            limits=self._args.limits,
-            metrics=self._metrics,
-        )
+    async def aclose(self) -> None:
+        """Disconnect. Idempotent."""
+        if self._client is not None:
+            await self._client.aclose()
 
-    def _snapshot(self) -> bytes:
-        metrics, totals = self._metrics, self._placer.totals()
+    def snapshot(self) -> bytes:
+        """What `MetricsHub.push` takes."""
+        metrics, totals = self.metrics, self._placer.totals()
         for (policy, reason), count in self._placer.counts().items():
             metrics.count_to("router_decisions_total", count, policy=policy, reason=reason)
         metrics.count_to("router_errors_total", self._placer.num_errors)
@@ -123,14 +115,56 @@ class Ingress:
         metrics.count_to("router_hit_tokens_total", totals["actual"], kind="actual")
         metrics.set("router_index_blocks", totals["blocks"])
         metrics.count_to("router_index_dropped_blocks_total", totals["dropped"])
-        for kind, count in self._client.wire_counts().items():
+        dropped = self._client.wire_counts() if self._client is not None else {}
+        for kind, count in dropped.items():
             metrics.count_to("wire_dropped_messages_total", count, kind=kind)
-        return self._metrics.snapshot()
+        return metrics.snapshot()
+
+    async def _meet_engines(self) -> None:
+        with contextlib.suppress(Exception):
+            await self._engines.describe.remote()
+            assert self._client is not None
+            await self._client.know_prefixes(self._sync_timeout_s)
+
+
+@serve.ingress()
+class Ingress:
+    """Builds the API around this process's connections to the engines."""
+
+    def __init__(self, args: AppArgs, engines: dict[str, Any], hub: Any) -> None:
+        """`engines` are handles by model name."""
+        self._args, self._hub = args, hub
+        name = serve.get_replica_context().replica_id.unique_id
+        self._links = [ModelLink(args, model, engines[model.name], name) for model in args.served.values()]
+        snapshots = {f"{name}/{link.name}": link.snapshot for link in self._links}
+        # A request that names no model served here counts for the only one, or for none where there are several.
+        self._metrics = self._links[0].metrics
+        if len(self._links) > 1:
+            self._metrics = Metrics("", name, "ingress")
+            snapshots[name] = self._metrics.snapshot
+        self._pushers = [MetricsPusher(hub, process, snapshot) for process, snapshot in snapshots.items()]
+
+    async def __serve_build_asgi_app__(self) -> Any:
+        """Called by Serve once in the replica, on the event loop that will serve requests."""
+        await asyncio.gather(*(link.start() for link in self._links))
+        for pusher in self._pushers:
+            pusher.start()
+        return create_app(await asyncio.to_thread(self._service))
+
+    def _service(self) -> ApiService:
+        models = [link.served() for link in self._links]
+        return ApiService(
+            models={served.card.id: served for served in models},
+            metrics_text=lambda: read_page(self._hub),
+            limits=self._args.limits,
+            metrics=self._metrics,
+        )
 
     async def __del__(self) -> None:
-        self._pusher.stop()
-        if hasattr(self, "_client"):
-            await self._client.aclose()
+        for pusher in self._pushers:
+            pusher.stop()
+        for link in self._links:
+            await link.aclose()
 
 
 def _persistence(health: HealthSettings) -> Persistence:

@@ -98,14 +98,14 @@ class Hub:
         self._retire(now)
         totals = self._ended.copy()
         gauges: dict[str, dict[Key, float]] = {}
-        recent = 0
+        recent: set[str] = set()  # a process that serves several models sends a snapshot for each
         # Oldest first: where two processes have the same label, the one heard last has the say over gauges.
         for process in sorted(self._processes.values(), key=lambda process: process.seen):
             totals.add(process.owner, process.snapshot)
             if now - process.seen <= self._gauge_ttl:
-                recent += 1
+                recent.add(process.snapshot.replica)
                 _set_gauges(gauges, process.owner, process.snapshot)
-        self._own.set("metrics_processes", recent)
+        self._own.set("metrics_processes", len(recent))
         own = self._decoder.decode(self._own.snapshot())
         totals.add(("", "hub"), own)
         _set_gauges(gauges, ("", "hub"), own)

@@ -2,7 +2,7 @@
 
 from deployments.api.app import create_app
 from deployments.api.limits import Limits
-from deployments.api.service import ApiService, ModelCard
+from deployments.api.service import ApiService, ModelCard, ServedModel
 from deployments.api.text_codec import TextCodec
 
-__all__ = ["ApiService", "Limits", "ModelCard", "TextCodec", "create_app"]
+__all__ = ["ApiService", "Limits", "ModelCard", "ServedModel", "TextCodec", "create_app"]

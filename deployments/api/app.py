@@ -15,8 +15,9 @@ from starlette.responses import Response
 from deployments.api.body import ClientGone, read_json
 from deployments.api.chat import plan_chat
 from deployments.api.completions import plan_completion
-from deployments.api.errors import ApiError, at_most, invalid, model_not_found
+from deployments.api.errors import ApiError, at_most, invalid
 from deployments.api.exchange import Exchange, Plan
+from deployments.api.health import health
 from deployments.api.prompts import encode_messages, encode_text
 from deployments.api.protocol import (
     ChatRequest,
@@ -28,7 +29,7 @@ from deployments.api.protocol import (
 )
 from deployments.api.recording import Recorder
 from deployments.api.sampling import in_vocabulary
-from deployments.api.service import ApiService
+from deployments.api.service import ApiService, ModelCard, ServedModel
 from deployments.api.transport import Envelope, error_response, request_id, until_disconnect
 
 _Planner = Callable[[], Awaitable[Plan]]
@@ -66,7 +67,8 @@ class _Routes:
         recorder = Recorder(self._service.metrics, "chat_completions")
 
         async def plan() -> Plan:
-            return await plan_chat(self._service, await self._parsed(request, ChatRequest))
+            served, asked = await self._parsed(request, ChatRequest, recorder)
+            return await plan_chat(self._service.limits, served, asked)
 
         return await self._generate(request, recorder, plan)
 
@@ -75,53 +77,45 @@ class _Routes:
         recorder = Recorder(self._service.metrics, "completions")
 
         async def plan() -> Plan:
-            return await plan_completion(self._service, await self._parsed(request, CompletionRequest))
+            served, asked = await self._parsed(request, CompletionRequest, recorder)
+            return await plan_completion(self._service.limits, served, asked)
 
         return await self._generate(request, recorder, plan)
 
     async def models(self) -> Response:
         """List the models."""
-        return _json({"object": "list", "data": [self._card()]})
+        return _json({"object": "list", "data": [_card(served.card) for served in self._service.models.values()]})
 
     async def model(self, model_id: str) -> Response:
         """Describe one model."""
-        if model_id != self._service.model.id:
-            raise model_not_found(model_id, self._service.model.id)
-        return _json(self._card())
+        return _json(_card(self._service.find(model_id).card))
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a prompt or a conversation."""
-        asked = await self._parsed(request, TokenizeRequest)
+        served, asked = await self._parsed(request, TokenizeRequest)
         if (asked.prompt is None) == (not asked.messages):
             raise invalid("Give either prompt or messages.", "prompt")
         if asked.messages:
             if asked.add_special_tokens:
                 raise invalid("add_special_tokens is not supported for messages.", "add_special_tokens")
             ids = await encode_messages(
-                self._service, asked.messages, add_generation_prompt=asked.add_generation_prompt
+                self._service.limits, served, asked.messages, add_generation_prompt=asked.add_generation_prompt
             )
         else:
             special = asked.add_special_tokens is not False
-            ids = await encode_text(self._service, asked.prompt or "", add_special_tokens=special)
-        return _json({"tokens": ids, "count": len(ids), "max_model_len": self._service.model.max_model_len})
+            ids = await encode_text(self._service.limits, served, asked.prompt or "", add_special_tokens=special)
+        return _json({"tokens": ids, "count": len(ids), "max_model_len": served.card.max_model_len})
 
     async def detokenize(self, request: Request) -> Response:
         """Text of token ids."""
-        asked = await self._parsed(request, DetokenizeRequest)
-        in_vocabulary("tokens", asked.tokens, self._service.model.vocab_size)
-        at_most("tokens", len(asked.tokens), self._service.model.max_model_len, "tokens")
-        return _json({"prompt": self._service.codec.decode(asked.tokens)})
+        served, asked = await self._parsed(request, DetokenizeRequest)
+        in_vocabulary("tokens", asked.tokens, served.card.vocab_size)
+        at_most("tokens", len(asked.tokens), served.card.max_model_len, "tokens")
+        return _json({"prompt": served.codec.decode(asked.tokens)})
 
     async def health(self) -> Response:
         """Whether requests can be served, and each replica as this process sees it."""
-        fleet = await self._service.client.health()
-        body = {
-            "status": fleet.state,
-            "replicas_up": fleet.num_up,
-            "replicas_expected": fleet.num_expected,
-            "replicas": fleet.replicas,
-        }
-        return _json(body, 200 if fleet.state in ("healthy", "degraded") else 503)
+        return _json(*await health(self._service.models))
 
     async def version(self) -> Response:
         """The server's version."""
@@ -132,23 +126,16 @@ class _Routes:
         text, content_type = await self._service.metrics_text()
         return Response(text, headers={"content-type": content_type})
 
-    def _card(self) -> dict[str, object]:
-        model = self._service.model
-        return {
-            "id": model.id,
-            "object": "model",
-            "created": model.created,
-            "owned_by": model.owned_by,
-            "max_model_len": model.max_model_len,
-        }
-
-    async def _parsed(self, request: Request, kind: type[Parsed]) -> Parsed:
-        """The body as a request for the model served here."""
+    async def _parsed(
+        self, request: Request, kind: type[Parsed], recorder: Recorder | None = None
+    ) -> tuple[ServedModel, Parsed]:
+        """The model that the body asks for, and the body as a request for it."""
         body = await read_json(request, self._service.limits)
         asked = body.get("model")
-        if isinstance(asked, str) and asked != self._service.model.id:
-            raise model_not_found(asked, self._service.model.id)
-        return parse(body, kind, self._service.limits)
+        served = self._service.find(asked if isinstance(asked, str) else None)
+        if recorder is not None:
+            recorder.count_to(served.metrics)
+        return served, parse(body, kind, self._service.limits)
 
     async def _generate(self, request: Request, recorder: Recorder, plan: _Planner) -> Response:
         try:
@@ -156,7 +143,7 @@ class _Routes:
             session_id = request.headers.get("x-session-id")
             at_most("x-session-id", len(session_id or ""), self._service.limits.max_hint_chars, "characters")
             name = request_id(request.scope)
-            exchange = Exchange(self._service, planned, recorder, name, session_id)
+            exchange = Exchange(self._service.limits, planned, recorder, name, session_id)
             return await until_disconnect(request.receive, exchange.respond())
         except ApiError as error:
             recorder.failed(error.status, error.type)
@@ -181,6 +168,16 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         405: f"{request.method} is not allowed here.",
     }.get(error.status_code, "The request cannot be served.")
     return error_response(ApiError(error.status_code, message, headers=dict(error.headers or {})))
+
+
+def _card(model: ModelCard) -> dict[str, object]:
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": model.created,
+        "owned_by": model.owned_by,
+        "max_model_len": model.max_model_len,
+    }
 
 
 def _json(content: object, status: int = 200) -> Response:

@@ -8,24 +8,25 @@ from typing import Any
 from deployments.api.choices import Choice, Delta
 from deployments.api.errors import invalid
 from deployments.api.exchange import Plan
+from deployments.api.limits import Limits
 from deployments.api.prompts import check_prompt, encode_messages
 from deployments.api.protocol import ChatRequest
 from deployments.api.sampling import check_room, in_range, room, sampling_params, with_max_tokens
-from deployments.api.service import ApiService
+from deployments.api.service import ServedModel
 from deployments.api.text_codec import TextCodec
 from deployments.api.wording import Answer, Frames, Prompt, Whole, encode_json, finite
 from engine.plan import TokenLogprobs
 
 
-async def plan_chat(service: ApiService, request: ChatRequest) -> Plan:
+async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -> Plan:
     """Check everything, tokenize, and say what to generate. Raises `ApiError`."""
-    limits, model = service.limits, service.model
+    model = served.card
     asked, logprobs = _asked_tokens(request), _asked_logprobs(request, limits.max_top_logprobs)
     # All but the prompt's length is checked before the prompt is worked on.
     unbounded = 2**31 - 1 if asked is None else asked
     sampling = sampling_params(request, limits, model, max_tokens=unbounded, logprobs=logprobs)
-    ids = await encode_messages(service, request.messages)
-    check_prompt(service, ids, "messages")
+    ids = await encode_messages(limits, served, request.messages)
+    check_prompt(model, ids, "messages")
     left = room(len(ids), model.max_model_len, "messages")
     check_room(len(ids), asked or left, model, "messages")
     options = request.stream_options
@@ -37,8 +38,8 @@ async def plan_chat(service: ApiService, request: ChatRequest) -> Plan:
         include_usage=bool(options and options.include_usage),
         with_token_ids=bool(request.return_token_ids),
     )
-    wording = ChatWording(answer, service.codec, logprobs)
-    return Plan(request, with_max_tokens(sampling, asked or left), wording)
+    wording = ChatWording(answer, served.codec, logprobs)
+    return Plan(served, request, with_max_tokens(sampling, asked or left), wording)
 
 
 def _asked_tokens(request: ChatRequest) -> int | None:

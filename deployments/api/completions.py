@@ -8,18 +8,19 @@ from typing import Any
 from deployments.api.choices import Choice, Delta
 from deployments.api.errors import at_most, invalid
 from deployments.api.exchange import Plan
+from deployments.api.limits import Limits
 from deployments.api.prompts import check_prompt, encode_text
 from deployments.api.protocol import CompletionRequest
 from deployments.api.sampling import COMPLETION_MAX_TOKENS, check_room, in_range, sampling_params
-from deployments.api.service import ApiService
+from deployments.api.service import ServedModel
 from deployments.api.text_codec import TextCodec
 from deployments.api.wording import Answer, Frames, Prompt, Whole, encode_json, finite
 from engine.plan import TokenLogprobs
 
 
-async def plan_completion(service: ApiService, request: CompletionRequest) -> Plan:
+async def plan_completion(limits: Limits, served: ServedModel, request: CompletionRequest) -> Plan:
     """Check everything, tokenize, and say what to generate. Raises `ApiError`."""
-    limits, model = service.limits, service.model
+    model = served.card
     at_most("prompt", len(request.prompt), limits.max_prompts, "prompts")
     in_range("logprobs", request.logprobs, 0, limits.max_completion_logprobs)
     if request.best_of is not None and request.best_of != (request.n or 1):
@@ -31,7 +32,7 @@ async def plan_completion(service: ApiService, request: CompletionRequest) -> Pl
     sampling = sampling_params(
         request, limits, model, max_tokens=1 if echoes_only else max_tokens, logprobs=request.logprobs
     )
-    prompts = [await _prompt(service, prompt, bool(request.echo)) for prompt in request.prompt]
+    prompts = [await _prompt(limits, served, prompt, bool(request.echo)) for prompt in request.prompt]
     for prompt in prompts:
         check_room(len(prompt.token_ids), max_tokens, model, "prompt")
     options = request.stream_options
@@ -43,18 +44,18 @@ async def plan_completion(service: ApiService, request: CompletionRequest) -> Pl
         include_usage=bool(options and options.include_usage),
         with_token_ids=bool(request.return_token_ids),
     )
-    wording = CompletionWording(answer, service.codec, request.logprobs)
-    return Plan(request, sampling, wording, echoes_only=echoes_only)
+    wording = CompletionWording(answer, served.codec, request.logprobs)
+    return Plan(served, request, sampling, wording, echoes_only=echoes_only)
 
 
-async def _prompt(service: ApiService, given: str | list[int], echo: bool) -> Prompt:
+async def _prompt(limits: Limits, served: ServedModel, given: str | list[int], echo: bool) -> Prompt:
     """Ids as they are, text as the tokenizer splits it; echoed as it was given."""
-    ids = await encode_text(service, given) if isinstance(given, str) else given
+    ids = await encode_text(limits, served, given) if isinstance(given, str) else given
     # Special tokens alone are no prompt: an empty text stays empty though the tokenizer adds its own.
-    check_prompt(service, ids if given else [], "prompt")
+    check_prompt(served.card, ids if given else [], "prompt")
     if not echo:
         return Prompt(ids)
-    return Prompt(ids, given if isinstance(given, str) else service.codec.decode(ids))
+    return Prompt(ids, given if isinstance(given, str) else served.codec.decode(ids))
 
 
 class CompletionWording:

@@ -7,6 +7,7 @@ an internal error says is for the log.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -69,9 +70,10 @@ def at_most(name: str, count: int, limit: int, unit: str) -> None:
         raise invalid(f"{name} has {count} {unit}, at most {limit} are allowed.", name)
 
 
-def model_not_found(asked: str, served: str) -> ApiError:
-    """404: this server does not serve that model."""
-    message = f"The model {quoted(asked)} does not exist here; this server serves {quoted(served)}."
+def model_not_found(asked: str, served: Iterable[str]) -> ApiError:
+    """404: this server does not serve that model, but these."""
+    names = ", ".join(repr(name) for name in served)
+    message = f"The model {quoted(asked)} does not exist here; this server serves {names}."
     return ApiError(404, message, param="model", code="model_not_found")
 
 

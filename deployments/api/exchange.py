@@ -14,10 +14,11 @@ from starlette.responses import Response
 
 from deployments.api.choices import Choices, Delta
 from deployments.api.errors import ApiError, from_client, internal
+from deployments.api.limits import Limits
 from deployments.api.protocol import ChatRequest, CompletionRequest
 from deployments.api.recording import Recorder
 from deployments.api.sampling import for_choice
-from deployments.api.service import ApiService
+from deployments.api.service import ServedModel
 from deployments.api.transport import EventStream, logger
 from deployments.api.wording import DONE, Wording, error_event
 from deployments.client import GenerateRequest, Overloaded, Rejected, ReplicaLost, Unavailable
@@ -29,8 +30,9 @@ CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A checked request: what to generate, and how to spell the answer."""
+    """A checked request: what to generate, with which model, and how to spell the answer."""
 
+    served: ServedModel
     request: ChatRequest | CompletionRequest
     sampling: SamplingParams
     wording: Wording
@@ -42,17 +44,17 @@ class Exchange:
     """Runs one plan. `respond` closes what it opened, or hands that duty to the stream it returns."""
 
     def __init__(
-        self, service: ApiService, plan: Plan, recorder: Recorder, request_id: str, session_id: str | None
+        self, limits: Limits, plan: Plan, recorder: Recorder, request_id: str, session_id: str | None
     ) -> None:
-        self._service = service
+        self._limits = limits
         self._wording = plan.wording
         self._recorder = recorder
         self._request_id = request_id
         self._is_stream = bool(plan.request.stream)
-        parts = [] if plan.echoes_only else _parts(service, plan, session_id)
-        self._choices = Choices(service.client, parts, service.limits.idle_timeout_s)
+        parts = [] if plan.echoes_only else _parts(plan, session_id)
+        self._choices = Choices(plan.served.client, parts, limits.idle_timeout_s)
         self._num_echoed = len(plan.wording.answer.prompts) * (plan.request.n or 1) if plan.echoes_only else 0
-        self._deadline = asyncio.get_running_loop().time() + service.limits.request_timeout_s
+        self._deadline = asyncio.get_running_loop().time() + limits.request_timeout_s
 
     async def respond(self) -> Response:
         """The answer. Raises `ApiError` when it fails before its first event."""
@@ -68,7 +70,7 @@ class Exchange:
             stream = EventStream(
                 self._events(first, deltas),
                 self._close,
-                self._service.limits.slow_reader_timeout_s,
+                self._limits.slow_reader_timeout_s,
                 self._headers(),
             )
             is_handed_over = True
@@ -149,7 +151,7 @@ class Exchange:
         return internal(self._request_id)
 
     def _too_long(self) -> ApiError:
-        limit = self._service.limits.request_timeout_s
+        limit = self._limits.request_timeout_s
         return ApiError(504, f"The request took longer than {limit:g} seconds.", code="request_timeout")
 
     def _headers(self) -> dict[str, str]:
@@ -157,20 +159,20 @@ class Exchange:
         return {"x-raydix-replica": replica} if replica else {}
 
 
-def _parts(service: ApiService, plan: Plan, session_id: str | None) -> list[tuple[GenerateRequest, TextStream]]:
+def _parts(plan: Plan, session_id: str | None) -> list[tuple[GenerateRequest, TextStream]]:
     """One generation for each choice of each prompt; choice i of any prompt has the same seed."""
     request, sampling, answer = plan.request, plan.sampling, plan.wording.answer
     parts = []
     for index in range(len(answer.prompts) * answer.num_choices):
         generate = GenerateRequest(
             request_id=f"{answer.id}-{index}",
-            model=service.model.id,
+            model=plan.served.card.id,
             prompt_ids=answer.prompt_of(index).token_ids,
             sampling=for_choice(sampling, index % answer.num_choices),
             priority=request.priority or 0,
             salt=request.cache_salt or "",
             session_id=session_id or request.prompt_cache_key,
         )
-        text = service.codec.text_stream(sampling.stop, min_tokens=sampling.min_tokens)
+        text = plan.served.codec.text_stream(sampling.stop, min_tokens=sampling.min_tokens)
         parts.append((generate, text))
     return parts

@@ -26,6 +26,10 @@ class Recorder:
         self._is_accepted = False
         self._is_over = False
 
+    def count_to(self, metrics: Metrics | None) -> None:
+        """It is known whose request it is: count it there."""
+        self._metrics = metrics
+
     def accepted(self, *, stream: bool) -> None:
         """The request is valid; from here on it ends with a finish reason."""
         self._is_streaming = stream

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
+from deployments.api.errors import invalid, model_not_found
 from deployments.api.limits import Limits
 from deployments.api.text_codec import TextCodec
 from deployments.client import EngineClient
@@ -13,7 +14,7 @@ from monitoring.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """The served model, as far as clients are concerned."""
+    """A served model, as far as clients are concerned."""
 
     id: str
     """Its name in requests and responses."""
@@ -27,15 +28,35 @@ class ModelCard:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model with its engines and its tokenizer: what a request that names it is answered with."""
+
+    card: ModelCard
+    client: EngineClient
+    codec: TextCodec
+    metrics: Metrics | None = None
+    """Where its requests are counted; None counts nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class ApiService:
     """All that the API needs. Nothing in it belongs to one request."""
 
-    client: EngineClient
-    codec: TextCodec
-    model: ModelCard
+    models: Mapping[str, ServedModel]
+    """By the name in requests (`card.id`); at least one."""
     metrics_text: Callable[[], Awaitable[tuple[bytes, str]]]
     """The body and content type of /metrics."""
     limits: Limits = field(default_factory=Limits)
     metrics: Metrics | None = None
-    """Where this process counts; None counts nothing."""
+    """Where requests are counted that name no model served here; None counts nothing."""
     version: str = "0.1.0"
+
+    def find(self, asked: str | None) -> ServedModel:
+        """The model that a request names; the only one when it names none. Raises `ApiError` 400 or 404."""
+        if asked is None and len(self.models) == 1:
+            return next(iter(self.models.values()))
+        if asked is None:
+            raise invalid(f"model is required: this server serves {', '.join(self.models)}.", "model")
+        if asked not in self.models:
+            raise model_not_found(asked, self.models)
+        return self.models[asked]

@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from deployments import config
-from deployments.config import AppArgs
+from deployments.config import AppArgs, ModelArgs
 from deployments.retry_after import DrainRate
 from engine.load import EngineLoad
 
@@ -22,8 +22,9 @@ def test_the_shipped_yaml_is_what_the_readme_promises() -> None:
     (application,) = document["applications"]
     arguments = AppArgs.model_validate(application["args"])
     assert application["import_path"] == "deployments.app:build"
-    assert (arguments.engine.model, arguments.engines.count) == ("demo", 2)
-    assert arguments.gpus_per_engine == 0
+    ((deployment, model),) = arguments.served.items()
+    assert (deployment, model.name, model.engines.count) == ("EngineReplica", "demo", 2)
+    assert model.gpus_per_engine == 0
 
 
 @pytest.mark.parametrize(
@@ -50,9 +51,9 @@ def test_mistakes_are_named(arguments: dict[str, Any], complaint: str) -> None:
 
 
 def test_an_engine_on_a_gpu_takes_one_unless_told_otherwise() -> None:
-    assert AppArgs.model_validate({"engine": {"device": "cuda"}}).gpus_per_engine == 1
+    assert ModelArgs.model_validate({"engine": {"device": "cuda"}}).gpus_per_engine == 1
     half = {"engine": {"device": "cuda"}, "engines": {"num_gpus": 0.5}}
-    assert AppArgs.model_validate(half).gpus_per_engine == 0.5
+    assert ModelArgs.model_validate(half).gpus_per_engine == 0.5
 
 
 def test_every_setting_says_what_it_is() -> None:

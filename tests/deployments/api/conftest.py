@@ -13,7 +13,7 @@ import openai
 import pytest
 
 import deployments.demo_model
-from deployments.api import ApiService, Limits, ModelCard, TextCodec, create_app
+from deployments.api import ApiService, Limits, ModelCard, ServedModel, TextCodec, create_app
 from deployments.client import FleetHealth, GenerateRequest, ReplicaHealth
 from engine.plan import Event, TokenLogprobs
 from engine.tokenizer import load_tokenizer
@@ -136,7 +136,7 @@ def service(engine: ScriptedEngine, codec: TextCodec, metrics: Metrics) -> ApiSe
         return b"raydix_up 1\n", "text/plain; version=0.0.4"
 
     card = ModelCard(MODEL, created=1, max_model_len=MAX_MODEL_LEN, vocab_size=4096)
-    return ApiService(engine, codec, card, metrics_text, Limits(), metrics)
+    return ApiService({MODEL: ServedModel(card, engine, codec, metrics)}, metrics_text, Limits(), metrics)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -67,7 +68,7 @@ def test_when_one_choice_fails_the_others_are_aborted(client: Client, engine: Sc
 
 def test_an_engine_that_says_nothing_is_given_up(service: ApiService, engine: ScriptedEngine) -> None:
     engine.hangs = True
-    impatient = ApiService(engine, service.codec, service.model, service.metrics_text, Limits(idle_timeout_s=0.05))
+    impatient = replace(service, limits=Limits(idle_timeout_s=0.05))
     response = Client(httpx.ASGITransport(create_app(impatient))).post("/v1/completions", ASK)
     assert response.status_code == 504 and engine.generations[0].closed
 
