@@ -16,8 +16,9 @@ from deployments.api.body import ClientGone, read_json
 from deployments.api.chat import plan_chat
 from deployments.api.completions import plan_completion
 from deployments.api.errors import ApiError, at_most, invalid
-from deployments.api.exchange import Exchange, Plan
+from deployments.api.exchange import Exchange, Hints, Plan
 from deployments.api.health import health
+from deployments.api.limits import Limits
 from deployments.api.prompts import encode_messages, encode_text
 from deployments.api.protocol import (
     ChatRequest,
@@ -140,10 +141,9 @@ class _Routes:
     async def _generate(self, request: Request, recorder: Recorder, plan: _Planner) -> Response:
         try:
             planned = await plan()
-            session_id = request.headers.get("x-session-id")
-            at_most("x-session-id", len(session_id or ""), self._service.limits.max_hint_chars, "characters")
+            hints = _hints(request, self._service.limits)
             name = request_id(request.scope)
-            exchange = Exchange(self._service.limits, planned, recorder, name, session_id)
+            exchange = Exchange(self._service.limits, planned, recorder, name, hints)
             return await until_disconnect(request.receive, exchange.respond())
         except ApiError as error:
             recorder.failed(error.status, error.type)
@@ -168,6 +168,12 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         405: f"{request.method} is not allowed here.",
     }.get(error.status_code, "The request cannot be served.")
     return error_response(ApiError(error.status_code, message, headers=dict(error.headers or {})))
+
+
+def _hints(request: Request, limits: Limits) -> Hints:
+    session_id = request.headers.get("x-session-id")
+    at_most("x-session-id", len(session_id or ""), limits.max_hint_chars, "characters")
+    return Hints(session_id, request.headers.get("x-raydix-explain", "").lower() in ("1", "true"))
 
 
 def _card(model: ModelCard) -> dict[str, object]:

@@ -94,9 +94,9 @@ class Choices:
         self.choices = [Choice(index, text) for index, (_, text) in enumerate(parts)]
 
     @property
-    def replica(self) -> str | None:
-        """Where the first choice is generated, once known."""
-        return self._generations[0].replica if self._generations else None
+    def first(self) -> Generation | None:
+        """The first choice's generation, once it is accepted."""
+        return self._generations[0] if self._generations else None
 
     async def open(self) -> None:
         """Have all requests accepted, or none: what was accepted is aborted when another is refused."""

@@ -7,6 +7,7 @@ stream can only say so in its own words and end.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
@@ -40,18 +41,27 @@ class Plan:
     """Answer with the prompts and generate nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What a request's headers say that its body does not."""
+
+    session_id: str | None = None
+    """x-session-id: requests that bear the same one probably share prefixes."""
+    explains: bool = False
+    """x-raydix-explain: the answer says why it was generated where it was."""
+
+
 class Exchange:
     """Runs one plan. `respond` closes what it opened, or hands that duty to the stream it returns."""
 
-    def __init__(
-        self, limits: Limits, plan: Plan, recorder: Recorder, request_id: str, session_id: str | None
-    ) -> None:
+    def __init__(self, limits: Limits, plan: Plan, recorder: Recorder, request_id: str, hints: Hints) -> None:
         self._limits = limits
         self._wording = plan.wording
         self._recorder = recorder
         self._request_id = request_id
         self._is_stream = bool(plan.request.stream)
-        parts = [] if plan.echoes_only else _parts(plan, session_id)
+        parts = [] if plan.echoes_only else _parts(plan, hints.session_id)
+        self._hints = hints
         self._choices = Choices(plan.served.client, parts, limits.idle_timeout_s)
         self._num_echoed = len(plan.wording.answer.prompts) * (plan.request.n or 1) if plan.echoes_only else 0
         self._deadline = asyncio.get_running_loop().time() + limits.request_timeout_s
@@ -155,8 +165,18 @@ class Exchange:
         return ApiError(504, f"The request took longer than {limit:g} seconds.", code="request_timeout")
 
     def _headers(self) -> dict[str, str]:
-        replica = self._choices.replica
-        return {"x-raydix-replica": replica} if replica else {}
+        """Where the first choice runs and what it found there; when asked, also why there."""
+        generation = self._choices.first
+        if generation is None or generation.replica is None:
+            return {}
+        headers = {
+            "x-raydix-replica": generation.replica,
+            "x-raydix-cached-tokens": str(self._choices.choices[0].num_cached),
+        }
+        decision = generation.explain() if self._hints.explains else None
+        if decision is not None:
+            headers["x-raydix-decision"] = json.dumps(decision, separators=(",", ":"))
+        return headers
 
 
 def _parts(plan: Plan, session_id: str | None) -> list[tuple[GenerateRequest, TextStream]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.deployments.api.conftest import Client, ScriptedEngine
@@ -50,11 +52,6 @@ def test_a_request_id_is_given_or_kept(client: Client) -> None:
         assert client.get("/version", headers={"x-request-id": unfit}).headers["x-request-id"] != unfit
 
 
-def test_a_whole_answer_names_its_replica(client: Client) -> None:
-    answer = client.post("/v1/completions", {"model": "demo", "prompt": "a"})
-    assert answer.headers["x-raydix-replica"] == "replica-1"
-
-
 @pytest.mark.parametrize(
     "method, path, status", [("GET", "/nope", 404), ("GET", "/v1/completions", 405), ("POST", "/health", 405)]
 )
@@ -67,3 +64,17 @@ def test_wrong_paths_and_methods_are_openai_errors(client: Client, method: str, 
 def test_too_many_or_too_large_headers(client: Client) -> None:
     assert client.get("/version", headers={f"x-{i}": "1" for i in range(120)}).status_code == 431
     assert client.get("/version", headers={"x-large": "a" * 70_000}).status_code == 431
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_says_where_it_ran_and_when_asked_why(
+    client: Client, engine: ScriptedEngine, stream: bool
+) -> None:
+    engine.cached = 7
+    body = {"model": "demo", "prompt": "hello", "max_tokens": 3, "stream": stream}
+    plain = client.post("/v1/completions", body)
+    assert (plain.headers["x-raydix-replica"], plain.headers["x-raydix-cached-tokens"]) == ("replica-1", "7")
+    assert "x-raydix-decision" not in plain.headers
+    explained = client.post("/v1/completions", body, headers={"x-raydix-explain": "true"})
+    decision = json.loads(explained.headers["x-raydix-decision"])
+    assert decision["terms"] == {"replica-1": {"total": 0.25}}
