@@ -11,6 +11,8 @@ n² / 2^65: one in 2 million for 4 million blocks.
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from collections.abc import Sequence
 
 import xxhash
@@ -54,6 +56,8 @@ def prefix_key(token_ids: Sequence[int], root: int) -> int:
 
 def _encode(token_ids: Sequence[int]) -> bytes:
     """As 32-bit integers, little endian."""
+    if isinstance(token_ids, array) and token_ids.typecode == "i" and sys.byteorder == "little":
+        return token_ids.tobytes()
     try:
         return struct.pack(f"<{len(token_ids)}i", *token_ids)
     except struct.error as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import repeat
 from types import MappingProxyType
 
 _NONE: Mapping[int, float] = MappingProxyType({})
@@ -28,7 +29,7 @@ class ExpectedBlocks:
         """Expect `blocks`, anew if they were expected before. O(len(blocks))."""
         if blocks:
             until = now + self._expect_s
-            self._due.setdefault(replica, {}).update(dict.fromkeys(blocks, until))
+            self._due.setdefault(replica, {}).update(zip(blocks, repeat(until)))
             self._queue.append((until, replica, blocks))
             self._num_queued += len(blocks)
 

@@ -17,11 +17,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 
 from router.expected_blocks import ExpectedBlocks
 
+RUN, LOOK = 64, 512
+"""Blocks that `match` compares at once, and looks up at once: the fastest of those tried."""
 SWEEP_STEP = 64
-"""Blocks swept with each change, and twice as many as the change has blocks."""
+"""Blocks swept with each change, beside some for each of the blocks that it tells of."""
 
 
 class PrefixIndex:
@@ -97,7 +100,7 @@ class PrefixIndex:
         self._expected.settle(replica, hashes)
         self._add(bit, hashes)
         self._add(bit, self._expected.of(replica))
-        self._sweep(SWEEP_STEP + 2 * len(hashes))
+        self._sweep(SWEEP_STEP + len(hashes) // 2)
 
     def forget(self, replica: str) -> None:
         """The replica is gone: nothing is found there any more. O(blocks dispatched to it lately)."""
@@ -116,7 +119,11 @@ class PrefixIndex:
         self._expire(now)
         bit = 1 << self._slot(replica)
         get, is_expected = self._holders.get, self._expected.of(replica)
-        unknown = [block for block in chain if block in is_expected or not (get(block) or 0) & bit]
+        unknown = [
+            block
+            for block, mask in zip(chain, map(get, chain), strict=True)
+            if not mask or not mask & bit or block in is_expected
+        ]
         self._expected.add(replica, unknown, now)
         self._add(bit, unknown)
         self._expire(now)  # The oldest may have to go before their time.
@@ -131,27 +138,42 @@ class PrefixIndex:
         """
         self._expire(now)
         depths: dict[str, int] = {}
-        holders = self._live
-        seen: int | None = holders
-        for depth, mask in enumerate(map(self._holders.get, chain)):
-            if mask is seen:
-                continue  # Neighbours share one object: see `_add`.
-            seen = mask
-            left = holders & mask if mask else 0
-            if left != holders:
-                if depth:
-                    self._note(depths, holders ^ left, depth)
-                holders = left
-                if not holders:
-                    return depths
-        if chain:
-            self._note(depths, holders, len(chain))
+        holders = seen = self._live
+        depth, size = 0, RUN  # Mostly little is held, so the first look is a short one.
+        while holders:
+            masks = self._known(chain[depth : depth + size])
+            for start in range(0, len(masks), RUN):
+                run = masks[start : start + RUN]
+                if run.count(seen) == len(run):
+                    continue
+                for end, mask in enumerate(run, depth + start):
+                    if mask is not seen:
+                        seen, left = mask, holders & mask
+                        self._note(depths, holders ^ left, end)
+                        holders = left
+            depth += len(masks)
+            if len(masks) < size:
+                break
+            size = LOOK
+        self._note(depths, holders, depth)
         return depths
 
+    def _known(self, blocks: Sequence[int]) -> Sequence[int]:
+        """Who holds each of `blocks`, up to the first one that is not in the index."""
+        if len(blocks) > 1:
+            try:
+                masks: tuple[int, ...] = itemgetter(*blocks)(self._holders)  # the fastest of all ways
+                return masks
+            except KeyError:
+                pass
+        return list(iter(map(self._holders.get, blocks).__next__, None))
+
     def _note(self, depths: dict[str, int], mask: int, depth: int) -> None:
-        names = self._names
-        for slot in _bits(mask):
-            depths[names[slot]] = depth
+        """The replicas in `mask` hold `depth` blocks."""
+        if mask and depth:
+            names = self._names
+            for slot in _bits(mask):
+                depths[names[slot]] = depth
 
     # Blocks
 
