@@ -1,0 +1,255 @@
+"""The prefixes that prompts share, and what each is worth: what a new replica should compute first.
+
+A tree over chained block hashes. An edge is a run of blocks; prompts part where their chains do, to the block:
+
+    root ── [system prompt: 40 blocks, 9.1 uses] ─┬─ [document A: 300 blocks, 6.0 uses] ── question ...
+                                                  └─ [document B: 120 blocks, 2.4 uses] ── question ...
+
+A use counts 1, and half of it `half_life_s` later. A held prefix saves its tokens at each use, so a run is worth
+uses times tokens, and what it costs to hold is its tokens: per token of memory it is worth its uses. No run has
+more uses than the one before it, so taking the most used first always takes whole prefixes.
+
+As a hash stands for all blocks before it, two chains are compared by bisection: a prompt costs O(its new blocks).
+Token ids are kept from a run's second use on: what was used once is no shared prefix yet.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cache import Namespace
+
+# Weights grow with time instead of all others decaying; before they overflow, all are scaled down.
+_MAX_DOUBLINGS = 64.0
+
+
+@dataclass(frozen=True, slots=True)
+class HotPrefix:
+    """A prefix that several prompts began with, and how much of it they had in common."""
+
+    namespace: Namespace
+    token_ids: array[int]
+    uses: tuple[tuple[int, float], ...]
+    """(tokens, uses per second of that many tokens and no more known ones), shortest first; the last is all of it.
+
+    A beginning that several prefixes share is told of by one of them.
+    """
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens that holding it saves, per second."""
+        return sum(length * rate for length, rate in self.uses)
+
+
+class _Run:
+    """A run of blocks: an edge of the tree and the node it leads to."""
+
+    __slots__ = ("children", "count", "hashes", "namespace", "parent", "tokens", "weight")
+
+    def __init__(self, parent: _Run | None, namespace: Namespace, hashes: array[int]) -> None:
+        self.parent = parent
+        self.namespace = namespace
+        self.hashes = hashes
+        self.tokens: array[int] | None = None
+        """From the second use on."""
+        self.weight = 0.0
+        """Uses, decayed; in units that grow with time."""
+        self.count = 0
+        """Uses."""
+        self.children: dict[int, _Run] = {}
+        """By first hash."""
+
+
+class HotPrefixes:
+    """Bounded in tokens and runs; the least used go first. Not thread-safe. `now` is in seconds, never falling."""
+
+    def __init__(
+        self,
+        block_tokens: int,
+        max_tokens: int = 4_000_000,
+        max_runs: int = 4096,
+        half_life_s: float = 600.0,
+    ) -> None:
+        """A token costs 8 / `block_tokens` bytes, and 4 more where it is shared; a run about 500."""
+        for name, value in (("block_tokens", block_tokens), ("max_runs", max_runs), ("half_life_s", half_life_s)):
+            if not value > 0:
+                raise ValueError(f"{name} must be above 0, got {value}")
+        if max_tokens < block_tokens:
+            raise ValueError(f"max_tokens must be at least a block of {block_tokens} tokens, got {max_tokens}")
+        self.block_tokens = block_tokens
+        self.num_runs = 0
+        self._max_blocks, self._max_runs = max_tokens // block_tokens, max_runs
+        self._half_life = half_life_s
+        self._root = _Run(None, Namespace(""), array("Q"))
+        self._num_blocks = 0
+        self._epoch: float | None = None  # when a use weighs 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all runs."""
+        return self._num_blocks * self.block_tokens
+
+    # --- what comes in -------------------------------------------------------------------------------------
+
+    def record(self, namespace: Namespace, token_ids: Sequence[int], chain: Sequence[int], now: float) -> None:
+        """A prompt came; `chain` are its `block_hashes` under its namespace."""
+        self._use(namespace, token_ids, chain, self._unit(now), 1)
+
+    def merge(self, prefix: HotPrefix, chain: Sequence[int], now: float, weight: float = 1.0) -> None:
+        """Add what another process recorded, as if all of it had come here; `weight` scales its uses."""
+        per_use = weight * self._half_life / math.log(2) * self._unit(now)
+        for length, rate in prefix.uses:
+            beginning = chain[: length // self.block_tokens]
+            self._use(prefix.namespace, prefix.token_ids, beginning, rate * per_use, 2)
+
+    def _use(
+        self, namespace: Namespace, token_ids: Sequence[int], chain: Sequence[int], weight: float, count: int
+    ) -> None:
+        chain = chain[: self._max_blocks]
+        run, done = self._root, 0
+        while done < len(chain):
+            child = run.children.get(chain[done])
+            if child is None:
+                child = self._add(run, namespace, array("Q", chain[done:]))
+            else:
+                child = self._split(child, _common(child.hashes, chain, done))
+            child.weight += weight
+            child.count += count
+            end = done + len(child.hashes)
+            if child.tokens is None and child.count > 1:
+                child.tokens = array("i", token_ids[done * self.block_tokens : end * self.block_tokens])
+            run, done = child, end
+        if self._num_blocks > self._max_blocks or self.num_runs > self._max_runs:
+            self._prune()
+
+    def _add(self, parent: _Run, namespace: Namespace, hashes: array[int]) -> _Run:
+        run = parent.children[hashes[0]] = _Run(parent, namespace, hashes)
+        self._num_blocks += len(hashes)
+        self.num_runs += 1
+        return run
+
+    def _split(self, run: _Run, length: int) -> _Run:
+        """The first `length` blocks of a run, as one of its own."""
+        if length == len(run.hashes):
+            return run
+        assert run.parent is not None
+        upper = _Run(run.parent, run.namespace, run.hashes[:length])
+        upper.weight, upper.count = run.weight, run.count
+        run.parent.children[upper.hashes[0]] = upper
+        run.parent, run.hashes = upper, run.hashes[length:]
+        upper.children[run.hashes[0]] = run
+        if run.tokens is not None:
+            border = length * self.block_tokens
+            upper.tokens, run.tokens = run.tokens[:border], run.tokens[border:]
+        self.num_runs += 1
+        return upper
+
+    def _prune(self) -> None:
+        """Drop the least used leaves, an eighth more than has to be: so it happens seldom."""
+        leaves = [(run.weight, id(run), run) for run in self._runs() if not run.children]
+        heapq.heapify(leaves)
+        while self._num_blocks > self._max_blocks * 7 // 8 or self.num_runs > self._max_runs * 7 // 8:
+            _, _, run = heapq.heappop(leaves)
+            parent = run.parent
+            assert parent is not None
+            del parent.children[run.hashes[0]]
+            self._num_blocks -= len(run.hashes)
+            self.num_runs -= 1
+            if not parent.children and parent is not self._root:
+                heapq.heappush(leaves, (parent.weight, id(parent), parent))
+
+    def _runs(self) -> Iterator[_Run]:
+        """All of them, parents first."""
+        stack = list(self._root.children.values())
+        while stack:
+            run = stack.pop()
+            yield run
+            stack.extend(run.children.values())
+
+    def _unit(self, now: float) -> float:
+        """What a use weighs now."""
+        if self._epoch is None:
+            self._epoch = now
+        doublings = (now - self._epoch) / self._half_life
+        if doublings > _MAX_DOUBLINGS:
+            for run in self._runs():
+                run.weight *= 2.0**-doublings
+            self._epoch, doublings = now, 0.0
+        return float(2.0**doublings)
+
+    # --- what is worth most --------------------------------------------------------------------------------
+
+    def top(self, max_tokens: int, now: float) -> list[HotPrefix]:
+        """The prefixes worth most that together have at most `max_tokens` tokens, the most valuable first.
+
+        What several of them begin with counts once. The last one taken may be cut, at a block. O(runs · log runs).
+        """
+        taken = self._most_used(max_tokens // self.block_tokens)
+        used_further = dict.fromkeys(taken, 0.0)
+        for run in taken:
+            if run.parent in used_further:
+                used_further[run.parent] += run.weight
+        per_second = math.log(2) / self._half_life / self._unit(now)
+        is_told: set[_Run] = set()
+        prefixes = []
+        for run in taken:
+            if any(child in used_further for child in run.children.values()):
+                continue
+            prefixes.append(self._prefix(run, taken, used_further, per_second, is_told))
+        return sorted(prefixes, key=lambda prefix: -prefix.tokens_per_s)
+
+    def _most_used(self, max_blocks: int) -> dict[_Run, int]:
+        """Runs to take, and how many of their blocks; each after the one that it continues."""
+        frontier = [(-run.weight, id(run), run) for run in self._root.children.values()]
+        heapq.heapify(frontier)
+        taken: dict[_Run, int] = {}
+        while frontier and max_blocks > 0:
+            _, _, run = heapq.heappop(frontier)
+            if run.tokens is None:
+                continue
+            taken[run] = length = min(len(run.hashes), max_blocks)
+            max_blocks -= length
+            if length == len(run.hashes):
+                for child in run.children.values():
+                    heapq.heappush(frontier, (-child.weight, id(child), child))
+        return taken
+
+    def _prefix(
+        self,
+        last: _Run,
+        taken: dict[_Run, int],
+        used_further: dict[_Run, float],
+        per_second: float,
+        is_told: set[_Run],
+    ) -> HotPrefix:
+        path = []
+        run = last
+        while run.parent is not None:
+            path.append(run)
+            run = run.parent
+        token_ids = array("i")
+        uses = []
+        for run in reversed(path):
+            assert run.tokens is not None
+            token_ids += run.tokens[: taken[run] * self.block_tokens]
+            if run is last or run not in is_told:
+                # In floats a sum of parts may exceed the whole by a little.
+                uses.append((len(token_ids), max(0.0, run.weight - used_further[run]) * per_second))
+                is_told.add(run)
+        return HotPrefix(last.namespace, token_ids, tuple(uses))
+
+
+def _common(hashes: Sequence[int], chain: Sequence[int], start: int) -> int:
+    """How many of `hashes` the chain has from `start` on, at least one: equal at one place is equal before it."""
+    low, high = 1, min(len(hashes), len(chain) - start)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if hashes[middle - 1] == chain[start + middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
