@@ -71,6 +71,13 @@ class EngineLoop:
         """How busy the engine is: at most 5 ms behind its last step."""
         return self._load
 
+    def forget_totals(self) -> None:
+        """Count everything from 0 again. Only before `start`."""
+        if self._thread is not None:
+            raise RuntimeError("the loop is running: its totals must not go backwards")
+        self.scheduler.forget_totals()
+        self._load = self.scheduler.load(self.clock())
+
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished."""

@@ -16,7 +16,7 @@ import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from cache import KVCacheManager, OutOfPages, PageAccount, PageCopy
+from cache import CacheStats, KVCacheManager, OutOfPages, PageAccount, PageCopy
 from engine.errors import NeverFits
 from engine.load import EngineLoad
 from engine.plan import Chunk, Event, FinishReason, StepPlan, StepResult, Timings, TokenLogprobs
@@ -372,6 +372,11 @@ class Scheduler:
             prefill_rate=self._budget.prefill_rate,
             decode_seconds=self._budget.decode_seconds,
         )
+
+    def forget_totals(self) -> None:
+        """Let what counts up begin at 0 again; measured rates stay."""
+        self._num_steps = self._num_preemptions = self._num_finished = 0
+        self.cache.stats = CacheStats()
 
     def _prompts_running(self) -> Iterator[Request]:
         return (request for request in self._running if request.num_to_compute > 1)
