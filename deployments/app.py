@@ -17,6 +17,7 @@ from deployments.config import ENGINE_DEPLOYMENT, AppArgs, Autoscaling, ModelArg
 from deployments.ingress import Ingress
 from deployments.metrics_hub import MetricsHub
 from deployments.replica import EngineFactory, EngineReplica, ReplicaSettings
+from deployments.warm_up import WarmUpLimits
 from deployments.wire_server import WireTimings
 from engine.engine import Engine
 
@@ -47,8 +48,11 @@ def bind_engines(
         request_router_class="router.ray_router:PrefixRouter",
         request_router_kwargs=asdict(args.placer(model)),
     )
+    warm_up = args.warm_up
     settings = ReplicaSettings(
-        stall_timeout_s=args.health.stall_timeout_s, wire=WireTimings(heartbeat_s=args.health.heartbeat_s)
+        stall_timeout_s=args.health.stall_timeout_s,
+        wire=WireTimings(heartbeat_s=args.health.heartbeat_s),
+        warm_up=WarmUpLimits(warm_up.max_seconds, warm_up.max_kv_share, warm_up.ask_timeout_s),
     )
     options = _options(args, model.engines, model.gpus_per_engine)
     if model.engines.autoscaling is not None:

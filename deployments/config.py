@@ -154,6 +154,25 @@ class EngineReplicas(Replicas):
         return self
 
 
+class WarmUp(_Settings):
+    """What a new engine replica computes before it takes requests; see `deployments/warm_up.py`."""
+
+    max_seconds: float = Field(default=30.0, ge=0)
+    """Seconds it may take; 0 lets replicas start cold."""
+    max_kv_share: float = Field(default=0.5, gt=0, le=1)
+    """Share of its KV pages that may be filled."""
+    ask_timeout_s: float = Field(default=3.0, gt=0)
+    """Seconds to wait for the answer what to compute."""
+    half_life_s: float = Field(default=600.0, gt=0)
+    """Seconds after which the use of a prefix counts half."""
+    track_tokens: int = Field(default=4_000_000, ge=1024)
+    """Tokens of prompts' beginnings that each ingress keeps track of: 0.5 bytes each, and 4 more where shared."""
+    max_tokens: int = Field(default=250_000, ge=1)
+    """Most tokens of prefixes that an ingress tells of, 4 bytes each."""
+    tell_period_s: float = Field(default=5.0, gt=0)
+    """Seconds between that."""
+
+
 Engine = Annotated[EngineConfig, BeforeValidator(_known_engine_keys)]
 
 
@@ -195,6 +214,8 @@ class AppArgs(_Settings):
     """Where requests go."""
     health: HealthSettings = HealthSettings()
     """When a replica counts as lost."""
+    warm_up: WarmUp = WarmUp()
+    """What a new engine replica computes before it takes requests."""
 
     @model_validator(mode="before")
     @classmethod
@@ -224,6 +245,8 @@ class AppArgs(_Settings):
             max_blocks=self.router.max_blocks,
             expect_s=self.router.expect_s,
             decisions_kept=self.router.decisions_kept,
+            hot_tokens=self.warm_up.track_tokens if self.warm_up.max_seconds else 0,
+            hot_half_life_s=self.warm_up.half_life_s,
         )
 
     @property

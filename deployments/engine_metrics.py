@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from engine.load import EngineLoad, StepStats
 from engine.plan import Event
+from engine.precompute import Precomputed
 from monitoring.metrics import Metrics
 
 
@@ -22,6 +23,12 @@ class EngineMetrics:
         """What does not change while the engine runs."""
         self._metrics.set("build_info", 1, version=version, attention=attention, device=device, dtype=dtype)
         self._metrics.set("kv_page_size_tokens", page_size)
+
+    def on_warm_up(self, done: Precomputed) -> None:
+        """What was computed before the first request."""
+        self._metrics.inc("warm_up_prefixes_total", done.num_prompts)
+        self._metrics.inc("warm_up_tokens_total", done.num_tokens)
+        self._metrics.inc("warm_up_seconds_total", done.seconds)
 
     def on_step(self, stats: StepStats) -> None:
         """One step."""

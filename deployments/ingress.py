@@ -20,6 +20,7 @@ from deployments.config import AppArgs, HealthSettings, ModelArgs
 from deployments.delivery import Persistence
 from deployments.engine_client import WireEngineClient
 from deployments.metrics_hub import MetricsPusher, read_page
+from deployments.warm_up import Post, WarmUpPoster
 from engine.config import EngineConfig
 from engine.engine import model_directory
 from engine.hub import fingerprint
@@ -72,6 +73,7 @@ class ModelLink:
         self._model, self._engines = model, engines
         self._fleet = fleet_of(engines.app_name, engines.deployment_name)
         self._placer = placer_of(self._fleet, args.placer(model))
+        self._warm_up = args.warm_up
         self._health, self._sync_timeout_s = args.health, args.router.sync_timeout_s
         self._client: WireEngineClient | None = None
 
@@ -103,6 +105,11 @@ class ModelLink:
         """Disconnect. Idempotent."""
         if self._client is not None:
             await self._client.aclose()
+
+    def post(self) -> Post:
+        """What `MetricsHub.post_prefixes` takes."""
+        prefixes = self._placer.hot_prefixes(self._warm_up.max_tokens)
+        return Post(self.name, self._model.engine.block_tokens, self._warm_up.half_life_s, prefixes)
 
     def snapshot(self) -> bytes:
         """What `MetricsHub.push` takes."""
@@ -142,6 +149,9 @@ class Ingress:
         if len(self._links) > 1:
             self._metrics = Metrics("", name, "ingress")
             snapshots[name] = self._metrics.snapshot
+        self._poster = WarmUpPoster(
+            hub, name, lambda: [link.post() for link in self._links], args.warm_up.tell_period_s
+        )
         self._pushers = [MetricsPusher(hub, process, snapshot) for process, snapshot in snapshots.items()]
 
     async def __serve_build_asgi_app__(self) -> Any:
@@ -149,6 +159,7 @@ class Ingress:
         await asyncio.gather(*(link.start() for link in self._links))
         for pusher in self._pushers:
             pusher.start()
+        self._poster.start()
         return create_app(await asyncio.to_thread(self._service))
 
     def _service(self) -> ApiService:
@@ -161,6 +172,7 @@ class Ingress:
         )
 
     async def __del__(self) -> None:
+        self._poster.stop()
         for pusher in self._pushers:
             pusher.stop()
         for link in self._links:

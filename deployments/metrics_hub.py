@@ -1,4 +1,7 @@
-"""The metrics hub as a deployment: every process pushes its numbers here, every ingress reads the page."""
+"""The hub as a deployment: every process pushes its numbers here, every ingress reads the page.
+
+It is also where ingresses tell which prefixes are worth most, and where new replicas ask for them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from deployments.warm_up import Post, WarmUpBoard
 from monitoring.hub import CONTENT_TYPE, Hub
+from router.hot_prefixes import HotPrefix
 
 PUSH_PERIOD_S = 1.0
 
@@ -18,6 +23,7 @@ class MetricsHub:
 
     def __init__(self) -> None:
         self._hub = Hub()
+        self._board = WarmUpBoard()
 
     async def push(self, process: str, snapshot: bytes) -> None:
         """Take a process's snapshot."""
@@ -26,6 +32,14 @@ class MetricsHub:
     async def render(self) -> tuple[bytes, str]:
         """The page and its content type."""
         return self._hub.render(time.monotonic()), CONTENT_TYPE
+
+    async def post_prefixes(self, ingress: str, post: Post) -> None:
+        """Take what an ingress knows of a model's prompts."""
+        self._board.post(ingress, post, time.monotonic())
+
+    async def hot_prefixes(self, model: str, max_tokens: int) -> list[HotPrefix]:
+        """The prefixes of a model worth most, of at most `max_tokens` together."""
+        return self._board.top(model, max_tokens, time.monotonic())
 
 
 class MetricsPusher:

@@ -22,6 +22,7 @@ from deployments.engine_metrics import EngineMetrics
 from deployments.load_news import LoadNews
 from deployments.metrics_hub import MetricsPusher
 from deployments.retry_after import DrainRate
+from deployments.warm_up import WarmUpLimits, warm_up
 from deployments.wire_server import WireServer, WireTimings
 from deployments.work_meter import WorkMeter
 from engine.config import EngineConfig
@@ -44,6 +45,8 @@ class ReplicaSettings:
     """Seconds without a finished step, while there is work, until `check_health` fails."""
     wire: WireTimings = field(default_factory=WireTimings)
     """Periods of the wire."""
+    warm_up: WarmUpLimits = field(default_factory=WarmUpLimits)
+    """What to compute before taking requests, where there is a hub to ask."""
 
 
 class EngineUnhealthy(RuntimeError):
@@ -92,14 +95,22 @@ class EngineReplica:
             config.block_tokens,
             getattr(self._engine.runner, "fingerprint", ""),
         )
+        self._hub = hub
         self._pusher = MetricsPusher(hub, self.replica, lambda: self._snapshot(metrics)) if hub else None
-        self._loop.start(self._on_events, self._on_step)
+        if hub is None:
+            self._loop.start(self._on_events, self._on_step)
 
     # --- Serve's hooks -------------------------------------------------------------------------------------
 
     async def record_replica_metadata(self) -> dict[str, str]:
-        """Where the wire is, and the secret that a hello must bear: Ray carries both to the ingresses' routers."""
+        """Where the wire is, and the secret that a hello must bear: Ray carries both to the ingresses' routers.
+
+        Serve calls this once, after the constructor, and sends no request before it has returned: the engine warms
+        up here, where the hub can be waited for.
+        """
         if self._pusher is not None:
+            self._metrics.on_warm_up(await warm_up(self._engine, self._hub, self._settings.warm_up))
+            self._loop.start(self._on_events, self._on_step)
             self._pusher.start()
         return {
             "wire_endpoint": self._wire.endpoint,

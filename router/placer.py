@@ -23,6 +23,7 @@ from cache.prefix_hash import block_hashes, prefix_key, prefix_root
 from router.cost import RouteQuery, uncached_tokens
 from router.decisions import DecisionLog, DecisionRecord
 from router.fleet import Fleet
+from router.hot_prefixes import HotPrefix, HotPrefixes
 from router.policies import Decision, Policy, policy_named
 from router.prefix_index import PrefixIndex
 
@@ -77,6 +78,10 @@ class PlacerSettings:
     """Seconds for which a dispatched prompt counts as cached before its replica confirms it."""
     decisions_kept: int = 1000
     """Decisions that can be looked up."""
+    hot_tokens: int = 0
+    """Tokens of prompts' beginnings that are kept track of, to know which are worth most; 0: none are."""
+    hot_half_life_s: float = 600.0
+    """Seconds after which the use of a beginning counts half."""
 
 
 class Placer:
@@ -97,6 +102,10 @@ class Placer:
         self._rng = rng or random.Random()
         self._index = PrefixIndex(self.settings.block_tokens, self.settings.max_blocks, self.settings.expect_s)
         self._log = DecisionLog(self.settings.decisions_kept)
+        self._hot: HotPrefixes | None = None
+        if self.settings.hot_tokens:
+            tokens, half_life_s = self.settings.hot_tokens, self.settings.hot_half_life_s
+            self._hot = HotPrefixes(self.settings.block_tokens, tokens, half_life_s=half_life_s)
         self._chains: dict[str, list[int]] = {}  # open request -> its chain
         self._lock = threading.Lock()
         fleet.subscribe(self._forget_departed)
@@ -106,7 +115,8 @@ class Placer:
     def place(self, request: Placeable, candidates: Collection[str], avoid: Collection[str] = ()) -> Decision:
         """Order the candidates for a request, and count it where it goes first. O(tokens of the prompt)."""
         tokens = [*request.prompt_ids, *request.output_ids] if request.output_ids else request.prompt_ids
-        root, block_tokens = prefix_root(Namespace(request.model, salt=request.salt)), self.settings.block_tokens
+        namespace, block_tokens = Namespace(request.model, salt=request.salt), self.settings.block_tokens
+        root = prefix_root(namespace)
         chain = block_hashes(tokens, root, block_tokens)
         first = self.settings.key_blocks
         key = chain[first - 1] if len(chain) >= first else prefix_key(tokens, root)
@@ -121,6 +131,8 @@ class Placer:
                 return decision
             chosen = decision.order[0]
             self._index.expect(chosen, chain, now)
+            if self._hot is not None and not request.output_ids:
+                self._hot.record(namespace, tokens, chain, now)
             self._chains[request.request_id] = chain
             self._log.add(request.request_id, time.time(), request.model, query, decision)
         self._fleet.book(request.request_id, chosen, uncached_tokens(len(tokens), overlap.get(chosen, 0)))
@@ -205,6 +217,11 @@ class Placer:
                 "blocks": self._index.num_blocks,
                 "dropped": self._index.num_dropped,
             }
+
+    def hot_prefixes(self, max_tokens: int) -> list[HotPrefix]:
+        """The beginnings of prompts worth most to hold, of at most `max_tokens` together."""
+        with self._lock:
+            return [] if self._hot is None else self._hot.top(max_tokens, self._clock())
 
     def uncached_tokens(self, request: Placeable) -> int:
         """Tokens of a prompt that the best holder would have to compute. O(tokens of the prompt)."""
