@@ -8,9 +8,10 @@ import re
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from deployments.api.limits import Limits
+from deployments.tenants import KeyHash, TenantSettings, distinct_tenants
 from engine.config import EngineConfig
 from router.placer import PlacerSettings
 
@@ -94,6 +95,29 @@ class Replicas(_Settings):
     """Requests that may wait in a caller for a replica; more are refused. -1: no bound."""
     drain_timeout_s: float = Field(default=120.0, ge=0)
     """Seconds a replica's streams may take to end when it is stopped."""
+
+
+class AdmissionSettings(_Settings):
+    """When requests wait in the ingress instead of at an engine, and for how long; see `deployments/admission.py`.
+
+    While they wait, tenants take turns; at an engine it is first come, first served. Bounds are per ingress.
+    """
+
+    ttft_target_s: float = Field(default=0.5, gt=0)
+    """Seconds of work queued at the least busy engine above which requests wait. The smaller, the less one tenant
+    feels of another; an engine runs dry when it is shorter than a few of its steps."""
+    max_wait_s: float = Field(default=30.0, gt=0)
+    """Longest wait, in seconds; a request may ask for less. Those that would wait longer are refused at once."""
+    quantum_tokens: int = Field(default=2048, ge=1)
+    """Uncached prompt tokens that the tenant of the least weight may send each time it is its turn."""
+    max_waiting: int = Field(default=4096, ge=1)
+    """Requests that wait, of all tenants."""
+    max_waiting_tokens: int = Field(default=16_000_000, ge=1)
+    """Uncached prompt tokens that wait, of all tenants."""
+    max_waiting_per_tenant: int = Field(default=1024, ge=1)
+    """Requests of one tenant that wait."""
+    max_waiting_tokens_per_tenant: int = Field(default=4_000_000, ge=1)
+    """Uncached prompt tokens of one tenant that wait; a single request may be larger."""
 
 
 class Autoscaling(_Settings):
@@ -217,6 +241,15 @@ class AppArgs(_Settings):
     warm_up: WarmUp = WarmUp()
     """What a new engine replica computes before it takes requests."""
 
+    admission: AdmissionSettings = AdmissionSettings()
+    """When requests wait in the ingress, and for how long."""
+    tenants: Annotated[tuple[TenantSettings, ...], AfterValidator(distinct_tenants)] = ()
+    """Who may ask. None: the service is open to everybody who can reach it, without limits."""
+    admin_key_hash: KeyHash | None = None
+    """SHA-256 of the key that administration needs, in hex (`raydix hash-key`). None: it is off."""
+    protect_metrics: bool = False
+    """Whether /metrics needs the admin key; /health and /version never need one."""
+
     @model_validator(mode="before")
     @classmethod
     def _one_form_or_the_other(cls, data: Any) -> Any:
@@ -248,6 +281,15 @@ class AppArgs(_Settings):
             hot_tokens=self.warm_up.track_tokens if self.warm_up.max_seconds else 0,
             hot_half_life_s=self.warm_up.half_life_s,
         )
+
+    @model_validator(mode="after")
+    def _check_admin_key(self) -> Self:
+        if self.protect_metrics and self.admin_key_hash is None:
+            raise ValueError("protect_metrics needs an admin_key_hash: it is the admin key that opens /metrics")
+        for tenant in self.tenants:
+            if self.admin_key_hash in tenant.key_hashes:
+                raise ValueError(f"admin_key_hash is a key of the tenant {tenant.name!r} too; use another")
+        return self
 
     @property
     def served(self) -> dict[str, ModelArgs]:

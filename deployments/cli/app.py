@@ -148,6 +148,18 @@ def info(
     run(model, page_size=page_size, dtype=dtype.value, device=device.value)
 
 
+@app.command()
+def hash_key(
+    stdin: Annotated[
+        bool, typer.Option("--stdin", help="Hash the key on standard input; print nothing else.")
+    ] = False,
+) -> None:
+    """Make an API key and print it with its hash, which is what a configuration holds: tenants, admin_key_hash."""
+    from deployments.cli.hash_key import run
+
+    run(from_stdin=stdin)
+
+
 def main() -> None:
     """Run the command line. Exits with 0, 1 (it failed), 2 (wrong usage) or 130 (interrupted)."""
     try:

@@ -88,3 +88,12 @@ def test_generate_answers_and_prints_only_the_answer() -> None:
     assert result.returncode == 0, result.stderr
     assert len(result.stdout.split()) > 3 and "prompt tokens" not in result.stdout
     assert "12 generated" in result.stderr and "ended by length" in result.stderr
+
+
+def test_hash_key_makes_a_key_or_hashes_one_and_refuses_what_no_header_could_carry() -> None:
+    made = raydix("hash-key").stdout.split()
+    assert made[0::2] == ["key", "hash"]
+    assert raydix("hash-key", "--stdin", stdin=made[1] + "\n").stdout.strip() == made[3]
+    for bad in ("", "short", "with spaces in between", "\u00e9" * 20):
+        refused = raydix("hash-key", "--stdin", stdin=bad)
+        assert refused.returncode == 1 and refused.stdout == "" and "a key h" in refused.stderr
