@@ -37,15 +37,22 @@ class GenerateRequest:
     """A hint that requests belong together; never needed for correctness."""
     tenant: str = ""
     """Who asks."""
+    max_wait_s: float | None = None
+    """Longest wait for an engine that it can use, in seconds; None: the service's own limit."""
+
+
+OverloadKind = Literal["queue_full", "tenant_queue_full", "deadline"]
+"""Every queue that could take the request is full; its tenant has too much waiting; it would wait too long."""
 
 
 class Overloaded(Exception):
-    """Every queue that could take the request is full. HTTP 429 with Retry-After."""
+    """There is too much to do. HTTP 429, or 503 for a request that would wait too long; with Retry-After."""
 
-    def __init__(self, reason: str, retry_after_s: float) -> None:
+    def __init__(self, reason: str, retry_after_s: float, kind: OverloadKind = "queue_full") -> None:
         super().__init__(reason)
         self.reason = reason
         self.retry_after_s = retry_after_s
+        self.kind = kind
 
 
 class Unavailable(Exception):

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from deployments import tenants
 from deployments.config import AppArgs
 from deployments.tenants import KeyRing, Tenant, TenantSettings, hash_key
 
@@ -39,7 +38,7 @@ def test_every_key_is_compared_wherever_the_right_one_is(monkeypatch: pytest.Mon
         compared.append(other)
         return compare(one, other)
 
-    monkeypatch.setattr(tenants.hmac, "compare_digest", counting)
+    monkeypatch.setattr(hmac, "compare_digest", counting)
     keys = ring(*(tenant(f"t{number}") for number in range(5)), admin="root")
     for key in ("key-of-t0", "key-of-t4", "root", "wrong"):
         compared.clear()

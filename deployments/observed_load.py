@@ -1,0 +1,140 @@
+"""A `LoadView` from what an ingress sees by itself: heartbeats, its own requests, and how fast they get on.
+
+The rate is that of prompts getting their first token while any of this ingress waits for one: when slots or memory
+are short it falls with them, so what waits, divided by it, is a time (Little's law) whatever the bottleneck is. Other
+ingresses are taken to be as busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from deployments.busy_rate import BusyRate
+from deployments.client import EngineClient, FleetHealth, GenerateRequest, Generation
+from engine.plan import Event
+
+DEFAULT_PREFILL_RATE = 2000.0
+"""Tokens per second of an engine until its rate is measured."""
+NEWS_S = 0.1
+"""Age after which an accepted request is in its replica's reports, and a report is asked for anew, in seconds."""
+
+
+@dataclass(eq=False, slots=True)
+class _Sent:
+    """A request of this ingress that has no first token yet."""
+
+    tokens: int
+    replica: str | None = None
+    accepted_at: float | None = None
+
+
+class ObservedLoad:
+    """An `EngineClient` that watches another, and what it saw as a `LoadView`. Lives on one event loop."""
+
+    def __init__(self, client: EngineClient, num_ingresses: int = 1) -> None:
+        self._client, self._num_ingresses = client, num_ingresses
+        self._sent: set[_Sent] = set()
+        self._prefill = BusyRate()
+        self._health, self._asked_at = FleetHealth("unhealthy", 0), float("-inf")
+        self._refresh: asyncio.Task[None] | None = None
+
+    # --- LoadView ------------------------------------------------------------------------------------------
+
+    def queue_seconds(self, sending_tokens: int = 0) -> float:
+        """Seconds of prefill queued at the replica with least; 0 when none is up.
+
+        What is being sent from here is counted from `generate` on, not as `sending_tokens`.
+        """
+        now = _now()
+        self._keep_fresh(now)
+        up = [replica for replica in self._health.replicas if replica.is_connected and not replica.is_draining]
+        if not up:
+            return 0.0
+        rate = self._prefill.rate(now)
+        rate = DEFAULT_PREFILL_RATE if rate is None else rate * self._num_ingresses / len(up)
+        unplaced = sum(sent.tokens for sent in self._sent if sent.replica is None) / len(up)
+        least = min(replica.waiting_prefill_tokens + self._unreported(replica.replica, now) for replica in up)
+        return (least + unplaced) / rate
+
+    def uncached_tokens(self, request: GenerateRequest) -> int:
+        """All of them: what lies in a cache is not known here."""
+        return len(request.prompt_ids) + len(request.output_ids)
+
+    def _unreported(self, replica: str, now: float) -> int:
+        """Tokens that were accepted there so lately that its reports may not tell of them."""
+        return sum(
+            sent.tokens
+            for sent in self._sent
+            if sent.replica == replica and sent.accepted_at is not None and now - sent.accepted_at < NEWS_S
+        )
+
+    def _keep_fresh(self, now: float) -> None:
+        if now - self._asked_at >= NEWS_S / 2 and (self._refresh is None or self._refresh.done()):
+            self._asked_at = now
+            self._refresh = asyncio.get_running_loop().create_task(self._ask())
+
+    async def _ask(self) -> None:
+        self._health = await self._client.health()
+
+    # --- EngineClient --------------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """As the client does."""
+        sent = _Sent(self.uncached_tokens(request))
+        self._sent.add(sent)
+        self._prefill.set_busy(True, _now())
+        try:
+            generation = await self._client.generate(request)
+        except BaseException:
+            self.began(sent, None)
+            raise
+        sent.replica, sent.accepted_at = generation.replica, _now()
+        return _Observed(generation, self, sent)
+
+    async def health(self) -> FleetHealth:
+        """How the engines are."""
+        return await self._client.health()
+
+    def began(self, sent: _Sent, num_cached: int | None) -> None:
+        """It has its first token, or will have none (None). Only the first call counts."""
+        if sent in self._sent:
+            self._sent.discard(sent)
+            if num_cached is not None:
+                self._prefill.add(max(0, sent.tokens - num_cached), _now())
+            self._prefill.set_busy(bool(self._sent), _now())
+
+
+class _Observed:
+    """A generation that tells its load view how it gets on."""
+
+    def __init__(self, generation: Generation, load: ObservedLoad, sent: _Sent) -> None:
+        self._generation, self._load, self._sent = generation, load, sent
+
+    @property
+    def replica(self) -> str | None:
+        """Id of the replica that generates it."""
+        return self._generation.replica
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        """The next event."""
+        try:
+            event = await self._generation.__anext__()
+        except Exception:
+            self._load.began(self._sent, None)
+            raise
+        self._load.began(self._sent, event.num_cached if event.token_ids else None)
+        return event
+
+    async def aclose(self) -> None:
+        """Abort in the engine when not finished."""
+        self._load.began(self._sent, None)
+        await self._generation.aclose()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
