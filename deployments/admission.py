@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from deployments.busy_rate import BusyRate
 from deployments.client import EngineClient, FleetHealth, GenerateRequest, Generation, Overloaded, OverloadKind
@@ -91,6 +91,10 @@ class AdmissionClient:
     async def health(self) -> FleetHealth:
         """How the engines are."""
         return await self._client.health()
+
+    def decisions(self, limit: int) -> list[dict[str, Any]]:
+        """The last placements."""
+        return self._client.decisions(limit)
 
     @property
     def num_waiting(self) -> int:
@@ -219,6 +223,10 @@ class _Watched:
     def replica(self) -> str | None:
         """Id of the replica that generates it."""
         return self._generation.replica
+
+    def explain(self) -> dict[str, Any] | None:
+        """Why there."""
+        return self._generation.explain()
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self

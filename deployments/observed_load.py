@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 from deployments.busy_rate import BusyRate
 from deployments.client import EngineClient, FleetHealth, GenerateRequest, Generation
@@ -97,6 +98,10 @@ class ObservedLoad:
         """How the engines are."""
         return await self._client.health()
 
+    def decisions(self, limit: int) -> list[dict[str, Any]]:
+        """The last placements."""
+        return self._client.decisions(limit)
+
     def began(self, sent: _Sent, num_cached: int | None) -> None:
         """It has its first token, or will have none (None). Only the first call counts."""
         if sent in self._sent:
@@ -116,6 +121,10 @@ class _Observed:
     def replica(self) -> str | None:
         """Id of the replica that generates it."""
         return self._generation.replica
+
+    def explain(self) -> dict[str, Any] | None:
+        """Why there."""
+        return self._generation.explain()
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
