@@ -13,7 +13,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from deployments.config import ENGINE_DEPLOYMENT, AppArgs, Autoscaling, ModelArgs, Replicas
+from deployments.config import ENGINE_DEPLOYMENT, AppArgs, ModelArgs, Replicas
 from deployments.ingress import Ingress
 from deployments.metrics_hub import MetricsHub
 from deployments.replica import EngineFactory, EngineReplica, ReplicaSettings
@@ -55,9 +55,9 @@ def bind_engines(
         warm_up=WarmUpLimits(warm_up.max_seconds, warm_up.max_kv_share, warm_up.ask_timeout_s),
     )
     options = _options(args, model.engines, model.gpus_per_engine)
-    if model.engines.autoscaling is not None:
+    if model.engines.autoscaling is not None or not model.load_at_start:
         del options["num_replicas"]
-        options["autoscaling_config"] = _autoscaling(model.engines.autoscaling)
+        options["autoscaling_config"] = _autoscaling(model)
     return serve.deployment(
         EngineReplica,
         name=name,
@@ -72,20 +72,31 @@ def bind_ingress(args: AppArgs, engines: dict[str, Application], hub: Any) -> Ap
     return serve.deployment(Ingress, name="Ingress", **options).bind(args, engines, hub)
 
 
-def _autoscaling(settings: Autoscaling) -> AutoscalingConfig:
-    """Serve's autoscaling, with the policy that counts work."""
+def _autoscaling(model: ModelArgs) -> AutoscalingConfig:
+    """Serve's autoscaling, with the policy that counts work.
+
+    Its least is always 0: a model that was put away stays so (`deployments/model_switch.py`), and the policy keeps
+    to the least that was asked for while it is loaded.
+    """
+    settings = model.engines.autoscaling
+    initial = model.num_when_loaded if model.load_at_start else 0
+    if settings is None:  # Serve begins with no replica only where something scales.
+        policy = AutoscalingPolicy(policy_function="deployments.autoscaling:keep")
+        return AutoscalingConfig(
+            min_replicas=0, max_replicas=model.engines.count, initial_replicas=initial, policy=policy
+        )
     targets = ("ttft_target_s", "max_busy_share", "max_kv_share", "headroom")
     policy = AutoscalingPolicy(
         policy_function="deployments.autoscaling:WorkPolicy",
-        policy_kwargs={name: getattr(settings, name) for name in targets},
+        policy_kwargs={"least": settings.min, **{name: getattr(settings, name) for name in targets}},
     )
     with warnings.catch_warnings():
         # In Ray 2.60 `metrics_interval_s` is what counts; the variables said to replace it are not read yet.
         warnings.simplefilter("ignore", DeprecationWarning)
         return AutoscalingConfig(
-            min_replicas=settings.min,
+            min_replicas=0,
             max_replicas=settings.max,
-            initial_replicas=settings.initial,
+            initial_replicas=initial,
             upscale_delay_s=settings.upscale_delay_s,
             downscale_delay_s=settings.downscale_delay_s,
             downscale_to_zero_delay_s=settings.downscale_to_zero_delay_s,

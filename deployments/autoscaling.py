@@ -88,8 +88,9 @@ class WorkPolicy:
     Called with an `AutoscalingContext` (Ray Serve 2.60), returns the desired number of replicas and no state.
     """
 
-    def __init__(self, **targets: float) -> None:
-        self._targets = Targets(**targets)
+    def __init__(self, least: int = 0, **targets: float) -> None:
+        """`least` replicas are kept; but a model that was put away has none until it is loaded again."""
+        self._least, self._targets = least, Targets(**targets)
         self._last: int | None = None
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
@@ -99,13 +100,19 @@ class WorkPolicy:
         desired = desired_replicas(self._targets, work, context.current_num_replicas, target)
         if context.total_num_requests > 0:
             desired = max(desired, 1)
-        low, high = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
-        desired = max(low, min(high, desired))
+        low = max(context.capacity_adjusted_min_replicas, self._least)
+        high = context.capacity_adjusted_max_replicas
+        desired = 0 if target == 0 < self._least else max(low, min(high, desired))
         if desired != self._last:
             needed = needed_replicas(self._targets, work) if work else math.nan
             logger.info("the work needs %.2f engine replicas: %d wanted, target %d", needed, desired, target)
             self._last = desired
         return desired, {}
+
+
+def keep(context: Any) -> tuple[int, dict[str, Any]]:
+    """The policy of a model whose number of replicas is only changed from outside."""
+    return context.target_num_replicas, {}
 
 
 def reported_work(metrics: Mapping[str, Mapping[Any, float]]) -> list[ReplicaWork]:

@@ -111,7 +111,7 @@ class Generation(Protocol):
         ...
 
 
-HealthState = Literal["healthy", "degraded", "unhealthy", "draining"]
+HealthState = Literal["healthy", "degraded", "unhealthy", "draining", "unloaded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,4 +158,31 @@ class EngineClient(Protocol):
 
     def decisions(self, limit: int) -> list[dict[str, Any]]:
         """The last placements (`router.decisions`), newest first."""
+        ...
+
+
+ModelState = Literal["loaded", "loading", "unloaded", "draining"]
+
+
+class NotSwitchable(Exception):
+    """The model cannot be loaded or unloaded as the application is deployed."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class ModelSwitch(Protocol):
+    """Loads a model and puts it away. Orders are noted when the call returns, and carried out after it."""
+
+    async def state(self) -> ModelState | None:
+        """The state; None when it cannot be found out in time."""
+        ...
+
+    async def load(self) -> ModelState:
+        """Have engines: idempotent. Raises `NotSwitchable` or `Unavailable`."""
+        ...
+
+    async def unload(self) -> ModelState:
+        """Have none: idempotent; streams that run may end. Raises `NotSwitchable` or `Unavailable`."""
         ...

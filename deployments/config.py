@@ -64,6 +64,8 @@ class HealthSettings(_Settings):
     """Seconds without a finished engine step, while there is work, after which a replica is replaced."""
     heartbeat_s: float = Field(default=0.05, gt=0, le=1)
     """Longest silence of a replica on the wire, in seconds."""
+    status_timeout_s: float = Field(default=3.0, gt=0)
+    """Seconds that an ingress waits for Ray or Serve to tell the state of things; then it does without."""
     lost_after_s: float = Field(default=3.0, gt=0)
     """Seconds of silence on the wire after which an ingress takes a replica's streams elsewhere."""
     max_retries: int = Field(default=2, ge=0)
@@ -207,6 +209,8 @@ class ModelArgs(_Settings):
     """Model and engine of each replica. `served_name` tells models of one directory apart."""
     engines: EngineReplicas = EngineReplicas()
     """Engine replicas."""
+    load_at_start: bool = True
+    """Whether it has replicas from the start; False: from POST /v1/models/{name}/load on."""
 
     @property
     def name(self) -> str:
@@ -219,6 +223,12 @@ class ModelArgs(_Settings):
         if self.engines.num_gpus is not None:
             return self.engines.num_gpus
         return 1.0 if self.engine.device.startswith("cuda") else 0.0
+
+    @property
+    def num_when_loaded(self) -> int:
+        """Replicas that loading it starts."""
+        scaling = self.engines.autoscaling
+        return self.engines.count if scaling is None else max(1, scaling.initial or scaling.min)
 
 
 class AppArgs(_Settings):

@@ -20,6 +20,8 @@ from deployments.config import AppArgs, HealthSettings, ModelArgs
 from deployments.delivery import Persistence
 from deployments.engine_client import WireEngineClient
 from deployments.metrics_hub import MetricsPusher, read_page
+from deployments.model_switch import DeploymentSwitch, SwitchedEngines
+from deployments.serve_control import ServeControl
 from deployments.warm_up import Post, WarmUpPoster
 from engine.config import EngineConfig
 from engine.engine import model_directory
@@ -67,7 +69,7 @@ class HandleCall:
 class ModelLink:
     """This process's connections to one model's engines, and what it counts of the model's requests."""
 
-    def __init__(self, args: AppArgs, model: ModelArgs, engines: Any, process: str) -> None:
+    def __init__(self, args: AppArgs, model: ModelArgs, engines: Any, process: str, control: ServeControl) -> None:
         self.name = model.name
         self.metrics = Metrics(model.name, process, "ingress")
         self._model, self._engines = model, engines
@@ -75,6 +77,7 @@ class ModelLink:
         self._placer = placer_of(self._fleet, args.placer(model))
         self._warm_up = args.warm_up
         self._health, self._sync_timeout_s = args.health, args.router.sync_timeout_s
+        self._switch = DeploymentSwitch(control, engines.deployment_name, model.num_when_loaded)
         self._client: WireEngineClient | None = None
 
     async def start(self) -> None:
@@ -91,6 +94,8 @@ class ModelLink:
         await self._client.start()
         # The handle's router, which fills the fleet, is made by the first call: do not leave that to a user's.
         self._first_call = asyncio.create_task(self._meet_engines())
+        if not self._model.load_at_start:
+            return  # There is none to meet yet, as far as is known; the others should not wait for it.
         # Requests that come before the engines' prefixes are known would be sent anywhere.
         await asyncio.wait([self._first_call], timeout=self._sync_timeout_s)
 
@@ -99,7 +104,8 @@ class ModelLink:
         assert self._client is not None, "start() comes first"
         directory = model_directory(self._model.engine)
         card = _card(self._model.engine, ModelConfig.from_directory(directory))
-        return ServedModel(card, self._client, TextCodec(load_tokenizer(directory)), self.metrics)
+        client = SwitchedEngines(self._client, self._switch)
+        return ServedModel(card, client, TextCodec(load_tokenizer(directory)), self.metrics, self._switch)
 
     async def aclose(self) -> None:
         """Disconnect. Idempotent."""
@@ -141,8 +147,12 @@ class Ingress:
     def __init__(self, args: AppArgs, engines: dict[str, Any], hub: Any) -> None:
         """`engines` are handles by model name."""
         self._args, self._hub = args, hub
-        name = serve.get_replica_context().replica_id.unique_id
-        self._links = [ModelLink(args, model, engines[model.name], name) for model in args.served.values()]
+        context = serve.get_replica_context()
+        name = context.replica_id.unique_id
+        control = ServeControl(context.app_name, args.health.status_timeout_s)
+        self._links = [
+            ModelLink(args, model, engines[model.name], name, control) for model in args.served.values()
+        ]
         snapshots = {f"{name}/{link.name}": link.snapshot for link in self._links}
         # A request that names no model served here counts for the only one, or for none where there are several.
         self._metrics = self._links[0].metrics
@@ -169,6 +179,7 @@ class Ingress:
             metrics_text=lambda: read_page(self._hub),
             limits=self._args.limits,
             metrics=self._metrics,
+            admin_key_hash=self._args.admin_key_hash,
         )
 
     async def __del__(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -18,6 +17,7 @@ from deployments.api.completions import plan_completion
 from deployments.api.errors import ApiError, at_most, invalid
 from deployments.api.exchange import Exchange, Hints, Plan
 from deployments.api.health import health
+from deployments.api.lifecycle import add_model_routes
 from deployments.api.limits import Limits
 from deployments.api.prompts import encode_messages, encode_text
 from deployments.api.protocol import (
@@ -30,8 +30,8 @@ from deployments.api.protocol import (
 )
 from deployments.api.recording import Recorder
 from deployments.api.sampling import in_vocabulary
-from deployments.api.service import ApiService, ModelCard, ServedModel
-from deployments.api.transport import Envelope, error_response, request_id, until_disconnect
+from deployments.api.service import ApiService, ServedModel
+from deployments.api.transport import Envelope, error_response, json_response, request_id, until_disconnect
 
 _Planner = Callable[[], Awaitable[Plan]]
 
@@ -44,8 +44,7 @@ def create_app(service: ApiService) -> FastAPI:
     app.add_api_route(
         "/v1/completions", routes.completions, methods=["POST"], openapi_extra=_body(CompletionRequest)
     )
-    app.add_api_route("/v1/models", routes.models, methods=["GET"])
-    app.add_api_route("/v1/models/{model_id:path}", routes.model, methods=["GET"])
+    add_model_routes(app, service)
     app.add_api_route("/tokenize", routes.tokenize, methods=["POST"], openapi_extra=_body(TokenizeRequest))
     app.add_api_route("/detokenize", routes.detokenize, methods=["POST"], openapi_extra=_body(DetokenizeRequest))
     app.add_api_route("/health", routes.health, methods=["GET"])
@@ -83,14 +82,6 @@ class _Routes:
 
         return await self._generate(request, recorder, plan)
 
-    async def models(self) -> Response:
-        """List the models."""
-        return _json({"object": "list", "data": [_card(served.card) for served in self._service.models.values()]})
-
-    async def model(self, model_id: str) -> Response:
-        """Describe one model."""
-        return _json(_card(self._service.find(model_id).card))
-
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a prompt or a conversation."""
         served, asked = await self._parsed(request, TokenizeRequest)
@@ -105,22 +96,22 @@ class _Routes:
         else:
             special = asked.add_special_tokens is not False
             ids = await encode_text(self._service.limits, served, asked.prompt or "", add_special_tokens=special)
-        return _json({"tokens": ids, "count": len(ids), "max_model_len": served.card.max_model_len})
+        return json_response({"tokens": ids, "count": len(ids), "max_model_len": served.card.max_model_len})
 
     async def detokenize(self, request: Request) -> Response:
         """Text of token ids."""
         served, asked = await self._parsed(request, DetokenizeRequest)
         in_vocabulary("tokens", asked.tokens, served.card.vocab_size)
         at_most("tokens", len(asked.tokens), served.card.max_model_len, "tokens")
-        return _json({"prompt": served.codec.decode(asked.tokens)})
+        return json_response({"prompt": served.codec.decode(asked.tokens)})
 
     async def health(self) -> Response:
         """Whether requests can be served, and each replica as this process sees it."""
-        return _json(*await health(self._service.models))
+        return json_response(*await health(self._service.models))
 
     async def version(self) -> Response:
         """The server's version."""
-        return _json({"version": self._service.version})
+        return json_response({"version": self._service.version})
 
     async def metrics(self) -> Response:
         """Prometheus metrics of the whole application."""
@@ -174,20 +165,6 @@ def _hints(request: Request, limits: Limits) -> Hints:
     session_id = request.headers.get("x-session-id")
     at_most("x-session-id", len(session_id or ""), limits.max_hint_chars, "characters")
     return Hints(session_id, request.headers.get("x-raydix-explain", "").lower() in ("1", "true"))
-
-
-def _card(model: ModelCard) -> dict[str, object]:
-    return {
-        "id": model.id,
-        "object": "model",
-        "created": model.created,
-        "owned_by": model.owned_by,
-        "max_model_len": model.max_model_len,
-    }
-
-
-def _json(content: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
 def _body(kind: type[BaseModel]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from deployments.client import FleetHealth, HealthState
 
 
 async def health(models: Mapping[str, ServedModel]) -> tuple[dict[str, object], int]:
-    """The body, and 200 when some request can be served, else 503."""
+    """The body, and 200 when some request can be served or all models were put away, else 503."""
     fleets = await asyncio.gather(*(served.client.health() for served in models.values()))
     state = overall([fleet.state for fleet in fleets])
     body: dict[str, object] = {
@@ -20,12 +20,15 @@ async def health(models: Mapping[str, ServedModel]) -> tuple[dict[str, object], 
         "replicas": [replica for fleet in fleets for replica in fleet.replicas],
         "models": {name: _summary(fleet) for name, fleet in zip(models, fleets, strict=True)},
     }
-    return body, 200 if state in ("healthy", "degraded") else 503
+    return body, 200 if state in ("healthy", "degraded", "unloaded") else 503
 
 
 def overall(states: Collection[HealthState]) -> HealthState:
-    """All models' states as one: what they agree on, else "degraded" while some requests can be served."""
-    distinct = set(states)
+    """All models' states as one: what they agree on, else "degraded" while some requests can be served.
+
+    Models that were put away do not count beside others.
+    """
+    distinct = set(states) - {"unloaded"} or set(states)
     if len(distinct) == 1:
         return distinct.pop()
     return "degraded" if distinct & {"healthy", "degraded"} else "unhealthy"

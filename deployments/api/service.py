@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from deployments.api.errors import invalid, model_not_found
 from deployments.api.limits import Limits
 from deployments.api.text_codec import TextCodec
-from deployments.client import EngineClient
+from deployments.client import EngineClient, ModelSwitch
 from monitoring.metrics import Metrics
 
 
@@ -36,6 +36,8 @@ class ServedModel:
     codec: TextCodec
     metrics: Metrics | None = None
     """Where its requests are counted; None counts nothing."""
+    switch: ModelSwitch | None = None
+    """What loads it and puts it away; None: it is always there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class ApiService:
     metrics: Metrics | None = None
     """Where requests are counted that name no model served here; None counts nothing."""
     version: str = "0.1.0"
+    admin_key_hash: str | None = None
+    """SHA-256 of the key that administration needs, in hex; None: it is off."""
 
     def find(self, asked: str | None) -> ServedModel:
         """The model that a request names; the only one when it names none. Raises `ApiError` 400 or 404."""

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -91,6 +92,11 @@ class EventStream(Response):
             except TimeoutError:
                 raise ClientGone from None
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def json_response(content: object, status: int = 200) -> Response:
+    """`content` as JSON."""
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
 def error_response(error: ApiError) -> Response:

@@ -28,6 +28,8 @@ from deployments.cli.errors import UserError, one_line
 from deployments.cli.serve_config import Overrides, check_port, load, models
 
 POLL_S = 0.2
+_READY = ("healthy", "unloaded")
+"""What /health says when all models are up that are to be loaded at the start."""
 
 
 class _Stopped(Exception):
@@ -175,12 +177,12 @@ def _wait_until_ready(names: list[str], url: str, signals: Signals) -> None:
 
 
 def _is_healthy(url: str) -> bool:
-    """Whether /health says "healthy"; applications that have no such page are taken at Serve's word."""
+    """Whether /health says that all is well; applications without such a page are taken at Serve's word."""
     try:
         response = httpx.get(f"{url}/health", timeout=5.0)
         if response.status_code == 404:
             return True
-        return response.status_code == 200 and response.json().get("status", "healthy") == "healthy"
+        return response.status_code == 200 and response.json().get("status", "healthy") in _READY
     except (httpx.HTTPError, ValueError, AttributeError):
         return False
 

@@ -62,9 +62,10 @@ def load(path: Path | None, overrides: Overrides) -> dict[str, Any]:
 def models(config: dict[str, Any]) -> list[str]:
     """The models that the config's applications load."""
     return [
-        (app["args"].get("engine") or {}).get("model", "demo")
+        (part.get("engine") or {}).get("model", "demo")
         for app in config["applications"]
         if app.get("import_path") == IMPORT_PATH
+        for part in app["args"].get("models") or [app["args"]]
     ]
 
 
@@ -100,6 +101,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _override(application: dict[str, Any], overrides: Overrides) -> None:
     args = application["args"] = dict(application.get("args") or {})
+    if args.get("models") and (overrides.model or overrides.replicas):
+        raise UserError("--model and --replicas are for one model, and the config has several: change it there", 2)
     if overrides.model is not None:
         engine = {**(args.get("engine") or {}), "model": overrides.model}
         for setting in ("served_name", "kv_pages", "threads"):  # chosen for the file's model

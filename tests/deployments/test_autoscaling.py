@@ -19,7 +19,7 @@ from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from cache import PageAccount
 from deployments.app import _autoscaling
 from deployments.autoscaling import STATS, ReplicaWork, Targets, desired_replicas, needed_replicas, reported_work
-from deployments.config import Autoscaling
+from deployments.config import Autoscaling, EngineReplicas, ModelArgs
 from deployments.work_meter import WorkMeter
 from engine.load import EngineLoad, StepStats
 
@@ -143,7 +143,7 @@ def test_what_is_wanted_is_enough_for_what_is_needed(fleet: list[ReplicaWork], t
 
 def serve_policy(**settings: Any) -> tuple[Callable[[Any], tuple[int, dict[str, Any]]], Any]:
     """The policy as the controller has it, through Serve's own pickling and delays, and Serve's config."""
-    config = _autoscaling(Autoscaling(max=8, **settings))
+    config = _autoscaling(ModelArgs(engines=EngineReplicas(autoscaling=Autoscaling(max=8, **settings))))
     return _apply_autoscaling_config(_resolve_policy_callable(config.policy)), config
 
 

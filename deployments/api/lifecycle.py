@@ -1,0 +1,78 @@
+"""The models: listed with their states, loaded and put away."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.api.admin import require_admin
+from deployments.api.errors import ApiError, from_client
+from deployments.api.service import ApiService, ServedModel
+from deployments.api.transport import json_response, request_id
+from deployments.client import ModelState, NotSwitchable, Unavailable
+
+
+def add_model_routes(app: FastAPI, service: ApiService) -> None:
+    """GET, POST .../load and DELETE of /v1/models."""
+    routes = _ModelRoutes(service)
+    app.add_api_route("/v1/models", routes.list, methods=["GET"])
+    app.add_api_route("/v1/models/{model_id:path}/load", routes.load, methods=["POST"])
+    app.add_api_route("/v1/models/{model_id:path}", routes.describe, methods=["GET"])
+    app.add_api_route("/v1/models/{model_id:path}", routes.unload, methods=["DELETE"])
+
+
+class _ModelRoutes:
+    """The endpoints, with the service they share."""
+
+    def __init__(self, service: ApiService) -> None:
+        self._service = service
+
+    async def list(self) -> Response:
+        """List the models."""
+        models = await asyncio.gather(*map(_described, self._service.models.values()))
+        return json_response({"object": "list", "data": models})
+
+    async def describe(self, model_id: str) -> Response:
+        """Describe one model."""
+        return json_response(await _described(self._service.find(model_id)))
+
+    async def load(self, request: Request, model_id: str) -> Response:
+        """Start a model's engines, if it has none. Answers at once; its state tells when they are up."""
+        return await self._switch(request, model_id, is_on=True)
+
+    async def unload(self, request: Request, model_id: str) -> Response:
+        """Take no more requests for a model and stop its engines when their streams have ended."""
+        return await self._switch(request, model_id, is_on=False)
+
+    async def _switch(self, request: Request, model_id: str, *, is_on: bool) -> Response:
+        require_admin(request, self._service.admin_key_hash)
+        served = self._service.find(model_id)
+        try:
+            if served.switch is None:
+                raise NotSwitchable("this model is always loaded")
+            state = await (served.switch.load() if is_on else served.switch.unload())
+        except NotSwitchable as error:
+            raise ApiError(409, f"{error.reason[:1].upper()}{error.reason[1:]}.", code="not_switchable") from None
+        except Unavailable as error:
+            raise from_client(error, request_id(request.scope)) from None
+        return json_response(_object(served, state), 202)
+
+
+async def _described(served: ServedModel) -> dict[str, object]:
+    return _object(served, "loaded" if served.switch is None else await served.switch.state())
+
+
+def _object(served: ServedModel, state: ModelState | None) -> dict[str, object]:
+    """A model as OpenAI's clients know it, and its state; null where nobody knows it now."""
+    card = served.card
+    return {
+        "id": card.id,
+        "object": "model",
+        "created": card.created,
+        "owned_by": card.owned_by,
+        "max_model_len": card.max_model_len,
+        "state": state,
+    }

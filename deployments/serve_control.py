@@ -1,0 +1,129 @@
+"""What Serve's controller knows of this application, and how many replicas a deployment is to have.
+
+Serve 2.60 offers both over REST only ("external scaling": /api/v1/applications/{app}/deployments/{name}/scale),
+which needs Ray's dashboard. The same two methods of the controller are called here directly, so that it works
+without one. Scaling needs `external_scaler_enabled: true` in the application's config.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """One replica as the controller sees it."""
+
+    replica: str
+    state: str
+    """Serve's: "STARTING", "RUNNING", "STOPPING", ..."""
+    node_id: str | None = None
+    node_address: str | None = None
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentView:
+    """One deployment as the controller sees it."""
+
+    target: int
+    """Replicas that there are to be."""
+    replicas: tuple[ReplicaView, ...] = ()
+
+    def count(self, *states: str) -> int:
+        """Replicas in one of these states."""
+        return sum(replica.state in states for replica in self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class AppView:
+    """The application as the controller sees it."""
+
+    deployments: Mapping[str, DeploymentView] = field(default_factory=dict)
+    is_scalable: bool = False
+    """Whether `external_scaler_enabled` is set."""
+
+    @classmethod
+    def from_details(cls, details: Mapping[str, Any]) -> AppView:
+        """Read an `ApplicationDetails` object (ray.serve.schema)."""
+        deployments = {
+            name: DeploymentView(one["target_num_replicas"], tuple(map(_replica, one["replicas"])))
+            for name, one in details["deployments"].items()
+        }
+        return cls(deployments, bool(details.get("external_scaler_enabled")))
+
+
+class ControllerSilent(Exception):
+    """The controller does not answer, or not in time; the message says which."""
+
+
+class ServeControl:
+    """Asks the controller at most once at a time and not more often than every `max_age_s`."""
+
+    def __init__(self, app_name: str, timeout_s: float, max_age_s: float = 0.5) -> None:
+        self._app_name, self._timeout_s, self._max_age_s = app_name, timeout_s, max_age_s
+        self._controller: Any = None
+        self._asking: asyncio.Task[AppView] | None = None
+        self._known: AppView | None = None
+        self._known_at = 0.0
+
+    async def view(self) -> AppView:
+        """The application now, or up to `max_age_s` ago. Raises ControllerSilent."""
+        if self._known is not None and time.monotonic() - self._known_at <= self._max_age_s:
+            return self._known
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
+        return await asyncio.shield(self._asking)
+
+    async def scale(self, deployment: str, count: int) -> None:
+        """Have `count` replicas from now on; returns when the controller has noted it. Raises ControllerSilent."""
+        from ray.serve._private.common import DeploymentID
+
+        name = DeploymentID(name=deployment, app_name=self._app_name)
+        await self._call("update_deployment_replicas", name, count)
+        self._known = self._asking = None  # what is being asked just now may not know of it
+
+    async def _ask(self) -> AppView:
+        details = await self._call("get_serve_instance_details")
+        application = details["applications"].get(self._app_name)
+        if application is None:
+            raise ControllerSilent(f"Serve knows no application {self._app_name!r}")
+        self._known, self._known_at = AppView.from_details(application), time.monotonic()
+        return self._known
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        import ray
+
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                if self._controller is None:
+                    self._controller = await asyncio.to_thread(_find_controller)
+                return await getattr(self._controller, method).remote(*args)
+        except TimeoutError:
+            reason = f"Serve's controller has not answered within {self._timeout_s:g} s"
+            raise ControllerSilent(reason) from None
+        except (ray.exceptions.RayError, ConnectionError, ValueError) as error:
+            self._controller = None
+            raise ControllerSilent(f"Serve's controller does not answer: {type(error).__name__}") from None
+
+
+def _find_controller() -> Any:
+    import ray
+    from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+
+    return ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+
+
+def _replica(details: Mapping[str, Any]) -> ReplicaView:
+    state = details["state"]
+    return ReplicaView(
+        details["replica_id"],
+        str(getattr(state, "value", state)),
+        details.get("node_id"),
+        details.get("node_ip"),
+        details.get("pid"),
+    )

@@ -1,0 +1,126 @@
+"""Two models in one application: `deployments/two_models.yaml`, with an admin key."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from ray import serve
+
+from deployments.app import build
+from deployments.config import AppArgs
+from tests.e2e.conftest import ROOT, Service
+
+pytestmark = pytest.mark.e2e
+
+KEY = "a key for this test"
+ADMIN = {"authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture(scope="module")
+def models(service: Service) -> Iterator[Service]:
+    """The application of the YAML, beside the other tests' one."""
+    (application,) = yaml.safe_load((ROOT / "deployments/two_models.yaml").read_text())["applications"]
+    key_hash = hashlib.sha256(KEY.encode()).hexdigest()
+    arguments = AppArgs.model_validate({**application["args"], "admin_key_hash": key_hash})
+    scalable = application["external_scaler_enabled"]
+    serve.run(build(arguments), name="two", route_prefix="/two", external_scaler_enabled=scalable)
+    running = Service(f"{service.url}/two")
+    running.wait_until(lambda: running.health()["status"] == "healthy")
+    yield running
+    serve.delete("two")
+
+
+def states(models: Service) -> dict[str, str]:
+    listed = httpx.get(f"{models.url}/v1/models", timeout=10).raise_for_status().json()["data"]
+    return {model["id"]: model["state"] for model in listed}
+
+
+def complete(models: Service, model: str | None) -> httpx.Response:
+    body = {"prompt": "What is a list?", "max_tokens": 4, "temperature": 0}
+    return httpx.post(f"{models.url}/v1/completions", json=body | ({"model": model} if model else {}), timeout=60)
+
+
+def test_a_request_goes_to_the_model_it_names(models: Service) -> None:
+    assert states(models) == {"demo-long": "loaded", "demo-short": "loaded"}
+    replicas = {}
+    for name in ("demo-long", "demo-short"):
+        answer = complete(models, name).raise_for_status()
+        assert answer.json()["model"] == name
+        replicas[name] = answer.headers["x-raydix-replica"]
+    assert replicas["demo-long"] != replicas["demo-short"]
+    tokens = {"tokens": [5] * 600}
+    assert httpx.post(f"{models.url}/detokenize", json=tokens | {"model": "demo-long"}).status_code == 200
+    assert httpx.post(f"{models.url}/detokenize", json=tokens | {"model": "demo-short"}).status_code == 400
+    for asked, status in (("demo", 404), (None, 400)):
+        refused = complete(models, asked)
+        assert refused.status_code == status
+        assert "demo-long" in refused.json()["error"]["message"]
+
+
+def test_each_model_counts_for_itself(models: Service) -> None:
+    complete(models, "demo-short").raise_for_status()
+    for part in ("requests_total", "generation_tokens_total"):
+        models.wait_until(lambda part=part: models.metric(f"raydix_{part}", model_name="demo-short") > 0)  # type: ignore[misc]
+
+
+def test_only_the_admin_loads_and_unloads(models: Service) -> None:
+    for headers, status in (({}, 401), ({"authorization": "Bearer wrong"}, 403)):
+        for method, path in (("POST", "demo-short/load"), ("DELETE", "demo-short")):
+            answer = httpx.request(method, f"{models.url}/v1/models/{path}", headers=headers)
+            assert answer.status_code == status, answer.text
+    assert states(models)["demo-short"] == "loaded"
+
+
+def test_a_model_is_put_away_when_its_streams_have_ended_and_comes_back(models: Service) -> None:
+    async def scenario() -> None:
+        async with httpx.AsyncClient(base_url=models.url, timeout=120) as client:
+            own = asyncio.create_task(_stream(client, "demo-short", 400))
+            other = asyncio.create_task(_stream(client, "demo-long", 900))
+            await asyncio.to_thread(models.wait_until, lambda: _num_running(models) == 2)
+            for _ in range(2):
+                answer = await client.delete("/v1/models/demo-short", headers=ADMIN)
+                assert (answer.status_code, answer.json()["state"]) == (202, "draining")
+            await asyncio.to_thread(models.wait_until, lambda: complete(models, "demo-short").status_code == 503)
+            assert not own.done(), "the stream has to be long enough for the test to mean something"
+            assert (await own, await other) == (400, 900)
+
+    asyncio.run(scenario())
+    models.wait_until(lambda: states(models) == {"demo-long": "loaded", "demo-short": "unloaded"})
+    refused = complete(models, "demo-short")
+    assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
+    assert "POST /v1/models/demo-short/load" in refused.json()["error"]["message"]
+    assert complete(models, "demo-long").status_code == 200
+    health = models.health()
+    assert health["status"] == "healthy" and health["models"]["demo-short"]["status"] == "unloaded"
+    answer = httpx.post(f"{models.url}/v1/models/demo-short/load", headers=ADMIN)
+    assert (answer.status_code, answer.json()["state"]) == (202, "loading")
+    models.wait_until(lambda: complete(models, "demo-short").status_code == 200, timeout=60)
+    assert states(models)["demo-short"] == "loaded"
+
+
+def _num_running(models: Service) -> int:
+    return sum(replica["num_running"] for replica in models.health()["replicas"])
+
+
+async def _stream(client: httpx.AsyncClient, model: str, max_tokens: int) -> int:
+    """Tokens that came; fails when the stream broke off."""
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": "A story",
+        "max_tokens": max_tokens,
+        "stream": True,
+        "ignore_eos": True,
+        "stream_options": {"include_usage": True},
+    }
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        lines = [line async for line in response.aiter_lines() if line]
+    assert lines.pop() == "data: [DONE]"
+    tokens: int = json.loads(lines[-1][6:])["usage"]["completion_tokens"]
+    return tokens
