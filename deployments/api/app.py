@@ -29,6 +29,7 @@ from deployments.api.protocol import (
     parse,
 )
 from deployments.api.recording import Recorder
+from deployments.api.routing import add_router_routes
 from deployments.api.sampling import in_vocabulary
 from deployments.api.service import ApiService, ServedModel
 from deployments.api.transport import Envelope, error_response, json_response, request_id, until_disconnect
@@ -45,6 +46,7 @@ def create_app(service: ApiService) -> FastAPI:
         "/v1/completions", routes.completions, methods=["POST"], openapi_extra=_body(CompletionRequest)
     )
     add_model_routes(app, service)
+    add_router_routes(app, service)
     app.add_api_route("/tokenize", routes.tokenize, methods=["POST"], openapi_extra=_body(TokenizeRequest))
     app.add_api_route("/detokenize", routes.detokenize, methods=["POST"], openapi_extra=_body(DetokenizeRequest))
     app.add_api_route("/health", routes.health, methods=["GET"])

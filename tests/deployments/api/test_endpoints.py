@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import replace
 
+import httpx
 import pytest
 
+from deployments.api import ApiService, create_app
 from tests.deployments.api.conftest import Client, ScriptedEngine
 
 
@@ -78,3 +82,18 @@ def test_an_answer_says_where_it_ran_and_when_asked_why(
     explained = client.post("/v1/completions", body, headers={"x-raydix-explain": "true"})
     decision = json.loads(explained.headers["x-raydix-decision"])
     assert decision["terms"] == {"replica-1": {"total": 0.25}}
+
+
+def test_the_last_decisions_are_for_the_admin_alone(service: ApiService, client: Client) -> None:
+    for number in range(3):
+        client.post("/v1/completions", {"model": "demo", "prompt": f"number {number}"})
+    assert client.get("/v1/router/decisions").status_code == 403  # no admin key is configured
+    closed = replace(service, admin_key_hash=hashlib.sha256(b"root").hexdigest())
+    admin = Client(httpx.ASGITransport(create_app(closed)))
+    key = {"authorization": "Bearer root"}
+    assert admin.get("/v1/router/decisions").status_code == 401
+    assert len(admin.get("/v1/router/decisions", headers=key).json()["data"]) == 3
+    (latest,) = admin.get("/v1/router/decisions?limit=1&model=demo", headers=key).json()["data"]
+    assert latest["replica"] == "replica-1"
+    for query, status in (("limit=0", 400), ("limit=x", 400), ("limit=99999999", 400), ("model=other", 404)):
+        assert admin.get(f"/v1/router/decisions?{query}", headers=key).status_code == status

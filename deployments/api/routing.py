@@ -1,0 +1,44 @@
+"""Why requests ran where they ran: the router's last decisions, for those who administer the service."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.api.admin import require_admin
+from deployments.api.errors import invalid
+from deployments.api.service import ApiService, ServedModel
+from deployments.api.transport import json_response
+
+MAX_DECISIONS = 10_000
+DEFAULT_DECISIONS = 100
+
+
+def add_router_routes(app: FastAPI, service: ApiService) -> None:
+    """GET /v1/router/decisions."""
+
+    async def decisions(request: Request) -> Response:
+        """The last placements of this ingress, newest first: every term of each, and what came of it.
+
+        Query: `limit` (100), `model` (all of them).
+        """
+        require_admin(request, service.admin_key_hash)
+        limit = _limit(request.query_params.get("limit"))
+        name = request.query_params.get("model")
+        models: Sequence[ServedModel] = [service.find(name)] if name else list(service.models.values())
+        records = [record for served in models for record in served.client.decisions(limit)]
+        records.sort(key=lambda record: float(record.get("at", 0.0)), reverse=True)
+        return json_response({"object": "list", "data": records[:limit]})
+
+    app.add_api_route("/v1/router/decisions", decisions, methods=["GET"])
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return DEFAULT_DECISIONS
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= MAX_DECISIONS and len(text) <= 5):
+        raise invalid(f"limit must be a number from 1 to {MAX_DECISIONS}.", "limit")
+    return int(text)
