@@ -21,7 +21,7 @@ from operator import itemgetter
 
 from router.expected_blocks import ExpectedBlocks
 
-RUN, LOOK = 64, 512
+RUN, LOOK = 16, 512
 """Blocks that `match` compares at once, and looks up at once: the fastest of those tried."""
 SWEEP_STEP = 64
 """Blocks swept with each change, beside some for each of the blocks that it tells of."""
@@ -39,9 +39,9 @@ class PrefixIndex:
     ) -> None:
         """`block_tokens`: tokens of a block, the same as in the replicas.
 
-        `max_blocks`: distinct blocks kept in memory, of about 130 bytes each; more are not taken in, and matches
+        `max_blocks`: distinct blocks kept in memory, of about 100 bytes each; more are not taken in, and matches
         end there. `expect_s`: seconds for which a dispatch counts while no delta confirms it. `max_expected`:
-        blocks of dispatches remembered for that, about 130 bytes each; beyond that the oldest dispatches go early.
+        blocks of dispatches remembered for that, about 100 bytes each; beyond that the oldest dispatches go early.
         """
         limits = {"block_tokens": block_tokens, "max_blocks": max_blocks, "max_expected": max_expected}
         for name, value in limits.items():
@@ -170,10 +170,12 @@ class PrefixIndex:
 
     def _note(self, depths: dict[str, int], mask: int, depth: int) -> None:
         """The replicas in `mask` hold `depth` blocks."""
-        if mask and depth:
-            names = self._names
+        if not mask & (mask - 1):  # one, by far the most frequent, or none
+            if mask and depth:
+                depths[self._names[mask.bit_length() - 1]] = depth
+        elif depth:
             for slot in _bits(mask):
-                depths[names[slot]] = depth
+                depths[self._names[slot]] = depth
 
     # Blocks
 
@@ -271,10 +273,6 @@ class PrefixIndex:
 
 def _bits(mask: int) -> Iterator[int]:
     """Positions of the bits that are set."""
-    if not mask & (mask - 1):  # none or one
-        if mask:
-            yield mask.bit_length() - 1
-        return
     digits = bin(mask)[:1:-1]
     position = digits.find("1")
     while position >= 0:
