@@ -7,6 +7,7 @@ import contextlib
 import time
 from typing import Any
 
+import ray
 from ray import serve
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
@@ -16,6 +17,7 @@ from deployments.api.service import ApiService, ModelCard, ServedModel
 from deployments.api.text_codec import TextCodec
 from deployments.attempt import ClientTimings, ReplicaDied
 from deployments.client import GenerateRequest
+from deployments.cluster import Cluster, ClusterModel
 from deployments.config import AppArgs, HealthSettings, ModelArgs
 from deployments.delivery import Persistence
 from deployments.engine_client import WireEngineClient
@@ -107,6 +109,11 @@ class ModelLink:
         client = SwitchedEngines(self._client, self._switch)
         return ServedModel(card, client, TextCodec(load_tokenizer(directory)), self.metrics, self._switch)
 
+    def in_cluster(self) -> ClusterModel:
+        """What the cluster's state needs of the model."""
+        assert self._client is not None, "start() comes first"
+        return ClusterModel(self.name, self._engines.deployment_name, self._client, self._describe)
+
     async def aclose(self) -> None:
         """Disconnect. Idempotent."""
         if self._client is not None:
@@ -133,6 +140,11 @@ class ModelLink:
             metrics.count_to("wire_dropped_messages_total", count, kind=kind)
         return metrics.snapshot()
 
+    async def _describe(self) -> list[dict[str, Any]]:
+        """What each replica says of itself; one that fails says nothing."""
+        answers = await self._engines.broadcast("describe").results_async(return_exceptions=True)
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
+
     async def _meet_engines(self) -> None:
         with contextlib.suppress(Exception):
             await self._engines.describe.remote()
@@ -149,7 +161,7 @@ class Ingress:
         self._args, self._hub = args, hub
         context = serve.get_replica_context()
         name = context.replica_id.unique_id
-        control = ServeControl(context.app_name, args.health.status_timeout_s)
+        self._control = control = ServeControl(context.app_name, args.health.status_timeout_s)
         self._links = [
             ModelLink(args, model, engines[model.name], name, control) for model in args.served.values()
         ]
@@ -180,6 +192,17 @@ class Ingress:
             limits=self._args.limits,
             metrics=self._metrics,
             admin_key_hash=self._args.admin_key_hash,
+            cluster=self._cluster(),
+        )
+
+    def _cluster(self) -> Cluster:
+        return Cluster(
+            [link.in_cluster() for link in self._links],
+            self._control.view,
+            ray.nodes,
+            ray.available_resources,
+            {"ray": ray.__version__},
+            self._args.health.status_timeout_s,
         )
 
     async def __del__(self) -> None:

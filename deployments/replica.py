@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.client import GenerateRequest
+from deployments.devices import gpus_of
 from deployments.draining import serve_is_stopping
 from deployments.engine_metrics import EngineMetrics
 from deployments.load_news import LoadNews
@@ -131,8 +132,10 @@ class EngineReplica:
         return self._work.read(self._loop.load(), time.monotonic())
 
     async def describe(self) -> dict[str, Any]:
-        """What this replica serves."""
-        return {"replica": self.replica, "max_model_len": self._engine.max_model_len}
+        """What this replica serves, and on what."""
+        device = str(getattr(self._engine.runner, "device", "none"))
+        gpus = await asyncio.to_thread(gpus_of, device)
+        return {"replica": self.replica, "max_model_len": self._engine.max_model_len, "gpus": gpus}
 
     def close(self) -> None:
         """Stop the engine and the wire. Idempotent."""

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from deployments.api.body import ClientGone, read_json
 from deployments.api.chat import plan_chat
+from deployments.api.cluster import add_cluster_routes
 from deployments.api.completions import plan_completion
 from deployments.api.errors import ApiError, at_most, invalid
 from deployments.api.exchange import Exchange, Hints, Plan
@@ -47,6 +48,8 @@ def create_app(service: ApiService) -> FastAPI:
     )
     add_model_routes(app, service)
     add_router_routes(app, service)
+    if service.cluster is not None:
+        add_cluster_routes(app, service.cluster, service.admin_key_hash, service.version)
     app.add_api_route("/tokenize", routes.tokenize, methods=["POST"], openapi_extra=_body(TokenizeRequest))
     app.add_api_route("/detokenize", routes.detokenize, methods=["POST"], openapi_extra=_body(DetokenizeRequest))
     app.add_api_route("/health", routes.health, methods=["GET"])

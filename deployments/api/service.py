@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
+from deployments.api.cluster import ClusterSource
 from deployments.api.errors import invalid, model_not_found
 from deployments.api.limits import Limits
 from deployments.api.text_codec import TextCodec
@@ -54,6 +55,8 @@ class ApiService:
     version: str = "0.1.0"
     admin_key_hash: str | None = None
     """SHA-256 of the key that administration needs, in hex; None: it is off."""
+    cluster: ClusterSource | None = None
+    """Who knows the cluster; None: this service has none."""
 
     def find(self, asked: str | None) -> ServedModel:
         """The model that a request names; the only one when it names none. Raises `ApiError` 400 or 404."""

@@ -10,12 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
+import ray
 import yaml
 from ray import serve
 
 from deployments.app import build
 from deployments.config import AppArgs
-from tests.e2e.conftest import ROOT, Service
+from tests.e2e.conftest import ROOT, Service, engine_pids
 
 pytestmark = pytest.mark.e2e
 
@@ -102,7 +103,30 @@ def test_a_model_is_put_away_when_its_streams_have_ended_and_comes_back(models: 
     answer = httpx.post(f"{models.url}/v1/models/demo-short/load", headers=ADMIN)
     assert (answer.status_code, answer.json()["state"]) == (202, "loading")
     models.wait_until(lambda: complete(models, "demo-short").status_code == 200, timeout=60)
-    assert states(models)["demo-short"] == "loaded"
+    models.wait_until(lambda: states(models)["demo-short"] == "loaded")
+
+
+def test_the_cluster_is_told_as_it_is(models: Service) -> None:
+    for path in ("status", "nodes"):
+        assert httpx.get(f"{models.url}/v1/cluster/{path}").status_code == 401
+    models.wait_until(lambda: models.health()["status"] == "healthy")
+    status = httpx.get(f"{models.url}/v1/cluster/status", headers=ADMIN, timeout=10).raise_for_status().json()
+    assert status["missing"] == {} and status["nodes"] == {"alive": 1, "dead": 0}
+    assert status["resources"]["total"] == {"cpus": ray.cluster_resources()["CPU"], "gpus": 0}
+    assert status["versions"]["ray"] == ray.__version__
+    pids = set(engine_pids())
+    pages = {"demo-long": 2048, "demo-short": 512}
+    for model in status["models"]:
+        (replica,) = model["replicas"]
+        assert (model["state"], model["replicas_wanted"], replica["state"]) == ("loaded", 1, "RUNNING")
+        assert replica["pid"] in pids and replica["is_connected"]
+        assert model["totals"]["kv_pages_total"] == pages[model["id"]]
+    assert status["totals"]["kv_pages_total"] == sum(pages.values())
+    nodes = httpx.get(f"{models.url}/v1/cluster/nodes", headers=ADMIN, timeout=10).raise_for_status().json()
+    (node,) = nodes["data"]
+    assert nodes["missing"] == {} and node["is_alive"] and "gpu_devices" not in node
+    assert sorted(replica["model"] for replica in node["replicas"]) == ["demo-long", "demo-short"]
+    assert node["node_id"] == ray.nodes()[0]["NodeID"]
 
 
 def _num_running(models: Service) -> int:

@@ -1,0 +1,46 @@
+"""GET /v1/cluster/status and /v1/cluster/nodes: for the admin, or for everybody where there is no admin key."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.api.admin import require_admin
+from deployments.api.transport import json_response
+
+
+class ClusterSource(Protocol):
+    """Who knows the cluster. Always answers within a bounded time; what is not known is under "missing"."""
+
+    async def status(self) -> dict[str, Any]:
+        """Versions, resources, replicas by model, and totals."""
+        ...
+
+    async def nodes(self) -> dict[str, Any]:
+        """The nodes, with their GPUs and replicas."""
+        ...
+
+
+def add_cluster_routes(app: FastAPI, cluster: ClusterSource, admin_key_hash: str | None, version: str) -> None:
+    """The two endpoints."""
+
+    def check(request: Request) -> None:
+        if admin_key_hash is not None:
+            require_admin(request, admin_key_hash)
+
+    async def status(request: Request) -> Response:
+        """The cluster as a whole."""
+        check(request)
+        found = await cluster.status()
+        return json_response({**found, "versions": {"raydix": version, **found["versions"]}})
+
+    async def nodes(request: Request) -> Response:
+        """Each of its nodes."""
+        check(request)
+        return json_response(await cluster.nodes())
+
+    app.add_api_route("/v1/cluster/status", status, methods=["GET"])
+    app.add_api_route("/v1/cluster/nodes", nodes, methods=["GET"])
