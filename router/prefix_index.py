@@ -4,9 +4,8 @@
     holders, one bit each  0111    0111    0101    0001          one dictionary: hash -> mask
                             └── slot 1: 2 blocks ──┘  └ slot 0: 4 blocks, slot 2: 3
 
-A replica holds a prefix whole or not at all, so holder sets shrink along a chain, and neighbours in it mostly have
-one and the same set: `match` looks every block up and calculates only where the set changes. It does not rely on
-the shrinking: what is counted for a replica is the leading blocks of which each single one is known to lie there.
+A replica holds a prefix whole or not at all, so holder sets shrink along a chain, and `match` bisects for where
+they do.
 
 Each replica has a slot, its bit. When a replica goes, or a snapshot replaces all that is known of it, its slot is
 dead at once: reads see live bits only. A sweep, a few blocks with each change, clears dead bits out of the masks,
@@ -17,12 +16,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from operator import itemgetter
 
 from router.expected_blocks import ExpectedBlocks
 
-RUN, LOOK = 16, 512
-"""Blocks that `match` compares at once, and looks up at once: the fastest of those tried."""
 SWEEP_STEP = 64
 """Blocks swept with each change, beside some for each of the blocks that it tells of."""
 
@@ -134,39 +130,32 @@ class PrefixIndex:
     def match(self, chain: Sequence[int], now: float) -> dict[str, int]:
         """Leading blocks of `chain` that each replica holds or will hold; replicas without any are left out.
 
-        O(blocks found) dictionary look-ups, and O(replicas) where holders change.
+        Bisects for the borders between sets of holders: O(borders * log(blocks)) dictionary look-ups, each of
+        which may miss the processor's caches. Where news was lost and a set has holes, it counts up to some block
+        that is known to be there, at least up to the first hole: whoever holds a block holds all before it.
         """
         self._expire(now)
         depths: dict[str, int] = {}
-        holders = seen = self._live
-        depth, size = 0, RUN  # Mostly little is held, so the first look is a short one.
-        while holders:
-            masks = self._known(chain[depth : depth + size])
-            for start in range(0, len(masks), RUN):
-                run = masks[start : start + RUN]
-                if run.count(seen) == len(run):
-                    continue
-                for end, mask in enumerate(run, depth + start):
-                    if mask is not seen:
-                        seen, left = mask, holders & mask
-                        self._note(depths, holders ^ left, end)
-                        holders = left
-            depth += len(masks)
-            if len(masks) < size:
-                break
-            size = LOOK
-        self._note(depths, holders, depth)
+        if not chain:
+            return depths
+        get, live = self._holders.get, self._live
+        last = len(chain) - 1
+        at_first = (get(chain[0]) or 0) & live
+        at_last = (get(chain[last]) or 0) & at_first
+        spans = [(0, last, at_first, at_last)] if at_first & ~at_last else []
+        while spans:
+            low, high, at_low, at_high = spans.pop()
+            if high - low == 1:
+                self._note(depths, at_low & ~at_high, high)
+                continue
+            middle = (low + high) // 2
+            at_middle = (get(chain[middle]) or 0) & live
+            if at_middle & ~at_high:  # last in, first out: the deepest border is noted last
+                spans.append((middle, high, at_middle, at_high))
+            if at_low & ~at_middle:
+                spans.append((low, middle, at_low, at_middle))
+        self._note(depths, at_last, len(chain))
         return depths
-
-    def _known(self, blocks: Sequence[int]) -> Sequence[int]:
-        """Who holds each of `blocks`, up to the first one that is not in the index."""
-        if len(blocks) > 1:
-            try:
-                masks: tuple[int, ...] = itemgetter(*blocks)(self._holders)  # the fastest of all ways
-                return masks
-            except KeyError:
-                pass
-        return list(iter(map(self._holders.get, blocks).__next__, None))
 
     def _note(self, depths: dict[str, int], mask: int, depth: int) -> None:
         """The replicas in `mask` hold `depth` blocks."""
