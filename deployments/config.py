@@ -105,9 +105,9 @@ class AdmissionSettings(_Settings):
     While they wait, tenants take turns; at an engine it is first come, first served. Bounds are per ingress.
     """
 
-    ttft_target_s: float = Field(default=0.5, gt=0)
-    """Seconds of work queued at the least busy engine above which requests wait. The smaller, the less one tenant
-    feels of another; an engine runs dry when it is shorter than a few of its steps."""
+    ttft_target_s: float = Field(default=0.25, gt=0)
+    """Seconds of work queued at the least busy engine above which requests wait: about what one tenant's flood adds
+    to another's time to first token. An engine runs dry when it is shorter than a few of its steps."""
     max_wait_s: float = Field(default=30.0, gt=0)
     """Longest wait, in seconds; a request may ask for less. Those that would wait longer are refused at once."""
     quantum_tokens: int = Field(default=2048, ge=1)

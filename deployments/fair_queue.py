@@ -11,6 +11,8 @@ credit, as what a request really computed is known only after it was sent (`char
   one request of each.
 - A tenant that waits for nothing saves nothing: it comes back with no credit. Its debt shrinks by the turns it did
   not take, and is gone when nobody waits any more.
+- A tenant that comes back without debt, and has taken no turn for a round, goes first (as in FQ-CoDel, RFC 8290):
+  who asks for less than its share hardly waits.
 - A turn sends a request or pays a quantum of debt: n requests of t tokens take at most n + t / quantum turns.
 
 Pure: no clock, no asyncio. Within a tenant a higher priority goes first, then whoever came first.
@@ -18,6 +20,7 @@ Pure: no clock, no asyncio. Within a tenant a higher priority goes first, then w
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -72,6 +75,8 @@ class _Account(Generic[T]):
     """Tokens of credit per turn."""
     credit: float = 0.0
     has_turn: bool = False
+    last_turn: float = -math.inf
+    """The round in which its last turn began."""
     left_at: float = 0.0
     """The round in which its queue became empty."""
     levels: dict[int, _Level[T]] = field(default_factory=dict)
@@ -130,9 +135,7 @@ class FairQueue(Generic[T]):
             account = _Account(self._grant * self._weight(entry.tenant))
             self._accounts[entry.tenant] = account
         if not account.num_waiting:
-            missed = self._round - account.left_at
-            account.credit = min(account.credit + missed * account.grant, 0.0)
-            self._active.append(account)
+            self._join(account)
         account.put(entry)
         self.num_waiting += 1
         self.num_tokens += entry.cost
@@ -142,7 +145,7 @@ class FairQueue(Generic[T]):
         while self._active:
             account = self._active[0]
             if not account.has_turn:
-                account.has_turn = True
+                account.has_turn, account.last_turn = True, self._round
                 account.credit += account.grant
                 self.num_turns += 1
                 self._round += 1 / len(self._active)
@@ -207,6 +210,15 @@ class FairQueue(Generic[T]):
             raise QueueFull(
                 "all", f"{self.num_tokens} prompt tokens are waiting, the limit is {bounds.max_tokens}"
             )
+
+    def _join(self, account: _Account[T]) -> None:
+        """It waits from now on: before all others when it owes nothing and took no turn for a round."""
+        missed = self._round - account.left_at
+        account.credit = min(account.credit + missed * account.grant, 0.0)
+        if account.credit == 0 and self._round - account.last_turn >= 1:
+            self._active.appendleft(account)
+        else:
+            self._active.append(account)
 
     def _send(self, account: _Account[T]) -> Waiting[T]:
         entry = account.take()

@@ -1,8 +1,8 @@
 """A `LoadView` from what an ingress sees by itself: heartbeats, its own requests, and how fast they get on.
 
-The rate is that of prompts getting their first token while any of this ingress waits for one: when slots or memory
-are short it falls with them, so what waits, divided by it, is a time (Little's law) whatever the bottleneck is. Other
-ingresses are taken to be as busy.
+The rate is that of prompts getting their first token while any of this ingress waits for one: when slots or
+memory are short it falls too, so what waits, divided by it, is a time (Little's law) whatever is short. Other
+ingresses are taken to be as busy as this one.
 """
 
 from __future__ import annotations
@@ -44,10 +44,7 @@ class ObservedLoad:
     # --- LoadView ------------------------------------------------------------------------------------------
 
     def queue_seconds(self, sending_tokens: int = 0) -> float:
-        """Seconds of prefill queued at the replica with least; 0 when none is up.
-
-        What is being sent from here is counted from `generate` on, not as `sending_tokens`.
-        """
+        """Seconds of prefill queued at the replica with least; 0 when none is up."""
         now = _now()
         self._keep_fresh(now)
         up = [replica for replica in self._health.replicas if replica.is_connected and not replica.is_draining]
@@ -55,9 +52,8 @@ class ObservedLoad:
             return 0.0
         rate = self._prefill.rate(now)
         rate = DEFAULT_PREFILL_RATE if rate is None else rate * self._num_ingresses / len(up)
-        unplaced = sum(sent.tokens for sent in self._sent if sent.replica is None) / len(up)
         least = min(replica.waiting_prefill_tokens + self._unreported(replica.replica, now) for replica in up)
-        return (least + unplaced) / rate
+        return (least + sending_tokens / len(up)) / rate
 
     def uncached_tokens(self, request: GenerateRequest) -> int:
         """All of them: what lies in a cache is not known here."""

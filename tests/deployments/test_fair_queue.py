@@ -143,6 +143,26 @@ def test_a_large_request_holds_another_tenant_up_for_one_turn_only() -> None:
     assert "small" in {popped.tenant for popped in following if popped}
 
 
+def test_who_asks_for_less_than_its_share_goes_first_but_only_once_a_round() -> None:
+    queue: FairQueue[str] = FairQueue({}, QUANTUM)
+    for tenant in ("x", "y", "z"):
+        for _ in range(100):
+            queue.push(entry(tenant, 10))
+    for _ in range(35):
+        queue.pop()
+    queue.push(entry("sparse", 10))
+    first = queue.pop()
+    assert first is not None and first.tenant == "sparse"
+    turns = Counter[str]()
+    for _ in range(120):
+        if not queue.waiting_of("sparse"):
+            queue.push(entry("sparse", 10))
+        popped = queue.pop()
+        assert popped is not None
+        turns[popped.tenant] += 1
+    assert turns["sparse"] <= min(turns["x"], turns["y"], turns["z"])
+
+
 def test_what_turns_out_to_be_cached_is_given_back() -> None:
     """Equal prompts, but one tenant's lie in the cache: it is sent more of them for the same computed tokens."""
     queue: FairQueue[str] = FairQueue({}, QUANTUM)
@@ -174,10 +194,11 @@ def test_bounds_say_whose_they_are_and_a_tenants_first_request_always_fits() -> 
         queue.push(entry("c"))
     assert full.value.whose == "all"
     queue.push(entry("d"))
-    for _ in range(2):
-        queue.pop()
-    with pytest.raises(QueueFull, match="prompt tokens are waiting, the limit is 1000"):
-        queue.push(entry("c" if queue.waiting_of("c") else "d"))
+    queue = FairQueue({}, QUANTUM, QueueBounds(4, 1000, 2, 100))
+    for tenant, cost in (("a", 5000), ("b", 1)):
+        queue.push(entry(tenant, cost))
+    with pytest.raises(QueueFull, match="5001 prompt tokens are waiting, the limit is 1000"):
+        queue.push(entry("b"))
 
 
 def test_what_goes_before_a_new_request_is_its_own_and_the_others_shares() -> None:

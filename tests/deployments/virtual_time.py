@@ -1,0 +1,129 @@
+"""Engines in virtual time: an event loop whose sleeps take no time, and replicas that take their own."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from deployments.client import FleetHealth, GenerateRequest, ReplicaHealth
+from engine.plan import Event
+from engine.sampling_params import SamplingParams
+
+T = TypeVar("T")
+
+
+class _Jumping(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
+    """Does not wait for the next timer: moves the clock there."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        assert timeout is not None, "everything waits for something that never comes"
+        self.now += max(timeout, 0.0)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Deterministic: timers fire in order, and no time passes between them."""
+
+    def __init__(self) -> None:
+        self._jumping = _Jumping()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now
+
+
+def run(scenario: Coroutine[Any, Any, T]) -> T:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(scenario)
+
+
+@dataclass(eq=False)
+class Replica:
+    """Prefills one prompt after the other, first come, first served."""
+
+    name: str
+    rate: float
+    free_at: float = 0.0
+
+    def queue_seconds(self) -> float:
+        return max(0.0, self.free_at - now())
+
+
+class VirtualFleet:
+    """An `EngineClient` that sends to the least busy replica, and the `LoadView` that knows all at once."""
+
+    def __init__(self, num_replicas: int = 1, rate: float = 1000.0, accept_s: float = 0.005) -> None:
+        self.replicas = [Replica(f"r{number}", rate) for number in range(num_replicas)]
+        self.accept_s = accept_s
+        self.cached = 0
+        """Leading tokens of every prompt that lie in every cache, unforeseen."""
+        self.refuse_with: Exception | None = None
+        self.order: list[GenerateRequest] = []
+        self.most_queued_s = 0.0
+        self.open = 0
+
+    async def generate(self, request: GenerateRequest) -> VirtualGeneration:
+        await asyncio.sleep(self.accept_s)
+        if self.refuse_with is not None:
+            raise self.refuse_with
+        replica = min(self.replicas, key=Replica.queue_seconds)
+        computed = len(request.prompt_ids) - self.cached
+        replica.free_at = max(replica.free_at, now()) + computed / replica.rate
+        self.order.append(request)
+        self.most_queued_s = max(self.most_queued_s, replica.queue_seconds())
+        self.open += 1
+        return VirtualGeneration(self, replica, request)
+
+    async def health(self) -> FleetHealth:
+        replicas = tuple(
+            ReplicaHealth(r.name, True, 0.0, waiting_prefill_tokens=int(r.queue_seconds() * r.rate))
+            for r in self.replicas
+        )
+        return FleetHealth("healthy", len(replicas), replicas)
+
+    def queue_seconds(self, sending_tokens: int = 0) -> float:
+        rate = sum(replica.rate for replica in self.replicas)
+        return min(replica.queue_seconds() for replica in self.replicas) + sending_tokens / rate
+
+    def uncached_tokens(self, request: GenerateRequest) -> int:
+        return len(request.prompt_ids)
+
+
+class VirtualGeneration:
+    """One token, when its prefill is done."""
+
+    def __init__(self, fleet: VirtualFleet, replica: Replica, request: GenerateRequest) -> None:
+        self._fleet, self._request = fleet, request
+        self.replica: str | None = replica.name
+        self._ready_at = replica.free_at
+        self._is_over = False
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._is_over:
+            raise StopAsyncIteration
+        await asyncio.sleep(self._ready_at - now())
+        await self.aclose()
+        return Event(self._request.request_id, (1,), finish_reason="length", num_cached=self._fleet.cached)
+
+    async def aclose(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._fleet.open -= 1
+
+
+def request(request_id: str, tenant: str = "", tokens: int = 100, **fields: Any) -> GenerateRequest:
+    return GenerateRequest(
+        request_id, "m", [0] * tokens, SamplingParams(max_tokens=1, seed=1), tenant=tenant, **fields
+    )
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
