@@ -106,7 +106,7 @@ class AdmissionSettings(_Settings):
     """
 
     ttft_target_s: float = Field(default=0.25, gt=0)
-    """Seconds of work queued at the least busy engine above which requests wait: about what one tenant's flood adds
+    """Seconds of work queued at the least busy engine above which requests wait: about what a tenant's flood adds
     to another's time to first token. An engine runs dry when it is shorter than a few of its steps."""
     max_wait_s: float = Field(default=30.0, gt=0)
     """Longest wait, in seconds; a request may ask for less. Those that would wait longer are refused at once."""

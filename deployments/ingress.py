@@ -12,6 +12,8 @@ from ray import serve
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
 
+from deployments.admission import AdmissionClient
+from deployments.api.access import Access
 from deployments.api.app import create_app
 from deployments.api.service import ApiService, ModelCard, ServedModel
 from deployments.api.text_codec import TextCodec
@@ -23,7 +25,9 @@ from deployments.delivery import Persistence
 from deployments.engine_client import WireEngineClient
 from deployments.metrics_hub import MetricsPusher, read_page
 from deployments.model_switch import DeploymentSwitch, SwitchedEngines
+from deployments.observed_load import ObservedLoad
 from deployments.serve_control import ServeControl
+from deployments.tenants import KeyRing
 from deployments.warm_up import Post, WarmUpPoster
 from engine.config import EngineConfig
 from engine.engine import model_directory
@@ -77,7 +81,7 @@ class ModelLink:
         self._model, self._engines = model, engines
         self._fleet = fleet_of(engines.app_name, engines.deployment_name)
         self._placer = placer_of(self._fleet, args.placer(model))
-        self._warm_up = args.warm_up
+        self._warm_up, self._admission, self._num_ingresses = args.warm_up, args.admission, args.ingresses.count
         self._health, self._sync_timeout_s = args.health, args.router.sync_timeout_s
         self._switch = DeploymentSwitch(control, engines.deployment_name, model.num_when_loaded)
         self._client: WireEngineClient | None = None
@@ -101,12 +105,16 @@ class ModelLink:
         # Requests that come before the engines' prefixes are known would be sent anywhere.
         await asyncio.wait([self._first_call], timeout=self._sync_timeout_s)
 
-    def served(self) -> ServedModel:
-        """What the API needs of the model. Reads its files."""
+    def served(self, keys: KeyRing) -> ServedModel:
+        """What the API needs of the model, for the tenants with these keys. Reads its files."""
         assert self._client is not None, "start() comes first"
         directory = model_directory(self._model.engine)
         card = _card(self._model.engine, ModelConfig.from_directory(directory))
-        client = SwitchedEngines(self._client, self._switch)
+        load = ObservedLoad(
+            SwitchedEngines(self._client, self._switch), self._num_ingresses, self._placer.uncached_tokens
+        )
+        tenants = {tenant.name: tenant for tenant in keys.tenants}
+        client = AdmissionClient(load, load, self._admission, tenants, self.metrics)
         return ServedModel(card, client, TextCodec(load_tokenizer(directory)), self.metrics, self._switch)
 
     def in_cluster(self) -> ClusterModel:
@@ -185,11 +193,17 @@ class Ingress:
         return create_app(await asyncio.to_thread(self._service))
 
     def _service(self) -> ApiService:
-        models = [link.served() for link in self._links]
+        args, keys = self._args, KeyRing(self._args.tenants, self._args.admin_key_hash)
+        models = [link.served(keys) for link in self._links]
         return ApiService(
             models={served.card.id: served for served in models},
             metrics_text=lambda: read_page(self._hub),
-            limits=self._args.limits,
+            limits=args.limits,
+            access=Access(
+                keys,
+                args.ingresses.count,
+                metrics_key_hash=args.admin_key_hash if args.protect_metrics else None,
+            ),
             metrics=self._metrics,
             admin_key_hash=self._args.admin_key_hash,
             cluster=self._cluster(),

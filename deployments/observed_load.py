@@ -8,7 +8,7 @@ ingresses are taken to be as busy as this one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,9 @@ NEWS_S = 0.1
 class _Sent:
     """A request of this ingress that has no first token yet."""
 
-    tokens: int
+    num_tokens: int
+    uncached: int
+    """As predicted."""
     replica: str | None = None
     accepted_at: float | None = None
 
@@ -34,8 +36,14 @@ class _Sent:
 class ObservedLoad:
     """An `EngineClient` that watches another, and what it saw as a `LoadView`. Lives on one event loop."""
 
-    def __init__(self, client: EngineClient, num_ingresses: int = 1) -> None:
-        self._client, self._num_ingresses = client, num_ingresses
+    def __init__(
+        self,
+        client: EngineClient,
+        num_ingresses: int = 1,
+        predict: Callable[[GenerateRequest], int] | None = None,
+    ) -> None:
+        """`predict` says how many tokens of a request no engine has cached; without it, all count."""
+        self._client, self._num_ingresses, self._predict = client, num_ingresses, predict
         self._sent: set[_Sent] = set()
         self._prefill = BusyRate()
         self._health, self._asked_at = FleetHealth("unhealthy", 0), float("-inf")
@@ -56,13 +64,13 @@ class ObservedLoad:
         return (least + sending_tokens / len(up)) / rate
 
     def uncached_tokens(self, request: GenerateRequest) -> int:
-        """All of them: what lies in a cache is not known here."""
-        return len(request.prompt_ids) + len(request.output_ids)
+        """As predicted."""
+        return _num_tokens(request) if self._predict is None else self._predict(request)
 
     def _unreported(self, replica: str, now: float) -> int:
         """Tokens that were accepted there so lately that its reports may not tell of them."""
         return sum(
-            sent.tokens
+            sent.uncached
             for sent in self._sent
             if sent.replica == replica and sent.accepted_at is not None and now - sent.accepted_at < NEWS_S
         )
@@ -79,7 +87,7 @@ class ObservedLoad:
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """As the client does."""
-        sent = _Sent(self.uncached_tokens(request))
+        sent = _Sent(_num_tokens(request), self.uncached_tokens(request))
         self._sent.add(sent)
         self._prefill.set_busy(True, _now())
         try:
@@ -103,7 +111,7 @@ class ObservedLoad:
         if sent in self._sent:
             self._sent.discard(sent)
             if num_cached is not None:
-                self._prefill.add(max(0, sent.tokens - num_cached), _now())
+                self._prefill.add(max(0, sent.num_tokens - num_cached), _now())
             self._prefill.set_busy(bool(self._sent), _now())
 
 
@@ -139,6 +147,10 @@ class _Observed:
         """Abort in the engine when not finished."""
         self._load.began(self._sent, None)
         await self._generation.aclose()
+
+
+def _num_tokens(request: GenerateRequest) -> int:
+    return len(request.prompt_ids) + len(request.output_ids)
 
 
 def _now() -> float:

@@ -1,6 +1,6 @@
 """Who may ask, and for how much: tenants as the configuration names them, found by their API keys.
 
-    "Authorization: Bearer rdx-..." ── sha256 ──▶ compared with every hash ──▶ Principal(tenant, is_admin)
+    "Authorization: Bearer rdx-..." ── sha256 ──▶ compared with every hash ──▶ Tenant
 
 Keys themselves are nowhere: the configuration holds their SHA-256, which is enough for keys drawn at random
 (`raydix hash-key` draws them). Without tenants the service is open and everybody is `ANONYMOUS`.
@@ -96,14 +96,6 @@ ADMIN = Tenant("admin")
 """Whom requests with the admin key belong to: weight 1, no limits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """Who sent a request."""
-
-    tenant: Tenant
-    is_admin: bool = False
-
-
 def distinct_tenants(tenants: tuple[TenantSettings, ...]) -> tuple[TenantSettings, ...]:
     """`tenants`, when no name and no key appears twice. Raises ValueError."""
     names = Counter(tenant.name for tenant in tenants)
@@ -124,27 +116,26 @@ class KeyRing:
 
     def __init__(self, tenants: Sequence[TenantSettings] = (), admin_key_hash: str | None = None) -> None:
         self.tenants = tuple(_tenant(settings) for settings in tenants)
-        self._principals = [
-            (bytes.fromhex(key_hash), Principal(tenant))
+        self._owners = [
+            (bytes.fromhex(key_hash), tenant)
             for settings, tenant in zip(tenants, self.tenants, strict=True)
             for key_hash in settings.key_hashes
         ]
         if admin_key_hash is not None:
-            self._principals.append((bytes.fromhex(admin_key_hash), Principal(ADMIN, is_admin=True)))
-        self.has_admin = admin_key_hash is not None
+            self._owners.append((bytes.fromhex(admin_key_hash), ADMIN))
 
     @property
     def is_open(self) -> bool:
         """Whether requests without a key are served."""
         return not self.tenants
 
-    def find(self, key: str) -> Principal | None:
+    def find(self, key: str) -> Tenant | None:
         """Whom a key belongs to. Compares with every hash, each in constant time: nothing leaks of where it is."""
         digest = hashlib.sha256(key.encode()).digest()
-        found: Principal | None = None
-        for key_digest, principal in self._principals:
+        found: Tenant | None = None
+        for key_digest, tenant in self._owners:
             if hmac.compare_digest(digest, key_digest):
-                found = principal
+                found = tenant
         return found
 
 

@@ -11,12 +11,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from deployments.api.access import Gate, tenant_of
 from deployments.api.body import ClientGone, read_json
 from deployments.api.chat import plan_chat
 from deployments.api.cluster import add_cluster_routes
 from deployments.api.completions import plan_completion
-from deployments.api.errors import ApiError, at_most, invalid
-from deployments.api.exchange import Exchange, Hints, Plan
+from deployments.api.errors import ApiError, at_most, from_client, invalid, quoted
+from deployments.api.exchange import Caller, Exchange, Hints, Plan
 from deployments.api.health import health
 from deployments.api.lifecycle import add_model_routes
 from deployments.api.limits import Limits
@@ -34,6 +35,7 @@ from deployments.api.routing import add_router_routes
 from deployments.api.sampling import in_vocabulary
 from deployments.api.service import ApiService, ServedModel
 from deployments.api.transport import Envelope, error_response, json_response, request_id, until_disconnect
+from deployments.rate_limits import RateLimited
 
 _Planner = Callable[[], Awaitable[Plan]]
 
@@ -57,6 +59,7 @@ def create_app(service: ApiService) -> FastAPI:
     app.add_api_route("/metrics", routes.metrics, methods=["GET"])
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_middleware(Gate, access=service.access, metrics=service.metrics)
     app.add_middleware(Envelope, limits=service.limits)
     return app
 
@@ -69,7 +72,7 @@ class _Routes:
 
     async def chat(self, request: Request) -> Response:
         """Create a chat completion."""
-        recorder = Recorder(self._service.metrics, "chat_completions")
+        recorder = Recorder(self._service.metrics, "chat_completions", tenant_of(request).name)
 
         async def plan() -> Plan:
             served, asked = await self._parsed(request, ChatRequest, recorder)
@@ -79,7 +82,7 @@ class _Routes:
 
     async def completions(self, request: Request) -> Response:
         """Create a text completion."""
-        recorder = Recorder(self._service.metrics, "completions")
+        recorder = Recorder(self._service.metrics, "completions", tenant_of(request).name)
 
         async def plan() -> Plan:
             served, asked = await self._parsed(request, CompletionRequest, recorder)
@@ -135,12 +138,18 @@ class _Routes:
         return served, parse(body, kind, self._service.limits)
 
     async def _generate(self, request: Request, recorder: Recorder, plan: _Planner) -> Response:
+        tenant, name = tenant_of(request), request_id(request.scope)
         try:
+            ticket = self._service.access.start(tenant)
             planned = await plan()
             hints = _hints(request, self._service.limits)
-            name = request_id(request.scope)
-            exchange = Exchange(self._service.limits, planned, recorder, name, hints)
+            exchange = Exchange(self._service.limits, planned, recorder, name, hints, Caller(tenant, ticket))
             return await until_disconnect(request.receive, exchange.respond())
+        except RateLimited as error:
+            recorder.refused(error)
+            limited = from_client(error, name)
+            recorder.failed(limited.status, limited.type)
+            raise limited from None
         except ApiError as error:
             recorder.failed(error.status, error.type)
             raise
@@ -149,6 +158,20 @@ class _Routes:
         except Exception:
             recorder.failed(500, "server_error")
             raise
+
+
+def _max_wait_s(request: Request) -> float | None:
+    """The `x-max-wait-s` header. Raises `ApiError` 400 for what is no positive number."""
+    given = request.headers.get("x-max-wait-s")
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise invalid(f"x-max-wait-s must be a positive number of seconds, got {quoted(given)}.", "x-max-wait-s")
+    return seconds
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
@@ -169,7 +192,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 def _hints(request: Request, limits: Limits) -> Hints:
     session_id = request.headers.get("x-session-id")
     at_most("x-session-id", len(session_id or ""), limits.max_hint_chars, "characters")
-    return Hints(session_id, request.headers.get("x-raydix-explain", "").lower() in ("1", "true"))
+    explains = request.headers.get("x-raydix-explain", "").lower() in ("1", "true")
+    return Hints(session_id, explains, _max_wait_s(request))
 
 
 def _body(kind: type[BaseModel]) -> dict[str, Any]:

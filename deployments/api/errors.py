@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from deployments.client import Overloaded, Rejected, ReplicaLost, Unavailable
+from deployments.rate_limits import RateLimited
 
 RETRY_AFTER_S = 2.0
 """What a client is told to wait when no engine can take its request and nobody knows for how long."""
@@ -88,7 +89,11 @@ def from_client(error: Exception, request_id: str) -> ApiError:
         return invalid(error.message, error.param)
     if isinstance(error, Overloaded):
         headers = _retry_after(error.retry_after_s)
-        return ApiError(429, f"The server is overloaded: {error.reason}.", code="overloaded", headers=headers)
+        status = 503 if error.kind == "deadline" else 429
+        return ApiError(status, f"The server is overloaded: {error.reason}.", code="overloaded", headers=headers)
+    if isinstance(error, RateLimited):
+        headers = error.headers | _retry_after(error.retry_after_s)
+        return ApiError(429, error.message, code="rate_limit_exceeded", headers=headers)
     if isinstance(error, Unavailable):
         headers = _retry_after(RETRY_AFTER_S)
         return ApiError(503, f"The service is unavailable: {error.reason}.", code="unavailable", headers=headers)

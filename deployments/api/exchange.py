@@ -23,10 +23,12 @@ from deployments.api.service import ServedModel
 from deployments.api.transport import EventStream, logger
 from deployments.api.wording import DONE, Wording, error_event
 from deployments.client import GenerateRequest, Overloaded, Rejected, ReplicaLost, Unavailable
+from deployments.rate_limits import RateLimited, Ticket
+from deployments.tenants import Tenant
 from engine.detokenizer import TextStream
 from engine.sampling_params import SamplingParams
 
-CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost)
+CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost, RateLimited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +51,32 @@ class Hints:
     """x-session-id: requests that bear the same one probably share prefixes."""
     explains: bool = False
     """x-raydix-explain: the answer says why it was generated where it was."""
+    max_wait_s: float | None = None
+    """x-max-wait-s: the longest wait for an engine that is of use to the client, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and the request's part in what they may ask for."""
+
+    tenant: Tenant
+    ticket: Ticket
 
 
 class Exchange:
     """Runs one plan. `respond` closes what it opened, or hands that duty to the stream it returns."""
 
-    def __init__(self, limits: Limits, plan: Plan, recorder: Recorder, request_id: str, hints: Hints) -> None:
+    def __init__(
+        self, limits: Limits, plan: Plan, recorder: Recorder, request_id: str, hints: Hints, caller: Caller
+    ) -> None:
         self._limits = limits
         self._wording = plan.wording
         self._recorder = recorder
         self._request_id = request_id
         self._is_stream = bool(plan.request.stream)
-        parts = [] if plan.echoes_only else _parts(plan, hints.session_id)
-        self._hints = hints
+        parts = [] if plan.echoes_only else _parts(plan, hints, caller.tenant)
+        self._hints, self._ticket = hints, caller.ticket
+        self._num_prompt_tokens = sum(len(prompt.token_ids) for prompt in plan.wording.answer.prompts)
         self._choices = Choices(plan.served.client, parts, limits.idle_timeout_s)
         self._num_echoed = len(plan.wording.answer.prompts) * (plan.request.n or 1) if plan.echoes_only else 0
         self._deadline = asyncio.get_running_loop().time() + limits.request_timeout_s
@@ -73,6 +88,7 @@ class Exchange:
         is_handed_over = False
         try:
             async with asyncio.timeout_at(self._deadline):
+                self._admit()
                 await self._choices.open()
                 if not self._is_stream:
                     return await self._whole(deltas)
@@ -87,6 +103,7 @@ class Exchange:
             return stream
         except CLIENT_ERRORS as error:
             self._recorder.refused(error)
+            self._ticket.refuse()
             raise from_client(error, self._request_id) from None
         except TimeoutError:
             raise self._too_long() from None
@@ -95,7 +112,16 @@ class Exchange:
             raise
         finally:
             if not is_handed_over:
+                self._ticket.close()
                 await self._choices.aclose()
+
+    def _admit(self) -> None:
+        """Its tenant's limits allow it. Raises `RateLimited`, or `Rejected` when they never will."""
+        try:
+            self._ticket.admit(len(self._choices.choices), self._num_prompt_tokens)
+        except ValueError as error:
+            raise Rejected(f"{error}.", "n") from None
+        self._recorder.prompt(self._num_prompt_tokens)
 
     async def _deltas(self) -> AsyncIterator[Delta]:
         """All deltas; of an echo, one per choice that says it is over."""
@@ -104,6 +130,7 @@ class Exchange:
         if self._choices.choices:
             async for delta in self._choices.deltas():
                 self._recorder.tokens(delta.index, delta.num_generated)
+                self._ticket.generated(delta.num_generated)
                 yield delta
 
     async def _whole(self, deltas: AsyncIterator[Delta]) -> Response:
@@ -132,6 +159,7 @@ class Exchange:
     async def _close(self) -> None:
         """The stream is over; when it did not end by itself, its client left."""
         self._recorder.disconnected()
+        self._ticket.close()
         await self._choices.aclose()
 
     async def _spelled(self, first: Delta, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes, None]:
@@ -165,11 +193,12 @@ class Exchange:
         return ApiError(504, f"The request took longer than {limit:g} seconds.", code="request_timeout")
 
     def _headers(self) -> dict[str, str]:
-        """Where the first choice runs and what it found there; when asked, also why there."""
+        """The tenant's limits; where the first choice runs and what it found there; when asked, why there."""
+        headers = self._ticket.headers()
         generation = self._choices.first
         if generation is None or generation.replica is None:
-            return {}
-        headers = {
+            return headers
+        headers |= {
             "x-raydix-replica": generation.replica,
             "x-raydix-cached-tokens": str(self._choices.choices[0].num_cached),
         }
@@ -179,7 +208,7 @@ class Exchange:
         return headers
 
 
-def _parts(plan: Plan, session_id: str | None) -> list[tuple[GenerateRequest, TextStream]]:
+def _parts(plan: Plan, hints: Hints, tenant: Tenant) -> list[tuple[GenerateRequest, TextStream]]:
     """One generation for each choice of each prompt; choice i of any prompt has the same seed."""
     request, sampling, answer = plan.request, plan.sampling, plan.wording.answer
     parts = []
@@ -190,8 +219,10 @@ def _parts(plan: Plan, session_id: str | None) -> list[tuple[GenerateRequest, Te
             prompt_ids=answer.prompt_of(index).token_ids,
             sampling=for_choice(sampling, index % answer.num_choices),
             priority=request.priority or 0,
-            salt=request.cache_salt or "",
-            session_id=session_id or request.prompt_cache_key,
+            salt=tenant.salt(request.cache_salt or ""),
+            session_id=hints.session_id or request.prompt_cache_key,
+            tenant=tenant.name,
+            max_wait_s=hints.max_wait_s,
         )
         text = plan.served.codec.text_stream(sampling.stop, min_tokens=sampling.min_tokens)
         parts.append((generate, text))

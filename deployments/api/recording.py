@@ -9,6 +9,8 @@ import time
 from typing import Literal
 
 from deployments.client import Overloaded, Unavailable
+from deployments.rate_limits import RateLimited
+from deployments.tenants import ANONYMOUS
 from monitoring.metrics import Metrics
 
 Endpoint = Literal["chat_completions", "completions", "other"]
@@ -17,8 +19,10 @@ Endpoint = Literal["chat_completions", "completions", "other"]
 class Recorder:
     """Counts one request. All times run from its arrival at the API, tokenizing included."""
 
-    def __init__(self, metrics: Metrics | None, endpoint: Endpoint) -> None:
+    def __init__(self, metrics: Metrics | None, endpoint: Endpoint, tenant: str = ANONYMOUS.name) -> None:
+        """`tenant` is a name from the configuration."""
         self._metrics = metrics
+        self._tenant = tenant
         self._endpoint = endpoint
         self._arrival = time.perf_counter()
         self._last_at: dict[int, float] = {}
@@ -34,11 +38,19 @@ class Recorder:
         """The request is valid; from here on it ends with a finish reason."""
         self._is_streaming = stream
         self._is_accepted = True
+        if self._metrics is not None:
+            self._metrics.inc("tenant_requests_total", tenant=self._tenant)
+
+    def prompt(self, num_tokens: int) -> None:
+        """Its prompts were admitted, with so many tokens in all."""
+        if self._metrics is not None:
+            self._metrics.inc("tenant_tokens_total", num_tokens, tenant=self._tenant, kind="prompt")
 
     def tokens(self, choice: int, count: int) -> None:
         """`count` tokens of a choice arrived together; they share the time since the last ones."""
         if self._metrics is None or count == 0:
             return
+        self._metrics.inc("tenant_tokens_total", count, tenant=self._tenant, kind="generated")
         now = time.perf_counter()
         last = self._last_at.get(choice)
         if last is not None:
@@ -60,10 +72,15 @@ class Recorder:
         self._end("error")
 
     def refused(self, error: Exception) -> None:
-        """No engine took the request, for now."""
-        reason = {Overloaded: "queue_full", Unavailable: "unavailable"}.get(type(error))
+        """The engines, or the tenant's limits, did not take it."""
+        reason: str | None = None
+        if isinstance(error, Overloaded | RateLimited):
+            reason = error.kind
+        elif isinstance(error, Unavailable):
+            reason = "unavailable"
         if self._metrics is not None and reason is not None:
             self._metrics.inc("admission_rejections_total", reason=reason)
+            self._metrics.inc("tenant_rejections_total", tenant=self._tenant, reason=reason)
 
     def disconnected(self) -> None:
         """The client hung up. Changes nothing when the answer was over."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
+from deployments.api.access import Access
 from deployments.api.cluster import ClusterSource
 from deployments.api.errors import invalid, model_not_found
 from deployments.api.limits import Limits
@@ -53,6 +54,8 @@ class ApiService:
     metrics: Metrics | None = None
     """Where requests are counted that name no model served here; None counts nothing."""
     version: str = "0.1.0"
+    access: Access = field(default_factory=Access)
+    """Keys, tenants and their limits; by default the service is open."""
     admin_key_hash: str | None = None
     """SHA-256 of the key that administration needs, in hex; None: it is off."""
     cluster: ClusterSource | None = None

@@ -15,7 +15,7 @@ from engine.sampling_params import SamplingParams
 T = TypeVar("T")
 
 
-class _Jumping(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
+class _Jumping(selectors.DefaultSelector):
     """Does not wait for the next timer: moves the clock there."""
 
     now = 0.0

@@ -132,7 +132,7 @@ def test_sampling_parameters_reach_the_engine(client: Client, engine: ScriptedEn
     assert (sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (4, 0.1, 1.2)
     assert (sampling.min_tokens, sampling.stop_token_ids, sampling.ignore_eos) == (2, (9,), True)
     assert sampling.logit_bias == {7: -3.0}
-    assert (request.salt, request.priority, request.session_id) == ("tenant", 3, "s-1")
+    assert (request.salt, request.priority, request.session_id) == ("salt:tenant", 3, "s-1")
 
 
 def test_parts_are_joined_and_developer_means_system(client: Client, engine: ScriptedEngine) -> None:
