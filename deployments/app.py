@@ -79,12 +79,10 @@ def _autoscaling(model: ModelArgs) -> AutoscalingConfig:
     to the least that was asked for while it is loaded.
     """
     settings = model.engines.autoscaling
-    initial = model.num_when_loaded if model.load_at_start else 0
-    if settings is None:  # Serve begins with no replica only where something scales.
+    if settings is None:  # not loaded at the start: Serve begins without replicas only where something scales
         policy = AutoscalingPolicy(policy_function="deployments.autoscaling:keep")
-        return AutoscalingConfig(
-            min_replicas=0, max_replicas=model.engines.count, initial_replicas=initial, policy=policy
-        )
+        return AutoscalingConfig(min_replicas=0, max_replicas=model.engines.count, initial_replicas=0, policy=policy)
+    initial = settings.min if settings.initial is None else settings.initial
     targets = ("ttft_target_s", "max_busy_share", "max_kv_share", "headroom")
     policy = AutoscalingPolicy(
         policy_function="deployments.autoscaling:WorkPolicy",
@@ -96,7 +94,7 @@ def _autoscaling(model: ModelArgs) -> AutoscalingConfig:
         return AutoscalingConfig(
             min_replicas=0,
             max_replicas=settings.max,
-            initial_replicas=initial,
+            initial_replicas=initial if model.load_at_start else 0,
             upscale_delay_s=settings.upscale_delay_s,
             downscale_delay_s=settings.downscale_delay_s,
             downscale_to_zero_delay_s=settings.downscale_to_zero_delay_s,
