@@ -81,7 +81,8 @@ def _autoscaling(model: ModelArgs) -> AutoscalingConfig:
     settings = model.engines.autoscaling
     if settings is None:  # not loaded at the start: Serve begins without replicas only where something scales
         policy = AutoscalingPolicy(policy_function="deployments.autoscaling:keep")
-        return AutoscalingConfig(min_replicas=0, max_replicas=model.engines.count, initial_replicas=0, policy=policy)
+        most = model.engines.count
+        return AutoscalingConfig(min_replicas=0, initial_replicas=0, max_replicas=most, policy=policy)
     initial = settings.min if settings.initial is None else settings.initial
     targets = ("ttft_target_s", "max_busy_share", "max_kv_share", "headroom")
     policy = AutoscalingPolicy(

@@ -24,7 +24,7 @@ from deployments.config import AppArgs, HealthSettings, ModelArgs
 from deployments.delivery import Persistence
 from deployments.engine_client import WireEngineClient
 from deployments.metrics_hub import MetricsPusher, read_page
-from deployments.model_switch import DeploymentSwitch, SwitchedEngines
+from deployments.model_switch import PUT_AWAY, DeploymentSwitch, SwitchedEngines
 from deployments.observed_load import ObservedLoad
 from deployments.serve_control import ServeControl
 from deployments.tenants import KeyRing
@@ -99,9 +99,11 @@ class ModelLink:
         )
         await self._client.start()
         # The handle's router, which fills the fleet, is made by the first call: do not leave that to a user's.
+        if await self._switch.state() in PUT_AWAY:
+            # A call that waits for a replica would be a reason for Serve to start one; a broadcast does not wait.
+            self._first_call = asyncio.create_task(self._meet_nobody())
+            return
         self._first_call = asyncio.create_task(self._meet_engines())
-        if not self._model.load_at_start:
-            return  # There is none to meet yet, as far as is known; the others should not wait for it.
         # Requests that come before the engines' prefixes are known would be sent anywhere.
         await asyncio.wait([self._first_call], timeout=self._sync_timeout_s)
 
@@ -152,6 +154,10 @@ class ModelLink:
         """What each replica says of itself; one that fails says nothing."""
         answers = await self._engines.broadcast("describe").results_async(return_exceptions=True)
         return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+    async def _meet_nobody(self) -> None:
+        with contextlib.suppress(Exception):
+            await self._describe()
 
     async def _meet_engines(self) -> None:
         with contextlib.suppress(Exception):

@@ -3,7 +3,9 @@
     target 0      no replica: unloaded      replicas that still end their streams: draining
     target > 0    none runs yet: loading    at least one runs: loaded
 
-The controller is the one owner of the target, so all ingresses agree and a restarted one finds it again.
+The controller is the one owner of the target, so all ingresses agree and a restarted one finds it again. Where a
+model is autoscaled, Serve starts a replica whenever a call waits for one, so no call may wait for a model that was
+put away: `WireEngineClient` refuses them at once.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ from deployments.client import (
     Unavailable,
 )
 from deployments.serve_control import AppView, ControllerSilent, DeploymentView
+
+PUT_AWAY = ("unloaded", "draining")
+"""States of a model that takes no requests until it is loaded."""
 
 
 class Control(Protocol):
@@ -97,7 +102,7 @@ class SwitchedEngines:
             return await self._client.generate(request)
         except Unavailable:
             state = await self._switch.state()
-            if state in ("unloaded", "draining"):
+            if state in PUT_AWAY:
                 name = request.model
                 raise Unavailable(f"model {name} is not loaded; POST /v1/models/{name}/load loads it") from None
             if state == "loading":
@@ -108,7 +113,7 @@ class SwitchedEngines:
         """A model that was put away is not ill: nothing is expected of it."""
         fleet = await self._client.health()
         state = await self._switch.state() if fleet.num_up == 0 else None
-        if state in ("unloaded", "draining"):
+        if state in PUT_AWAY:
             return replace(fleet, state="unloaded", num_expected=0)
         return fleet
 

@@ -187,10 +187,10 @@ def test_from_zero_a_waiting_request_brings_the_first_replica_and_any_request_ke
     assert policy(context(config, [ReplicaWork()], 1, {}))[0] == 0
 
 
-def test_a_model_that_was_put_away_stays_so_whatever_its_last_streams_say() -> None:
+def test_a_model_that_was_put_away_stays_so_while_no_call_waits_for_it() -> None:
     policy, config = serve_policy(min=2, upscale_delay_s=0, downscale_delay_s=0)
     assert config.min_replicas == 0
-    assert policy(context(config, [], 0, {}, total_num_requests=3.0))[0] == 0
+    assert policy(context(config, [], 0, {}))[0] == 0
     assert policy(context(config, [ReplicaWork(queued_prefill_s=9.0)], 0, {}))[0] == 0
     assert policy(context(config, [], 2, {}))[0] == 2  # loaded again
 

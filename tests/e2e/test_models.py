@@ -26,10 +26,14 @@ ADMIN = {"authorization": f"Bearer {KEY}"}
 
 @pytest.fixture(scope="module")
 def models(service: Service) -> Iterator[Service]:
-    """The application of the YAML, beside the other tests' one."""
+    """The application of the YAML, and a third model that is not loaded, beside the other tests' application."""
     (application,) = yaml.safe_load((ROOT / "deployments/two_models.yaml").read_text())["applications"]
     key_hash = hashlib.sha256(KEY.encode()).hexdigest()
-    arguments = AppArgs.model_validate({**application["args"], "admin_key_hash": key_hash})
+    specified = application["args"]["models"]
+    later = {**specified[1], "engine": {**specified[1]["engine"], "served_name": "later"}, "load_at_start": False}
+    arguments = AppArgs.model_validate(
+        {**application["args"], "models": [*specified, later], "admin_key_hash": key_hash}
+    )
     scalable = application["external_scaler_enabled"]
     serve.run(build(arguments), name="two", route_prefix="/two", external_scaler_enabled=scalable)
     running = Service(f"{service.url}/two")
@@ -49,7 +53,7 @@ def complete(models: Service, model: str | None) -> httpx.Response:
 
 
 def test_a_request_goes_to_the_model_it_names(models: Service) -> None:
-    assert states(models) == {"demo-long": "loaded", "demo-short": "loaded"}
+    assert states(models) == {"demo-long": "loaded", "demo-short": "loaded", "later": "unloaded"}
     replicas = {}
     for name in ("demo-long", "demo-short"):
         answer = complete(models, name).raise_for_status()
@@ -93,7 +97,8 @@ def test_a_model_is_put_away_when_its_streams_have_ended_and_comes_back(models: 
             assert (await own, await other) == (400, 900)
 
     asyncio.run(scenario())
-    models.wait_until(lambda: states(models) == {"demo-long": "loaded", "demo-short": "unloaded"})
+    models.wait_until(lambda: states(models)["demo-short"] == "unloaded")
+    assert states(models)["demo-long"] == "loaded"
     refused = complete(models, "demo-short")
     assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
     assert "POST /v1/models/demo-short/load" in refused.json()["error"]["message"]
@@ -116,7 +121,8 @@ def test_the_cluster_is_told_as_it_is(models: Service) -> None:
     assert status["versions"]["ray"] == ray.__version__
     pids = set(engine_pids())
     pages = {"demo-long": 2048, "demo-short": 512}
-    for model in status["models"]:
+    assert [(model["id"], model["state"]) for model in status["models"]][2:] == [("later", "unloaded")]
+    for model in status["models"][:2]:
         (replica,) = model["replicas"]
         assert (model["state"], model["replicas_wanted"], replica["state"]) == ("loaded", 1, "RUNNING")
         assert replica["pid"] in pids and replica["is_connected"]
@@ -127,6 +133,14 @@ def test_the_cluster_is_told_as_it_is(models: Service) -> None:
     assert nodes["missing"] == {} and node["is_alive"] and "gpu_devices" not in node
     assert sorted(replica["model"] for replica in node["replicas"]) == ["demo-long", "demo-short"]
     assert node["node_id"] == ray.nodes()[0]["NodeID"]
+
+
+def test_a_model_that_was_not_loaded_at_the_start_comes_when_it_is_asked_for(models: Service) -> None:
+    assert states(models)["later"] == "unloaded" and complete(models, "later").status_code == 503
+    assert httpx.post(f"{models.url}/v1/models/later/load", headers=ADMIN).status_code == 202
+    models.wait_until(lambda: complete(models, "later").status_code == 200, timeout=60)
+    assert httpx.delete(f"{models.url}/v1/models/later", headers=ADMIN).status_code == 202
+    models.wait_until(lambda: states(models)["later"] == "unloaded")
 
 
 def _num_running(models: Service) -> int:
