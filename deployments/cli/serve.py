@@ -201,14 +201,14 @@ def _cause(application: Any) -> str:
 def _announce(console: Console, url: str, seconds: float) -> None:
     """Where it is, and a line to try."""
     with suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
-        names = [one["id"] for one in httpx.get(f"{url}/v1/models", timeout=5.0).json()["data"]]
-        model = names[0]
+        models = [one["id"] for one in httpx.get(f"{url}/v1/models", timeout=5.0).json()["data"]]
+        model, names = models[0], ", ".join(models) + (" is" if len(models) == 1 else " are")
         body = (
             f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What does itertools.chain do?"}}]}}'
         )
         curl = f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
         lines = [
-            f"[bold]{escape(', '.join(names))}[/] {'is' if len(names) == 1 else 'are'} ready at [bold]{url}/v1[/] after {seconds:.0f} s. Ctrl-C ends it.",
+            f"[bold]{escape(names)}[/] ready at [bold]{url}/v1[/] after {seconds:.0f} s. Ctrl-C ends it.",
             f"Talk to it:  [cyan]{escape(_own_name())} chat --url {url}[/]",
         ]
         console.print(Panel("\n".join(lines), expand=False))
