@@ -46,6 +46,17 @@ def test_every_metric_is_on_the_page_with_its_help() -> None:
     assert CONTENT_TYPE.startswith("text/plain; version=0.0.4")
 
 
+def test_an_ingress_that_serves_two_models_is_one_process_with_two_names() -> None:
+    hub = Hub()
+    for model, count in (("a", 2), ("b", 5)):
+        metrics = Metrics(model, "i1", "ingress")
+        metrics.inc("stream_disconnects_total", count)
+        assert hub.push(f"i1/{model}", metrics.snapshot(), 0.0)
+    samples = page(hub, 1.0)
+    assert value(samples, "metrics_processes") == 1
+    assert [value(samples, "stream_disconnects_total", model_name=model) for model in "ab"] == [2, 5]
+
+
 def test_replicas_are_labelled_and_histograms_summed() -> None:
     hub = Hub()
     hub.push("a", engine("r1", 3, running=1).snapshot(), 0.0)
