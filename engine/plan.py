@@ -44,7 +44,7 @@ class StepPlan:
     """Pages to copy before anything else; sources are read before any destination is written."""
     preempted: tuple[Request, ...] = ()
     ended: tuple[Event, ...] = ()
-    """Last events of requests that ended without a step: aborted since the step before."""
+    """Last events of requests that ended without a step: aborted meanwhile, or resumed when they had ended."""
 
     @property
     def num_tokens(self) -> int:

@@ -55,7 +55,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(limits.max_waiting, limits.max_waiting_tokens)
         self._running: list[Request] = []  # in order of precedence
-        self._aborted: set[str] = set()
+        self._ending: dict[str, FinishReason] = {}  # to end at the next border between steps, and why
         self._num_steps = self._num_preemptions = self._num_finished = 0
 
     # --- what comes in -------------------------------------------------------------------------------------
@@ -79,17 +79,20 @@ class Scheduler:
         self.waiting.check_room(request)
         self._requests[request.request_id] = request
         self._wait(request)
+        if request.num_resumed and (reason := self._finish_reason(request, request.tokens[-1])):
+            # Its engine was lost after the last token and before word of the end.
+            self._ending[request.request_id] = reason
 
     def abort(self, request_id: str) -> None:
         """End a request at the next border between steps; unknown and finished ids are no error."""
         if request_id in self._requests:
-            self._aborted.add(request_id)
+            self._ending.setdefault(request_id, "abort")
 
     # --- a step out ----------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> StepPlan:
         """The next step. Pages it needs are taken here; a plan without chunks means there is nothing to do."""
-        ended = self._end_aborted(now)
+        ended = [self._end(self._requests[id_], reason, now) for id_, reason in list(self._ending.items())]
         step = _StepInMaking()
         self._place_decodes(step, now)
         room = self._budget.tokens(len(step.chunks))
@@ -328,7 +331,7 @@ class Scheduler:
             self.waiting.remove(request)
         request.status = Status.FINISHED
         del self._requests[request.request_id]
-        self._aborted.discard(request.request_id)
+        self._ending.pop(request.request_id, None)
         self._num_finished += 1
         return Event(
             request.request_id,
@@ -339,9 +342,6 @@ class Scheduler:
             error,
             _timings(request, now),
         )
-
-    def _end_aborted(self, now: float) -> list[Event]:
-        return [self._end(self._requests[request_id], "abort", now) for request_id in list(self._aborted)]
 
     # --- what it says of itself ----------------------------------------------------------------------------
 
