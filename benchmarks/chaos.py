@@ -1,0 +1,280 @@
+"""Streams must survive: load on a real application while its processes are killed, stopped and cut off.
+
+    python -m benchmarks.chaos [--seconds 60] [--seed 0] [--streams 32] [--replicas 3] [--ingresses 2]
+                               [--faults kill,kill2,pause,wedge,ingress,cut] [--json benchmarks/results/chaos.json]
+    python -m benchmarks.chaos --nodes 3 --replicas 2 --faults node     # several Ray nodes on this machine
+
+Starts the embedded model in a private Ray, records what every request answers undisturbed, and asks again under
+faults, one after another, each followed by recovery. Exit code 1 when a request failed whose ingress lived, when a
+text or a count of tokens differs from the undisturbed one, or when KV pages are still held after all has ended.
+Only processes that it started are touched. Linux only: `cut` shuts other processes' sockets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.chaos_app import App, Size, started
+from benchmarks.chaos_faults import FAULTS, NotPossible
+from benchmarks.chaos_load import Answer, Ask, Outcome, drive, make_asks, prepare
+
+SETTLE_S = 90.0
+"""Longest wait for the application to be whole again after a fault."""
+DRAIN_S = 20.0
+"""Longest wait for the last page to be given back: an engine keeps requests of a lost ingress for 10 s."""
+
+
+@dataclass(slots=True)
+class Injected:
+    """One fault that happened. Times in seconds."""
+
+    kind: str
+    what: str
+    at: float
+    """Since the load began."""
+    recovered_s: float | None
+    """Until all replicas were there again; None when they were not in time."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of it all. Times in seconds."""
+
+    requests: int = 0
+    by_kind: dict[str, int] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    """Of requests whose ingress lived."""
+    lost_with_ingress: int = 0
+    differing: list[str] = field(default_factory=list)
+    """Answers that are not the undisturbed ones."""
+    migrations: dict[str, int] = field(default_factory=dict)
+    retries: int = 0
+    pages_leaked: int = 0
+    gaps: dict[str, float | None] = field(default_factory=dict)
+    """Of migrated streams, as the ingresses measured them: bounds of histogram buckets."""
+    longest_pauses: dict[str, float] = field(default_factory=dict)
+    """Between two chunks of a stream, as clients saw them."""
+    faults: list[Injected] = field(default_factory=list)
+    not_possible: list[str] = field(default_factory=list)
+
+    @property
+    def violations(self) -> list[str]:
+        """What must not be."""
+        return [
+            *(f"failed: {what}" for what in self.failures),
+            *(f"differs: {what}" for what in self.differing),
+            *([f"{self.pages_leaked} KV pages leaked"] if self.pages_leaked else []),
+            *(f"not whole again after {fault.what}" for fault in self.faults if fault.recovered_s is None),
+        ]
+
+
+def main() -> None:
+    options = _options()
+    size = Size(options.replicas, options.ingresses, options.nodes)
+    with started(size) as app:
+        report = asyncio.run(_run(app, options))
+    _print(report)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(_record(report, options), indent=2) + "\n")
+    sys.exit(1 if report.violations else 0)
+
+
+async def _run(app: App, options: argparse.Namespace) -> Report:
+    report = Report()
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=app.url, timeout=180, limits=limits) as client:
+        if not await app.until(app.is_whole, SETTLE_S):
+            raise RuntimeError(f"the application did not come up: {await app.health()}")
+        known = await prepare(client, make_asks(options.asks, options.seed), options.streams)
+        stop = asyncio.Event()
+        asks = [ask for ask, _ in known]
+        load = asyncio.create_task(
+            drive(client, asks, stop, at_once=options.streams, rate=options.rate, seed=options.seed)
+        )
+        await _inject(app, options, report)
+        stop.set()
+        outcomes = await load
+        _judge(report, outcomes, {ask.name: answer for ask, answer in known})
+        await _count(app, report)
+    await app.aclose()
+    return report
+
+
+async def _inject(app: App, options: argparse.Namespace, report: Report) -> None:
+    """One fault after another, in shuffled rounds, until the time is over."""
+    draw, began = random.Random(options.seed), time.monotonic()
+    coming: list[str] = []
+    while time.monotonic() - began < options.seconds:
+        await asyncio.sleep(draw.uniform(0.5, 3.0))
+        coming = coming or draw.sample(options.faults, len(options.faults))
+        kind = coming.pop()
+        before = await app.connected()
+        processes = {*app.engines(), *app.ingresses()}
+        at = time.monotonic()
+        try:
+            what = await FAULTS[kind](app, draw)
+        except NotPossible as reason:
+            report.not_possible.append(f"{kind}: {reason}")
+            continue
+        # The ingresses need a moment to notice: what was killed must be gone before all counts as there.
+        gone = processes - {*app.engines(), *app.ingresses()}
+        if gone:
+            await app.until(lambda b=before: _is_other(app, b), 5.0)
+        is_whole = await app.until(app.is_whole, SETTLE_S)
+        seconds = time.monotonic() - at if is_whole else None
+        report.faults.append(Injected(kind, what, round(at - began, 1), seconds and round(seconds, 1)))
+
+
+async def _is_other(app: App, before: set[str]) -> bool:
+    return await app.connected() != before
+
+
+def _judge(report: Report, outcomes: Sequence[Outcome], known: dict[str, Answer]) -> None:
+    """Sort the outcomes. An ingress that lives ends its answers: one that broke off lost its ingress."""
+    kills = any(fault.kind == "ingress" for fault in report.faults)
+    report.requests = len(outcomes)
+    report.by_kind = dict(Counter(_kind(outcome.ask) for outcome in outcomes))
+    for outcome in outcomes:
+        if outcome.answer is None and outcome.is_broken_off and kills:
+            report.lost_with_ingress += 1
+        elif outcome.answer is None:
+            report.failures.append(f"{outcome.ask.name}: {outcome.error}")
+        elif outcome.answer != known[outcome.ask.name]:
+            report.differing.append(f"{outcome.ask.name}: {_difference(outcome.answer, known[outcome.ask.name])}")
+    pauses = [outcome.longest_pause for outcome in outcomes if outcome.chunks]
+    report.longest_pauses = {name: round(_percentile(pauses, q), 3) for name, q in _QUANTILES.items()}
+
+
+def _kind(ask: Ask) -> str:
+    return ask.name.split(": ")[1]
+
+
+def _difference(got: Answer, wanted: Answer) -> str:
+    for index, (a, b) in enumerate(zip(got.texts, wanted.texts, strict=False)):
+        if a != b:
+            at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            return f"choice {index} from character {at}: {a[at : at + 40]!r}, undisturbed {b[at : at + 40]!r}"
+    return f"{got.num_tokens} tokens, ends {got.reasons}; undisturbed {wanted.num_tokens}, {wanted.reasons}"
+
+
+async def _count(app: App, report: Report) -> None:
+    """What the application says of itself, when the last request has ended."""
+
+    async def nothing_held() -> bool:
+        report.pages_leaked = int(await app.metric("raydix_kv_pages", state="active"))
+        return report.pages_leaked == 0
+
+    await asyncio.sleep(2.0)  # processes report once a second
+    await app.until(nothing_held, DRAIN_S)
+    for labels, value in await app.samples("raydix_migrations_total"):
+        if value:
+            key = f"{labels['reason']}, {labels['outcome']}"
+            report.migrations[key] = report.migrations.get(key, 0) + int(value)
+    report.retries = int(await app.metric("raydix_retries_total"))
+    counts: Counter[float] = Counter()
+    for labels, value in await app.samples("raydix_migration_gap_seconds_bucket"):
+        counts[float(labels["le"])] += int(value)
+    total = max(counts.values(), default=0)
+    for name, quantile in _QUANTILES.items():
+        bounds = [bound for bound in sorted(counts) if total and counts[bound] >= quantile * total]
+        report.gaps[name] = bounds[0] if bounds else None
+
+
+_QUANTILES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+
+
+def _percentile(values: Sequence[float], q: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else 0.0
+
+
+# --- saying it ----------------------------------------------------------------------------------------------
+
+
+def _print(report: Report) -> None:
+    console = Console()
+    faults = Table("at", "fault", "whole again after", title="Faults")
+    for fault in report.faults:
+        recovered = "never" if fault.recovered_s is None else f"{fault.recovered_s:.1f} s"
+        faults.add_row(f"{fault.at:.1f} s", fault.what, recovered)
+    console.print(faults)
+    for reason in report.not_possible:
+        console.print(f"not possible here: {reason}")
+    result = Table("", "", title="Streams")
+    result.add_row("requests", str(report.requests))
+    result.add_row("failures (expected 0)", str(len(report.failures)))
+    result.add_row("broken off with their ingress", str(report.lost_with_ingress))
+    result.add_row("answers that differ (expected 0)", str(len(report.differing)))
+    result.add_row("migrations", ", ".join(f"{n} {key}" for key, n in sorted(report.migrations.items())) or "0")
+    result.add_row("retries before the first token", str(report.retries))
+    result.add_row("KV pages leaked (expected 0)", str(report.pages_leaked))
+    result.add_row("gap of migrated streams, at most", _times(report.gaps))
+    result.add_row("longest pause of any stream", _times(report.longest_pauses))
+    console.print(result)
+    for violation in report.violations[:20]:
+        console.print(violation, style="red", markup=False)
+
+
+def _times(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value:.3g} s" for name, value in values.items() if value is not None) or "none"
+
+
+def _record(report: Report, options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "options": {key: value for key, value in vars(options).items() if key != "json"},
+        "machine": {
+            "cpus": os.cpu_count(),
+            "platform": f"{platform.system()} {platform.machine()}",
+            "python": platform.python_version(),
+        },
+        "violations": report.violations,
+        **asdict(report),
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of faults")
+    parser.add_argument("--seed", type=int, default=0, help="of requests and faults")
+    parser.add_argument("--streams", type=int, default=32, help="requests kept open")
+    parser.add_argument("--rate", type=float, default=None, help="requests a second instead, at Poisson times")
+    parser.add_argument("--asks", type=int, default=48, help="different requests")
+    parser.add_argument("--replicas", type=int, default=3, help="engine replicas")
+    parser.add_argument("--ingresses", type=int, default=1)
+    parser.add_argument("--nodes", type=int, default=1, help="Ray nodes for engines; more than 1 starts a cluster")
+    parser.add_argument("--faults", type=_faults, default=None, help=f"of {','.join(FAULTS)}")
+    parser.add_argument("--json", type=Path, default=None, help="file for the results")
+    options = parser.parse_args()
+    if options.faults is None:
+        possible = {"ingress": options.ingresses > 1, "node": options.nodes > 1}
+        options.faults = [name for name in FAULTS if possible.get(name, True)]
+    return options
+
+
+def _faults(names: str) -> list[str]:
+    chosen = names.split(",")
+    unknown = sorted(set(chosen) - FAULTS.keys())
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown faults {unknown}; there are {sorted(FAULTS)}")
+    return chosen
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""What chaos.py does to a running application. Every fault leaves it able to recover by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import os
+import random
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+
+import psutil
+
+from benchmarks.chaos_app import App, add_node
+
+Fault = Callable[[App, random.Random], Awaitable[str]]
+"""Does it, and says to what. Returns when the damage is done, not when it is mended."""
+
+_PIDFD_GETFD = 438
+"""System call number, the same on all architectures (Linux 5.6)."""
+_CUT_S = 0.02
+"""Between two looks for connections that were made again during a cut."""
+
+
+class NotPossible(RuntimeError):
+    """This machine, or this application, does not allow the fault."""
+
+
+async def kill_engine(app: App, draw: random.Random) -> str:
+    """As the kernel does when memory runs out."""
+    pid = _pick(app.engines(), draw)
+    app.send(pid, signal.SIGKILL)
+    return f"engine {pid} killed"
+
+
+async def kill_two_engines(app: App, draw: random.Random) -> str:
+    """The second while the streams of the first are on their way to others."""
+    if len(app.engines()) < 3:
+        return await kill_engine(app, draw)
+    first, second = draw.sample(app.engines(), 2)
+    app.send(first, signal.SIGKILL)
+    await asyncio.sleep(draw.uniform(0, 0.5))
+    app.send(second, signal.SIGKILL)
+    return f"engines {first} and {second} killed"
+
+
+async def pause_engine(app: App, draw: random.Random) -> str:
+    """It says nothing for a while, and then goes on where it was: its streams may run elsewhere by then."""
+    pid, seconds = _pick(app.engines(), draw), draw.uniform(1, 5)
+    app.send(pid, signal.SIGSTOP)
+    await asyncio.sleep(seconds)
+    app.send(pid, signal.SIGCONT)
+    return f"engine {pid} stopped for {seconds:.1f} s"
+
+
+async def wedge_engine(app: App, draw: random.Random) -> str:
+    """It says nothing any more; what Serve does not get rid of is killed in the end."""
+    pid = _pick(app.engines(), draw)
+    app.send(pid, signal.SIGSTOP)
+    await app.until(lambda: pid not in app.engines(), timeout=12)
+    app.send(pid, signal.SIGKILL)
+    return f"engine {pid} stopped for good"
+
+
+async def kill_ingress(app: App, draw: random.Random) -> str:
+    """Its clients' streams break off; others take their next requests."""
+    if len(app.ingresses()) < 2:
+        raise NotPossible("it takes two ingresses to kill one")
+    pid = _pick(app.ingresses(), draw)
+    app.send(pid, signal.SIGKILL)
+    return f"ingress {pid} killed"
+
+
+async def cut_wire(app: App, draw: random.Random) -> str:
+    """Close every connection between one ingress and one engine, again and again for a while."""
+    ingress, engine = _pick(app.ingresses(), draw), _pick(app.engines(), draw)
+    seconds, num_cut = draw.choice([0.0, 0.5, 5.0]), 0
+    end = asyncio.get_running_loop().time() + seconds
+    while True:
+        num_cut += _shut_connections(ingress, engine)
+        if asyncio.get_running_loop().time() >= end:
+            return f"{num_cut} connections between ingress {ingress} and engine {engine} cut in {seconds:g} s"
+        await asyncio.sleep(_CUT_S)
+
+
+async def remove_node(app: App, draw: random.Random) -> str:
+    """A whole Ray node vanishes with its engines; another one joins."""
+    if app.cluster is None:
+        raise NotPossible("it takes several nodes to remove one")
+    nodes = [node for node in app.cluster.list_all_nodes() if not node.head]
+    node = draw.choice(nodes)
+    await asyncio.to_thread(app.cluster.remove_node, node, allow_graceful=False)
+    await asyncio.to_thread(add_node, app.cluster, app.size)
+    return f"node {node.node_id[:8]} removed, another added"
+
+
+FAULTS: Mapping[str, Fault] = {
+    "kill": kill_engine,
+    "kill2": kill_two_engines,
+    "pause": pause_engine,
+    "wedge": wedge_engine,
+    "ingress": kill_ingress,
+    "cut": cut_wire,
+    "node": remove_node,
+}
+
+
+def _pick(pids: list[int], draw: random.Random) -> int:
+    if not pids:
+        raise NotPossible("there is no such process just now")
+    return draw.choice(pids)
+
+
+def _shut_connections(ingress: int, engine: int) -> int:
+    """Shut all connections that lead from one process to ports the other listens on; how many there were."""
+    try:
+        listening = {
+            c.laddr.port for c in psutil.Process(engine).net_connections("tcp") if c.status == psutil.CONN_LISTEN
+        }
+        found = [
+            c.fd
+            for c in psutil.Process(ingress).net_connections("tcp")
+            if c.raddr and c.raddr.port in listening and c.status == psutil.CONN_ESTABLISHED
+        ]
+    except psutil.NoSuchProcess:
+        return 0
+    return sum(_shut(ingress, descriptor) for descriptor in found)
+
+
+def _shut(pid: int, descriptor: int) -> bool:
+    """Shut down another process's socket, through a descriptor of our own for the same one (pidfd_getfd(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    own = libc.syscall(_PIDFD_GETFD, process, descriptor, 0)
+    error = ctypes.get_errno()
+    os.close(process)
+    if own < 0 and error in (errno.EPERM, errno.ENOSYS):
+        raise NotPossible(f"the kernel does not let one process shut another's connection: {os.strerror(error)}")
+    if own < 0:
+        return False  # closed meanwhile
+    with socket.socket(fileno=own) as connection:
+        try:
+            connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return False  # closed meanwhile
+    return True
