@@ -89,6 +89,7 @@ def main() -> None:
     size = Size(options.replicas, options.ingresses, options.nodes)
     with started(size) as app:
         report = asyncio.run(_run(app, options))
+        app.close()
     _print(report)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +114,6 @@ async def _run(app: App, options: argparse.Namespace) -> Report:
         outcomes = await load
         _judge(report, outcomes, {ask.name: answer for ask, answer in known})
         await _count(app, report)
-    await app.aclose()
     return report
 
 

@@ -37,14 +37,14 @@ class App:
 
     def __init__(self, url: str, name: str, size: Size, cluster: Any = None) -> None:
         self.url, self.name, self.size, self.cluster = url, name, size, cluster
-        self._client = httpx.AsyncClient(base_url=url, timeout=10)
+        self._client = httpx.Client(base_url=url, timeout=10)
 
     # --- what it says --------------------------------------------------------------------------------------
 
     async def health(self) -> dict[str, Any]:
         """/health of one of its ingresses; without replicas while none answers."""
         with contextlib.suppress(httpx.HTTPError, ValueError):
-            answer: dict[str, Any] = (await self._client.get("/health")).json()
+            answer: dict[str, Any] = (await self._get("/health")).json()
             if "replicas" in answer:
                 return answer
         return {"status": "unreachable", "replicas": []}
@@ -64,7 +64,7 @@ class App:
     async def samples(self, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
         """A metric's samples with these labels."""
         try:
-            page = (await self._client.get("/metrics")).raise_for_status().text
+            page = (await self._get("/metrics")).raise_for_status().text
         except httpx.HTTPError:
             return []
         return [
@@ -84,9 +84,13 @@ class App:
             await asyncio.sleep(0.1)
         return False
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """Close the connections for questions about it."""
-        await self._client.aclose()
+        self._client.close()
+
+    async def _get(self, path: str) -> httpx.Response:
+        # In a thread: an asynchronous client would be bound to one event loop.
+        return await asyncio.to_thread(self._client.get, path)
 
     # --- its processes -------------------------------------------------------------------------------------
 

@@ -18,15 +18,7 @@ from typing import Any
 import httpx
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-_SUBJECTS = (
-    "itertools.chain",
-    "os.path.join",
-    "json.dumps",
-    "re.sub",
-    "random.shuffle",
-    "heapq.merge",
-    "copy.copy",
-)
+_SUBJECTS = ("itertools.chain", "os.path.join", "json.dumps", "re.sub", "random.shuffle", "heapq.merge")
 _SYSTEM = "You answer questions on the standard library, briefly and with an example. " * 3
 
 
@@ -59,8 +51,8 @@ class Outcome:
     """What became of one request. Times are `time.monotonic()`."""
 
     ask: Ask
-    began: float
-    ended: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+    ended: float | None = None
     answer: Answer | None = None
     """None when there is no complete one."""
     error: str | None = None
@@ -139,9 +131,9 @@ def _stops(text: str) -> list[str]:
     return [*false_starts, text[len(text) * 3 // 4 :][:10]]
 
 
-async def put(client: httpx.AsyncClient, ask: Ask) -> Outcome:
-    """Ask once and read to the end. Raises nothing of HTTP: it is in the outcome."""
-    outcome = Outcome(ask, time.monotonic())
+async def put(client: httpx.AsyncClient, ask: Ask, outcome: Outcome | None = None) -> Outcome:
+    """Ask once and read to the end, into `outcome` if given. Raises nothing of HTTP: it is in the outcome."""
+    outcome = outcome or Outcome(ask)
     try:
         async with client.stream("POST", ask.path, json=dict(ask.body)) as response:
             outcome.replica = response.headers.get("x-raydix-replica")
