@@ -66,9 +66,9 @@ class CostPolicy:
     """The cheapest of a few: the best holders, the prefix's own place and some replicas at random.
 
     A few and not all, because load news is old: ingresses that all compare all replicas find the same cheapest one
-    and herd there. For the same reason costs closer than `tolerance` count as equal: of these the one that holds
-    most is taken, then the one that rendezvous hashing prefers, and a cold prefix meets itself again wherever it
-    enters the fleet.
+    and herd there. For the same reason costs that differ by less than what is known count as equal: of these the
+    one that holds most is taken, then the one that rendezvous hashing prefers: a cold prefix meets itself again
+    wherever it enters the fleet.
     """
 
     def __init__(
@@ -76,16 +76,18 @@ class CostPolicy:
         num_random: int = 4,
         num_holders: int = 2,
         tolerance: float = 0.02,
+        relative_tolerance: float = 0.05,
         settings: CostSettings = DEFAULT_COST,
     ) -> None:
-        """`tolerance` in seconds: about the age of the load news."""
+        """`tolerance` in seconds: about the age of load news; `relative_tolerance`: how well rates are known."""
         if num_random < 1 or num_holders < 1:
             raise ValueError(f"at least 1 random replica and 1 holder, got {num_random} and {num_holders}")
-        if tolerance < 0.0:
-            raise ValueError(f"the tolerance must be at least 0 s, got {tolerance}")
+        if tolerance < 0.0 or relative_tolerance < 0.0:
+            raise ValueError(f"tolerances must be at least 0, got {tolerance} s and {relative_tolerance}")
         self._num_random = num_random
         self._num_holders = num_holders
         self._tolerance = tolerance
+        self._relative_tolerance = relative_tolerance
         self._settings = settings
 
     def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
@@ -102,7 +104,7 @@ class CostPolicy:
         candidates = self._candidates(held, preferred, rng)
         terms = {name: cost(query, by_name[name], self._settings) for name in candidates}
         ordered = sorted(candidates, key=lambda name: (terms[name].total, rank[name]))
-        bound = terms[ordered[0]].total + self._tolerance
+        bound = terms[ordered[0]].total * (1.0 + self._relative_tolerance) + self._tolerance
         close = [name for name in ordered if terms[name].total <= bound]
         first = min(close, key=lambda name: (-held[name], rank[name]))
         ordered.remove(first)

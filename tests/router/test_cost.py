@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.cost import CostSettings, ReplicaState, RouteQuery, cost, decode_slowdown, prefill_weight
+from router.cost import CostSettings, ReplicaState, RouteQuery, cost, decode_slowdown, evict_price, prefill_weight
 from tests.router.fleets import queries, query, replica_states, state
 
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
+
+@unhurried
 @given(queries(), replica_states(), st.integers(0, 200_000), st.integers(0, 200_000))
 def test_more_overlap_never_costs_more(prompt: RouteQuery, replica: ReplicaState, one: int, other: int) -> None:
     less, more = sorted((min(one, prompt.num_tokens), min(other, prompt.num_tokens)))
@@ -20,6 +23,7 @@ def test_more_overlap_never_costs_more(prompt: RouteQuery, replica: ReplicaState
     assert with_more.total <= with_less.total
 
 
+@unhurried
 @given(queries(), replica_states(), st.floats(0.01, 100.0))
 def test_twice_the_rates_halve_the_cost(prompt: RouteQuery, replica: ReplicaState, factor: float) -> None:
     faster = replace(
@@ -31,6 +35,7 @@ def test_twice_the_rates_halve_the_cost(prompt: RouteQuery, replica: ReplicaStat
     assert cost(prompt, faster).total * factor == pytest.approx(cost(prompt, replica).total)
 
 
+@unhurried
 @given(queries(), replica_states(), st.floats(0, 1e6), st.integers(0, 5000))
 def test_more_queue_or_less_memory_never_costs_less(
     prompt: RouteQuery, replica: ReplicaState, queued: float, taken: int
@@ -43,6 +48,7 @@ def test_more_queue_or_less_memory_never_costs_less(
     assert cost(prompt, worse).total >= cost(prompt, replica).total
 
 
+@unhurried
 @given(queries(), replica_states())
 def test_terms_are_never_negative_and_add_up(prompt: RouteQuery, replica: ReplicaState) -> None:
     terms = cost(prompt, replica)
@@ -80,6 +86,13 @@ def test_decodes_cost_little_in_a_half_full_memory_and_much_in_a_full_one() -> N
     assert decode_slowdown(16, half) < 0.05
     assert decode_slowdown(16, full) > 1.0
     assert decode_slowdown(160_000, half) == decode_slowdown(16, replace(half, pages_free=0))  # both at the cap
+
+
+def test_what_was_not_used_for_long_is_cheap_to_evict() -> None:
+    assert evict_price(None, 1000.0) == 0.0  # pages are free
+    assert evict_price(60.0, 0.0) == 0.0  # no rate is known
+    assert evict_price(300.0, 1000.0, reuse_s=300.0) == pytest.approx(0.5 / 1000.0)
+    assert evict_price(600.0, 1000.0, reuse_s=300.0) == pytest.approx(0.25 / 1000.0)
 
 
 def test_a_rate_that_is_not_positive_is_named() -> None:
