@@ -1,0 +1,96 @@
+"""Ray Serve LLM's PrefixCacheAffinityRouter, with its real prefix tree where Ray has it.
+
+Its tree (ray.llm ... prefix_aware.prefix_tree.PrefixTree) is a plain class and is driven as it is. The class
+around it needs a running Serve controller and an actor, so its rule is written here after the documentation and behaviour
+of Ray 2.60:
+
+1. queue lengths differ by more than `imbalanced_threshold` (default infinity: never) -> power of two choices
+2. less than `match_rate_threshold` (0.1) of the prompt found in the tree -> the replicas with the smallest trees
+3. else all replicas that have the matched text
+and of the replicas a rule names, the one with the shortest queue. The prompt goes into the tree when it is routed;
+nothing ever leaves it by default. One tree serves all ingresses at once.
+
+A character of the tree is a block of the trace here, so a match is exact to a block instead of to a character.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from router.cost import ReplicaState, RouteQuery
+from router.policies import Decision, Split
+
+_SURROGATES = range(0xD800, 0xE000)
+_MAX_BLOCKS = 0x110000 - len(_SURROGATES)
+
+
+class PrefixCacheAffinity:
+    """One for the whole fleet: the tree is an actor that all routers ask (and, kindly, answers at once)."""
+
+    is_shared = True
+
+    def __init__(self, imbalanced_threshold: float = math.inf, match_rate_threshold: float = 0.1) -> None:
+        """Raises ValueError when Ray's tree cannot be imported."""
+        self._imbalanced_threshold = imbalanced_threshold
+        self._match_rate_threshold = match_rate_threshold
+        self._tree = _new_tree()
+        self._members: set[str] = set()
+        self._characters: dict[int, str] = {}
+        self._routed = 0.0  # the tree orders by time; the count of prompts is one
+
+    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+        """Choose, and put the prompt into the tree."""
+        split = Split(replicas)
+        names = [state.replica for state in split.serving]
+        self._update_members(names)
+        queues = {state.replica: state.num_running for state in split.serving}
+        text = "".join(map(self._character, query.chain))
+        chosen = self._named(text, queues)
+        if not chosen:
+            chosen = rng.sample(names, min(2, len(names)))
+        rng.shuffle(names)
+        names.sort(key=lambda name: (name not in chosen, queues[name] if name in chosen else 0))
+        if names and text:
+            self._routed += 1.0
+            self._tree.insert(text, names[0], self._routed)
+        return split.decision(names, "rule", "affinity", query)
+
+    def _named(self, text: str, queues: dict[str, int]) -> list[str]:
+        """The replicas among which the shortest queue decides; none: power of two."""
+        if not text or not queues or max(queues.values()) - min(queues.values()) > self._imbalanced_threshold:
+            return []
+        matched, owners = self._tree.prefix_match(text, list(queues))
+        if len(matched) / len(text) < self._match_rate_threshold:
+            owners = self._tree.get_smallest_tenants()
+        return [name for name in owners or () if name in queues]
+
+    def _update_members(self, names: Sequence[str]) -> None:
+        now = set(names)
+        if now != self._members:
+            self._tree.remove_tenants(sorted(self._members - now))
+            self._tree.add_tenants(sorted(now - self._members), self._routed)
+            self._members = now
+
+    def _character(self, block: int) -> str:
+        character = self._characters.get(block)
+        if character is None:
+            number = len(self._characters)
+            if number >= _MAX_BLOCKS:
+                raise ValueError(f"affinity's tree of characters can tell {_MAX_BLOCKS} blocks apart, not more")
+            character = chr(number if number < _SURROGATES.start else number + len(_SURROGATES))
+            self._characters[block] = character
+        return character
+
+
+def _new_tree() -> Any:
+    try:
+        from ray.llm._internal.serve.routing_policies.prefix_aware import prefix_tree
+    except ImportError as error:
+        raise ValueError(
+            f"affinity needs the prefix tree of Ray 2.60 (ray.llm), which does not import here: {error}"
+        ) from None
+    make: Callable[[], Any] = prefix_tree.PrefixTree
+    return make()

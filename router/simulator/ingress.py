@@ -1,0 +1,118 @@
+"""What an ingress knows and decides: its own index, its own view of the load, both a little old."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from router.cost import ReplicaState, RouteQuery, evict_price
+from router.policies import Decision, Policy
+from router.prefix_index import PrefixIndex
+from router.simulator.replica import Job, LoadReport
+from router.simulator.scenario import Scenario
+from router.simulator.utilisation import Utilisation
+
+KEY_BLOCKS = 2
+"""Blocks of a prompt that its place is found by: one more than the system prompt that all may share."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheNews:
+    """What a replica stored and evicted since its last news."""
+
+    time: float
+    replica: str
+    epoch: int
+    stored: Sequence[int]
+    evicted: Sequence[int]
+
+
+@dataclass(slots=True)
+class Member:
+    """A replica as the news tell of it: the latest report that is old enough to have arrived."""
+
+    name: str
+    report: LoadReport
+    num_pages: int
+    is_alive: bool = True
+    epoch: int = 0
+
+
+class Ingress:
+    """One of several. It reads the log of all cache news at its own pace; loads are the delayed reports."""
+
+    def __init__(self, policy: Policy, scenario: Scenario, block_tokens: int, reuse_s: float, seed: str) -> None:
+        """`reuse_s`: REUSE_S on the simulation's clock."""
+        self._policy = policy
+        self._scenario = scenario
+        self._block_tokens = block_tokens
+        self._index = PrefixIndex(block_tokens)
+        self._utilisation = Utilisation()
+        self._rng = random.Random(seed)
+        self._sent: dict[str, deque[tuple[float, int]]] = {}  # dispatches no report tells of: (time, tokens)
+        self._read = 0
+        self._reuse_s = reuse_s
+
+    def hear(self, news: Sequence[CacheNews], members: Mapping[str, Member], now: float) -> None:
+        """Take in what is older than the delay."""
+        until = now - self._scenario.cache_delay
+        while self._read < len(news) and news[self._read].time <= until:
+            item = news[self._read]
+            self._read += 1
+            if members[item.replica].epoch == item.epoch:
+                self._index.apply(item.replica, item.stored, item.evicted)
+
+    def lose(self, replica: str) -> None:
+        """The replica died: nothing is known of it any more."""
+        self._index.forget(replica)
+        self._sent.pop(replica, None)
+
+    def place(self, job: Job, members: Sequence[Member], now: float) -> Decision:
+        """Choose, and count the dispatch at once."""
+        states = [self._state(member, now) for member in members]
+        query = self._query(job, self._utilisation.observe(states, now), now)
+        decision = self._policy.decide(query, states, self._rng)
+        chosen = decision.order[0]
+        uncached = max(query.num_tokens - query.overlap.get(chosen, 0), 1)
+        self._sent.setdefault(chosen, deque()).append((now, uncached))
+        self._index.expect(chosen, job.chain, now)
+        return decision
+
+    def _query(self, job: Job, utilisation: float, now: float) -> RouteQuery:
+        held = self._index.match(job.chain, now)
+        size, prompt = self._block_tokens, job.request.num_tokens
+        return RouteQuery(
+            num_tokens=job.num_tokens,
+            overlap={replica: min(blocks * size, prompt) for replica, blocks in held.items()},
+            key=job.chain[min(KEY_BLOCKS, len(job.chain)) - 1],
+            session=None,
+            utilisation=utilisation,
+            chain=job.chain,
+        )
+
+    def _state(self, member: Member, now: float) -> ReplicaState:
+        report, service = member.report, self._scenario.service
+        heard = now - self._scenario.load_delay
+        queued = report.waiting_tokens + max(report.prefill_ends - heard, 0.0) * service.prefill_rate
+        num_running, pages_free = report.num_running, report.pages_free
+        sent = self._sent.get(member.name)
+        if sent:
+            while sent and sent[0][0] <= heard:
+                sent.popleft()
+            queued += sum(tokens for _, tokens in sent)
+            num_running += len(sent)
+        decoding = report.num_decoding
+        return ReplicaState(
+            replica=member.name,
+            queued_prefill_tokens=queued,
+            num_running=num_running,
+            pages_free=pages_free,
+            pages_total=member.num_pages,
+            evict_price=evict_price(report.eviction_age, service.prefill_rate, self._reuse_s),
+            prefill_rate=service.prefill_rate,
+            decode_tokens_per_s=decoding / service.step_seconds(decoding) if decoding else 0.0,
+            is_available=member.is_alive,
+            page_size=self._block_tokens,
+        )

@@ -1,0 +1,222 @@
+"""A simulated replica: one prefill queue, decodes beside it, KV in the real radix tree.
+
+    submit ─▶ waiting ─▶ prefilling (one at a time, FCFS) ─▶ decoding (all at once) ─▶ done
+                         match, lock, extend                  insert                   finish
+
+The tree's tokens are the trace's blocks (page size 1), so 12,000 tokens of prompt are some 24 tokens of tree.
+A request takes the pages of its prompt and its answer when its prefill begins, and waits at the head of the queue
+while they cannot be had. What it generates is not found again later: traces do not name those tokens.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+from cache import KVCacheManager, Lease, Namespace
+from router.simulator.service import ServiceModel
+from router.simulator.trace import TraceRequest
+
+NAMESPACE = Namespace("simulated")
+LAST_TOKEN = -1
+"""Stands behind a prompt's blocks, so that all of them may be found: a match leaves one token over."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request on its way, and what became of it. Times in seconds, sizes in tokens."""
+
+    request: TraceRequest
+    chain: tuple[int, ...]
+    """Hashes of its blocks."""
+    ingress: int
+    arrived: float
+    emitted: int = 0
+    """Tokens its client has already: more than 0 at a second replica."""
+    moves: int = 0
+    expected_tokens: int = 0
+    """Uncached tokens, as the replica expected when it came."""
+    hit_tokens: int | None = None
+    """Found in the cache when it was first admitted; None before that."""
+    regret_tokens: int = 0
+    """Held by the best replica its ingress knew of, beyond what the chosen one held; when it was last placed."""
+    first_token_at: float | None = None
+    lease: Lease | None = field(default=None, repr=False)
+    decode_start: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """To have in memory before the next token: the prompt and what was emitted elsewhere."""
+        return self.request.num_tokens + self.emitted
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """A replica's load at a moment."""
+
+    time: float
+    waiting_tokens: float
+    """Uncached prompt tokens that wait, as expected when they came."""
+    prefill_ends: float
+    """When the prompt in work will be done."""
+    num_running: int
+    num_decoding: int
+    pages_free: int
+    eviction_age: float | None
+    """How long ago that was last used which goes next; None while pages are free."""
+
+
+class Replica:
+    """Time is the caller's: `next_event` says when `advance` has something to do."""
+
+    def __init__(
+        self, name: str, service: ServiceModel, num_pages: int, block_tokens: int, now: float = 0.0
+    ) -> None:
+        self.name = name
+        self.prefill_seconds = 0.0
+        """Spent computing prompts."""
+        self.reports: deque[LoadReport] = deque()
+        """One for each change, oldest first; the reader takes them out."""
+        self._cache = KVCacheManager(num_pages, 1, block_tokens=1)
+        self._service = service
+        self._block_tokens = block_tokens
+        self._waiting: deque[Job] = deque()
+        self._waiting_tokens = 0.0
+        self._prefilling: Job | None = None
+        self._prefill_ends = 0.0
+        self._decoding: list[tuple[float, int, Job]] = []  # by the decode position at which it is done
+        self._position = 0.0  # tokens that a request decoding since the start would have
+        self._position_at = now
+        self._count = 0
+        self._report(now)
+
+    def fits(self, job: Job) -> bool:
+        """Whether it can ever run here."""
+        return self._pages(job) <= self._cache.num_pages
+
+    def submit(self, job: Job, now: float) -> None:
+        """Put it in the queue."""
+        held = self._cache.peek(NAMESPACE, (*job.request.blocks, LAST_TOKEN)) * self._block_tokens
+        job.expected_tokens = max(job.num_tokens - held, 1)
+        self._waiting.append(job)
+        self._waiting_tokens += job.expected_tokens
+        self._begin_prefill(now)
+        self._report(now)
+
+    def next_event(self) -> float:
+        """When something ends; infinity when nothing goes on."""
+        prefill = self._prefill_ends if self._prefilling is not None else float("inf")
+        return min(prefill, self._next_finish())
+
+    def advance(self, now: float) -> list[Job]:
+        """Do what is due; returns the requests that are done."""
+        done = []
+        while self._decoding and self._next_finish() <= now:
+            self._move_position(self._next_finish())
+            _, _, job = heapq.heappop(self._decoding)
+            self._finish(job, now)
+            done.append(job)
+        if self._prefilling is not None and self._prefill_ends <= now:
+            job, self._prefilling = self._prefilling, None
+            if self._begin_decode(job, now):
+                self._finish(job, now)
+                done.append(job)
+        self._begin_prefill(now)
+        self._report(now)
+        return done
+
+    def lose(self, now: float) -> list[Job]:
+        """The replica dies: what it had not finished, with the tokens their clients have."""
+        self._move_position(now)
+        lost = [*self._waiting, *([self._prefilling] if self._prefilling else ())]
+        for ends, _, job in sorted(self._decoding, key=lambda entry: entry[1]):
+            job.emitted = max(job.emitted, int(job.request.num_output - (ends - self._position)))
+            lost.append(job)
+        for job in lost:
+            job.lease = None
+            job.moves += 1
+        return lost
+
+    # Prefill
+
+    def _pages(self, job: Job) -> int:
+        total = job.request.num_tokens + job.request.num_output
+        return max(-(-total // self._block_tokens), len(job.request.blocks))
+
+    def _begin_prefill(self, now: float) -> None:
+        if self._prefilling is not None or not self._waiting:
+            return
+        job = self._waiting[0]
+        cache = self._cache
+        match = cache.match(NAMESPACE, (*job.request.blocks, LAST_TOKEN), now)
+        lease = cache.lock(match)
+        num_pages = self._pages(job)
+        if cache.pages_needed(lease, num_pages) > cache.available:
+            cache.finish(lease, (), now)  # until a request that runs gives its pages back
+            return
+        cache.extend(lease, num_pages)
+        self._waiting.popleft()
+        self._waiting_tokens -= job.expected_tokens
+        job.lease = lease
+        found = min(match.length * self._block_tokens, job.request.num_tokens - 1)
+        if job.hit_tokens is None:
+            job.hit_tokens = found
+        seconds = self._service.prefill_seconds(job.num_tokens - found)
+        self.prefill_seconds += seconds
+        self._prefilling, self._prefill_ends = job, now + seconds
+
+    # Decode
+
+    def _begin_decode(self, job: Job, now: float) -> bool:
+        """The first token is there; whether that was all."""
+        assert job.lease is not None
+        self._cache.insert(job.lease, job.request.blocks, now)
+        if job.first_token_at is None:
+            job.first_token_at = now
+        job.emitted += 1
+        left = job.request.num_output - job.emitted
+        if left <= 0:
+            return True
+        self._move_position(now)
+        self._count += 1
+        heapq.heappush(self._decoding, (self._position + left, self._count, job))
+        return False
+
+    def _finish(self, job: Job, now: float) -> None:
+        assert job.lease is not None
+        self._cache.finish(job.lease, (), now)
+        job.lease = None
+
+    def _next_finish(self) -> float:
+        if not self._decoding:
+            return float("inf")
+        steps = self._decoding[0][0] - self._position
+        return self._position_at + max(steps, 0.0) * self._service.step_seconds(len(self._decoding))
+
+    def _move_position(self, now: float) -> None:
+        if self._decoding:
+            passed = (now - self._position_at) / self._service.step_seconds(len(self._decoding))
+            self._position = min(self._position + passed, self._decoding[0][0])
+        self._position_at = now
+
+    # News
+
+    def drain_news(self) -> tuple[list[int], list[int]]:
+        """Blocks stored and evicted since the last call."""
+        assert self._cache.prefix_log is not None
+        return self._cache.prefix_log.drain()
+
+    def _report(self, now: float) -> None:
+        num_prefilling = self._prefilling is not None
+        self.reports.append(
+            LoadReport(
+                time=now,
+                waiting_tokens=max(self._waiting_tokens, 0.0),
+                prefill_ends=self._prefill_ends if num_prefilling else now,
+                num_running=len(self._waiting) + num_prefilling + len(self._decoding),
+                num_decoding=len(self._decoding),
+                pages_free=self._cache.available,
+                eviction_age=self._cache.eviction_age(now),
+            )
+        )

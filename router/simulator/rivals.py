@@ -1,0 +1,146 @@
+"""The rules of other routers, to be compared with: fed the same knowledge as Raydix's own policies.
+
+Each is the published rule with its published defaults. What it is given here is the best its system could know:
+exact cached prefix lengths from the replicas (where some keep only a guess from what they routed themselves), loads
+as fresh as anyone's, own dispatches counted at once. So a rule is measured here and not its system's knowledge of
+the cache, which would be worse.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from router.cost import ReplicaState, RouteQuery, uncached_tokens
+from router.policies import POLICIES, Decision, Policy, Split
+from router.simulator.affinity import PrefixCacheAffinity
+
+
+class RoundRobin:
+    """One after the other."""
+
+    def __init__(self) -> None:
+        self._turn = itertools.count()
+
+    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+        """Each ingress has a turn of its own."""
+        split = Split(replicas)
+        names = [state.replica for state in split.serving]
+        first = next(self._turn) % len(names) if names else 0
+        return split.decision(names[first:] + names[:first], "rule", "round_robin", query)
+
+
+class PowerOfTwo:
+    """Ray Serve's default: of two replicas drawn by chance the one with fewer requests (Mitzenmacher 2001)."""
+
+    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+        """The others follow as further draws would bring them."""
+        split = Split(replicas)
+        drawn = list(split.serving)
+        rng.shuffle(drawn)
+        drawn[:2] = sorted(drawn[:2], key=lambda state: state.num_running)
+        return split.decision([state.replica for state in drawn], "rule", "pow2", query)
+
+
+class Threshold:
+    """SGLang's cache-aware rule: longest match if it covers enough of the prompt, else the least loaded.
+
+    With loads out of balance the shortest queue is taken and the cache ignored. Load is requests in flight.
+    Given: true prefix lengths instead of its own routing history; ties of the longest match go to the less loaded.
+    """
+
+    def __init__(
+        self, cache_threshold: float = 0.3, balance_abs_threshold: int = 64, balance_rel_threshold: float = 1.5
+    ) -> None:
+        self._cache_threshold = cache_threshold
+        self._balance_abs_threshold = balance_abs_threshold
+        self._balance_rel_threshold = balance_rel_threshold
+
+    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+        """Cache, or load."""
+        loads = [state.num_running for state in replicas if state.is_available] or [0]
+        is_imbalanced = max(loads) - min(loads) > self._balance_abs_threshold and max(
+            loads
+        ) > self._balance_rel_threshold * min(loads)
+        matched = max(query.overlap.values(), default=0) / query.num_tokens
+        if is_imbalanced or matched <= self._cache_threshold:
+            return _ranked(query, replicas, rng, "threshold", lambda state: (state.num_running,))
+        return _ranked(
+            query, replicas, rng, "threshold",
+            lambda state: (-query.overlap.get(state.replica, 0), state.num_running),
+        )  # fmt: skip
+
+
+class Linear:
+    """Dynamo's KV router: least of prefill blocks + decode blocks, with its default weight of 1 and temperature 0.
+
+    Prefill is what waits there and this prompt's uncached part, decode the KV that running requests hold. The unit
+    cancels: tokens here. Given: true prefix lengths and loads as from its event plane, none of it delayed more
+    than Raydix's.
+    """
+
+    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+        """The least sum."""
+
+        def total(state: ReplicaState) -> tuple[float]:
+            prefill = state.queued_prefill_tokens + _uncached(query, state)
+            return (prefill + (state.pages_total - state.pages_free) * state.page_size,)
+
+        return _ranked(query, replicas, rng, "linear", total)
+
+
+class Product:
+    """LMetric (arXiv 2603.15202): least of new prefill tokens x batch size, the request counted in; no knobs.
+
+    The paper's new tokens are the prompt's own uncached ones. `with_queue` is the reading of an `lmetric` for
+    Dynamo: what waits there is new as well, which brings the queue in and makes it a much better rule.
+    """
+
+    def __init__(self, with_queue: bool = False) -> None:
+        self._with_queue = with_queue
+
+    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+        """The least product."""
+
+        def product(state: ReplicaState) -> tuple[float]:
+            queued = state.queued_prefill_tokens if self._with_queue else 0.0
+            return ((queued + _uncached(query, state)) * (state.num_running + 1),)
+
+        return _ranked(query, replicas, rng, "product_queue" if self._with_queue else "product", product)
+
+
+def _uncached(query: RouteQuery, state: ReplicaState) -> int:
+    return uncached_tokens(query.num_tokens, query.overlap.get(state.replica, 0))
+
+
+def _ranked(
+    query: RouteQuery,
+    replicas: Sequence[ReplicaState],
+    rng: random.Random,
+    policy: str,
+    key: Callable[[ReplicaState], tuple[float, ...]],
+) -> Decision:
+    """All by `key`, ties by chance."""
+    split = Split(replicas)
+    ordered = list(split.serving)
+    rng.shuffle(ordered)
+    ordered.sort(key=key)
+    return split.decision([state.replica for state in ordered], "rule", policy, query)
+
+
+RIVALS: Mapping[str, Callable[[], Policy]] = MappingProxyType(
+    {
+        "round_robin": RoundRobin,
+        "pow2": PowerOfTwo,
+        "affinity": PrefixCacheAffinity,
+        "threshold": Threshold,
+        "linear": Linear,
+        "product": Product,
+        "product_queue": lambda: Product(with_queue=True),
+    }
+)
+
+SIMULATED: Mapping[str, Callable[[], Policy]] = MappingProxyType({**POLICIES, **RIVALS})
+"""Everything that can be simulated: Raydix's policies and the rivals'."""
