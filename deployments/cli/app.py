@@ -40,6 +40,8 @@ class Device(StrEnum):
 
 _SAMPLING = "Sampling"
 _ENGINE = "Engine"
+_FLEET = "Fleet"
+_NEWS = "What the router knows"
 
 ModelArgument = Annotated[
     str,
@@ -158,6 +160,95 @@ def hash_key(
     from deployments.cli.hash_key import run
 
     run(from_stdin=stdin)
+
+
+@app.command()
+def simulate(
+    trace: Annotated[
+        Path,
+        typer.Argument(
+            help="Recorded traffic: Mooncake JSONL or Azure CSV, plain or gzipped.", show_default=False
+        ),
+    ],
+    replicas: Annotated[int, typer.Option(help="Engine replicas.", min=1, rich_help_panel=_FLEET)] = 16,
+    policy: Annotated[
+        str, typer.Option(help="Routing policies, with commas between; [bold]all[/] compares everything.")
+    ] = "cost,least_loaded,random",
+    load: Annotated[
+        str,
+        typer.Option(help="Offered prompt tokens/s over what the fleet can prefill; several with commas between."),
+    ] = "0.85",
+    cache_tokens: Annotated[
+        int, typer.Option(help="KV memory of a replica, in tokens.", min=1, rich_help_panel=_FLEET)
+    ] = 2_097_152,
+    ingresses: Annotated[
+        int, typer.Option(help="Ingresses, each with knowledge of its own.", min=1, rich_help_panel=_NEWS)
+    ] = 1,
+    cache_delay: Annotated[
+        float, typer.Option(help="Seconds until they hear of a change in a cache.", min=0, rich_help_panel=_NEWS)
+    ] = 1.0,
+    load_delay: Annotated[
+        float, typer.Option(help="Seconds until they hear of a change in load.", min=0, rich_help_panel=_NEWS)
+    ] = 0.05,
+    prefill_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Prompt tokens/s of a replica.",
+            show_default="the calibration's, or 12000",
+            rich_help_panel=_FLEET,
+        ),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            help="Speeds measured by benchmarks/calibrate.py.", show_default=False, rich_help_panel=_FLEET
+        ),
+    ] = None,
+    kill: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="REPLICA@SECONDS: it dies then, e.g. 2@600; may be repeated.",
+            show_default=False,
+            rich_help_panel=_FLEET,
+        ),
+    ] = None,
+    restart: Annotated[
+        float, typer.Option(help="Seconds until a dead replica is back.", min=0, rich_help_panel=_FLEET)
+    ] = 30.0,
+    requests: Annotated[
+        int | None, typer.Option(help="Only the trace's first requests.", min=1, show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of arrivals within a tick, and of all chance.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="Write the figures here.", show_default=False)] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw them here, a PNG.", show_default=False)] = None,
+) -> None:
+    """Replay recorded traffic through a simulated fleet and compare routing policies.
+
+    The router's own index and policies and the replicas' own radix trees, on simulated time.
+    """
+    from deployments.cli.simulate import run
+    from router.simulator.scenario import Scenario
+
+    run(
+        trace,
+        policies=policy,
+        loads=load,
+        kills=kill or (),
+        scenario=Scenario(
+            num_replicas=replicas,
+            cache_tokens=cache_tokens,
+            num_ingresses=ingresses,
+            cache_delay=cache_delay,
+            load_delay=load_delay,
+            restart_s=restart,
+            seed=seed,
+        ),
+        prefill_rate=prefill_rate,
+        calibration=calibration,
+        requests=requests,
+        json_path=json,
+        plot_path=plot,
+    )
 
 
 def main() -> None:

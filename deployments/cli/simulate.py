@@ -1,0 +1,131 @@
+"""`raydix simulate`: recorded traffic through a simulated fleet, one row per policy and load."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from deployments.cli.errors import UserError, one_line
+from router.policies import Policy, policy_named
+from router.simulator.bounds import pooled_hit_rate
+from router.simulator.fleet import simulate
+from router.simulator.report import LEGEND, tables
+from router.simulator.result import Result
+from router.simulator.rivals import SIMULATED
+from router.simulator.scenario import Kill, Scenario
+from router.simulator.service import ServiceModel, read_calibration
+from router.simulator.trace import Trace, read_trace
+
+
+def run(
+    path: Path,
+    *,
+    policies: str,
+    loads: str,
+    kills: Sequence[str],
+    scenario: Scenario,
+    prefill_rate: float | None,
+    calibration: Path | None,
+    requests: int | None,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """Simulate, print, write. Raises UserError for a trace, policy or setting that is wrong."""
+    console = Console()
+    try:
+        draw = _plotter() if plot_path is not None else None
+        names = _names(policies)
+        trace = read_trace(path)
+        trace = trace.head(requests) if requests is not None else trace
+        service = read_calibration(calibration) if calibration is not None else ServiceModel()
+        if prefill_rate is not None:
+            service = replace(service, prefill_rate=prefill_rate)
+        scenario = replace(scenario, service=service, kills=tuple(map(Kill.parse, kills)))
+        scenarios = [replace(scenario, load=load) for load in _numbers(loads)]
+        if not trace.has_prefixes:
+            console.print(
+                f"[yellow]{trace.name} says nothing of prefixes: all prompts are new, hit rates mean nothing.[/]"
+            )
+        results = _simulate_all(trace, scenarios, names, console)
+    except ValueError as error:
+        raise UserError(one_line(error)) from None
+    pooled = pooled_hit_rate(trace, scenario.num_replicas * scenario.cache_tokens)
+    console.print(f"[bold]{_title(trace, scenario)}[/]\n")
+    for table in tables(results, pooled):
+        console.print(table)
+    console.print(f"One LRU cache of the fleet's size would find {pooled:.1%} of the prompt tokens.")
+    console.print(LEGEND, style="dim")
+    if json_path is not None:
+        _write_json(json_path, trace, scenario, pooled, results)
+    if draw is not None and plot_path is not None:
+        draw(plot_path, results, pooled, _title(trace, scenario))
+        console.print(f"plots: {plot_path}")
+
+
+def _simulate_all(
+    trace: Trace, scenarios: Sequence[Scenario], names: Sequence[str], console: Console
+) -> list[Result]:
+    results = []
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("")
+        for scenario in scenarios:
+            for name in names:
+                progress.update(task, description=f"{name} at load {scenario.load:g}")
+                results.append(simulate(trace, scenario, name, _factory(name)))
+    return results
+
+
+def _factory(name: str) -> Callable[[], Policy]:
+    return lambda: policy_named(name, SIMULATED)
+
+
+def _names(policies: str) -> list[str]:
+    """Policies by name, "all" for all; each is made once to see that it can be."""
+    names = list(SIMULATED) if policies == "all" else [name.strip() for name in policies.split(",")]
+    for name in names:
+        policy_named(name, SIMULATED)
+    return list(dict.fromkeys(names))
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--load: expected numbers such as 0.6,0.85, got {text!r}") from None
+
+
+def _plotter() -> Callable[[Path, Sequence[Result], float, str], None]:
+    """Asked for first: nobody should wait for a simulation to learn that its plots cannot be drawn."""
+    try:
+        from router.simulator.plots import draw
+    except ImportError:
+        raise UserError("--plot needs matplotlib: pip install 'raydix[plots]'") from None
+    return draw
+
+
+def _title(trace: Trace, scenario: Scenario) -> str:
+    ingresses = f"{scenario.num_ingresses} ingress" + ("es" if scenario.num_ingresses > 1 else "")
+    return (
+        f"{trace.name}: {len(trace.requests):,} requests, {scenario.num_replicas} replicas x "
+        f"{scenario.cache_tokens / 1e6:.1f}M tokens of KV, {ingresses}, "
+        f"news {scenario.cache_delay:g} s (cache) and {scenario.load_delay:g} s (load) old"
+    )
+
+
+def _write_json(path: Path, trace: Trace, scenario: Scenario, pooled: float, results: Sequence[Result]) -> None:
+    rows = [
+        {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
+        for row in map(asdict, results)
+    ]
+    report = {"trace": trace.name, "scenario": asdict(scenario), "pooled_hit_rate": pooled, "results": rows}
+    try:
+        path.write_text(json.dumps(report, indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"--json {path}: {one_line(error)}") from None
