@@ -1,0 +1,100 @@
+"""How fast an engine is here, as the simulator wants to know it: prefill rate, and a decode step by batch size.
+
+    python -m benchmarks.calibrate [MODEL] [--out benchmarks/results/service_model.json]
+    raydix simulate TRACE --calibration benchmarks/results/service_model.json
+
+Runs a model (the embedded one unless named) in this process through the offline API, without any prefix twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from engine.llm import LLM
+from engine.sampling_params import SamplingParams
+from router.simulator.service import ServiceModel
+
+BATCHES = (1, 2, 4, 8, 16)
+DECODE_TOKENS = 48
+REPEATS = 3
+
+
+def main() -> None:
+    options = _options()
+    llm = LLM(options.model, prefix_cache=False)
+    rng = random.Random(0)
+    _prefill_rate(llm, rng, options.prompt_tokens // 4)  # warm up
+    rate = statistics.median(_prefill_rate(llm, rng, options.prompt_tokens) for _ in range(REPEATS))
+    steps = {batch: statistics.median(_step_seconds(llm, rng, batch) for _ in range(REPEATS)) for batch in BATCHES}
+    slope, base = statistics.linear_regression(list(steps), list(steps.values()))
+    service = ServiceModel(
+        prefill_rate=round(rate, 1), decode_base_s=max(base, 1e-6), decode_per_request_s=max(slope, 0.0)
+    )
+    _print(service, steps)
+    report = {
+        "service": asdict(service),
+        "model": options.model,
+        "prompt_tokens": options.prompt_tokens,
+        "step_seconds": steps,
+        "machine": {"platform": platform.machine(), "python": platform.python_version()},
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _prompt(llm: LLM, rng: random.Random, num_tokens: int) -> list[int]:
+    """Tokens by chance: no two prompts begin alike."""
+    size = llm.engine.model.vocab_size
+    return [rng.randrange(size) for _ in range(num_tokens)]
+
+
+def _prefill_rate(llm: LLM, rng: random.Random, num_tokens: int) -> float:
+    """Prompt tokens/s of a few prompts that come together."""
+    prompts = [_prompt(llm, rng, num_tokens) for _ in range(4)]
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    began = time.perf_counter()
+    llm.generate(prompts, params, progress=False)
+    return len(prompts) * num_tokens / (time.perf_counter() - began)
+
+
+def _step_seconds(llm: LLM, rng: random.Random, batch: int) -> float:
+    """Seconds of a decode step with `batch` short requests: a long answer's time less a short one's."""
+    prompts = [_prompt(llm, rng, 32) for _ in range(batch)]
+    seconds = []
+    for num_tokens in (1, 1 + DECODE_TOKENS):
+        params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+        began = time.perf_counter()
+        llm.generate(prompts, params, progress=False)
+        seconds.append(time.perf_counter() - began)
+    return (seconds[1] - seconds[0]) / DECODE_TOKENS
+
+
+def _print(service: ServiceModel, steps: dict[int, float]) -> None:
+    table = Table(title=f"prefill: {service.prefill_rate:,.0f} tokens/s", title_justify="left")
+    for heading in ("requests decoding", "step measured, ms", "fitted, ms"):
+        table.add_column(heading, justify="right")
+    for batch, seconds in steps.items():
+        table.add_row(str(batch), f"{seconds * 1000:.2f}", f"{service.step_seconds(batch) * 1000:.2f}")
+    Console().print(table)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="demo", help="a directory, a hub id or demo")
+    parser.add_argument("--prompt-tokens", type=int, default=400, help="of the prompts for the prefill rate")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/service_model.json"))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
