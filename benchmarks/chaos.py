@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import os
 import platform
@@ -136,7 +137,7 @@ async def _inject(app: App, options: argparse.Namespace, report: Report) -> None
         # The ingresses need a moment to notice: what was killed must be gone before all counts as there.
         gone = processes - {*app.engines(), *app.ingresses()}
         if gone:
-            await app.until(lambda b=before: _is_other(app, b), 5.0)
+            await app.until(functools.partial(_is_other, app, before), 5.0)
         is_whole = await app.until(app.is_whole, SETTLE_S)
         seconds = time.monotonic() - at if is_whole else None
         report.faults.append(Injected(kind, what, round(at - began, 1), seconds and round(seconds, 1)))

@@ -1,8 +1,8 @@
 """Ray Serve LLM's PrefixCacheAffinityRouter, with its real prefix tree where Ray has it.
 
 Its tree (ray.llm ... prefix_aware.prefix_tree.PrefixTree) is a plain class and is driven as it is. The class
-around it needs a running Serve controller and an actor, so its rule is written here after the documentation and behaviour
-of Ray 2.60:
+around it needs a running Serve controller and an actor, so its rule is written here after the documentation and
+behaviour of Ray 2.60:
 
 1. queue lengths differ by more than `imbalanced_threshold` (default infinity: never) -> power of two choices
 2. less than `match_rate_threshold` (0.1) of the prompt found in the tree -> the replicas with the smallest trees

@@ -79,6 +79,9 @@ class VirtualFleet:
         self.open += 1
         return VirtualGeneration(self, replica, request)
 
+    def decisions(self, limit: int) -> list[dict[str, Any]]:
+        return []
+
     async def health(self) -> FleetHealth:
         replicas = tuple(
             ReplicaHealth(r.name, True, 0.0, waiting_prefill_tokens=int(r.queue_seconds() * r.rate))
@@ -112,6 +115,9 @@ class VirtualGeneration:
         await asyncio.sleep(self._ready_at - now())
         await self.aclose()
         return Event(self._request.request_id, (1,), finish_reason="length", num_cached=self._fleet.cached)
+
+    def explain(self) -> dict[str, Any] | None:
+        return None
 
     async def aclose(self) -> None:
         if not self._is_over:
