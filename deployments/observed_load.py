@@ -18,8 +18,13 @@ from engine.plan import Event
 
 DEFAULT_PREFILL_RATE = 2000.0
 """Tokens per second of an engine until its rate is measured."""
-NEWS_S = 0.1
-"""Age after which an accepted request is in its replica's reports, and a report is asked for anew, in seconds."""
+REFRESH_S = 0.05
+"""Between looks at the reports, in seconds."""
+NEWS_S = 1.0
+"""Age by which an accepted request is in its replica's reports: a long step, a heartbeat and a look, in seconds.
+
+Until then it counts by itself, as long as it has no first token: what counted nowhere would be sent again.
+"""
 
 
 @dataclass(eq=False, slots=True)
@@ -60,15 +65,15 @@ class ObservedLoad:
             return 0.0
         rate = self._prefill.rate(now)
         rate = DEFAULT_PREFILL_RATE if rate is None else rate * self._num_ingresses / len(up)
-        least = min(replica.waiting_prefill_tokens + self._unreported(replica.replica, now) for replica in up)
+        least = min(max(replica.waiting_prefill_tokens, self._recent(replica.replica, now)) for replica in up)
         return (least + sending_tokens / len(up)) / rate
 
     def uncached_tokens(self, request: GenerateRequest) -> int:
         """As predicted."""
         return _num_tokens(request) if self._predict is None else self._predict(request)
 
-    def _unreported(self, replica: str, now: float) -> int:
-        """Tokens that were accepted there so lately that its reports may not tell of them."""
+    def _recent(self, replica: str, now: float) -> int:
+        """Tokens accepted there, and not computed, so lately that its reports may not tell of them."""
         return sum(
             sent.uncached
             for sent in self._sent
@@ -76,7 +81,7 @@ class ObservedLoad:
         )
 
     def _keep_fresh(self, now: float) -> None:
-        if now - self._asked_at >= NEWS_S / 2 and (self._refresh is None or self._refresh.done()):
+        if now - self._asked_at >= REFRESH_S and (self._refresh is None or self._refresh.done()):
             self._asked_at = now
             self._refresh = asyncio.get_running_loop().create_task(self._ask())
 
