@@ -89,8 +89,6 @@ class WarmUpPoster:
 
     def __init__(self, hub: Any, ingress: str, read: Callable[[], Iterable[Post]], period_s: float) -> None:
         self._hub, self._ingress, self._read, self._period_s = hub, ingress, read, period_s
-        self.num_failed = 0
-        """Posts that did not arrive."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -109,11 +107,9 @@ class WarmUpPoster:
             for post in self._read():
                 if not post.prefixes:
                     continue
-                try:
+                with contextlib.suppress(Exception):
                     async with asyncio.timeout(2 * self._period_s):
                         await self._hub.post_prefixes.remote(self._ingress, post)
-                except Exception:
-                    self.num_failed += 1
 
 
 async def warm_up(engine: Engine, hub: Any, limits: WarmUpLimits) -> Precomputed:
