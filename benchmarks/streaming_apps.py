@@ -23,9 +23,10 @@ from starlette.responses import StreamingResponse
 from benchmarks.null_model import NullEngines
 from deployments.app import bind_engines
 from deployments.client import GenerateRequest
-from deployments.config import AppArgs, EngineReplicas, ModelArgs
+from deployments.config import AppArgs, ModelArgs
 from deployments.engine_client import WireEngineClient
-from deployments.ingress import HandleControl
+from deployments.handle_control import HandleControl
+from deployments.settings import EngineReplicas
 from engine.config import EngineConfig
 from engine.plan import Event
 from engine.sampling_params import SamplingParams

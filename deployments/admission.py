@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 from deployments.busy_rate import BusyRate
 from deployments.client import EngineClient, FleetHealth, GenerateRequest, Generation, Overloaded, OverloadKind
-from deployments.config import AdmissionSettings
 from deployments.fair_queue import FairQueue, QueueBounds, QueueFull, Waiting
+from deployments.settings import AdmissionSettings
 from deployments.tenants import ANONYMOUS, Tenant
 from engine.plan import Event
 from monitoring.metrics import Metrics

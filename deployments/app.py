@@ -13,10 +13,11 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from deployments.config import ENGINE_DEPLOYMENT, AppArgs, ModelArgs, Replicas
+from deployments.config import ENGINE_DEPLOYMENT, AppArgs, ModelArgs
 from deployments.ingress import Ingress
 from deployments.metrics_hub import MetricsHub
 from deployments.replica import EngineFactory, EngineReplica, ReplicaSettings
+from deployments.settings import Replicas
 from deployments.warm_up import WarmUpLimits
 from deployments.wire_server import WireTimings
 from engine.engine import Engine

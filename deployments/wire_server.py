@@ -13,14 +13,14 @@ import select
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 import zmq
 
 from deployments import wire
+from deployments.cache_feed import CacheFeed, PrefixSource
 from deployments.sockets import bind_router, descriptor, is_readable
 from deployments.stream_log import StreamLogs
 from deployments.wire import Abort, Dispatch, Hello, Load, Output, Resume, Resync
@@ -28,8 +28,6 @@ from deployments.wire_session import Session
 from engine.plan import Event
 
 logger = logging.getLogger("ray.serve")
-
-SNAPSHOT_PART_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +44,6 @@ class WireTimings:
     """Between two deltas of the prefix cache."""
     dispatch_s: float = 2.0
     """How long a dispatched request counts as load before it arrives."""
-
-
-class PrefixSource(Protocol):
-    """Which prefixes the engine's cache holds, as block hashes. Thread-safe."""
-
-    def drain(self) -> tuple[Collection[int], Collection[int]]:
-        """What was stored and evicted since the last call."""
-        ...
-
-    def snapshot(self) -> Collection[int]:
-        """All that was drained so far, summed up."""
-        ...
 
 
 class WireServer:
@@ -78,15 +64,15 @@ class WireServer:
         the model's fingerprint, "" when it has none.
         """
         self.replica = replica
-        self._prefixes, self._block_tokens, self._model = prefixes, block_tokens, model
+        self._block_tokens, self._model = block_tokens, model
         self._last_hello: dict[str, int] = {}  # ingress -> number
-        self._next_delta = 0.0
         self.secret = secrets.token_hex(32)
         self.epoch = secrets.randbits(48)
         self.counts: Counter[str] = Counter()
         """Messages dropped, by why; sends that had to be repeated."""
         self._engine_load, self._on_abort = load, on_abort
         self._timings = timings or WireTimings()
+        self._cache_feed = None if prefixes is None else CacheFeed(prefixes, self._timings.cache_period_s)
         self._logs = StreamLogs()
         self._sessions: dict[str, Session] = {}  # ingress -> session
         self._ingress_of: dict[bytes, str] = {}  # authenticated identity -> ingress
@@ -291,38 +277,14 @@ class WireServer:
             if now - session.last_load >= self._timings.heartbeat_s * 0.8:
                 self._send(ingress_id, session, [])
             session.expire(now)
-        if self._prefixes is not None and now >= self._next_delta:
-            self._next_delta = now + self._timings.cache_period_s
-            self._tell_cache(self._prefixes)
+        if self._cache_feed is not None:
+            self._cache_feed.tell(now, self.epoch, self._sessions, self._post)
         self._logs.forget(self._logs.ended_before(now - self._timings.keep_ended_s))
         for ingress_id in self._logs.ingresses() - self._sessions.keys():
             since = self._absent_since.setdefault(ingress_id, now)
             if now - since > self._timings.absent_ingress_s:
                 for request_id in self._logs.live_of(ingress_id):
                     self._on_abort(request_id)
-
-    def _tell_cache(self, prefixes: PrefixSource) -> None:
-        """Deltas to those who have a snapshot, and then a snapshot to those who have none."""
-        stored, evicted = prefixes.drain()
-        if stored or evicted:
-            packed = wire.pack_hashes(stored), wire.pack_hashes(evicted)
-            for ingress_id, session in list(self._sessions.items()):
-                if session.is_synced:
-                    delta = wire.Delta(self.epoch, session.seq, *packed)
-                    session.is_synced = self._post(ingress_id, session, wire.encode(delta))
-        newcomers = [(id_, session) for id_, session in self._sessions.items() if not session.is_synced]
-        if newcomers:
-            packed_all = wire.pack_hashes(prefixes.snapshot())
-            for ingress_id, session in newcomers:
-                session.is_synced = self._post_snapshot(ingress_id, session, packed_all)
-
-    def _post_snapshot(self, ingress_id: str, session: Session, packed: bytes) -> bool:
-        for start in range(0, max(len(packed), 1), SNAPSHOT_PART_BYTES):
-            part, is_last = packed[start : start + SNAPSHOT_PART_BYTES], start + SNAPSHOT_PART_BYTES >= len(packed)
-            message = wire.Snapshot(self.epoch, session.seq, part, is_last)
-            if not self._post(ingress_id, session, wire.encode(message)):
-                return False
-        return True
 
     def _drop_session(self, ingress_id: str) -> None:
         session = self._sessions.pop(ingress_id, None)

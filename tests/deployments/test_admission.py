@@ -12,8 +12,8 @@ import pytest
 
 from deployments.admission import AdmissionClient, LoadView
 from deployments.client import Generation, Overloaded, Rejected
-from deployments.config import AdmissionSettings
 from deployments.observed_load import ObservedLoad
+from deployments.settings import AdmissionSettings
 from deployments.tenants import Tenant
 from monitoring.metrics import Metrics
 from tests.deployments.virtual_time import VirtualFleet, now, request, run

@@ -19,7 +19,8 @@ from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from cache import PageAccount
 from deployments.app import _autoscaling
 from deployments.autoscaling import STATS, ReplicaWork, Targets, desired_replicas, needed_replicas, reported_work
-from deployments.config import Autoscaling, EngineReplicas, ModelArgs
+from deployments.config import ModelArgs
+from deployments.settings import Autoscaling, EngineReplicas
 from deployments.work_meter import WorkMeter
 from engine.load import EngineLoad, StepStats
 
