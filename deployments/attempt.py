@@ -132,13 +132,17 @@ class Attempt:
         desk.fleet.open(self.wire_id)
         desk.attempts[self.wire_id] = self
         call = desk.control.generate(self._request, desk.ingress_id, self._avoid)
+        generated: list[int] = []
         try:
-            return await self._result(call) or await self._delivered()
+            setback = await self._result(call) or await self._delivered()
+            if setback is None and not self.is_muted:
+                generated = self.stream.journal.token_ids[self._base :]
+            return setback
         except asyncio.CancelledError:
             self._abort(call)
             raise
         finally:
-            desk.placer.release(self.wire_id)
+            desk.placer.release(self.wire_id, generated)
             del desk.attempts[self.wire_id]
 
     def feed(self, replica: str, output: Output) -> bool:

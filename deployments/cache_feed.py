@@ -8,8 +8,8 @@ from typing import Protocol
 from deployments import wire
 from deployments.wire_session import Session
 
-SNAPSHOT_PART_BYTES = 2**18
-"""Of a snapshot's messages, 32,768 hashes: an ingress does not stop for longer than it takes to read one."""
+SNAPSHOT_PART_BYTES = 2**16
+"""Of a snapshot's messages, 8,192 hashes: an ingress stops its other work for no longer than one takes to read."""
 
 Post = Callable[[str, Session, bytes], bool]
 """Send a message to an ingress; False when it cannot be sent now."""

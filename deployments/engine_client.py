@@ -186,10 +186,12 @@ class WireEngineClient:
         """So does its cache."""
         self.placer.apply_delta(replica, stored, evicted)
 
-    def on_snapshot(self, replica: str, hashes: Sequence[int], block_tokens: int) -> None:
-        """All its cache holds."""
-        if block_tokens == self.placer.settings.block_tokens:
+    def on_snapshot(self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool) -> None:
+        """All its cache holds, part by part."""
+        if block_tokens == self.placer.settings.block_tokens and is_first:
             self.placer.replace(replica, hashes)
+        elif block_tokens == self.placer.settings.block_tokens:
+            self.placer.apply_delta(replica, hashes, [])
         elif block_tokens:
             logger.error(
                 "replica %s counts prefixes in blocks of %d tokens, this ingress of %d: its cache stays unknown",

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import zmq
 
@@ -38,8 +38,8 @@ class WireListener(Protocol):
         """Its cache changed: block hashes."""
         ...
 
-    def on_snapshot(self, replica: str, hashes: Sequence[int], block_tokens: int) -> None:
-        """All block hashes that its cache holds."""
+    def on_snapshot(self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool) -> None:
+        """Block hashes that its cache holds; the first part replaces all that was known."""
         ...
 
     def on_load(self, replica: str, load: Load) -> None:
@@ -83,7 +83,7 @@ class WireConnection:
         self._model = model
         self._epoch, self._next_seq = -1, 0
         self._block_tokens = 0
-        self._parts: bytearray | None = bytearray()  # of the snapshot that is coming in; None: it is complete
+        self._snapshot: Literal["awaited", "begun", "whole"] = "awaited"
         self._asked_at = self._opened
         self._socket = connect_dealer(context, address.endpoint)
         self._loop = asyncio.get_running_loop()
@@ -112,7 +112,7 @@ class WireConnection:
     @property
     def is_synced(self) -> bool:
         """Whether all its prefixes are known here."""
-        return self._parts is None
+        return self._snapshot == "whole"
 
     def resume(self, received: dict[str, int]) -> None:
         """Ask for streams again, from where they broke off."""
@@ -120,7 +120,7 @@ class WireConnection:
         self._send(wire.Resume(received))
 
     def receive_all(self) -> None:
-        """Handle every message that has come."""
+        """Handle every message that has come; after each part of a snapshot the event loop has its turn."""
         while is_readable(self._socket):
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
@@ -132,6 +132,9 @@ class WireConnection:
                 self.counts["malformed"] += 1
                 continue
             self._handle(message)
+            if isinstance(message, wire.Snapshot):
+                self._loop.call_soon(self.receive_all)
+                return
 
     def tick(self) -> None:
         """Call a few times a second: says hello again after silence, notices that a replica is lost."""
@@ -210,7 +213,7 @@ class WireConnection:
             self._refuse(f"it runs model {message.model}, this ingress serves {self._model}")
             return False
         self._epoch, self._next_seq = message.epoch, message.seq + 1
-        self._block_tokens, self._parts = message.block_tokens, bytearray()
+        self._block_tokens, self._snapshot = message.block_tokens, "awaited"
         self._asked_at = self._clock()
         return True
 
@@ -224,22 +227,19 @@ class WireConnection:
         replica = self.address.replica
         try:
             if isinstance(message, wire.Delta):
-                if self._parts is None:  # Else the snapshot to come has it.
+                if self.is_synced:  # Else the snapshot to come has it.
                     stored, evicted = wire.unpack_hashes(message.stored), wire.unpack_hashes(message.evicted)
                     self._listener.on_delta(replica, stored, evicted)
                 return
-            if self._parts is None:
-                self._parts = bytearray()
-            self._parts += message.hashes
-            if message.is_last:
-                hashes, self._parts = wire.unpack_hashes(bytes(self._parts)), None
-                self._listener.on_snapshot(replica, hashes, self._block_tokens)
+            hashes, is_first = wire.unpack_hashes(message.hashes), self._snapshot != "begun"
+            self._listener.on_snapshot(replica, hashes, self._block_tokens, is_first=is_first)
+            self._snapshot = "whole" if message.is_last else "begun"
         except wire.MalformedMessage:
             self.counts["malformed"] += 1
             self._resync()
 
     def _resync(self) -> None:
-        self._parts, self._asked_at = bytearray(), self._clock()
+        self._snapshot, self._asked_at = "awaited", self._clock()
         self._send(wire.Resync())
 
     def _send(self, message: wire.ToReplica) -> None:

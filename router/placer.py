@@ -84,6 +84,21 @@ class PlacerSettings:
     """Seconds after which the use of a beginning counts half."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A request that has not ended."""
+
+    tokens: Sequence[int]
+    root: int
+    chain: list[int]
+
+    def continued(self, generated: Sequence[int], block_tokens: int) -> list[int]:
+        """The chain of all tokens; the last of those generated was never computed with."""
+        unfinished = self.tokens[len(self.chain) * block_tokens :]
+        last = self.chain[-1] if self.chain else self.root
+        return self.chain + block_hashes([*unfinished, *generated[:-1]], last, block_tokens)
+
+
 class Placer:
     """Thread-safe."""
 
@@ -106,7 +121,7 @@ class Placer:
         if self.settings.hot_tokens:
             tokens, half_life_s = self.settings.hot_tokens, self.settings.hot_half_life_s
             self._hot = HotPrefixes(self.settings.block_tokens, tokens, half_life_s=half_life_s)
-        self._chains: dict[str, list[int]] = {}  # open request -> its chain
+        self._open: dict[str, _Open] = {}
         self._lock = threading.Lock()
         fleet.subscribe(self._forget_departed)
 
@@ -133,7 +148,7 @@ class Placer:
             self._index.expect(chosen, chain, now)
             if self._hot is not None and not request.output_ids:
                 self._hot.record(namespace, tokens, chain, now)
-            self._chains[request.request_id] = chain
+            self._open[request.request_id] = _Open(tokens, root, chain)
             self._log.add(request.request_id, time.time(), request.model, query, decision)
         self._fleet.book(request.request_id, chosen, uncached_tokens(len(tokens), overlap.get(chosen, 0)))
         if self._fleet.placement(request.request_id) is None:  # The client has left meanwhile.
@@ -152,21 +167,27 @@ class Placer:
         """The request went to `replica`, which may be another than was chosen."""
         before = self._fleet.placement(request_id)
         with self._lock:
-            chain = self._chains.get(request_id)
-            if chain is None or before in (None, replica):
+            request = self._open.get(request_id)
+            if request is None or before in (None, replica):
                 return
-            now = self._clock()
+            now, chain = self._clock(), request.chain
             held = self._index.match(chain, now).get(replica, 0) * self.settings.block_tokens
             self._index.expect(replica, chain, now)
             self._log.overrule(request_id, replica, held)
-        num_tokens = len(chain) * self.settings.block_tokens
-        self._fleet.book(request_id, replica, uncached_tokens(num_tokens, held))
+        self._fleet.book(request_id, replica, uncached_tokens(len(request.tokens), held))
 
-    def release(self, request_id: str) -> None:
-        """The request has ended, however it did."""
-        with self._lock:
-            self._chains.pop(request_id, None)
+    def release(self, request_id: str, generated: Sequence[int] = ()) -> None:
+        """The request has ended, however it did. What was `generated` lies in its replica's cache now: the next
+        turn of a conversation may come sooner than the replica's word of it.
+        """
+        replica = self._fleet.placement(request_id)
         self._fleet.release(request_id)
+        with self._lock:
+            request = self._open.pop(request_id, None)
+            if request is not None and replica is not None and generated:
+                self._index.expect(
+                    replica, request.continued(generated, self.settings.block_tokens), self._clock()
+                )
 
     # --- news ----------------------------------------------------------------------------------------------
 

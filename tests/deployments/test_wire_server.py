@@ -216,8 +216,10 @@ def test_a_large_snapshot_comes_in_parts(server: WireServer, peer: Peer, prefixe
     prefixes.store(range(300_000))
     ingress = peer()
     ingress.say(hello(server))
-    parts = [ingress.hear(wire.Snapshot) for _ in range(3)]
-    assert [part.is_last for part in parts] == [False, False, True]
+    parts = [ingress.hear(wire.Snapshot)]
+    while not parts[-1].is_last:
+        parts.append(ingress.hear(wire.Snapshot))
+    assert len(parts) > 10
     assert [hash_ for part in parts for hash_ in wire.unpack_hashes(part.hashes)] == list(range(300_000))
 
 

@@ -106,6 +106,19 @@ def test_a_dispatch_counts_at_once_as_load_and_as_prefix() -> None:
     assert fleet.loads()[home] == 0
 
 
+def test_the_next_turn_of_a_short_conversation_finds_the_last_one_before_the_replica_tells() -> None:
+    fleet, placer = made(*"abcdefgh")
+    for number in range(20):
+        first = Prompt(f"{number}-1", [number * 100, 1, 2])  # shorter than a block
+        fleet.open(first.request_id)
+        home = placer.place(first, "abcdefgh").order[0]
+        placer.release(first.request_id, [3, 4, 5, 6, 7, 8])
+        second = Prompt(f"{number}-2", [number * 100, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+        assert placer.place(second, "abcdefgh").order[0] == home
+        record = placer.decision(second.request_id)
+        assert record is not None and record.predicted_cached == 8
+
+
 def test_a_burst_spreads_although_no_heartbeat_has_come() -> None:
     fleet, placer = made(*"abcdefgh")
     for number in range(32):
