@@ -146,7 +146,7 @@ class WireServer:
     def _send(self, ingress_id: str, session: Session, outputs: list[Output]) -> bool:
         """Outputs, with the load when it is due; without outputs a heartbeat."""
         now = time.monotonic()
-        is_due = now - session.last_load >= self._timings.heartbeat_s / 2
+        is_due = now - session.last_load >= self._timings.heartbeat_s / 2 or any(map(_changes_load, outputs))
         load = self._load(ingress_id) if is_due or not outputs else None
         message: wire.ToIngress
         if load is None or outputs:
@@ -290,3 +290,8 @@ class WireServer:
         session = self._sessions.pop(ingress_id, None)
         if session is not None:
             self._ingress_of.pop(session.identity, None)
+
+
+def _changes_load(output: Output) -> bool:
+    """Whether it is a request's first token, and its prefill done, or its end."""
+    return output.finish_reason is not None or (output.start == 0 and bool(output.token_ids))

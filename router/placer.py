@@ -184,22 +184,24 @@ class Placer:
         self._fleet.release(request_id)
         with self._lock:
             request = self._open.pop(request_id, None)
-            if request is not None and replica is not None and generated:
-                self._index.expect(
-                    replica, request.continued(generated, self.settings.block_tokens), self._clock()
-                )
+            # A replica that is gone must not come back into the index.
+            if request is not None and replica is not None and generated and replica in self._fleet.names():
+                chain = request.continued(generated, self.settings.block_tokens)
+                self._index.expect(replica, chain, self._clock())
 
     # --- news ----------------------------------------------------------------------------------------------
 
     def apply_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
         """A replica's cache changed."""
         with self._lock:
-            self._index.apply(replica, stored, evicted)
+            if replica in self._fleet.names():  # Late news would bring one back that is gone.
+                self._index.apply(replica, stored, evicted)
 
     def replace(self, replica: str, hashes: Sequence[int]) -> None:
         """All that a replica's cache holds."""
         with self._lock:
-            self._index.replace(replica, hashes)
+            if replica in self._fleet.names():
+                self._index.replace(replica, hashes)
 
     def settle(self, request_id: str, num_cached: int) -> None:
         """A request's first token came, and how much of its prompt the engine had found."""

@@ -161,6 +161,7 @@ def test_a_replica_that_is_gone_is_forgotten() -> None:
     placer.replace("a", held(prompt))
     fleet.update({"b": None})
     assert placer.uncached_tokens(prompt) == 400
+    placer.apply_delta("a", held(prompt), [])  # late news
     fleet.update({"a": None, "b": None})
     assert placer.uncached_tokens(prompt) == 400
 
