@@ -7,12 +7,10 @@ from collections.abc import Callable
 
 from deployments.wire import Load
 from engine.load import EngineLoad, StepStats
+from router.cost import evict_price
 
 SHARE_S = 5.0
 """Time constant of the share of time spent on prefill, in seconds."""
-REUSE_S = 300.0
-"""A prefix that was not used for so long is half as likely to be used again as one used just now. Recorded
-conversations reuse half of their tokens within 135 s and 90 % within 530 s."""
 
 
 class LoadNews:
@@ -59,12 +57,3 @@ class LoadNews:
 
     def _decayed(self) -> float:
         return self._share * math.exp((self._share_at - self._clock()) / SHARE_S)
-
-
-def evict_price(age: float | None, prefill_rate: float) -> float:
-    """Seconds of recompute that each evicted token is likely to cost: its price when it is asked for again, times
-    how likely that is after `age` seconds without use. 0 while pages are free (`age` None) or nothing is measured.
-    """
-    if age is None or not prefill_rate:
-        return 0.0
-    return float(0.5 ** (age / REUSE_S)) / prefill_rate

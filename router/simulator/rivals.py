@@ -1,9 +1,9 @@
 """The rules of other routers, to be compared with: fed the same knowledge as Raydix's own policies.
 
-Each is the published rule with its published defaults. What it is given here is the best its system could know:
-exact cached prefix lengths from the replicas (where some keep only a guess from what they routed themselves),
-loads as fresh as anyone's, own dispatches counted at once. So a rule is measured here and not what its system
-knows of the cache, which would be less.
+Each is the published rule with its published defaults. It is given the best that its system could know: exact
+cached prefix lengths from the replicas (where some keep only a guess from what they routed themselves), loads as
+fresh as anyone's, own dispatches counted at once. So a rule is measured here, and not its system's knowledge of
+the cache, which would be worse.
 """
 
 from __future__ import annotations
