@@ -60,6 +60,21 @@ def test_without_an_address_only_this_machine_can_connect(tmp_path: Path) -> Non
     assert config["http_options"] == {"host": "127.0.0.1", "port": 8000}
 
 
+def test_a_number_of_replicas_replaces_autoscaling(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+        applications:
+          - name: raydix
+            import_path: deployments.app:build
+            args: {engines: {num_cpus: 2, autoscaling: {min: 1, max: 4}}}
+        """,
+    )
+    config = load(path, Overrides(replicas=3))
+    assert config["applications"][0]["args"]["engines"] == {"count": 3, "num_cpus": 2}
+    assert "autoscaling" in load(path, Overrides(port=1))["applications"][0]["args"]["engines"]
+
+
 def test_the_built_in_config_is_not_changed_by_options() -> None:
     before = yaml.safe_dump(EMBEDDED_MODEL)
     load(None, Overrides(port=1, model="x", replicas=9))
