@@ -89,9 +89,6 @@ class VirtualFleet:
         )
         return FleetHealth("healthy", len(replicas), replicas)
 
-    def decisions(self, limit: int) -> list[dict[str, Any]]:
-        return []
-
     def queue_seconds(self, sending_tokens: int = 0) -> float:
         rate = sum(replica.rate for replica in self.replicas)
         return min(replica.queue_seconds() for replica in self.replicas) + sending_tokens / rate
