@@ -126,7 +126,7 @@ def draw_loads(path: Path, results: Sequence[Result], title: str, highlight: str
         ends.append((rows[-1].ttft_p95, rows[-1].load, policy))
     axes.set_yscale("log")
     lowest, highest = axes.get_ylim()
-    for y, (_, load, policy) in zip(_apart([end[0] for end in sorted(ends)], 1.09), sorted(ends), strict=True):
+    for y, (_, load, policy) in zip(_apart([end[0] for end in sorted(ends)], 1.12), sorted(ends), strict=True):
         is_ours = policy == highlight
         axes.annotate(
             policy, (load, y), xytext=(8, 0), textcoords="offset points", va="center", fontsize=9,
