@@ -20,6 +20,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
 
@@ -27,6 +28,10 @@ from engine.plan import Event, FinishReason, Timings, TokenLogprobs
 
 WIRE_VERSION = 2
 MAX_MESSAGE_BYTES = 64 * 2**20
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
+"""What an ingress may say of a number of tokens: sums of many still fit into a message."""
 
 
 class MalformedMessage(ValueError):
@@ -43,7 +48,7 @@ class Hello(msgspec.Struct, tag=0, array_like=True, frozen=True):
     ingress_id: str
     model: str
     """`fingerprint` of the model the ingress tokenizes for; "" is not checked."""
-    received: dict[str, int]
+    received: dict[str, Count]
     """Tokens received of each stream this ingress still waits for."""
 
 
@@ -56,7 +61,7 @@ class Abort(msgspec.Struct, tag=1, array_like=True, frozen=True):
 class Resume(msgspec.Struct, tag=2, array_like=True, frozen=True):
     """Send these streams again from where they broke off."""
 
-    received: dict[str, int]
+    received: dict[str, Count]
 
 
 class Resync(msgspec.Struct, tag=3, array_like=True, frozen=True):
@@ -66,10 +71,10 @@ class Resync(msgspec.Struct, tag=3, array_like=True, frozen=True):
 class Dispatch(msgspec.Struct, tag=4, array_like=True, frozen=True):
     """A request is on its way through Serve, which takes longer than the wire."""
 
-    number: int
+    number: Count
     """Counts the dispatches of this ingress to this replica, from 1."""
     request_id: str
-    num_tokens: int
+    num_tokens: Count
     """Prompt tokens that are probably not cached at the replica."""
 
 
@@ -186,13 +191,15 @@ ToIngress = Sequenced | Refused
 encode = msgspec.msgpack.Encoder().encode
 _to_replica: msgspec.msgpack.Decoder[ToReplica] = msgspec.msgpack.Decoder(ToReplica)
 _to_ingress: msgspec.msgpack.Decoder[ToIngress] = msgspec.msgpack.Decoder(ToIngress)
+# RecursionError: a field too many is skipped, however deeply it is nested.
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def decode_to_replica(data: bytes) -> ToReplica:
     """Read what an ingress sent. Raises MalformedMessage."""
     try:
         return _to_replica.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise MalformedMessage(str(error)) from None
 
 
@@ -200,7 +207,7 @@ def decode_to_ingress(data: bytes) -> ToIngress:
     """Read what a replica sent. Raises MalformedMessage."""
     try:
         return _to_ingress.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise MalformedMessage(str(error)) from None
 
 

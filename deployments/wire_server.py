@@ -198,8 +198,8 @@ class WireServer:
                 with self._lock:
                     self._receive_all()
                     self._tick(time.monotonic())
-            except Exception:  # the wire must outlive any single message
-                logger.exception("the wire could not handle a message")
+            except Exception:  # the wire must outlive whatever one of its ingresses brings about
+                logger.exception("the wire could not tell its ingresses the news")
                 self.counts["failed"] += 1
 
     def _receive_all(self) -> None:
@@ -208,7 +208,11 @@ class WireServer:
             if len(frames) != 2:
                 self.counts["malformed"] += 1
                 continue
-            self._handle(frames[0], frames[1])
+            try:
+                self._handle(frames[0], frames[1])
+            except Exception:  # the wire, and the engine that publishes on it, must outlive any single message
+                logger.exception("the wire could not handle a message")
+                self.counts["failed"] += 1
 
     def _handle(self, identity: bytes, data: bytes) -> None:
         try:
