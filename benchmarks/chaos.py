@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import functools
 import json
 import os
 import platform
@@ -24,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,8 @@ class Injected:
 class Report:
     """What came of it all. Times in seconds."""
 
+    began: float = 0.0
+    """Clock when the load began."""
     requests: int = 0
     by_kind: dict[str, int] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
@@ -105,7 +107,7 @@ async def _run(app: App, options: argparse.Namespace) -> Report:
         if not await app.until(app.is_whole, SETTLE_S):
             raise RuntimeError(f"the application did not come up: {await app.health()}")
         known = await prepare(client, make_asks(options.asks, options.seed), options.streams)
-        stop = asyncio.Event()
+        stop, report.began = asyncio.Event(), time.monotonic()
         asks = [ask for ask, _ in known]
         load = asyncio.create_task(
             drive(client, asks, stop, at_once=options.streams, rate=options.rate, seed=options.seed)
@@ -120,7 +122,7 @@ async def _run(app: App, options: argparse.Namespace) -> Report:
 
 async def _inject(app: App, options: argparse.Namespace, report: Report) -> None:
     """One fault after another, in shuffled rounds, until the time is over."""
-    draw, began = random.Random(options.seed), time.monotonic()
+    draw, began = random.Random(options.seed), report.began
     coming: list[str] = []
     while time.monotonic() - began < options.seconds:
         await asyncio.sleep(draw.uniform(0.5, 3.0))
@@ -137,7 +139,7 @@ async def _inject(app: App, options: argparse.Namespace, report: Report) -> None
         # The ingresses need a moment to notice: what was killed must be gone before all counts as there.
         gone = processes - {*app.engines(), *app.ingresses()}
         if gone:
-            await app.until(functools.partial(_is_other, app, before), 5.0)
+            await app.until(partial(_is_other, app, before), 5.0)
         is_whole = await app.until(app.is_whole, SETTLE_S)
         seconds = time.monotonic() - at if is_whole else None
         report.faults.append(Injected(kind, what, round(at - began, 1), seconds and round(seconds, 1)))
@@ -148,12 +150,11 @@ async def _is_other(app: App, before: set[str]) -> bool:
 
 
 def _judge(report: Report, outcomes: Sequence[Outcome], known: dict[str, Answer]) -> None:
-    """Sort the outcomes. An ingress that lives ends its answers: one that broke off lost its ingress."""
-    kills = any(fault.kind == "ingress" for fault in report.faults)
+    """Sort the outcomes. An ingress that lives ends its answers: what broke off while one was killed lost it."""
     report.requests = len(outcomes)
     report.by_kind = dict(Counter(_kind(outcome.ask) for outcome in outcomes))
     for outcome in outcomes:
-        if outcome.answer is None and outcome.is_broken_off and kills:
+        if outcome.answer is None and outcome.is_broken_off and _lost_its_ingress(report, outcome):
             report.lost_with_ingress += 1
         elif outcome.answer is None:
             report.failures.append(f"{outcome.ask.name}: {outcome.error}")
@@ -161,6 +162,15 @@ def _judge(report: Report, outcomes: Sequence[Outcome], known: dict[str, Answer]
             report.differing.append(f"{outcome.ask.name}: {_difference(outcome.answer, known[outcome.ask.name])}")
     pauses = [outcome.longest_pause for outcome in outcomes if outcome.chunks]
     report.longest_pauses = {name: round(_percentile(pauses, q), 3) for name, q in _QUANTILES.items()}
+
+
+def _lost_its_ingress(report: Report, outcome: Outcome) -> bool:
+    """Whether one was killed, and not replaced yet, while the request was open."""
+    began, ended = outcome.began - report.began, (outcome.ended or time.monotonic()) - report.began
+    return any(
+        fault.kind == "ingress" and began <= fault.at + (fault.recovered_s or SETTLE_S) and ended >= fault.at
+        for fault in report.faults
+    )
 
 
 def _kind(ask: Ask) -> str:
@@ -246,7 +256,7 @@ def _record(report: Report, options: argparse.Namespace) -> dict[str, Any]:
             "python": platform.python_version(),
         },
         "violations": report.violations,
-        **asdict(report),
+        **{name: value for name, value in asdict(report).items() if name != "began"},
     }
 
 
