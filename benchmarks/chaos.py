@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.chaos_app import App, Size, started
-from benchmarks.chaos_faults import FAULTS, NotPossible
+from benchmarks.chaos_faults import FAULTS, REPLACES_ENGINES, NotPossible
 from benchmarks.chaos_load import Answer, Ask, Outcome, drive, make_asks, prepare
 
 SETTLE_S = 90.0
@@ -74,7 +74,7 @@ class Report:
     longest_pauses: dict[str, float] = field(default_factory=dict)
     """Between two chunks of a stream, as clients saw them."""
     faults: list[Injected] = field(default_factory=list)
-    not_possible: list[str] = field(default_factory=list)
+    not_possible: dict[str, str] = field(default_factory=dict)
 
     @property
     def violations(self) -> list[str]:
@@ -129,17 +129,14 @@ async def _inject(app: App, options: argparse.Namespace, report: Report) -> None
         coming = coming or draw.sample(options.faults, len(options.faults))
         kind = coming.pop()
         before = await app.connected()
-        processes = {*app.engines(), *app.ingresses()}
         at = time.monotonic()
         try:
             what = await FAULTS[kind](app, draw)
         except NotPossible as reason:
-            report.not_possible.append(f"{kind}: {reason}")
+            report.not_possible[kind] = str(reason)
             continue
-        # The ingresses need a moment to notice: what was killed must be gone before all counts as there.
-        gone = processes - {*app.engines(), *app.ingresses()}
-        if gone:
-            await app.until(partial(_is_other, app, before), 5.0)
+        if kind in REPLACES_ENGINES:  # The ingresses need a moment to notice: until then all seems to be there.
+            await app.until(partial(_is_other, app, before), 10.0)
         is_whole = await app.until(app.is_whole, SETTLE_S)
         seconds = time.monotonic() - at if is_whole else None
         report.faults.append(Injected(kind, what, round(at - began, 1), seconds and round(seconds, 1)))
@@ -226,8 +223,8 @@ def _print(report: Report) -> None:
         recovered = "never" if fault.recovered_s is None else f"{fault.recovered_s:.1f} s"
         faults.add_row(f"{fault.at:.1f} s", fault.what, recovered)
     console.print(faults)
-    for reason in report.not_possible:
-        console.print(f"not possible here: {reason}")
+    for kind, reason in report.not_possible.items():
+        console.print(f"{kind} was not possible: {reason}")
     result = Table("", "", title="Streams")
     result.add_row("requests", str(report.requests))
     result.add_row("failures (expected 0)", str(len(report.failures)))

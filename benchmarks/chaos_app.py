@@ -31,6 +31,11 @@ class Size:
     nodes: int = 1
     """Ray nodes for engines beside the head, when more than one; all but one suffice for all `replicas`."""
 
+    @property
+    def seats(self) -> int:
+        """Engines that fit on a node."""
+        return -(-self.replicas // max(1, self.nodes - 1))
+
 
 class App:
     """A running application. `name` tells its processes from those of others in the same Ray."""
@@ -178,15 +183,9 @@ def _start_ray(size: Size, directory: Path) -> Any:
     head = {"num_cpus": 8, "resources": {HEAD: 1}, "object_store_memory": memory, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={**head, "temp_dir": str(directory)})
     for _ in range(size.nodes):
-        add_node(cluster, size)
+        cluster.add_node(num_cpus=2, resources={SEAT: size.seats}, object_store_memory=80 * 2**20)
     ray.init(address=cluster.address, log_to_driver=False)
     return cluster
-
-
-def add_node(cluster: Any, size: Size) -> None:
-    """A Ray node with seats for engines."""
-    seats = -(-size.replicas // (size.nodes - 1))
-    cluster.add_node(num_cpus=2, resources={SEAT: seats}, object_store_memory=80 * 2**20)
 
 
 def free_port() -> int:

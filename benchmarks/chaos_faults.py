@@ -10,10 +10,11 @@ import random
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import psutil
 
-from benchmarks.chaos_app import App, add_node
+from benchmarks.chaos_app import App
 
 Fault = Callable[[App, random.Random], Awaitable[str]]
 """Does it, and says to what. Returns when the damage is done, not when it is mended."""
@@ -86,16 +87,17 @@ async def cut_wire(app: App, draw: random.Random) -> str:
 
 
 async def remove_node(app: App, draw: random.Random) -> str:
-    """A whole Ray node vanishes with its engines; another one joins."""
-    if app.cluster is None:
-        raise NotPossible("it takes several nodes to remove one")
-    nodes = [node for node in app.cluster.list_all_nodes() if not node.head]
-    node = draw.choice(nodes)
+    """A whole Ray node vanishes with its engines, while there is room for them on others."""
+    nodes = [] if app.cluster is None else [node for node in app.cluster.list_all_nodes() if not node.head]
+    if len(nodes) < max(2, app.size.nodes):
+        raise NotPossible("no node is left that could be spared")
+    node = draw.choice([node for node in nodes if _engines_on(node, app)])
     await asyncio.to_thread(app.cluster.remove_node, node, allow_graceful=False)
-    await asyncio.to_thread(add_node, app.cluster, app.size)
-    return f"node {node.node_id[:8]} removed, another added"
+    return f"node {node.node_id[:8]} removed"
 
 
+REPLACES_ENGINES = ("kill", "kill2", "wedge", "node")
+"""Faults after which there are other engine replicas than before."""
 FAULTS: Mapping[str, Fault] = {
     "kill": kill_engine,
     "kill2": kill_two_engines,
@@ -111,6 +113,13 @@ def _pick(pids: list[int], draw: random.Random) -> int:
     if not pids:
         raise NotPossible("there is no such process just now")
     return draw.choice(pids)
+
+
+def _engines_on(node: Any, app: App) -> list[int]:
+    """Engine processes of a `ray.cluster_utils.Cluster`'s node: descendants of its raylet."""
+    (raylet,) = node.all_processes["raylet"]
+    workers = {worker.pid for worker in psutil.Process(raylet.process.pid).children(recursive=True)}
+    return sorted(workers & set(app.engines()))
 
 
 def _shut_connections(ingress: int, engine: int) -> int:

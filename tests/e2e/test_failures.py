@@ -137,7 +137,7 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error(
 
 
 def test_streams_go_on_when_a_whole_node_is_lost(tmp_path: Path) -> None:
-    """Engines on several Ray nodes, one of which is removed under streams; another joins."""
+    """Engines on several Ray nodes, one of which is removed under streams."""
     report = chaos(tmp_path, "--nodes", "3", "--replicas", "2", "--faults", "node", "--seconds", "5")
     assert len(report["faults"]) == 1
 
