@@ -148,9 +148,9 @@ def started(size: Size) -> Iterator[App]:
         cluster = _start_ray(size, Path(directory))
         try:
             port = free_port()
-            serve.start(
-                http_options={"host": "127.0.0.1", "port": port}, logging_config={"enable_access_log": False}
-            )
+            # One proxy: those of several nodes would share the port here, and clients of a lost one lose everything.
+            http = {"host": "127.0.0.1", "port": port, "location": "HeadOnly"}
+            serve.start(http_options=http, logging_config={"enable_access_log": False})
             serve.run(build(AppArgs.model_validate(arguments(size))), name="chaos")
             yield App(f"http://127.0.0.1:{port}", "chaos", size, cluster)
         finally:
