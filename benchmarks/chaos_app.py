@@ -148,7 +148,7 @@ def started(size: Size) -> Iterator[App]:
         cluster = _start_ray(size, Path(directory))
         try:
             port = free_port()
-            # One proxy: those of several nodes would share the port here, and clients of a lost one lose everything.
+            # One proxy: several nodes' would share the port, and clients of a lost one lose everything.
             http = {"host": "127.0.0.1", "port": port, "location": "HeadOnly"}
             serve.start(http_options=http, logging_config={"enable_access_log": False})
             serve.run(build(AppArgs.model_validate(arguments(size))), name="chaos")

@@ -6,9 +6,9 @@ TRACE is Mooncake's conversation trace (github.com/kvcache-ai/Mooncake, FAST25-r
 the simulator, so the figures are the same on any machine but for the seconds a run takes. Exits with 1 when a bar
 is missed.
 
-How far ahead of `linear` one is depends on how long requests decode, as it shuns memory in use: with decode steps of
-4 ms its TTFT p95 is 3.0 s, with 30 ms 7.1 s (with the 12 ms here 4.4 s); `cost` has 2.7 s with either. With all the
-cache there is and no queue the p95 would be 2.5 s.
+How far ahead of `linear` one is depends on how long requests decode, as it shuns memory in use: with decode steps
+of 4 ms its TTFT p95 is 3.0 s, with 30 ms 7.1 s (with the 12 ms here 4.4 s); `cost` has 2.7 s with either. With all
+the cache there is and no queue the p95 would be 2.5 s.
 """
 
 from __future__ import annotations

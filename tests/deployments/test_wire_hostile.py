@@ -186,7 +186,7 @@ class Silence:
     def on_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
         self.heard.append("delta")
 
-    def on_snapshot(self, replica: str, hashes: Sequence[int], block_tokens: int) -> None:
+    def on_snapshot(self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool) -> None:
         self.heard.append("snapshot")
 
     def on_load(self, replica: str, load: wire.Load) -> None:
