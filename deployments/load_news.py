@@ -20,10 +20,13 @@ class LoadNews:
         self,
         load: Callable[[], EngineLoad],
         clock: Callable[[], float],
+        max_running: int,
         max_waiting: int,
+        finish_rate: Callable[[], float] = lambda: 0.0,
         is_draining: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`max_waiting` requests fill the queue; `clock` is the engine's."""
+        """`max_running` requests fill the batch, `max_waiting` the queue; `clock` is the engine's."""
+        self._max_running, self._finish_rate = max_running, finish_rate
         self._is_draining = is_draining
         self._load, self._clock, self._max_waiting = load, clock, max_waiting
         self._share = 0.0
@@ -53,6 +56,8 @@ class LoadNews:
             evict_price=evict_price(load.eviction_age, rate),
             is_draining=self._is_draining(),
             is_full=load.num_waiting >= self._max_waiting,
+            max_running=self._max_running,
+            finish_rate=self._finish_rate(),
         )
 
     def _decayed(self) -> float:

@@ -85,7 +85,14 @@ class EngineReplica:
         metrics = Metrics(config.name, self.replica, "engine")
         self._metrics = EngineMetrics(metrics)
         self._metrics.describe(**_build_info(self._engine))
-        self._news = LoadNews(self._loop.load, self._loop.clock, config.max_waiting, is_stopping)
+        self._news = LoadNews(
+            self._loop.load,
+            self._loop.clock,
+            config.max_running,
+            config.max_waiting,
+            lambda: self._drain.finish_rate,
+            is_stopping,
+        )
         self._wire = WireServer(
             host,
             self.replica,

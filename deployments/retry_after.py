@@ -28,6 +28,15 @@ class DrainRate:
         while now - self._marks[0][0] > WINDOW_S:
             self._marks.popleft()
 
+    @property
+    def finish_rate(self) -> float:
+        """Requests finished per second, lately; 0 before any."""
+        marks = list(self._marks)
+        if len(marks) < 2:
+            return 0.0
+        (began, _, before), (ended, _, finished) = marks[0], marks[-1]
+        return (finished - before) / max(ended - began, 1e-3)
+
     def retry_after_s(self, load: EngineLoad) -> float:
         """Seconds until half of the queue is gone, by tokens or by requests, whichever is later. 1 to 60."""
         marks = list(self._marks)

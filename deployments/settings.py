@@ -85,7 +85,7 @@ class AdmissionSettings(Settings):
     While they wait, tenants take turns; at an engine it is first come, first served. Bounds are per ingress.
     """
 
-    ttft_target_s: float = Field(default=0.25, gt=0)
+    ttft_target_s: float = Field(default=0.15, gt=0)
     """Seconds of work queued at the least busy engine above which requests wait: about what a tenant's flood adds
     to another's time to first token. An engine runs dry when it is shorter than a few of its steps."""
     max_wait_s: float = Field(default=30.0, gt=0)
@@ -106,7 +106,7 @@ class Autoscaling(Settings):
     """As many engine replicas as the work needs; see `deployments/autoscaling.py`."""
 
     min: int = Field(default=1, ge=0)
-    """Fewest replicas."""
+    """Fewest replicas. With 0, a model without any is brought back by POST /v1/models/NAME/load."""
     max: int = Field(ge=1)
     """Most replicas."""
     initial: int | None = Field(default=None, ge=0)

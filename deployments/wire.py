@@ -118,6 +118,8 @@ class Load(msgspec.Struct, array_like=True, frozen=True):
     evict_price: float = 0.0
     is_draining: bool = False
     is_full: bool = False
+    max_running: int = 0
+    finish_rate: float = 0.0
 
 
 class Welcome(msgspec.Struct, tag=10, array_like=True, frozen=True):

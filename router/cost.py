@@ -1,6 +1,6 @@
 """What it costs to run a prompt on a replica, in seconds: `Q + w*P + D + X`.
 
-    Q  queue     prefill work that waits there already
+    Q  queue     prefill work that waits there already, and the wait for a place in the batch
     P  prefill   this prompt's tokens that are not cached there, at the replica's measured rate
     w            1 / (1 - utilisation): work put into a busy fleet delays all who come after (M/M/1's sensitivity)
     D  decode    how much slower the requests running there get; steep when their KV fills the memory
@@ -38,6 +38,10 @@ class ReplicaState:
     """False while it drains, is lost, its circuit is open or its queue is full."""
     page_size: int = 16
     """Tokens to a KV page."""
+    max_running: int = 0
+    """Requests that it runs at once, more wait; 0 unknown."""
+    finish_rate: float = 0.0
+    """Requests it finished per second lately; 0 unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,8 @@ class CostSettings:
 
 
 DEFAULT_COST = CostSettings()
+DEFAULT_FINISH_RATE = 1.0
+"""Requests/s of a replica that is full and has not finished any lately."""
 
 REUSE_S = 300.0
 """Seconds without use after which a cached token is half as likely to be asked for again. Recorded conversations
@@ -112,6 +118,17 @@ def evict_price(age: float | None, prefill_rate: float, reuse_s: float = REUSE_S
     return float(0.5 ** (age / reuse_s)) / prefill_rate
 
 
+def queue_seconds(replica: ReplicaState) -> float:
+    """Q: until a new request is begun there: the prefill of those before it, and until one of the places in the
+    batch is free. A replica that runs as many as it can has nothing to prefill and is still no place to go.
+    """
+    waiting = replica.queued_prefill_tokens / replica.prefill_rate
+    beyond = replica.num_running + 1 - replica.max_running
+    if replica.max_running and beyond > 0:
+        waiting += beyond / (replica.finish_rate or DEFAULT_FINISH_RATE)
+    return waiting
+
+
 def cost(query: RouteQuery, replica: ReplicaState, settings: CostSettings = DEFAULT_COST) -> Terms:
     """The cost of `query` on `replica`. More overlap never costs more; twice all rates (evict_price is the inverse
     of one) halves every term.
@@ -123,7 +140,7 @@ def cost(query: RouteQuery, replica: ReplicaState, settings: CostSettings = DEFA
         raise ValueError(f"the prefill rate of {replica.replica} must be above 0 tokens/s, got {rate}")
     overlap = query.overlap.get(replica.replica, 0)
     num_uncached = uncached_tokens(query.num_tokens, overlap)
-    queue = replica.queued_prefill_tokens / rate
+    queue = queue_seconds(replica)
     prefill = prefill_weight(query.utilisation, settings.max_weight) * num_uncached / rate
     decode = decode_slowdown(query.num_tokens, replica, settings.max_pressure)
     evict = replica.evict_price * num_uncached

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from router.cost import ReplicaState
+from router.cost import ReplicaState, queue_seconds
 
 if TYPE_CHECKING:
     from router.placer import Placer
@@ -75,6 +75,10 @@ class ReplicaLoad:
     is_draining: bool = False
     is_full: bool = False
     """Whether its queue takes no more requests."""
+    max_running: int = 0
+    """Requests that it runs at once."""
+    finish_rate: float = 0.0
+    """Requests it finished per second lately."""
 
 
 @dataclass(slots=True)
@@ -242,9 +246,9 @@ class Fleet:
             ]
 
     def queue_seconds(self) -> float:
-        """Prefill work that waits at the replica with least of it, of those that can serve; 0 without any."""
+        """How long a request would wait at the replica with the shortest queue, of those that can serve."""
         serving = [state for state in self.states(self.names()) if state.is_available]
-        return min((state.queued_prefill_tokens / state.prefill_rate for state in serving), default=0.0)
+        return min(map(queue_seconds, serving), default=0.0)
 
     def utilisation(self) -> float:
         """Share of the fleet's prefill capacity in use, 0..1."""
@@ -290,6 +294,8 @@ def _state(replica: str, member: _Member, typical_rate: float, is_available: boo
         decode_tokens_per_s=load.decode_rate,
         is_available=is_available,
         page_size=load.page_size,
+        max_running=load.max_running,
+        finish_rate=load.finish_rate,
     )
 
 

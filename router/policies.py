@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, Protocol
 
-from router.cost import DEFAULT_COST, CostSettings, ReplicaState, RouteQuery, Terms, cost
+from router.cost import DEFAULT_COST, CostSettings, ReplicaState, RouteQuery, Terms, cost, queue_seconds
 from router.rendezvous import rendezvous_order, session_key
 
 Reason = Literal[
@@ -62,67 +62,8 @@ class Policy(Protocol):
         ...
 
 
-class CostPolicy:
-    """The cheapest of a few: the best holders, the prefix's own place and some replicas at random.
-
-    A few and not all, because load news is old: ingresses that all compare all replicas find the same cheapest one
-    and herd there. For the same reason costs that differ by less than what is known count as equal: of these the
-    one that holds most is taken, then the one that rendezvous hashing prefers: a cold prefix meets itself again
-    wherever it enters the fleet.
-    """
-
-    def __init__(
-        self,
-        num_random: int = 4,
-        num_holders: int = 2,
-        tolerance: float = 0.02,
-        relative_tolerance: float = 0.05,
-        settings: CostSettings = DEFAULT_COST,
-    ) -> None:
-        """`tolerance` in seconds: about the age of load news; `relative_tolerance`: how well rates are known."""
-        if num_random < 1 or num_holders < 1:
-            raise ValueError(f"at least 1 random replica and 1 holder, got {num_random} and {num_holders}")
-        if tolerance < 0.0 or relative_tolerance < 0.0:
-            raise ValueError(f"tolerances must be at least 0, got {tolerance} s and {relative_tolerance}")
-        self._num_random = num_random
-        self._num_holders = num_holders
-        self._tolerance = tolerance
-        self._relative_tolerance = relative_tolerance
-        self._settings = settings
-
-    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
-        """Order by cost; those that were not compared follow by their queues."""
-        split = Split(replicas)
-        serving = split.serving
-        if not serving:
-            return split.decision([], "only_one", "cost", query)
-        by_name = {state.replica: state for state in serving}
-        held = {name: query.overlap.get(name, 0) for name in by_name}
-        most = max(held.values())
-        preferred = rendezvous_order(_place_key(query, most), by_name)
-        rank = {name: index for index, name in enumerate(preferred)}
-        candidates = self._candidates(held, preferred, rng)
-        terms = {name: cost(query, by_name[name], self._settings) for name in candidates}
-        ordered = sorted(candidates, key=lambda name: (terms[name].total, rank[name]))
-        bound = terms[ordered[0]].total * (1.0 + self._relative_tolerance) + self._tolerance
-        close = [name for name in ordered if terms[name].total <= bound]
-        first = min(close, key=lambda name: (-held[name], rank[name]))
-        ordered.remove(first)
-        rest = [state for state in serving if state.replica not in terms]
-        rest.sort(key=lambda state: (state.queued_prefill_tokens / state.prefill_rate, rank[state.replica]))
-        reason: Reason = "cold" if not most else "holder" if held[first] == most else "cheaper"
-        return split.decision([first, *ordered, *(s.replica for s in rest)], reason, "cost", query, terms)
-
-    def _candidates(self, held: Mapping[str, int], preferred: Sequence[str], rng: random.Random) -> list[str]:
-        """Best holders, ties in rendezvous order (by load all would find the same one), and random ones."""
-        most = sorted(preferred, key=lambda name: -held[name])[: self._num_holders]
-        drawn = rng.sample(preferred, min(self._num_random, len(preferred)))
-        return list(dict.fromkeys([preferred[0], *most, *drawn]))
-
-
-def _place_key(query: RouteQuery, most: int) -> int:
-    """A session's place serves a prompt of which nothing is held; else the prefix's place."""
-    return session_key(query.session) if query.session is not None and not most else query.key
+MIN_SHARE = 3
+"""Less than a third of a prompt is not worth insisting on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +85,75 @@ class LoadGuard:
         """The replicas that are too busy; never all of them."""
         mean = sum(state.num_running for state in serving) / len(serving)
         return {state.replica for state in serving if state.num_running > self.factor * mean + self.slack}
+
+
+class CostPolicy:
+    """The cheapest of a few: the best holders, the prefix's own place and some replicas at random.
+
+    A few and not all, because load news is old: ingresses that all compare all replicas find the same cheapest one
+    and herd there. For the same reason costs that differ by less than what is known count as equal: of these, one
+    that runs far more requests than others is spared; then the one that holds most of the prompt is taken, if that
+    is a good part of it; then the one that rendezvous hashing prefers: a cold prefix meets itself again wherever
+    it enters the fleet.
+    """
+
+    def __init__(
+        self,
+        num_random: int = 4,
+        num_holders: int = 2,
+        tolerance: float = 0.02,
+        relative_tolerance: float = 0.05,
+        settings: CostSettings = DEFAULT_COST,
+        guard: LoadGuard | None = None,
+    ) -> None:
+        """`tolerance` in seconds: about the age of load news; `relative_tolerance`: how well rates are known."""
+        if num_random < 1 or num_holders < 1:
+            raise ValueError(f"at least 1 random replica and 1 holder, got {num_random} and {num_holders}")
+        if tolerance < 0.0 or relative_tolerance < 0.0:
+            raise ValueError(f"tolerances must be at least 0, got {tolerance} s and {relative_tolerance}")
+        self._num_random = num_random
+        self._num_holders = num_holders
+        self._tolerance = tolerance
+        self._relative_tolerance = relative_tolerance
+        self._settings = settings
+        self._guard = guard or LoadGuard()
+
+    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+        """Order by cost; those that were not compared follow by their queues."""
+        split = Split(replicas)
+        serving = split.serving
+        if not serving:
+            return split.decision([], "only_one", "cost", query)
+        by_name = {state.replica: state for state in serving}
+        held = {name: query.overlap.get(name, 0) for name in by_name}
+        most = max(held.values())
+        preferred = rendezvous_order(_place_key(query, most), by_name)
+        rank = {name: index for index, name in enumerate(preferred)}
+        candidates = self._candidates(held, preferred, rng)
+        terms = {name: cost(query, by_name[name], self._settings) for name in candidates}
+        ordered = sorted(candidates, key=lambda name: (terms[name].total, rank[name]))
+        bound = terms[ordered[0]].total * (1.0 + self._relative_tolerance) + self._tolerance
+        close = [name for name in ordered if terms[name].total <= bound]
+        busy = self._guard.spared(serving)
+        # A beginning that all prompts share, such as a chat template's, is no reason to meet in one place.
+        worth = {name: held[name] if held[name] * MIN_SHARE >= query.num_tokens else 0 for name in close}
+        first = min(close, key=lambda name: (name in busy, -worth[name], rank[name]))
+        ordered.remove(first)
+        rest = [state for state in serving if state.replica not in terms]
+        rest.sort(key=lambda state: (queue_seconds(state), rank[state.replica]))
+        reason: Reason = "cold" if not most else "holder" if held[first] == most else "cheaper"
+        return split.decision([first, *ordered, *(s.replica for s in rest)], reason, "cost", query, terms)
+
+    def _candidates(self, held: Mapping[str, int], preferred: Sequence[str], rng: random.Random) -> list[str]:
+        """Best holders, ties in rendezvous order (by load all would find the same one), and random ones."""
+        most = sorted(preferred, key=lambda name: -held[name])[: self._num_holders]
+        drawn = rng.sample(preferred, min(self._num_random, len(preferred)))
+        return list(dict.fromkeys([preferred[0], *most, *drawn]))
+
+
+def _place_key(query: RouteQuery, most: int) -> int:
+    """A session's place serves a prompt of which nothing is held; else the prefix's place."""
+    return session_key(query.session) if query.session is not None and not most else query.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +188,7 @@ class LeastLoadedPolicy:
         split = Split(replicas)
         serving = list(split.serving)
         rng.shuffle(serving)
-        serving.sort(key=lambda state: (state.queued_prefill_tokens / state.prefill_rate, state.num_running))
+        serving.sort(key=lambda state: (queue_seconds(state), state.num_running))
         return split.decision([state.replica for state in serving], "load", "least_loaded", query)
 
 

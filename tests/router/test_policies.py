@@ -11,8 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.cost import ReplicaState, RouteQuery
-from router.policies import POLICIES, CostPolicy, Decision, LoadGuard, PlacePolicy, policy_named
+from router.cost import ReplicaState, RouteQuery, queue_seconds
+from router.policies import (
+    POLICIES,
+    CostPolicy,
+    Decision,
+    LeastLoadedPolicy,
+    LoadGuard,
+    PlacePolicy,
+    policy_named,
+)
 from router.rendezvous import rendezvous_order
 from tests.router.fleets import NAMES, fleets, queries, query, state
 
@@ -166,3 +174,26 @@ def test_guards_are_checked() -> None:
         LoadGuard(slack=-1)
     with pytest.raises(ValueError, match="at least 1 random replica"):
         CostPolicy(num_random=0)
+
+
+def test_a_beginning_that_all_prompts_share_does_not_bring_them_all_to_one_place() -> None:
+    """A chat template's first block: it is held by one replica, and is no tenth of any prompt."""
+    fleet = [state(name) for name in "abcd"]
+    firsts = {
+        CostPolicy().decide(query(500, {"a": 16}, key=key * 7919), fleet, random.Random(key)).order[0]
+        for key in range(64)
+    }
+    assert firsts == set("abcd")
+
+
+def test_a_replica_whose_batch_is_full_is_no_place_to_go_although_nothing_waits_for_prefill() -> None:
+    full = state("a", num_running=31, max_running=8, finish_rate=2.0)
+    assert queue_seconds(full) == pytest.approx(12.0)
+    fleet = [full, state("b", num_running=7, max_running=8, finish_rate=2.0)]
+    for policy in (CostPolicy(), LeastLoadedPolicy()):
+        assert policy.decide(query(1000, {"a": 1000}), fleet, random.Random(1)).order[0] == "b"
+
+
+def test_of_equal_costs_one_that_runs_far_more_requests_is_spared() -> None:
+    fleet = [state("a", num_running=60), *(state(name) for name in "bcd")]
+    assert CostPolicy().decide(query(100, {"a": 96}), fleet, random.Random(1)).order[0] != "a"
