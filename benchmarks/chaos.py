@@ -121,10 +121,12 @@ async def _run(app: App, options: argparse.Namespace) -> Report:
 
 
 async def _inject(app: App, options: argparse.Namespace, report: Report) -> None:
-    """One fault after another, in shuffled rounds, until the time is over."""
+    """One fault after another, in shuffled rounds, until the time is over and `--least` were tried."""
     draw, began = random.Random(options.seed), report.began
     coming: list[str] = []
-    while time.monotonic() - began < options.seconds:
+    num_tried = 0
+    while num_tried < options.least or time.monotonic() - began < options.seconds:
+        num_tried += 1
         await asyncio.sleep(draw.uniform(0.5, 3.0))
         coming = coming or draw.sample(options.faults, len(options.faults))
         kind = coming.pop()
@@ -260,6 +262,7 @@ def _record(report: Report, options: argparse.Namespace) -> dict[str, Any]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=60.0, help="of faults")
+    parser.add_argument("--least", type=int, default=0, help="faults, however long they take to recover from")
     parser.add_argument("--seed", type=int, default=0, help="of requests and faults")
     parser.add_argument("--streams", type=int, default=32, help="requests kept open")
     parser.add_argument("--rate", type=float, default=None, help="requests a second instead, at Poisson times")

@@ -90,6 +90,23 @@ async def count(app: App, name: str, **labels: str) -> int:
     return int(await app.metric(name, **labels))
 
 
+def test_streams_go_on_when_a_whole_node_is_lost(tmp_path: Path) -> None:
+    """Engines on several Ray nodes, one of which is removed under streams."""
+    report = chaos(
+        tmp_path, "--nodes", "3", "--replicas", "2", "--faults", "node", "--seconds", "5", "--least", "1"
+    )
+    assert [fault["kind"] for fault in report["faults"]] == ["node"]
+
+
+def test_a_minute_of_chaos(tmp_path: Path) -> None:
+    """Each of these once at least, on two ingresses, whatever the machine's speed; a stopped engine is below."""
+    faults = ["kill", "pause", "ingress", "cut"]
+    options = ["--seconds", "20", "--least", "4", "--seed", "1", "--faults", ",".join(faults)]
+    report = chaos(tmp_path, "--replicas", "3", "--ingresses", "2", *options)
+    assert {fault["kind"] for fault in report["faults"]} | report["not_possible"].keys() == set(faults)
+    assert report["not_possible"].keys() <= {"cut"}  # not every kernel lets one
+
+
 def test_streams_go_on_when_their_replica_is_killed(two_engines: App) -> None:
     app = two_engines
     outcomes = scenario(app, make_asks(NUM_STREAMS, seed=1, tokens=LONG), lambda: kill_one(app))
@@ -128,24 +145,12 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error(
     """Its tries are used up, or the only replica is gone: the client gets an error object in its stream."""
     asks = [ask for ask in make_asks(24, seed=3, tokens=LONG) if "completion with" in ask.name]
     with application(service, outcome.replace("_", "-"), Size(replicas=1), **health) as app:
-        outcomes = scenario(app, asks, lambda: kill_one(app))
+        outcomes = scenario(app, asks, lambda: kill_one(app), is_whole_after=False)
         broken = [outcome for outcome in outcomes if outcome.answer is None]
         assert broken
         assert not any(outcome.is_broken_off for outcome in broken)
         assert all("lost" in str(outcome.error) for outcome in broken), broken[0].error
         assert asyncio.run(count(app, "raydix_migrations_total", outcome=outcome)) == len(broken)
-
-
-def test_streams_go_on_when_a_whole_node_is_lost(tmp_path: Path) -> None:
-    """Engines on several Ray nodes, one of which is removed under streams."""
-    report = chaos(tmp_path, "--nodes", "3", "--replicas", "2", "--faults", "node", "--seconds", "5")
-    assert len(report["faults"]) == 1
-
-
-def test_a_minute_of_chaos(tmp_path: Path) -> None:
-    report = chaos(tmp_path, "--replicas", "3", "--ingresses", "2", "--seconds", "40", "--seed", "1")
-    assert len(report["faults"]) >= 2
-    assert report["requests"] > 50
 
 
 def kill_one(app: App) -> None:
