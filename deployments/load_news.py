@@ -9,6 +9,10 @@ from deployments.wire import Load
 from engine.load import EngineLoad, StepStats
 from router.cost import evict_price
 
+MIN_MEASURED_TOKENS = 64
+"""Prompt tokens of a step that says something of the prefill rate, unless it is the first, which is slow."""
+MEASURED_FOR_S = 60.0
+"""Seconds for which it does; then the rate counts as unknown, and routers take the fleet's."""
 SHARE_S = 5.0
 """Time constant of the share of time spent on prefill, in seconds."""
 
@@ -30,11 +34,15 @@ class LoadNews:
         self._is_draining = is_draining
         self._load, self._clock, self._max_waiting = load, clock, max_waiting
         self._share = 0.0
+        self._measured_at = -math.inf
+        self._num_measured = 0
         self._share_at = clock()
 
     def on_step(self, stats: StepStats) -> None:
         """A step: what of its time went into prefill."""
         rate = self._load().prefill_rate
+        if stats.num_prefill_tokens >= MIN_MEASURED_TOKENS:
+            self._measured_at, self._num_measured = self._clock(), self._num_measured + 1
         if stats.num_prefill_tokens and rate:
             self._share = min(self._decayed() + stats.num_prefill_tokens / rate / SHARE_S, 1.0)
             self._share_at = self._clock()
@@ -42,7 +50,10 @@ class LoadNews:
     def read(self) -> Load:
         """The engine's part of the load; the wire adds what is on its way."""
         load = self._load()
-        pages, rate = load.pages, load.prefill_rate
+        pages = load.pages
+        # A replica that once was slow would otherwise get nothing any more that could show it is not.
+        is_known = self._num_measured > 1 and self._clock() - self._measured_at < MEASURED_FOR_S
+        rate = load.prefill_rate if is_known else 0.0
         return Load(
             num_running=load.num_running,
             num_waiting=load.num_waiting,

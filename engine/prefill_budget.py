@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
+
 _SMOOTHING = 0.2
 # Below this a prompt makes no progress worth the step's fixed cost, and a step says little of the rate.
 _MIN_TOKENS = 64
+# A median of so many is not moved by one step that something else held up.
+_NUM_PACES = 9
 # Of a step; a clock may be coarse.
 _MIN_SECONDS = 1e-5
 
@@ -21,7 +26,9 @@ class PrefillBudget:
         self._max_seconds = max_step_seconds
         self._base: float | None = None
         self._per_token: float | None = None
-        self._seconds_per_token: float | None = None  # of whole steps, what they decode included
+        # Seconds per token of the last whole steps, what they decode included. Not of the first: it is slow.
+        self._paces: deque[float] = deque(maxlen=_NUM_PACES)
+        self._is_first = True
         self._least_rate = 0.0  # of steps too small to measure by
 
     def observe(self, num_decode_tokens: int, num_prefill_tokens: int, seconds: float) -> None:
@@ -31,7 +38,9 @@ class PrefillBudget:
         elif num_prefill_tokens < _MIN_TOKENS:
             self._least_rate = max(self._least_rate, num_prefill_tokens / max(seconds, _MIN_SECONDS))
         else:
-            self._seconds_per_token = _smooth(self._seconds_per_token, seconds / num_prefill_tokens)
+            if not self._is_first:
+                self._paces.append(seconds / num_prefill_tokens)
+            self._is_first = False
             cost = max(0.0, seconds - (self._base or 0.0) * bool(num_decode_tokens))
             self._per_token = _smooth(self._per_token, cost / num_prefill_tokens)
 
@@ -41,9 +50,9 @@ class PrefillBudget:
 
         This is what a queue of prompts drains at. Until a step had some size, the best of the small ones.
         """
-        if self._seconds_per_token is None:
+        if not self._paces:
             return self._least_rate
-        return 1.0 / max(self._seconds_per_token, _MIN_SECONDS / self._max_tokens)
+        return 1.0 / max(statistics.median(self._paces), _MIN_SECONDS / self._max_tokens)
 
     @property
     def decode_seconds(self) -> float:

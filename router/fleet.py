@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from router.cost import ReplicaState, queue_seconds
+from router.cost import ReplicaState
 
 if TYPE_CHECKING:
     from router.placer import Placer
@@ -244,11 +244,6 @@ class Fleet:
                 _state(replica, member, typical, replica not in avoid and _can_serve(member, now))
                 for replica, member in members.items()
             ]
-
-    def queue_seconds(self) -> float:
-        """How long a request would wait at the replica with the shortest queue, of those that can serve."""
-        serving = [state for state in self.states(self.names()) if state.is_available]
-        return min(map(queue_seconds, serving), default=0.0)
 
     def utilisation(self) -> float:
         """Share of the fleet's prefill capacity in use, 0..1."""

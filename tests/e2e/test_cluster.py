@@ -91,27 +91,36 @@ def test_streams_stay_apart_under_load(service: Service) -> None:
 def test_overload_is_answered_with_429_and_a_stopped_application_lets_streams_end(service: Service) -> None:
     engine = {"model": "demo", "kv_pages": 256, "max_running": 1, "max_waiting": 1, "threads": 1}
     arguments = AppArgs.model_validate(
-        {"engine": engine, "engines": {"num_cpus": 0.1}, "ingresses": {"num_cpus": 0.1}}
+        {
+            "engine": engine,
+            "engines": {"num_cpus": 0.1},
+            "ingresses": {"num_cpus": 0.1},
+            "admission": {"max_waiting": 1},
+        }
     )
     serve.run(build(arguments), name="small", route_prefix="/small")
     small = Service(f"{service.url}/small")
     small.wait_until(lambda: small.health()["status"] == "healthy")
     body = completion("A long story", max_tokens=1200, stream=True, ignore_eos=True)
 
-    def is_full() -> bool:
+    def is_busy() -> bool:
         (load,) = small.replicas().values()
-        return bool((load["num_running"], load["num_waiting"]) == (1, 1))
+        return bool(load["num_running"] == 1)
 
     async def scenario() -> None:
         async with httpx.AsyncClient(base_url=small.url, timeout=120) as client:
-            streams = [asyncio.create_task(_lines(client, body)) for _ in range(2)]
-            await asyncio.to_thread(small.wait_until, is_full)
-            refused = await client.post("/v1/completions", json=completion("One too many"))
-            assert refused.status_code == 429, refused.text
-            assert int(refused.headers["retry-after"]) >= 1
+            stream = asyncio.create_task(_lines(client, body))
+            await asyncio.to_thread(small.wait_until, is_busy)
+            # One more waits for the engine, in its queue or before it; then there is no place left.
+            others = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(3)]
+            done, waiting = await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+            for refused in (task.result() for task in done):
+                assert refused.status_code == 429, refused.text
+                assert int(refused.headers["retry-after"]) >= 1
+            for task in waiting:
+                task.cancel()
             serve.delete("small", _blocking=False)
-            for lines in await asyncio.gather(*streams):
-                assert lines[-1] == "data: [DONE]"
+            assert (await stream)[-1] == "data: [DONE]"
 
     asyncio.run(scenario())
 

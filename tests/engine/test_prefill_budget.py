@@ -50,3 +50,11 @@ def test_a_clock_that_stands_still_gives_a_finite_rate() -> None:
     for num_tokens in (1, 100):
         budget.observe(0, num_tokens, 0.0)
         assert 0 < budget.prefill_rate < 1e9
+
+
+def test_steps_that_are_held_up_and_the_first_do_not_distort_the_rate() -> None:
+    budget = PrefillBudget(2048)
+    budget.observe(0, 154, 0.17)
+    for number in range(30):
+        budget.observe(0, 154, 0.5 if number % 7 == 3 else 0.025)
+        assert budget.prefill_rate == pytest.approx(154 / 0.025)
