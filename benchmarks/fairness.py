@@ -61,7 +61,11 @@ def main() -> None:
     _print(rows)
     if options.json:
         settings = {name: value for name, value in vars(options).items() if name != "json"}
-        machine = {"cpus": os.cpu_count(), "platform": platform.platform(), "note": options.note}
+        machine = {
+            "cpus": os.cpu_count(),
+            "platform": f"{platform.system()} {platform.machine()}",
+            "note": options.note,
+        }
         document = {"machine": machine, "settings": settings, "rows": rows}
         options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
