@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import zmq
 
 from deployments.attempt import ClientTimings, Control, Desk
@@ -30,7 +29,7 @@ from deployments.wire import Load, Output
 from deployments.wire_client import WireConnection
 from monitoring.metrics import Metrics
 from router.decisions import as_json
-from router.fleet import Dispatch, Fleet, ReplicaLoad
+from router.fleet import Dispatch, Fleet
 from router.placer import placer_of
 
 logger = logging.getLogger("ray.serve")
@@ -180,7 +179,7 @@ class WireEngineClient:
 
     def on_load(self, replica: str, load: Load) -> None:
         """The router counts with it from now on."""
-        self.fleet.record_load(replica, ReplicaLoad(*msgspec.structs.astuple(load)))
+        self.fleet.record_load(replica, load)
 
     def on_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
         """So does its cache."""

@@ -25,6 +25,7 @@ from typing import Annotated
 import msgspec
 
 from engine.plan import Event, FinishReason, Timings, TokenLogprobs
+from router.fleet import ReplicaLoad
 
 WIRE_VERSION = 2
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -32,6 +33,10 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
 """What an ingress may say of a number of tokens: sums of many still fit into a message."""
+
+
+Load = ReplicaLoad
+"""Of a replica, as one ingress needs it."""
 
 
 class MalformedMessage(ValueError):
@@ -98,28 +103,6 @@ class Output(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
     logprobs: list[Logprob] = []
     error: str | None = None
     timings: tuple[float, float, float, int, int] | None = None
-
-
-class Load(msgspec.Struct, array_like=True, frozen=True):
-    """A replica's load, as one ingress needs it. `router.fleet.ReplicaLoad` says what the fields mean."""
-
-    num_requests: int = 0
-    num_own: int = 0
-    num_running: int = 0
-    num_waiting: int = 0
-    queued_prefill_tokens: int = 0
-    dispatches_seen: int = 0
-    pages_free: int = 0
-    pages_total: int = 0
-    page_size: int = 16
-    prefill_rate: float = 0.0
-    prefill_share: float = 0.0
-    decode_rate: float = 0.0
-    evict_price: float = 0.0
-    is_draining: bool = False
-    is_full: bool = False
-    max_running: int = 0
-    finish_rate: float = 0.0
 
 
 class Welcome(msgspec.Struct, tag=10, array_like=True, frozen=True):

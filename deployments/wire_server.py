@@ -14,9 +14,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import msgspec
 import zmq
 
 from deployments import wire
@@ -178,7 +177,7 @@ class WireServer:
         session = self._sessions[ingress_id]
         load = self._engine_load()
         coming = [tokens for other in self._sessions.values() for tokens, _ in other.coming.values()]
-        return msgspec.structs.replace(
+        return replace(
             load,
             num_requests=self._logs.num_live + len(coming),
             num_own=self._logs.num_live_of(ingress_id) + len(session.coming),
