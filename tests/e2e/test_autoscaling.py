@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
@@ -49,29 +50,35 @@ def num_up(service: Service) -> int:
     return sum(state["is_connected"] and not state["is_draining"] for state in service.replicas().values())
 
 
-async def story(client: httpx.AsyncClient, number: int, max_tokens: int) -> str:
-    """A stream's text; an error when it is not complete, to the token."""
+def story_stream(
+    client: httpx.AsyncClient, number: int, max_tokens: int
+) -> AbstractAsyncContextManager[httpx.Response]:
     body = {
         "model": "demo",
-        "prompt": f"What does function {number % 4} do?",
+        "prompt": f"{number}: what does this function do?",
         "max_tokens": max_tokens,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    lines = []
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        assert response.status_code == 200, await response.aread()
-        async for line in response.aiter_lines():
-            if line:
-                lines.append(line.removeprefix("data: "))
+    return client.stream("POST", "/v1/completions", json=body)
+
+
+async def whole_text(response: httpx.Response, max_tokens: int) -> str:
+    """A stream's text; an error when it is not complete, to the token."""
+    assert response.status_code == 200, await response.aread()
+    lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
     assert lines[-1] == "[DONE]", lines[-3:]
     chunks: list[dict[str, Any]] = [json.loads(line) for line in lines[:-1]]
     assert not [chunk for chunk in chunks if "error" in chunk]
-    text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
     assert chunks[-1]["usage"]["completion_tokens"] == max_tokens
-    return text
+    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+
+
+async def story(client: httpx.AsyncClient, number: int, max_tokens: int) -> str:
+    async with story_stream(client, number, max_tokens) as response:
+        return await whole_text(response, max_tokens)
 
 
 def test_one_three_one_without_a_dropped_stream(scaled: Service) -> None:
@@ -83,18 +90,33 @@ def test_one_three_one_without_a_dropped_stream(scaled: Service) -> None:
 
             async def user(number: int) -> None:
                 while not is_enough.is_set():
-                    texts.append((number, await story(client, number, 24)))
+                    texts.append((number, await story(client, number % 4, 24)))
 
             users = [asyncio.create_task(user(number)) for number in range(32)]
             await asyncio.to_thread(scaled.wait_until, lambda: num_up(scaled) == 3, 60)
-            # Long streams on all three, too few to need them: when the others end, one drains with streams on it.
-            long = [asyncio.create_task(story(client, number, 600)) for number in range(9)]
-            await asyncio.sleep(0.5)
+            # One long stream on each and the next when it ends (how long it lasts is up to the machine): too few
+            # to need three replicas, so that some drain with a stream on them.
+            has_drained = asyncio.Event()
+            read: set[str] = set()
+
+            async def reader(number: int) -> None:
+                while not has_drained.is_set():
+                    number += 3
+                    async with story_stream(client, number, 600) as response:
+                        replica = response.headers["x-raydix-replica"]
+                        if replica in read:
+                            continue
+                        read.add(replica)
+                        assert await whole_text(response, 600)
+                        read.discard(replica)
+
+            readers = [asyncio.create_task(reader(number)) for number in range(3)]
+            await asyncio.to_thread(scaled.wait_until, lambda: len(read) == 3)
             is_enough.set()
-            await asyncio.gather(*users)
+            await asyncio.to_thread(scaled.wait_until, lambda: is_draining_with_streams(scaled), 60)
+            has_drained.set()
+            await asyncio.gather(*users, *readers)
             assert all(text == alone[number % 4] for number, text in texts)
-            await asyncio.to_thread(scaled.wait_until, lambda: is_draining_with_streams(scaled), 30)
-            await asyncio.gather(*long)
             await asyncio.to_thread(scaled.wait_until, lambda: num_up(scaled) == 1, 30)
             assert await story(client, 0, 24) == alone[0]
 
