@@ -45,10 +45,7 @@ def test_requests_that_share_a_system_prompt_share_a_replica_and_its_cache(servi
             cached.append(usage["prompt_tokens_details"]["cached_tokens"])
     assert all(tokens >= shared for tokens in cached[1:]), (shared, cached)
     service.wait_until(
-        lambda: (
-            sorted(_finished_prompts(service, name) > count for name, count in before.items()) == [False, True]
-        ),
-        timeout=5,
+        lambda: sorted(_finished_prompts(service, name) > count for name, count in before.items()) == [False, True]
     )
 
 
@@ -57,9 +54,7 @@ def test_different_system_prompts_spread_over_the_replicas(service: Service) -> 
     with httpx.Client(base_url=service.url, timeout=60) as client:
         for number in range(16):
             client.post("/v1/chat/completions", json=chat(f"You are number {number}. " * 20, "Hello"))
-    service.wait_until(
-        lambda: all(_finished_prompts(service, name) > count for name, count in before.items()), timeout=5
-    )
+    service.wait_until(lambda: all(_finished_prompts(service, name) > count for name, count in before.items()))
 
 
 def test_twenty_choices_of_one_request_all_arrive(service: Service) -> None:
@@ -70,12 +65,15 @@ def test_twenty_choices_of_one_request_all_arrive(service: Service) -> None:
 
 
 def test_a_client_that_leaves_frees_its_pages(service: Service) -> None:
-    body = completion("Tell a long story", max_tokens=900, stream=True, ignore_eos=True)
+    body = completion("Tell a long story", max_tokens=1200, stream=True, ignore_eos=True)
+    aborted = service.metric("raydix_requests_total", finish_reason="abort")
     with httpx.stream("POST", f"{service.url}/v1/completions", json=body, timeout=60) as response:
         lines = response.iter_lines()  # kept: the connection closes with the iterator
         assert next(lines).startswith("data:")
-        service.wait_until(lambda: _running(service) == 1, timeout=5)
-    service.wait_until(lambda: _running(service) == 0, timeout=2)
+        service.wait_until(lambda: _running(service) == 1)
+    service.wait_until(lambda: _running(service) == 0)
+    # Not just over: then its end would be "length".
+    service.wait_until(lambda: service.metric("raydix_requests_total", finish_reason="abort") == aborted + 1)
 
 
 def test_streams_stay_apart_under_load(service: Service) -> None:
@@ -129,7 +127,7 @@ def test_a_killed_replica_is_replaced_and_the_service_stays_up(service: Service)
     victim = engine_pids()[0]
     names = set(service.replicas())
     kill(victim)
-    service.wait_until(lambda: service.health()["status"] == "degraded", timeout=15)
+    service.wait_until(lambda: service.health()["status"] == "degraded")
     for number in range(6):
         answer = httpx.post(f"{service.url}/v1/completions", json=completion(f"Still there? {number}"), timeout=60)
         assert answer.status_code == 200, answer.text

@@ -86,15 +86,15 @@ def test_only_the_admin_loads_and_unloads(models: Service) -> None:
 def test_a_model_is_put_away_when_its_streams_have_ended_and_comes_back(models: Service) -> None:
     async def scenario() -> None:
         async with httpx.AsyncClient(base_url=models.url, timeout=120) as client:
-            own = asyncio.create_task(_stream(client, "demo-short", 400))
+            own = asyncio.gather(*(_stream(client, "demo-short", 500) for _ in range(16)))
             other = asyncio.create_task(_stream(client, "demo-long", 900))
-            await asyncio.to_thread(models.wait_until, lambda: _num_running(models) == 2)
+            await asyncio.to_thread(models.wait_until, lambda: _num_running(models) == 17)
             for _ in range(2):
                 answer = await client.delete("/v1/models/demo-short", headers=ADMIN)
                 assert (answer.status_code, answer.json()["state"]) == (202, "draining")
             await asyncio.to_thread(models.wait_until, lambda: complete(models, "demo-short").status_code == 503)
-            assert not own.done(), "the stream has to be long enough for the test to mean something"
-            assert (await own, await other) == (400, 900)
+            assert not own.done(), "the streams have to be long enough for the test to mean something"
+            assert (await own, await other) == ([500] * 16, 900)
 
     asyncio.run(scenario())
     models.wait_until(lambda: states(models)["demo-short"] == "unloaded")
