@@ -127,6 +127,8 @@ class KVCacheManager:
         Returns the one copy of a match that ends inside a page, the first time and only then. Raises OutOfPages,
         with nothing changed, when too few pages are available.
         """
+        if lease.is_admitted and num_tokens <= len(lease.pages) * self.page_size:
+            return []  # what nearly every decode finds
         held = held_node(lease)
         needed = self.pages_needed(lease, num_tokens)
         if needed > self.available:

@@ -163,14 +163,13 @@ class EngineLoop:
             if sum(self._load.pages) != self.scheduler.cache.num_pages:
                 logger.error("KV pages do not add up: %s", self._load.pages)
         if plan.chunks:
-            decodes = sum(chunk.num_tokens == 1 for chunk in plan.chunks)
             self._on_step(
                 StepStats(
                     schedule_seconds=scheduled - started,
                     run_seconds=ran - scheduled,
                     apply_seconds=now - ran,
                     num_requests=len(plan.chunks),
-                    num_decode_tokens=decodes,
-                    num_prefill_tokens=plan.num_tokens - decodes,
+                    num_decode_tokens=plan.num_decodes,
+                    num_prefill_tokens=plan.num_tokens - plan.num_decodes,
                 )
             )

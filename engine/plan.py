@@ -1,13 +1,19 @@
 """A step as a value: what the scheduler asks of the runner, what the runner answers, what the world hears.
 
 Scheduler.schedule(now) -> StepPlan ──▶ Runner.run(plan) -> StepResult ──▶ Scheduler.apply(...) -> [Event]
+
+Chunks and events are made for every token: as structs they cost a seventh of what frozen dataclasses do,
+and as nothing refers back to them, the garbage collector need not look at them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Protocol
+
+import msgspec
 
 from cache import PageCopy
 from engine.request import Request
@@ -15,8 +21,7 @@ from engine.request import Request
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True, gc=False):
     """The tokens of one request in one step.
 
     request.tokens:  [ computed already | this chunk | later ]
@@ -35,7 +40,7 @@ class Chunk:
     """Whether the chunk reaches the request's last token, so that the next token is sampled from it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepPlan:
     """One step: the copies come first, then all chunks run in one batch, decode rows before prefill rows."""
 
@@ -46,12 +51,17 @@ class StepPlan:
     ended: tuple[Event, ...] = ()
     """Last events of requests that ended without a step: aborted meanwhile, or resumed when they had ended."""
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         """Tokens computed in this step."""
-        return sum(chunk.num_tokens for chunk in self.chunks)
+        return sum([chunk.num_tokens for chunk in self.chunks])
 
-    @property
+    @cached_property
+    def num_decodes(self) -> int:
+        """How many of them are the one token that a request had left to compute."""
+        return sum([chunk.num_tokens == 1 for chunk in self.chunks])
+
+    @cached_property
     def sampling_chunks(self) -> list[Chunk]:
         """The chunks a token is sampled for, in order: the order of `StepResult.token_ids`."""
         return [chunk for chunk in self.chunks if chunk.samples]
@@ -90,8 +100,7 @@ class Timings:
     num_recomputed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, gc=False):
     """News of one request: tokens, or its end, or both."""
 
     request_id: str

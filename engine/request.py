@@ -42,6 +42,10 @@ class Request:
     """How many output ids it arrived with: tokens generated elsewhere before this engine took over."""
     tokens: list[int] = field(default_factory=list)
     """Prompt and output ids in one list."""
+    stop_ids: frozenset[int] = frozenset()
+    """Tokens that end it, the model's own included."""
+    longest: int = 0
+    """Tokens, prompt included, at which it ends whatever they are."""
     num_computed: int = 0
     """Leading tokens whose KV lies in `lease.pages`."""
     status: Status = Status.WAITING

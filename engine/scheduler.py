@@ -77,6 +77,9 @@ class Scheduler:
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id!r} is already in use")
         self.waiting.check_room(request)
+        params = request.sampling
+        request.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        request.longest = min(request.num_prompt + params.max_tokens, self.limits.max_model_len)
         self._requests[request.request_id] = request
         self._wait(request)
         if request.num_resumed and (reason := self._finish_reason(request, request.tokens[-1])):
@@ -103,12 +106,17 @@ class Scheduler:
 
     def _place_decodes(self, step: _StepInMaking, now: float) -> None:
         for request in list(self._running):
-            if request.status is Status.RUNNING and request.num_to_compute == 1:
+            if request.status is not Status.RUNNING:
+                continue  # preempted for one before it
+            if request.num_to_compute == 1:
                 self._place(step, request, 1, now)
+            else:
+                step.prompts.append(request)
 
     def _place_prompts(self, step: _StepInMaking, room: int, now: float) -> None:
         """Share the prefill budget: the oldest prompt first, the shortest next, then who can use the rest."""
-        prompts = [*self._prompts_running(), *self.waiting.first(_WINDOW)]
+        running = (prompt for prompt in step.prompts if prompt.status is Status.RUNNING)
+        prompts = [*running, *self.waiting.first(_WINDOW)]
         if not prompts or room <= 0:
             return
         oldest = min(prompts, key=precedence)
@@ -139,10 +147,11 @@ class Scheduler:
     def _place(self, step: _StepInMaking, request: Request, num_tokens: int, now: float) -> None:
         """Give `request` tokens in this step, making room for them; without room it sits this step out."""
         assert request.lease is not None
-        end = request.num_computed + num_tokens
+        tokens, start = request.tokens, request.num_computed
+        end = start + num_tokens
         while True:
             try:
-                step.copies += self.cache.extend(request.lease, end)
+                copies = self.cache.extend(request.lease, end)
                 break
             except OutOfPages:
                 victim = self._victim(step, request)
@@ -150,11 +159,9 @@ class Scheduler:
                     return
                 self._preempt(victim, now)
                 step.preempted.append(victim)
-        start = request.num_computed
-        samples = end == request.num_tokens
-        ids = request.tokens[start:end]
+        step.copies += copies
+        ids, samples = tokens[start:end], end == len(tokens)
         step.chunks.append(Chunk(request, start, num_tokens, ids, request.lease.pages, samples))
-        step.placed.add(request.request_id)
 
     # --- memory --------------------------------------------------------------------------------------------
 
@@ -221,10 +228,11 @@ class Scheduler:
 
     def _victim(self, step: _StepInMaking, request: Request) -> Request | None:
         """The lowest-priority, newest running request after `request` that is not part of this step."""
+        placed = {chunk.request.request_id for chunk in step.chunks}
         for candidate in reversed(self._running):
             if candidate is request:
                 return None
-            if candidate.request_id not in step.placed:
+            if candidate.request_id not in placed:
                 return candidate
         return None
 
@@ -272,8 +280,7 @@ class Scheduler:
             self._computed(chunk, now)
             if token is not None:
                 events.append(self._generated(chunk.request, token, logprobs, now))
-        decodes = sum(chunk.num_tokens == 1 for chunk in plan.chunks)
-        self._budget.observe(decodes, plan.num_tokens - decodes, seconds)
+        self._budget.observe(plan.num_decodes, plan.num_tokens - plan.num_decodes, seconds)
         self._num_steps += 1
         return events
 
@@ -286,11 +293,12 @@ class Scheduler:
 
     def _computed(self, chunk: Chunk, now: float) -> None:
         request = chunk.request
+        request.num_computed = end = chunk.start + chunk.num_tokens
         assert request.lease is not None
-        self.cache.release_copy(request.lease)
-        request.num_computed = chunk.start + chunk.num_tokens
-        if chunk.num_tokens > 1 or chunk.start < request.num_prompt:
-            self.cache.insert(request.lease, request.tokens[: request.num_computed], now)
+        if request.lease.source is not None:
+            self.cache.release_copy(request.lease)
+        if chunk.num_tokens > 1 or end <= request.num_prompt:  # a decode's tokens enter the tree at its end
+            self.cache.insert(request.lease, request.tokens[:end], now)
 
     def _generated(self, request: Request, token: int, logprobs: TokenLogprobs | None, now: float) -> Event:
         if token < 0:
@@ -302,15 +310,12 @@ class Scheduler:
         reported = () if logprobs is None else (logprobs,)
         if reason is not None:
             return self._end(request, reason, now, tokens=(token,), logprobs=reported)
-        return Event(request.request_id, (token,), reported, num_cached=request.num_cached or 0)
+        return Event(request.request_id, (token,), reported, None, request.num_cached or 0)
 
     def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
-        params = request.sampling
-        is_eos = token in self._eos and not params.ignore_eos
-        if (is_eos or token in params.stop_token_ids) and request.num_output > params.min_tokens:
+        if token in request.stop_ids and request.num_output > request.sampling.min_tokens:
             return "stop"
-        is_full = request.num_tokens >= self.limits.max_model_len
-        return "length" if request.num_output >= params.max_tokens or is_full else None
+        return "length" if len(request.tokens) >= request.longest else None
 
     def _end(
         self,
@@ -388,8 +393,8 @@ class _StepInMaking:
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
         self.copies: list[PageCopy] = []
+        self.prompts: list[Request] = []  # running ones with more than one token to compute
         self.preempted: list[Request] = []
-        self.placed: set[str] = set()
 
 
 def _timings(request: Request, now: float) -> Timings | None:
