@@ -45,7 +45,7 @@ class EngineMetrics:
         """What a step brought for its requests."""
         for event in events:
             self._num_generated += len(event.token_ids)
-            if event.timings is not None:
+            if event.timings is not None and event.finish_reason is not None:
                 self._metrics.observe("request_queue_seconds", event.timings.queue)
                 self._metrics.observe("request_prefill_seconds", event.timings.prefill)
                 self._metrics.observe("request_decode_seconds", event.timings.decode)

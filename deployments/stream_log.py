@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from deployments.wire import Logprob, Output, to_logprobs, to_timings
-from engine.plan import Event
+from engine.plan import Event, Timings
 
 
 @dataclass(slots=True)
@@ -27,6 +27,9 @@ class StreamLog:
     logprobs: list[Logprob] = field(default_factory=list)
     num_sent: int = 0
     num_cached: int = 0
+    timings: Timings | None = None
+    """The latest, told after so many tokens: `timed_at`."""
+    timed_at: int = 0
     end: Event | None = None
     """The event that ended it."""
     ended_at: float = 0.0
@@ -34,19 +37,15 @@ class StreamLog:
     def unsent(self) -> Output:
         """Everything from `num_sent` on as one output."""
         start, end = self.num_sent, self.end
-        if end is None:
-            return Output(
-                self.request_id, start, self.tokens[start:], self.num_cached, None, self.logprobs[start:]
-            )
         return Output(
             self.request_id,
             start,
             self.tokens[start:],
             self.num_cached,
-            end.finish_reason,
+            end and end.finish_reason,
             self.logprobs[start:],
-            end.error,
-            to_timings(end.timings),
+            end and end.error,
+            to_timings(self.timings) if end is not None or self.timed_at > start else None,
         )
 
 
@@ -78,6 +77,8 @@ class StreamLogs:
         if event.logprobs:
             log.logprobs += to_logprobs(event.logprobs)
         log.num_cached = event.num_cached
+        if event.timings is not None:
+            log.timings, log.timed_at = event.timings, len(log.tokens)
         if event.finish_reason is not None:
             log.end, log.ended_at = event, now
             self._count_live(log.ingress_id, -1)

@@ -88,16 +88,17 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where a finished request's time went, in seconds, and its work in tokens."""
+    """Where a request's time went in one engine, in seconds, and what was done twice."""
 
     queue: float
     """From arrival to first admission."""
     prefill: float
     """From first admission to the first token."""
     decode: float
-    """From the first token to the last."""
+    """From the first token to the last so far; waits after a preemption included."""
     num_preemptions: int = 0
     num_recomputed: int = 0
+    """Tokens whose KV was computed again: after a preemption, or here after another engine had computed it."""
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -115,7 +116,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     error: str | None = None
     """Why the request was refused or failed, when `finish_reason` is "error"."""
     timings: Timings | None = None
-    """On the last event of a request that was admitted."""
+    """With a request's first token, with the first one after each preemption, and with its end if it was admitted:
+    whoever stops listening in between knows all but how long it decoded."""
 
 
 class Runner(Protocol):

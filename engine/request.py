@@ -57,7 +57,9 @@ class Request:
     """Tokens that were cached when it last began to wait: what its admission will probably find."""
     num_preemptions: int = 0
     num_recomputed: int = 0
-    """Tokens computed a second time because of preemptions."""
+    """Tokens computed a second time: after a preemption, or here after another engine had computed them."""
+    num_told: int = -1
+    """Its preemptions when its timings were last told; -1 before the first time."""
     admitted_at: float | None = None
     first_token_at: float | None = None
 

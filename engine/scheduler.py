@@ -210,11 +210,13 @@ class Scheduler:
         """Book an admission. Hits count once, at the first; what preemption or migration repeats is kept apart."""
         is_repeat = request.num_cached is not None or request.num_resumed > 0
         self.cache.record_admission(request.num_tokens, num_cached, recompute=is_repeat)
+        num_before = request.num_computed
         if request.num_cached is None:
             request.num_cached = min(num_cached, request.num_prompt)
             request.admitted_at = now
-        else:
-            request.num_recomputed += request.num_computed - min(num_cached, request.num_computed)
+            if request.num_resumed:  # the engine it comes from had computed all but its last token
+                num_before = request.num_tokens - 1
+        request.num_recomputed += max(0, num_before - num_cached)
         request.num_computed = num_cached
         request.status = Status.RUNNING
 
@@ -310,7 +312,10 @@ class Scheduler:
         reported = () if logprobs is None else (logprobs,)
         if reason is not None:
             return self._end(request, reason, now, tokens=(token,), logprobs=reported)
-        return Event(request.request_id, (token,), reported, None, request.num_cached or 0)
+        timings = None
+        if request.num_told != request.num_preemptions:
+            request.num_told, timings = request.num_preemptions, _timings(request, now)
+        return Event(request.request_id, (token,), reported, None, request.num_cached or 0, None, timings)
 
     def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
         if token in request.stop_ids and request.num_output > request.sampling.min_tokens:

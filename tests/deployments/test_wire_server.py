@@ -12,7 +12,7 @@ import zmq
 from cache.prefix_log import PrefixLog
 from deployments import wire
 from deployments.wire_server import WireServer, WireTimings
-from engine.plan import Event
+from engine.plan import Event, Timings
 
 Peer = Callable[[], "Dealer"]
 
@@ -139,6 +139,24 @@ def test_a_reconnecting_ingress_gets_what_it_missed(server: WireServer, peer: Pe
     again.say(hello(server, a=1))
     (output,) = again.hear(wire.Tokens).outputs
     assert (output.start, output.token_ids) == (1, [2, 3])
+
+
+def test_timings_travel_with_the_tokens_they_were_told_at(server: WireServer, peer: Peer) -> None:
+    ingress = peer()
+    ingress.say(hello(server))
+    ingress.hear(wire.Welcome)
+    first, last = Timings(0.1, 0.2, 0.0), Timings(0.1, 0.2, 0.3, 1, 5)
+    server.open("a", "i")
+    for token, timings in ((1, first), (2, None)):
+        server.publish([Event("a", (token,), timings=timings)])
+        (output,) = ingress.hear(wire.Tokens).outputs
+        assert (output.token_ids, wire.to_event(output).timings) == ([token], timings)
+    ingress.say(wire.Resume({"a": 0}))
+    (again,) = ingress.hear(wire.Tokens).outputs
+    assert (again.token_ids, wire.to_event(again).timings) == ([1, 2], first)
+    server.publish([Event("a", (3,), finish_reason="stop", timings=last)])
+    (end,) = ingress.hear(wire.Tokens).outputs
+    assert (end.token_ids, wire.to_event(end).timings) == ([3], last)
 
 
 def test_a_step_is_one_message_per_ingress(server: WireServer, peer: Peer) -> None:
