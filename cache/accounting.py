@@ -42,3 +42,5 @@ class CacheStats:
     """Pages copied because a match ended inside them."""
     evicted_pages: int = 0
     """Pages taken from the tree to make room; those dropped by `reset` not included."""
+    reset_pages: int = 0
+    """Pages that `reset` dropped."""

@@ -224,6 +224,7 @@ class KVCacheManager:
         """Drop everything that no lease has locked; returns the pages freed."""
         pages = self._tree.evict()
         self._pool.free(pages)
+        self.stats.reset_pages += len(pages)
         return len(pages)
 
     def _find(self, namespace: Namespace, tokens: Sequence[int]) -> tuple[Node | None, int]:

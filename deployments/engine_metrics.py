@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.load import EngineLoad, StepStats
+from engine.load import EngineLoad, StageSeconds, StepStats
 from engine.plan import Event
 from engine.precompute import Precomputed
 from monitoring.metrics import Metrics
+
+_TIER = "device"
+"""Where all KV lies so far."""
 
 
 class EngineMetrics:
@@ -16,8 +19,8 @@ class EngineMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         # Counted in plain numbers, passed on before each snapshot: a step of a small model takes little longer.
-        self._stage_seconds = {"schedule": 0.0, "run": 0.0, "apply": 0.0}
-        self._num_generated = 0
+        self._stage_seconds = dict.fromkeys(StageSeconds._fields, 0.0)
+        self._num_generated = self._num_steps = 0
 
     def describe(self, *, version: str, attention: str, device: str, dtype: str, page_size: int) -> None:
         """What does not change while the engine runs."""
@@ -33,13 +36,12 @@ class EngineMetrics:
     def on_step(self, stats: StepStats) -> None:
         """One step."""
         metrics, phase = self._metrics, stats.phase
-        seconds = stats.schedule_seconds + stats.run_seconds + stats.apply_seconds
-        metrics.observe("engine_step_seconds", seconds, phase=phase)
+        metrics.observe("engine_step_seconds", sum(stats.stages), phase=phase)
         metrics.observe("engine_batch_requests", stats.num_requests, phase=phase)
         metrics.observe("engine_batch_tokens", stats.num_decode_tokens + stats.num_prefill_tokens, phase=phase)
-        self._stage_seconds["schedule"] += stats.schedule_seconds
-        self._stage_seconds["run"] += stats.run_seconds
-        self._stage_seconds["apply"] += stats.apply_seconds
+        self._num_steps += 1
+        for stage, spent in zip(StageSeconds._fields, stats.stages, strict=True):
+            self._stage_seconds[stage] += spent
 
     def on_events(self, events: Sequence[Event]) -> None:
         """What a step brought for its requests."""
@@ -54,21 +56,25 @@ class EngineMetrics:
         """The state of things; before each snapshot."""
         metrics, pages, cache = self._metrics, load.pages, load.cache
         metrics.set("requests_running", load.num_running)
-        metrics.set("requests_waiting", load.num_waiting)
+        metrics.set("requests_waiting", load.num_waiting - load.num_deferred, reason="capacity")
+        metrics.set("requests_waiting", load.num_deferred, reason="deferred")
         metrics.set("queue_oldest_age_seconds", load.oldest_wait_seconds)
         metrics.set("waiting_prefill_tokens", load.waiting_prefill_tokens)
-        metrics.set("kv_pages", pages.free, state="free")
-        metrics.set("kv_pages", pages.locked + pages.private, state="active")
-        metrics.set("kv_pages", pages.evictable, state="cached")
-        metrics.set("kv_pages_capacity", sum(pages))
+        metrics.set("kv_pages", pages.free, state="free", tier=_TIER)
+        metrics.set("kv_pages", pages.locked + pages.private, state="active", tier=_TIER)
+        metrics.set("kv_pages", pages.evictable, state="cached", tier=_TIER)
+        metrics.set("kv_pages_capacity", sum(pages), tier=_TIER)
         for stage, seconds in self._stage_seconds.items():
             metrics.count_to("engine_stage_seconds_total", seconds, stage=stage)
+        metrics.count_to("engine_steps_total", self._num_steps)
+        metrics.count_to("engine_graph_replays_total", self._num_steps, mode="eager")
         metrics.count_to("generation_tokens_total", self._num_generated)
-        metrics.count_to("kv_evictions_total", cache.evicted_pages)
+        metrics.count_to("kv_evictions_total", cache.evicted_pages, tier=_TIER, reason="capacity")
+        metrics.count_to("kv_evictions_total", cache.reset_pages, tier=_TIER, reason="reset")
         metrics.count_to("preemptions_total", load.num_preemptions, mode="recompute")
         metrics.count_to("prompt_tokens_total", cache.query_tokens - cache.hit_tokens, source="computed")
         metrics.count_to("prompt_tokens_total", cache.hit_tokens, source="device")
         metrics.count_to("prefix_cache_query_tokens_total", cache.query_tokens)
-        metrics.count_to("prefix_cache_hit_tokens_total", cache.hit_tokens)
+        metrics.count_to("prefix_cache_hit_tokens_total", cache.hit_tokens, tier=_TIER)
         metrics.count_to("prefix_cache_recompute_query_tokens_total", cache.recompute_query_tokens)
-        metrics.count_to("prefix_cache_recompute_hit_tokens_total", cache.recompute_hit_tokens)
+        metrics.count_to("prefix_cache_recompute_hit_tokens_total", cache.recompute_hit_tokens, tier=_TIER)

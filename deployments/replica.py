@@ -236,6 +236,7 @@ class EngineReplica:
 
     def _snapshot(self, metrics: Metrics) -> bytes:
         self._metrics.on_load(self._loop.load())
+        metrics.set("engine_up", float(self._loop.failure is None))
         for kind, count in self._wire.counts.copy().items():
             metrics.count_to("wire_rejected_messages_total", count, kind=kind)
         return metrics.snapshot()

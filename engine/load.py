@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cache import CacheStats, PageAccount
 
 
+class StageSeconds(NamedTuple):
+    """Where a step's time went, in seconds."""
+
+    schedule: float
+    """Choosing its tokens and their pages."""
+    prepare: float = 0.0
+    """Making the batch: copying pages, indices and ids to the device."""
+    forward: float = 0.0
+    """The model."""
+    sample: float = 0.0
+    """Choosing tokens from its logits."""
+    output: float = 0.0
+    """Taking the result in."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """One engine step. Durations in seconds, sizes in tokens."""
+    """One engine step."""
 
-    schedule_seconds: float
-    run_seconds: float
-    apply_seconds: float
+    stages: StageSeconds
     num_requests: int
     num_decode_tokens: int
     """Tokens of rows that had one token left to compute: one per decoding request."""
@@ -34,6 +48,8 @@ class EngineLoad:
 
     num_running: int = 0
     num_waiting: int = 0
+    num_deferred: int = 0
+    """Of those that wait: for another request that computes the page they begin with."""
     waiting_prefill_tokens: int = 0
     """Tokens still to compute, of waiting and running prompts; of those that wait, without what was cached when
     they came."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from engine.errors import EngineStopped, QueueFull
-from engine.load import EngineLoad, StepStats
+from engine.load import EngineLoad, StageSeconds, StepStats
 from engine.plan import Event, Runner, StepPlan, StepResult
 from engine.request import Request
 from engine.scheduler import Scheduler
@@ -130,11 +130,11 @@ class EngineLoop:
         except Exception:
             logger.exception("a step of %d requests failed", len(plan.chunks))
             events += self.scheduler.fail(plan, "the model failed to compute this request", self.clock())
-            self._report(plan, started, scheduled, self.clock())
+            self._report(plan, _NOTHING, started, scheduled, self.clock())
             return events
         ran = self.clock()
         events += self.scheduler.apply(plan, result, ran, ran - scheduled)
-        self._report(plan, started, scheduled, ran)
+        self._report(plan, result, started, scheduled, ran)
         return events
 
     def _take_inbox(self) -> list[Event]:
@@ -155,7 +155,7 @@ class EngineLoop:
                 refused.append(Event(item.request_id, finish_reason="error", error=str(error)))
         return refused
 
-    def _report(self, plan: StepPlan, started: float, scheduled: float, ran: float) -> None:
+    def _report(self, plan: StepPlan, result: StepResult, started: float, scheduled: float, ran: float) -> None:
         now = self.clock()
         self.last_progress = now
         if now - self._load_at >= _LOAD_SECONDS or not self.has_work:
@@ -163,11 +163,11 @@ class EngineLoop:
             if sum(self._load.pages) != self.scheduler.cache.num_pages:
                 logger.error("KV pages do not add up: %s", self._load.pages)
         if plan.chunks:
+            prepare, sample = result.prepare_seconds, result.sample_seconds
+            forward = max(ran - scheduled - prepare - sample, 0.0)
             self._on_step(
                 StepStats(
-                    schedule_seconds=scheduled - started,
-                    run_seconds=ran - scheduled,
-                    apply_seconds=now - ran,
+                    StageSeconds(scheduled - started, prepare, forward, sample, now - ran),
                     num_requests=len(plan.chunks),
                     num_decode_tokens=plan.num_decodes,
                     num_prefill_tokens=plan.num_tokens - plan.num_decodes,

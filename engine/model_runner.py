@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionBackend, AttentionShape, choose_backend
+from engine.attention.base import AttentionBackend, AttentionShape, AttentionStep, choose_backend
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import KVPages
 from engine.config import EngineConfig
@@ -21,6 +21,7 @@ from engine.models.decoder import Decoder, Rotation
 from engine.models.weights import load_decoder
 from engine.plan import Chunk, StepPlan, StepResult
 from engine.sampler import Sampler
+from engine.stage_clock import StageClock
 from engine.warmup import measure_step
 
 logger = logging.getLogger(__name__)
@@ -105,32 +106,36 @@ class ModelRunner:
         A token id of -1 says that the model computed no valid probabilities for that request (NaN or infinity);
         other requests in the batch are not affected.
         """
+        stages = StageClock(self.device)
         self._pages.copy(plan.copies)
         if not plan.chunks:
             return StepResult((), ())
-        hidden = self._forward(plan.chunks)
+        inputs = self._prepare(plan.chunks)
+        stages.begin_forward()
+        hidden = self._decoder(*inputs, self._pages)
         sampling = plan.sampling_chunks
         if not sampling:
-            return StepResult((), ())
+            return StepResult((), (), stages.prepare_seconds)
         logits = self._decoder.logits(hidden[self._last_tokens(plan.chunks)])
+        stages.begin_sampling()
         token_ids, logprobs = self._sampler.sample(logits, [chunk.request for chunk in sampling])
-        return StepResult(token_ids, logprobs)
+        return StepResult(token_ids, logprobs, stages.prepare_seconds, stages.sample_seconds())
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """float32 [sampling chunks, vocab_size]: what `run` would sample from. For tests and scoring."""
         self._pages.copy(plan.copies)
-        return self._decoder.logits(self._forward(plan.chunks)[self._last_tokens(plan.chunks)])
+        hidden = self._decoder(*self._prepare(plan.chunks), self._pages)
+        return self._decoder.logits(hidden[self._last_tokens(plan.chunks)])
 
-    def _forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """Hidden states [N, hidden_size] of all tokens of a step; their KV is written."""
+    def _prepare(self, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, Rotation, AttentionStep]:
+        """What the decoder takes for all tokens of a step, on its device."""
         batch = AttentionBatch.from_chunks(chunks, self.page_size, self._pages.null_page, self.device)
         step = self._attention.prepare(batch, self._pages.null_page)
         ids = chain.from_iterable(chunk.token_ids for chunk in chunks)
         token_ids = torch.from_numpy(np.fromiter(ids, dtype=np.int64)).to(self.device, non_blocking=True)
         rotation = Rotation(batch.positions, self._inv_freq, self.model_config.rope.attention_factor, self.dtype)
-        hidden: torch.Tensor = self._decoder(token_ids, rotation, step, self._pages)
-        return hidden
+        return token_ids, rotation, step
 
     def _last_tokens(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """int64: index in the step of each sampling chunk's last token."""

@@ -84,6 +84,10 @@ class StepResult:
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprobs | None]
     """None where the request did not ask for them."""
+    prepare_seconds: float = 0.0
+    """Of the step's time: until the forward pass began."""
+    sample_seconds: float = 0.0
+    """Of the step's time: after the forward pass. What neither says is the forward pass."""
 
 
 @dataclass(frozen=True, slots=True)

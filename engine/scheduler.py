@@ -57,6 +57,7 @@ class Scheduler:
         self._running: list[Request] = []  # in order of precedence
         self._ending: dict[str, FinishReason] = {}  # to end at the next border between steps, and why
         self._num_steps = self._num_preemptions = self._num_finished = 0
+        self._num_deferred = 0  # prompts that the last step passed over: another one computes their beginning
 
     # --- what comes in -------------------------------------------------------------------------------------
 
@@ -97,6 +98,7 @@ class Scheduler:
         """The next step. Pages it needs are taken here; a plan without chunks means there is nothing to do."""
         ended = [self._end(self._requests[id_], reason, now) for id_, reason in list(self._ending.items())]
         step = _StepInMaking()
+        self._num_deferred = 0
         self._place_decodes(step, now)
         room = self._budget.tokens(len(step.chunks))
         self._place_prompts(step, room, now)
@@ -175,6 +177,7 @@ class Scheduler:
             return False
         match = self.cache.match(request.namespace, request.tokens, now)
         if self._is_being_computed(request, match.length):
+            self._num_deferred += 1
             return True
         lease = self.cache.lock(match, priority=request.priority)
         # Locking may have made evictable pages unavailable: what counts is the room left after it.
@@ -369,6 +372,7 @@ class Scheduler:
         return EngineLoad(
             num_running=len(self._running),
             num_waiting=len(self.waiting),
+            num_deferred=min(self._num_deferred, len(self.waiting)),
             waiting_prefill_tokens=self.waiting.num_uncached
             + sum(request.num_to_compute for request in self._prompts_running()),
             oldest_wait_seconds=max((now - request.arrival for request in self.waiting), default=0.0),

@@ -43,9 +43,13 @@ class Metric:
     """Label to its possible values; None: any value that our own code chooses."""
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets, ascending, without infinity."""
+    is_seeded: bool = True
+    """Whether it shows at 0 before anything happened; False where 0 would be a claim nobody can make."""
 
     def initial_keys(self) -> list[Key]:
         """The series that exist before anything happened: all of them when every label is closed."""
+        if not self.is_seeded:
+            return []
         values = [choices for choices in self.labels.values() if choices is not None]
         return list(itertools.product(*values)) if len(values) == len(self.labels) else []
 
@@ -55,14 +59,22 @@ _LATENCY = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
             500.0)
 _TOKEN_LATENCY = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5,
                   1.0, 2.0, 5.0, 10.0)
+# Pages live from milliseconds, under pressure, to hours.
+_AGES = (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 14400.0)
+_DECISION = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 _REQUESTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 _TOKENS = (1.0, 4.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
+_REQUEST_TOKENS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5,
+                   5e5, 1e6)
 # fmt: on
 
 _ENDPOINT = ("completions", "chat_completions")
 _LOSS = ("died", "silent", "failed", "undelivered")
 _REASON = ("holder", "cheaper", "cold", "session", "hash", "spill", "load", "random", "only_one", "none_available")
 _PHASE = ("prefill", "decode", "mixed")
+_STAGE = ("schedule", "prepare", "forward", "sample", "output")
+_TIER = ("device",)
+_METHOD = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "other")
 
 
 def _gauge(name: str, help: str, unit: str, **labels: tuple[str, ...] | None) -> Metric:
@@ -82,7 +94,9 @@ def _histogram(
 # fmt: off
 METRICS: tuple[Metric, ...] = (
     _gauge("requests_running", "Requests in the running batch.", "requests"),
-    _gauge("requests_waiting", "Requests waiting for admission to the batch.", "requests"),
+    # deferred: waits for another request, which computes the page it begins with
+    _gauge("requests_waiting", "Requests waiting for admission to the batch, by what they wait for.", "requests",
+           reason=("capacity", "deferred")),
     _gauge("queue_oldest_age_seconds", "How long the oldest waiting request has waited.", "seconds"),
     _gauge("waiting_prefill_tokens", "Prompt tokens still to compute, of waiting and running requests.", "tokens"),
     _counter("requests_total", "ingress", "Finished requests.", "requests",
@@ -107,7 +121,14 @@ METRICS: tuple[Metric, ...] = (
                _LATENCY),
     _histogram("inter_token_latency_seconds", "ingress", "Between one token of a request and the next.", "seconds",
                _TOKEN_LATENCY),
+    _histogram("time_per_output_token_seconds", "ingress",
+               "Mean time between tokens of an answer, from its first to its last.", "seconds", _TOKEN_LATENCY),
     _histogram("request_duration_seconds", "ingress", "From a request's arrival to its end.", "seconds", _LATENCY),
+    # Targets are the settings `slo`; a request that was not measured (one token has no itl) counts nowhere.
+    _counter("slo_requests_total", "ingress", "Requests by whether they met a target of the settings.", "requests",
+             slo=("ttft", "itl", "e2e"), met=("true", "false")),
+    _histogram("request_prompt_tokens", "ingress", "Prompt tokens of a request.", "tokens", _REQUEST_TOKENS),
+    _histogram("request_output_tokens", "ingress", "Generated tokens of a request.", "tokens", _REQUEST_TOKENS),
     _histogram("request_queue_seconds", "engine", "From arrival in the engine to admission.", "seconds", _LATENCY),
     _histogram("request_prefill_seconds", "engine", "From admission to the first token.", "seconds", _LATENCY),
     _histogram("request_decode_seconds", "engine", "From the first token to the last.", "seconds", _LATENCY),
@@ -115,17 +136,23 @@ METRICS: tuple[Metric, ...] = (
              source=("computed", "device")),
     _counter("generation_tokens_total", "engine", "Generated tokens.", "tokens"),
     _counter("prefix_cache_query_tokens_total", "engine", "Prompt tokens looked up in the cache.", "tokens"),
-    _counter("prefix_cache_hit_tokens_total", "engine", "Looked-up tokens whose KV was there.", "tokens"),
+    _counter("prefix_cache_hit_tokens_total", "engine", "Looked-up tokens whose KV was there.", "tokens",
+             tier=_TIER),
     _counter("prefix_cache_recompute_query_tokens_total", "engine",
              "Tokens looked up when a preempted request was resumed.", "tokens"),
     _counter("prefix_cache_recompute_hit_tokens_total", "engine",
-             "Tokens found when a preempted request was resumed.", "tokens"),
+             "Tokens found when a preempted request was resumed.", "tokens", tier=_TIER),
     _gauge("kv_pages", "KV pages by state; active ones belong to requests, cached ones can be evicted.", "pages",
-           state=("free", "active", "cached")),
+           state=("free", "active", "cached"), tier=_TIER),
     # Not kv_pages_total: Prometheus keeps that suffix for counters.
-    _gauge("kv_pages_capacity", "KV pages there are.", "pages"),
+    _gauge("kv_pages_capacity", "KV pages there are.", "pages", tier=_TIER),
     _gauge("kv_page_size_tokens", "Tokens that fit in a KV page.", "tokens"),
-    _counter("kv_evictions_total", "engine", "KV pages evicted from the prefix cache.", "pages"),
+    _counter("kv_evictions_total", "engine", "KV pages evicted from the prefix cache.", "pages", tier=_TIER,
+             reason=("capacity", "reset")),
+    _histogram("kv_page_lifetime_seconds", "engine", "From taking a KV page to its eviction, of sampled pages.",
+               "seconds", _AGES),
+    _histogram("kv_page_idle_before_evict_seconds", "engine",
+               "From the last use of a KV page to its eviction, of sampled pages.", "seconds", _AGES),
     _counter("preemptions_total", "engine", "Requests put back in the queue for want of KV pages.", "events",
              mode=("recompute",)),
     _histogram("engine_step_seconds", "engine", "Duration of an engine step.", "seconds", _TOKEN_LATENCY,
@@ -133,12 +160,27 @@ METRICS: tuple[Metric, ...] = (
     _histogram("engine_batch_requests", "engine", "Requests in a step.", "requests", _REQUESTS, phase=_PHASE),
     _histogram("engine_batch_tokens", "engine", "Tokens computed in a step.", "tokens", _TOKENS, phase=_PHASE),
     _counter("engine_stage_seconds_total", "engine", "Time the engine loop spent in each stage.", "seconds",
-             stage=("schedule", "run", "apply")),
+             stage=_STAGE),
+    _counter("engine_steps_total", "engine", "Steps the engine has run.", "steps"),
+    _counter("engine_graph_replays_total", "engine",
+             "Steps by how they were launched: as a recorded graph or operator by operator.", "steps",
+             mode=("graph", "eager")),
+    _gauge("engine_up", "1 while the engine's loop lives; summed, the engine replicas that serve.", "replicas"),
+    Metric("gpu_utilization_ratio", "gauge", "Share of the time in which the GPU was busy, 0 to 1.", "ratio",
+           "engine", is_seeded=False),
     _counter("warm_up_prefixes_total", "engine", "Prefixes computed before the first request.", "prefixes"),
     _counter("warm_up_tokens_total", "engine", "Tokens of prefixes computed before the first request.", "tokens"),
     _counter("warm_up_seconds_total", "engine", "Time spent on that.", "seconds"),
     _counter("router_decisions_total", "ingress", "Requests placed, by policy and reason.", "requests",
              policy=("cost", "session", "least_loaded", "rendezvous", "random"), reason=_REASON),
+    _histogram("router_decision_seconds", "ingress", "Time to decide where a request goes.", "seconds", _DECISION),
+    Metric("router_index_lag_seconds", "gauge",
+           "Age of the oldest news of a connected replica's cache: what the router does not know yet.", "seconds",
+           "ingress"),
+    Metric("router_replicas", "gauge", "Engine replicas as the router sees them.", "replicas", "ingress",
+           {"state": ("available", "draining", "lost", "circuit_open")}),
+    Metric("replicas_expected", "gauge", "Engine replicas that the configuration asks for.", "replicas",
+           "ingress"),
     _counter("router_errors_total", "ingress", "Requests that no policy placed; the least loaded got them.",
              "requests"),
     _counter("router_regret_tokens_total", "ingress",
@@ -161,6 +203,11 @@ METRICS: tuple[Metric, ...] = (
     _counter("hedges_total", "ingress", "Requests that were slow to begin and therefore sent twice.",
              "requests", outcome=("won", "lost", "over_budget")),
     _counter("stream_disconnects_total", "ingress", "Streams whose client left before the end.", "streams"),
+    # `route` is a template of our own, never the path that was asked for.
+    _counter("http_requests_total", "ingress", "HTTP requests answered; status 499: the client left first.",
+             "requests", route=None, method=_METHOD, status=None),
+    Metric("http_inflight_requests", "gauge", "HTTP requests being answered, streams included.", "requests",
+           "ingress"),
     Metric("build_info", "gauge", "1; the labels say what runs.", "", None,
            {"version": None, "attention": None, "device": None, "dtype": None}),
     Metric("metrics_processes", "gauge", "Processes whose numbers are recent.", "processes", "hub"),

@@ -22,7 +22,7 @@ from deployments.autoscaling import STATS, ReplicaWork, Targets, desired_replica
 from deployments.config import ModelArgs
 from deployments.settings import Autoscaling, EngineReplicas
 from deployments.work_meter import WorkMeter
-from engine.load import EngineLoad, StepStats
+from engine.load import EngineLoad, StageSeconds, StepStats
 
 TARGETS = Targets(ttft_target_s=1.0, max_busy_share=0.8, max_kv_share=0.8, headroom=0.25)
 
@@ -207,7 +207,7 @@ def test_stats_that_are_missing_or_no_numbers_are_not_work() -> None:
 
 
 def step(num_prefill_tokens: int) -> StepStats:
-    return StepStats(0.0, 0.1, 0.0, 1, 0, num_prefill_tokens)
+    return StepStats(StageSeconds(0.0, forward=0.1), 1, 0, num_prefill_tokens)
 
 
 def test_the_meter_reads_queue_rate_and_memory() -> None:

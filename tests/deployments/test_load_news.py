@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.load_news import MEASURED_FOR_S, LoadNews
-from engine.load import EngineLoad, StepStats
+from engine.load import EngineLoad, StageSeconds, StepStats
 
 
 class Engine:
@@ -19,7 +19,7 @@ class Engine:
         self.news = LoadNews(lambda: self.load, lambda: self.now, max_running=8, max_waiting=2)
 
     def prefill(self, num_tokens: int) -> None:
-        self.news.on_step(StepStats(0.0, 0.0, 0.0, 1, 0, num_tokens))
+        self.news.on_step(StepStats(StageSeconds(0.0), 1, 0, num_tokens))
 
 
 def test_a_rate_counts_when_a_step_of_some_size_has_shown_it_and_for_a_while() -> None:

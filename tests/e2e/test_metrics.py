@@ -115,7 +115,9 @@ def test_counters_rise_by_what_a_request_used(base_url: str) -> None:
     for name in ("request_queue_seconds", "request_prefill_seconds", "request_decode_seconds"):
         assert rise(f"{name}_count") == 2
     assert rise("engine_batch_tokens_sum") == prompt - cached + 22
-    assert rise("engine_stage_seconds_total", stage="run") > 0
+    for stage in ("schedule", "prepare", "forward", "sample", "output"):
+        assert rise("engine_stage_seconds_total", stage=stage) > 0
+    assert rise("engine_steps_total") == rise("engine_graph_replays_total", mode="eager") >= 24
 
 
 def test_streamed_requests_and_errors_are_told_apart(base_url: str) -> None:

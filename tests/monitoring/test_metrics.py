@@ -31,11 +31,11 @@ def test_names_are_unique() -> None:
 
 def test_closed_labels_start_at_zero_and_only_in_their_part() -> None:
     engine, ingress, every = (Metrics("m", "r", part) for part in ("engine", "ingress", None))
-    assert dict(taken(engine).values["kv_pages"]) == {("free",): 0, ("active",): 0, ("cached",): 0}
+    assert dict(taken(engine).values["requests_waiting"]) == {("capacity",): 0, ("deferred",): 0}
     assert "requests_total" not in taken(engine).values
     assert len(taken(ingress).values["requests_total"]) == 2 * 2 * 4
     assert {*taken(every).values, *taken(every).histograms} >= {
-        metric.name for metric in METRICS if None not in metric.labels.values()
+        metric.name for metric in METRICS if metric.is_seeded and None not in metric.labels.values()
     }
 
 
@@ -43,12 +43,12 @@ def test_values_land_under_their_labels() -> None:
     metrics = Metrics("m", "r")
     metrics.inc("generation_tokens_total", 3)
     metrics.inc("generation_tokens_total")
-    metrics.set("kv_pages", 7, state="cached")
+    metrics.set("kv_pages", 7, state="cached", tier="device")
     metrics.inc("requests_total", finish_reason="stop", endpoint="completions", streaming="true")
     metrics.inc("request_errors_total", endpoint="other", status="404", error_type="not_found")
     values = {name: dict(series) for name, series in taken(metrics).values.items()}
     assert values["generation_tokens_total"] == {(): 4}
-    assert values["kv_pages"]["cached",] == 7
+    assert values["kv_pages"]["cached", "device"] == 7
     assert values["requests_total"]["completions", "true", "stop"] == 1
     assert values["request_errors_total"] == {("other", "404", "not_found"): 1}
 
@@ -65,18 +65,21 @@ def test_a_bucket_includes_its_upper_bound() -> None:
 def test_a_total_kept_elsewhere_never_lowers_a_counter() -> None:
     metrics = Metrics("m", "r")
     for total in (5, 9, 4):
-        metrics.count_to("kv_evictions_total", total)
-    assert dict(taken(metrics).values["kv_evictions_total"]) == {(): 9}
+        metrics.count_to("preemptions_total", total, mode="recompute")
+    assert dict(taken(metrics).values["preemptions_total"]) == {("recompute",): 9}
 
 
 @pytest.mark.parametrize(
     ("use", "expected"),
     [
         (lambda m: m.inc("no_such_total"), "no metric is named 'no_such_total'"),
-        (lambda m: m.inc("kv_pages", state="free"), "kv_pages is a gauge, but was used as a counter"),
-        (lambda m: m.set("kv_pages", 1), "'state' is missing"),
-        (lambda m: m.set("kv_pages", 1, state="lost"), "must be one of .*'free'.* got 'lost'"),
-        (lambda m: m.set("kv_pages", 1, state="free", user="x"), r"not \['user'\]"),
+        (
+            lambda m: m.inc("kv_pages_capacity", tier="device"),
+            "kv_pages_capacity is a gauge, but was used as a counter",
+        ),
+        (lambda m: m.set("kv_pages", 1, tier="device"), "'state' is missing"),
+        (lambda m: m.set("kv_pages", 1, state="lost", tier="device"), "must be one of .*'free'.* got 'lost'"),
+        (lambda m: m.set("kv_pages", 1, state="free", tier="device", user="x"), r"not \['user'\]"),
         (lambda m: m.inc("generation_tokens_total", -1), "can only grow"),
         (lambda m: m.inc("generation_tokens_total", float("nan")), "can only grow"),
         (lambda m: m.set("build_info", 1, version=3, attention="", device="", dtype=""), "a string"),
