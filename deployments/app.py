@@ -53,6 +53,8 @@ def bind_engines(
     settings = ReplicaSettings(
         stall_timeout_s=args.health.stall_timeout_s,
         wire=WireTimings(heartbeat_s=args.health.heartbeat_s),
+        wire_ports=args.wire.ports,
+        beat_directory=args.health.beat_directory,
         warm_up=WarmUpLimits(warm_up.max_seconds, warm_up.max_kv_share, warm_up.ask_timeout_s),
     )
     options = _options(args, model.engines, model.gpus_per_engine)

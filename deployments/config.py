@@ -19,6 +19,7 @@ from deployments.settings import (
     RouterSettings,
     Settings,
     WarmUp,
+    WireSettings,
 )
 from deployments.tenants import KeyHash, TenantSettings, distinct_tenants
 from engine.config import EngineConfig
@@ -87,6 +88,8 @@ class AppArgs(Settings):
     """Where requests go."""
     health: HealthSettings = HealthSettings()
     """When a replica counts as lost."""
+    wire: WireSettings = WireSettings()
+    """Where engine replicas listen for ingresses."""
     warm_up: WarmUp = WarmUp()
     """What a new engine replica computes before it takes requests."""
 

@@ -20,6 +20,7 @@ from deployments.client import GenerateRequest
 from deployments.devices import gpus_of
 from deployments.draining import serve_is_stopping
 from deployments.engine_metrics import EngineMetrics
+from deployments.liveness import Beat, EngineUnhealthy, prove_step
 from deployments.load_news import LoadNews
 from deployments.metrics_hub import MetricsPusher
 from deployments.retry_after import DrainRate
@@ -46,12 +47,12 @@ class ReplicaSettings:
     """Seconds without a finished step, while there is work, until `check_health` fails."""
     wire: WireTimings = field(default_factory=WireTimings)
     """Periods of the wire."""
+    wire_ports: tuple[int, int] | None = None
+    """Lowest and highest port of the wire; None: any."""
+    beat_directory: str | None = None
+    """Where passed health checks leave their mark; None: nowhere."""
     warm_up: WarmUpLimits = field(default_factory=WarmUpLimits)
     """What to compute before taking requests, where there is a hub to ask."""
-
-
-class EngineUnhealthy(RuntimeError):
-    """The engine makes no progress: Serve should replace this replica."""
 
 
 def serve_whereabouts() -> tuple[str, str]:
@@ -102,7 +103,9 @@ class EngineReplica:
             self._engine.cache.prefix_log,
             config.block_tokens,
             getattr(self._engine.runner, "fingerprint", ""),
+            settings.wire_ports,
         )
+        self._beat = Beat(settings.beat_directory, self.replica)
         self._hub = hub
         self._pusher = MetricsPusher(hub, self.replica, lambda: self._snapshot(metrics)) if hub else None
         if hub is None:
@@ -117,6 +120,7 @@ class EngineReplica:
         up here, where the hub can be waited for.
         """
         if self._pusher is not None:
+            await asyncio.to_thread(prove_step, self._engine)
             self._metrics.on_warm_up(await warm_up(self._engine, self._hub, self._settings.warm_up))
             self._loop.start(self._on_events, self._on_step)
             self._pusher.start()
@@ -133,6 +137,7 @@ class EngineReplica:
         silence = self._loop.clock() - self._loop.last_progress
         if self._loop.has_work and silence > self._settings.stall_timeout_s:
             raise EngineUnhealthy(f"no engine step has finished for {silence:.0f} s, and there is work")
+        self._beat.mark()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """This replica's work, for `deployments.autoscaling.WorkPolicy`."""
@@ -148,6 +153,7 @@ class EngineReplica:
         """Stop the engine and the wire. Idempotent."""
         if self._pusher is not None:
             self._pusher.stop()
+        self._beat.clear()
         self._loop.stop()
         self._wire.close()
 

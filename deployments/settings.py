@@ -42,6 +42,9 @@ class HealthSettings(Settings):
     """Seconds a health check may take."""
     stall_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds without a finished engine step, while there is work, after which a replica is replaced."""
+    beat_directory: str | None = None
+    """Directory in which each engine replica keeps an empty file as old as the last health check it passed, for
+    supervisors outside Serve (`deployments/pod.py`); None: no files."""
     heartbeat_s: float = Field(default=0.05, gt=0, le=1)
     """Longest silence of a replica on the wire, in seconds."""
     status_timeout_s: float = Field(default=3.0, gt=0)
@@ -58,6 +61,21 @@ class HealthSettings(Settings):
     """Seconds without a first token after which a second replica is asked too; None: never."""
     hedge_share: float = Field(default=0.05, ge=0, le=1)
     """Most requests of which that is done, as a share of all."""
+
+
+class WireSettings(Settings):
+    """Where engine replicas listen for ingresses."""
+
+    ports: tuple[int, int] | None = None
+    """Lowest and highest TCP port; each replica takes the first that is free on its node. None: any free port.
+    Firewalls and NetworkPolicies need a range."""
+
+    @model_validator(mode="after")
+    def _ports_are_a_range(self) -> Self:
+        if self.ports is not None and not 1024 <= self.ports[0] <= self.ports[1] <= 65535:
+            low, high = self.ports
+            raise ValueError(f"ports must be [lowest, highest] from 1024 to 65535, got [{low}, {high}]")
+        return self
 
 
 class Replicas(Settings):

@@ -19,15 +19,33 @@ Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
 
 
-def bind_router(context: Context, host: str) -> tuple[Socket, str]:
-    """A replica's socket on a free port of `host`, and its endpoint."""
+def bind_router(context: Context, host: str, ports: tuple[int, int] | None = None) -> tuple[Socket, str]:
+    """A replica's socket on a free port of `host`, and its endpoint.
+
+    `ports` are the lowest and the highest that may be taken; None takes any. Raises OSError when none is free.
+    """
     socket = _make(context, zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say so when a peer is gone or its pipe is full
     socket.setsockopt(zmq.SNDHWM, 1000)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_HELLO_BYTES)
     address = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
-    port = socket.bind_to_random_port(address)
+    port = socket.bind_to_random_port(address) if ports is None else _bind_to_first(socket, address, *ports)
     return socket, f"{address}:{port}"
+
+
+def _bind_to_first(socket: Socket, address: str, low: int, high: int) -> int:
+    for port in range(low, high + 1):
+        try:
+            socket.bind(f"{address}:{port}")
+            return port
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EADDRINUSE:
+                raise
+    socket.close()
+    raise OSError(
+        f"no port from {low} to {high} is free on {address}: each engine replica of a node takes one; "
+        "widen wire.ports, and what lets it through (k8s/base/network.yaml)"
+    )
 
 
 def connect_dealer(context: Context, endpoint: str) -> Socket:

@@ -58,9 +58,10 @@ class WireServer:
         prefixes: PrefixSource | None = None,
         block_tokens: int = 0,
         model: str = "",
+        ports: tuple[int, int] | None = None,
     ) -> None:
         """`load` tells the engine's part of the load, `prefixes` its cache in blocks of `block_tokens`; `model` is
-        the model's fingerprint, "" when it has none.
+        the model's fingerprint, "" when it has none. `ports` as in `bind_router`.
         """
         self.replica = replica
         self._block_tokens, self._model = block_tokens, model
@@ -78,7 +79,7 @@ class WireServer:
         self._absent_since: dict[str, float] = {}
         self._lock = threading.RLock()
         self._context = zmq.Context(io_threads=1)
-        self._socket, self.endpoint = bind_router(self._context, host)
+        self._socket, self.endpoint = bind_router(self._context, host, ports)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="wire", daemon=True)
         self._thread.start()

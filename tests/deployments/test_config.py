@@ -37,6 +37,8 @@ def test_the_shipped_yaml_is_what_the_readme_promises() -> None:
         ({"engines": {"count": 0}}, "count"),
         ({"router": {"policy": "guess"}}, "policy"),
         ({"health": {"heartbeat_s": 5}}, "heartbeat_s"),
+        ({"wire": {"ports": [20100, 20000]}}, "ports must be"),
+        ({"wire": {"ports": [80, 90]}}, "ports must be"),
         ({"limits": {"max_choises": 3}}, "max_choises"),
         ({"engines": {"autoscaling": {"min": 2}}}, "autoscaling.max"),
         ({"engines": {"autoscaling": {"min": 3, "max": 2}}}, r"max \(2\) must be at least min \(3\)"),

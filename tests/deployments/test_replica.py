@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from deployments.replica import EngineReplica, EngineUnhealthy
+from deployments.liveness import EngineUnhealthy
+from deployments.replica import EngineReplica
 from deployments.wire_server import WireTimings
 from tests.deployments.fleet_of_engines import Engines, request, until
 

@@ -11,6 +11,7 @@ import zmq
 
 from cache.prefix_log import PrefixLog
 from deployments import wire
+from deployments.sockets import bind_router
 from deployments.wire_server import WireServer, WireTimings
 from engine.plan import Event, Timings
 
@@ -276,3 +277,26 @@ def test_what_one_ingress_dispatches_the_other_hears_of(server: WireServer, peer
     one.say(wire.Dispatch(2, "b", 70))  # never arrives
     load_at(two, lambda load: load.queued_prefill_tokens == 70)
     load_at(two, lambda load: load.queued_prefill_tokens == 0)
+
+
+def test_replicas_of_a_node_take_the_first_free_ports_of_the_range() -> None:
+    """What lets the wire through a firewall: nothing listens outside the range, and a full one says what to do."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context:
+        first, endpoint = bind_router(context, "127.0.0.1")
+        taken = int(endpoint.rsplit(":", 1)[1])
+        first.close()
+        ports = (taken, taken + 20)
+        bound = [bind_router(context, "127.0.0.1", ports) for _ in range(3)]
+        found = [int(endpoint.rsplit(":", 1)[1]) for _, endpoint in bound]
+        assert found == sorted(set(found)) and ports[0] <= found[0] and found[-1] <= ports[1]
+        with pytest.raises(OSError, match=r"widen wire\.ports"):
+            bind_router(context, "127.0.0.1", (found[0], found[0]))
+        for socket, _ in bound:
+            socket.close()
+
+
+def test_an_address_that_is_not_ours_is_no_full_range() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context, pytest.raises(zmq.ZMQError):
+        bind_router(context, "203.0.113.1", (20000, 20010))
