@@ -42,9 +42,9 @@ class StreamLog:
             start,
             self.tokens[start:],
             self.num_cached,
-            end and end.finish_reason,
+            None if end is None else end.finish_reason,
             self.logprobs[start:],
-            end and end.error,
+            None if end is None else end.error,
             to_timings(self.timings) if end is not None or self.timed_at > start else None,
         )
 
