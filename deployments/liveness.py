@@ -49,3 +49,5 @@ def prove_step(engine: Engine) -> None:
     request = engine.new_request("proof", [0], sampling, salt="proof")
     if precompute(engine.loop, [request], math.inf).num_prompts != 1:
         raise EngineUnhealthy("the engine's first step failed: see the traceback above in this replica's log")
+    engine.cache.reset()  # nobody asks for that token again
+    engine.loop.forget_totals()

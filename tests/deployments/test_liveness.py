@@ -27,6 +27,7 @@ def test_a_step_is_computed_and_not_counted_as_a_users(engine: Engine) -> None:
     prove_step(engine)
     load = engine.loop.load()
     assert (load.num_finished, load.num_running, load.num_waiting) == (0, 0, 0)
+    assert load.pages.free == 16
 
 
 def test_an_engine_whose_steps_fail_is_not_let_loose(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
