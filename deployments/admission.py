@@ -13,12 +13,14 @@ A request leaves the queue when it is bound, refused, or its client left; its pl
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
 from deployments.busy_rate import BusyRate
 from deployments.client import EngineClient, FleetHealth, GenerateRequest, Generation, Overloaded, OverloadKind
+from deployments.course import Course
 from deployments.fair_queue import FairQueue, QueueBounds, QueueFull, Waiting
 from deployments.settings import AdmissionSettings
 from deployments.tenants import ANONYMOUS, Tenant
@@ -76,7 +78,7 @@ class AdmissionClient:
         """Return once an engine accepted. Raises what the client raises, and Overloaded after (or instead of) a
         wait that is too long.
         """
-        arrival = _now()
+        arrival, asked_at = _now(), time.monotonic()
         cost = max(1, self._load.uncached_tokens(request))
         entry = Waiting(asyncio.get_running_loop().create_future(), request.tenant, cost, request.priority)
         has_waited = bool(self._queue.num_waiting) or not self._has_room()
@@ -86,7 +88,8 @@ class AdmissionClient:
             self._sending_tokens += cost
         if self._metrics is not None:
             self._metrics.observe("tenant_queue_seconds", _now() - arrival, tenant=_label(request.tenant))
-        return await self._send(entry, request, is_charged=has_waited)
+        wait = (asked_at, time.monotonic())
+        return await self._send(entry, request, wait, is_charged=has_waited)
 
     async def health(self) -> FleetHealth:
         """How the engines are."""
@@ -185,7 +188,12 @@ class AdmissionClient:
     # --- sending -------------------------------------------------------------------------------------------
 
     async def _send(
-        self, entry: Waiting[asyncio.Future[None]], request: GenerateRequest, *, is_charged: bool
+        self,
+        entry: Waiting[asyncio.Future[None]],
+        request: GenerateRequest,
+        wait: tuple[float, float],
+        *,
+        is_charged: bool,
     ) -> Generation:
         tenant = self._tenants.get(request.tenant)
         if tenant is not None and tenant.priority is not None:
@@ -200,7 +208,7 @@ class AdmissionClient:
         finally:
             self._sending_tokens -= entry.cost
             self._let_go()
-        return _Watched(generation, lambda event: self._began(entry, request, event, is_charged=is_charged))
+        return _Watched(generation, wait, lambda event: self._began(entry, request, event, is_charged=is_charged))
 
     def _began(
         self, entry: Waiting[asyncio.Future[None]], request: GenerateRequest, event: Event, *, is_charged: bool
@@ -213,16 +221,22 @@ class AdmissionClient:
 
 
 class _Watched:
-    """A generation whose first event is looked at."""
+    """A generation whose first event is looked at, and whose course begins with the wait here."""
 
-    def __init__(self, generation: Generation, began: Callable[[Event], None]) -> None:
+    def __init__(self, generation: Generation, wait: tuple[float, float], began: Callable[[Event], None]) -> None:
         self._generation = generation
+        self._asked_at, self._sent_at = wait
         self._began: Callable[[Event], None] | None = began
 
     @property
     def replica(self) -> str | None:
         """Id of the replica that generates it."""
         return self._generation.replica
+
+    @property
+    def course(self) -> Course:
+        """Where it was, and when; the wait here is part of it."""
+        return replace(self._generation.course, asked_at=self._asked_at, sent_at=self._sent_at)
 
     def explain(self) -> dict[str, Any] | None:
         """Why there."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from deployments.client import GenerateRequest
+from deployments.course import Leg
 from deployments.generation import Stream
 from deployments.wire import Output, to_event
 from deployments.wire_client import WireConnection
@@ -111,6 +112,8 @@ class Attempt:
         """Another attempt won: what still comes of this one is dropped."""
         self._desk, self._avoid = desk, avoid
         self._base = len(stream.journal)  # tokens the stream had before: the replica counts from here
+        self._sent_at = time.monotonic()
+        self._leg: Leg | None = None
         self._lost: asyncio.Future[Setback] = asyncio.get_running_loop().create_future()
         # An id of its own: what an earlier replica still sends must not be taken for this one's.
         suffix = f"~{number}" if number else ""
@@ -157,7 +160,17 @@ class Attempt:
         if not self.began.done():
             self.began.set_result(None)
             self._desk.placer.settle(self.wire_id, output.num_cached)
-        return self.stream.feed(self._base + output.start, to_event(output), time.monotonic())
+        if self.stream.ended.is_set():
+            return True
+        now, event, has_rival = time.monotonic(), to_event(output), len(self.stream.journal) > self._base
+        if not self.stream.feed(self._base + output.start, event, now):
+            return False
+        if self._leg is None and not has_rival:
+            self._leg = Leg(replica, self._sent_at, now, now)
+            self.stream.begin(self._leg, self._explain)
+        if self._leg is not None:
+            self._leg.feed(event, now)
+        return True
 
     def lose(self, loss: LossReason, reason: str) -> None:
         """Its replica does not answer any more, or does not know it."""

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from deployments.course import Course
 from engine.plan import Event
 from engine.sampling_params import SamplingParams
 
@@ -92,6 +93,11 @@ class Generation(Protocol):
     @property
     def replica(self) -> str | None:
         """Id of the replica that generates it; None until it is known."""
+        ...
+
+    @property
+    def course(self) -> Course:
+        """Where it was so far, when, and what engines said of it."""
         ...
 
     def explain(self) -> dict[str, Any] | None:

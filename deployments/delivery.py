@@ -16,6 +16,7 @@ from typing import Any
 
 from deployments.attempt import Attempt, Desk, Setback
 from deployments.client import Overloaded, Rejected, ReplicaLost, Unavailable
+from deployments.course import Migration
 from deployments.generation import Stream
 from monitoring.metrics import Metrics
 
@@ -173,10 +174,11 @@ class Delivery:
         return Unavailable(setback.reason)
 
     async def _migrate(self, setback: Setback) -> Exception | None:
-        self._stream.num_migrations += 1
+        migrations = self._stream.course.migrations
+        migrations.append(Migration(time.monotonic(), setback.replica, setback.loss or "failed"))
         is_new = self._migrating is None
         self._migrating = self._migrating or setback
-        if self._stream.num_migrations > self._persistence.max_migrations:
+        if len(migrations) > self._persistence.max_migrations:
             return self._give_up(setback)
         if is_new:
             self._deadline = time.monotonic() + self._persistence.migration_wait_s

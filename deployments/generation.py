@@ -9,11 +9,13 @@ request's own length. Which replica the tokens come from, and whether it changed
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.client import GenerateRequest
+from deployments.course import Course, Leg
 from deployments.journal import Journal
 from engine.plan import Event, FinishReason, Timings, TokenLogprobs
 
@@ -42,8 +44,8 @@ class Stream:
         self.journal = Journal(request)
         self.replica: str | None = None
         """Id of the replica that generates it; None until one accepted."""
-        self.num_migrations = 0
-        """How often it went on at another replica."""
+        now = time.monotonic()
+        self.course = Course(now, now)
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when an engine accepted; fails with what `EngineClient.generate` raises."""
         self.accepted.add_done_callback(_retrieve)
@@ -64,6 +66,11 @@ class Stream:
         self.replica, self._explain = replica, explain
         if not self.accepted.done():
             self.accepted.set_result(None)
+
+    def begin(self, leg: Leg, explain: Callable[[], dict[str, Any] | None]) -> None:
+        """A replica has brought its first token: of several that accepted, this is the one that counts."""
+        self.replica, self._explain = leg.replica, explain
+        self.course.legs.append(leg)
 
     def feed(self, start: int, event: Event, now: float) -> bool:
         """Take in an event whose tokens begin at position `start` of the stream; what was received is skipped.

@@ -68,6 +68,7 @@ class Ingress:
             metrics=self._metrics,
             admin_key_hash=self._args.admin_key_hash,
             cluster=self._cluster(),
+            is_named_outside=True,
         )
 
     def _cluster(self) -> Cluster:

@@ -14,6 +14,7 @@ from typing import Any
 
 from deployments.busy_rate import BusyRate
 from deployments.client import EngineClient, FleetHealth, GenerateRequest, Generation
+from deployments.course import Course
 from engine.plan import Event
 
 DEFAULT_PREFILL_RATE = 2000.0
@@ -130,6 +131,11 @@ class _Observed:
     def replica(self) -> str | None:
         """Id of the replica that generates it."""
         return self._generation.replica
+
+    @property
+    def course(self) -> Course:
+        """Where it was, and when."""
+        return self._generation.course
 
     def explain(self) -> dict[str, Any] | None:
         """Why there."""

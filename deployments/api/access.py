@@ -47,7 +47,7 @@ class Access:
 
         An open service does not look at what clients send for a key.
         """
-        path = _path(scope)
+        path = route_path(scope)
         if path == "/metrics" and self._metrics_key_hash is not None:
             require_admin(Request(scope), self._metrics_key_hash)
         if path in OPEN_PATHS or self._keys.is_open:
@@ -120,7 +120,7 @@ def _bearer_key(given: list[bytes]) -> str:
     return key.decode("ascii")
 
 
-def _path(scope: Scope) -> str:
+def route_path(scope: Scope) -> str:
     """The path as routes see it, below the application's route prefix."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path[len(root) :] if root and path.startswith(f"{root}/") else path

@@ -30,7 +30,8 @@ from deployments.api.protocol import (
     TokenizeRequest,
     parse,
 )
-from deployments.api.recording import Recorder
+from deployments.api.recording import Endpoint, Recorder
+from deployments.api.report import Reporting, report_of
 from deployments.api.routing import add_router_routes
 from deployments.api.sampling import in_vocabulary
 from deployments.api.service import ApiService, ServedModel
@@ -60,7 +61,8 @@ def create_app(service: ApiService) -> FastAPI:
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_middleware(Gate, access=service.access, metrics=service.metrics)
-    app.add_middleware(Envelope, limits=service.limits)
+    app.add_middleware(Envelope, limits=service.limits, names_answers=not service.is_named_outside)
+    app.add_middleware(Reporting, listeners=service.listeners)
     return app
 
 
@@ -72,7 +74,7 @@ class _Routes:
 
     async def chat(self, request: Request) -> Response:
         """Create a chat completion."""
-        recorder = Recorder(self._service.metrics, "chat_completions", tenant_of(request).name)
+        recorder = self._recorder(request, "chat_completions")
 
         async def plan() -> Plan:
             served, asked = await self._parsed(request, ChatRequest, recorder)
@@ -82,7 +84,7 @@ class _Routes:
 
     async def completions(self, request: Request) -> Response:
         """Create a text completion."""
-        recorder = Recorder(self._service.metrics, "completions", tenant_of(request).name)
+        recorder = self._recorder(request, "completions")
 
         async def plan() -> Plan:
             served, asked = await self._parsed(request, CompletionRequest, recorder)
@@ -126,6 +128,9 @@ class _Routes:
         text, content_type = await self._service.metrics_text()
         return Response(text, headers={"content-type": content_type})
 
+    def _recorder(self, request: Request, endpoint: Endpoint) -> Recorder:
+        return Recorder(self._service.metrics, endpoint, report_of(request), tenant_of(request).name)
+
     async def _parsed(
         self, request: Request, kind: type[Parsed], recorder: Recorder | None = None
     ) -> tuple[ServedModel, Parsed]:
@@ -135,6 +140,7 @@ class _Routes:
         served = self._service.find(asked if isinstance(asked, str) else None)
         if recorder is not None:
             recorder.count_to(served.metrics)
+            recorder.report.model = served.card.id
         return served, parse(body, kind, self._service.limits)
 
     async def _generate(self, request: Request, recorder: Recorder, plan: _Planner) -> Response:

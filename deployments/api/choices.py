@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from deployments.api.errors import RETRY_AFTER_S, ApiError
 from deployments.client import EngineClient, GenerateRequest, Generation
+from deployments.course import Course
 from engine.detokenizer import TextStream
 from engine.plan import Event, TokenLogprobs
 
@@ -50,6 +52,11 @@ class Choice:
         self.num_generated = 0
         self.num_cached = 0
         """Prompt tokens whose KV was found in a cache."""
+        self.first_at: float | None = None
+        """Clock (`time.monotonic`) when its first token came to be read."""
+        self.ended_at: float | None = None
+        """Clock when its last one did."""
+        self.finish_reason: str | None = None
         self._text = text
 
     def take(self, event: Event) -> Delta:
@@ -70,6 +77,11 @@ class Choice:
             num_generated = len(event.token_ids)
             text += self._text.finish() if finish_reason else ""
         self.num_generated += num_generated
+        self.finish_reason, now = finish_reason, time.monotonic()
+        if self.first_at is None and num_generated:
+            self.first_at = now
+        if finish_reason:
+            self.ended_at = now
         return Delta(
             self.index,
             text,
@@ -97,6 +109,11 @@ class Choices:
     def first(self) -> Generation | None:
         """The first choice's generation, once it is accepted."""
         return self._generations[0] if self._generations else None
+
+    @property
+    def courses(self) -> list[Course]:
+        """Each choice's way through engines; empty until all are accepted."""
+        return [generation.course for generation in self._generations]
 
     async def open(self) -> None:
         """Have all requests accepted, or none: what was accepted is aborted when another is refused."""

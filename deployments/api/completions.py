@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from deployments.api.choices import Choice, Delta
+from deployments.api.choices import Delta
 from deployments.api.errors import at_most, invalid
 from deployments.api.exchange import Plan
 from deployments.api.limits import Limits
@@ -43,6 +43,7 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
         num_choices=request.n or 1,
         include_usage=bool(options and options.include_usage),
         with_token_ids=bool(request.return_token_ids),
+        include_timings=bool(request.include_timings),
     )
     wording = CompletionWording(answer, served.codec, request.logprobs)
     return Plan(served, request, sampling, wording, echoes_only=echoes_only)
@@ -94,15 +95,15 @@ class CompletionWording:
         )
         return self._frames.choice(choice)
 
-    def usage_event(self, choices: Sequence[Choice]) -> bytes:
-        """The usage of the whole request, with no choices."""
-        return self._frames.usage(self.answer.usage(choices))
+    def closing(self, extras: dict[str, Any]) -> bytes:
+        """What is said of the whole request, with no choices."""
+        return self._frames.closing(extras)
 
-    def whole(self, deltas: Sequence[Sequence[Delta]], choices: Sequence[Choice]) -> bytes:
+    def whole(self, deltas: Sequence[Sequence[Delta]], extras: dict[str, Any]) -> bytes:
         """A text_completion object."""
         spelled = [self._whole_choice(index, Whole.of(own)) for index, own in enumerate(deltas)]
         head = self.answer.head("text_completion")
-        return encode_json({**head, "choices": spelled, "usage": self.answer.usage(choices)})
+        return encode_json({**head, "choices": spelled, **extras})
 
     def _whole_choice(self, index: int, whole: Whole) -> dict[str, Any]:
         prompt = self.answer.prompt_of(index)

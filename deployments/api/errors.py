@@ -49,14 +49,16 @@ class ApiError(Exception):
         self.code = code
         self.headers = headers or {}
 
-    def body(self) -> bytes:
-        """The error object as JSON; the same bytes go into a stream that has already begun."""
+    def body(self, request_id: str | None = None) -> bytes:
+        """The error object as JSON. In a stream it bears the `request_id`, which answers have in a header."""
         error: dict[str, Any] = {
             "message": self.message,
             "type": self.type,
             "param": self.param,
             "code": self.code,
         }
+        if request_id is not None:
+            error["request_id"] = request_id
         return msgspec.json.encode({"error": error})
 
 

@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.responses import Response
 
@@ -18,8 +19,10 @@ from deployments.api.errors import ApiError, from_client, internal
 from deployments.api.limits import Limits
 from deployments.api.protocol import ChatRequest, CompletionRequest
 from deployments.api.recording import Recorder
+from deployments.api.report import Began
 from deployments.api.sampling import for_choice
 from deployments.api.service import ServedModel
+from deployments.api.timings import timings_of
 from deployments.api.transport import EventStream, logger
 from deployments.api.wording import DONE, Wording, error_event
 from deployments.client import GenerateRequest, Overloaded, Rejected, ReplicaLost, Unavailable
@@ -76,8 +79,9 @@ class Exchange:
         self._is_stream = bool(plan.request.stream)
         parts = [] if plan.echoes_only else _parts(plan, hints, caller.tenant)
         self._hints, self._ticket = hints, caller.ticket
-        self._num_prompt_tokens = sum(len(prompt.token_ids) for prompt in plan.wording.answer.prompts)
+        self._num_prompt_tokens = plan.wording.answer.num_prompt_tokens
         self._choices = Choices(plan.served.client, parts, limits.idle_timeout_s)
+        recorder.report.began = Began(plan.wording.answer, plan.sampling, self._is_stream, self._choices)
         self._num_echoed = len(plan.wording.answer.prompts) * (plan.request.n or 1) if plan.echoes_only else 0
         self._deadline = asyncio.get_running_loop().time() + limits.request_timeout_s
 
@@ -137,7 +141,7 @@ class Exchange:
         by_choice: list[list[Delta]] = [[] for _ in range(self._num_echoed or len(self._choices.choices))]
         async for delta in deltas:
             by_choice[delta.index].append(delta)
-        body = self._wording.whole(by_choice, self._choices.choices)
+        body = self._wording.whole(by_choice, self._extras(is_whole=True))
         self._recorder.finished(by_choice[0][-1].finish_reason or "stop")
         return Response(body, headers=self._headers(), media_type="application/json")
 
@@ -154,7 +158,7 @@ class Exchange:
         except Exception as error:
             failure = self._failure(error)
             self._recorder.failed(failure.status, failure.type)
-            yield error_event(failure.body())
+            yield error_event(failure.body(self._request_id))
 
     async def _close(self) -> None:
         """The stream is over; when it did not end by itself, its client left."""
@@ -173,10 +177,20 @@ class Exchange:
             if event := self._wording.delta(delta):
                 yield event
             last, delta = delta, await anext(deltas, None)
-        if self._wording.answer.include_usage:
-            yield self._wording.usage_event(self._choices.choices)
+        if extras := self._extras(is_whole=False):
+            yield self._wording.closing(extras)
         self._recorder.finished(last.finish_reason or "stop")
         yield DONE
+
+    def _extras(self, *, is_whole: bool) -> dict[str, Any]:
+        """What is said of all choices together. A stream's client gets what it asked for, in the last event."""
+        answer = self._wording.answer
+        extras: dict[str, Any] = {}
+        if is_whole or answer.include_usage:
+            extras["usage"] = answer.usage(self._choices.choices)
+        if answer.include_timings:
+            extras["timings"] = timings_of(self._recorder.report)
+        return extras
 
     def _failure(self, error: Exception) -> ApiError:
         if isinstance(error, ApiError):

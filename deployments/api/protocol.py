@@ -161,6 +161,8 @@ class _Generating(_Strict):
     """A hint that requests share a prefix; `x-session-id` goes before it."""
     return_token_ids: bool | None = None
     """Report the prompt's and each choice's token ids."""
+    include_timings: bool | None = None
+    """Report where the request's time went, as `timings`: see `deployments/api/timings.py`."""
 
 
 class ChatRequest(_Generating):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import Literal
 
+from deployments.api.report import Report
 from deployments.client import Overloaded, Unavailable
 from deployments.rate_limits import RateLimited
 from deployments.tenants import ANONYMOUS
@@ -19,8 +20,11 @@ Endpoint = Literal["chat_completions", "completions", "other"]
 class Recorder:
     """Counts one request. All times run from its arrival at the API, tokenizing included."""
 
-    def __init__(self, metrics: Metrics | None, endpoint: Endpoint, tenant: str = ANONYMOUS.name) -> None:
-        """`tenant` is a name from the configuration."""
+    def __init__(
+        self, metrics: Metrics | None, endpoint: Endpoint, report: Report, tenant: str = ANONYMOUS.name
+    ) -> None:
+        """`tenant` is a name from the configuration; `report` hears how it ends."""
+        self.report = report
         self._metrics = metrics
         self._tenant = tenant
         self._endpoint = endpoint
@@ -65,6 +69,7 @@ class Recorder:
 
     def failed(self, status: int, error_type: str) -> None:
         """The answer is an error, or the stream ended with one."""
+        self.report.failed(error_type)
         if self._metrics is not None:
             self._metrics.inc(
                 "request_errors_total", endpoint=self._endpoint, status=str(status), error_type=error_type
@@ -78,6 +83,7 @@ class Recorder:
             reason = error.kind
         elif isinstance(error, Unavailable):
             reason = "unavailable"
+        self.report.reason = reason
         if self._metrics is not None and reason is not None:
             self._metrics.inc("admission_rejections_total", reason=reason)
             self._metrics.inc("tenant_rejections_total", tenant=self._tenant, reason=reason)
@@ -90,6 +96,7 @@ class Recorder:
 
     def _end(self, finish_reason: str) -> None:
         """A request that was never accepted is an error but no finished request."""
+        self.report.ended(finish_reason)
         if self._metrics is None or not self._is_accepted or self._is_over:
             return
         self._is_over = True

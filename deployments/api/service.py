@@ -9,6 +9,7 @@ from deployments.api.access import Access
 from deployments.api.cluster import ClusterSource
 from deployments.api.errors import invalid, model_not_found
 from deployments.api.limits import Limits
+from deployments.api.report import Listener
 from deployments.api.text_codec import TextCodec
 from deployments.client import EngineClient, ModelSwitch
 from monitoring.metrics import Metrics
@@ -60,6 +61,11 @@ class ApiService:
     """SHA-256 of the key that administration needs, in hex; None: it is off."""
     cluster: ClusterSource | None = None
     """Who knows the cluster; None: this service has none."""
+
+    listeners: tuple[Listener, ...] = ()
+    """Who hears of every generating request when its answer is out."""
+    is_named_outside: bool = False
+    """Whether the server around the API puts x-request-id on every answer, as Ray Serve does."""
 
     def find(self, asked: str | None) -> ServedModel:
         """The model that a request names; the only one when it names none. Raises `ApiError` 400 or 404."""

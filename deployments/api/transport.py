@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.api.body import ClientGone
-from deployments.api.errors import ApiError, internal
+from deployments.api.errors import ApiError, internal, invalid
 from deployments.api.limits import Limits
 
 logger = logging.getLogger(__name__)
@@ -105,29 +105,34 @@ def error_response(error: ApiError) -> Response:
 
 
 class Envelope:
-    """The outermost layer: bounds the headers, names the request, and turns what escapes into a plain 500."""
+    """An outer layer: bounds the headers, names the request, and turns what escapes into a plain 500."""
 
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, limits: Limits, *, names_answers: bool = True) -> None:
+        """With `names_answers`, every answer bears x-request-id; without, whoever calls this sees to it."""
         self._app = app
         self._limits = limits
+        self._names_answers = names_answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, with an id in its scope and in the response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        name = scope[_REQUEST_ID] = _own_or_new_id(scope)
+        given = [value for header, value in scope["headers"] if header == b"x-request-id"]
+        is_fit = len(set(given)) == 1 and _is_fit(given[0])
+        name = scope[_REQUEST_ID] = given[0].decode("ascii") if is_fit else f"req-{uuid.uuid4().hex}"
         has_started = False
 
         async def named_send(message: Message) -> None:
             nonlocal has_started
             if message["type"] == "http.response.start":
                 has_started = True
+            if message["type"] == "http.response.start" and self._names_answers:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", name.encode())]
             await send(message)
 
         try:
-            error = self._check_headers(scope)
+            error = self._check_size(scope) or (_unfit_id() if given and not is_fit else None)
             if error is None:
                 await self._app(scope, receive, named_send)
             else:
@@ -139,7 +144,7 @@ class Envelope:
             if not has_started:
                 await error_response(internal(name))(scope, receive, named_send)
 
-    def _check_headers(self, scope: Scope) -> ApiError | None:
+    def _check_size(self, scope: Scope) -> ApiError | None:
         headers = scope["headers"]
         size = sum(len(name) + len(value) for name, value in headers)
         if len(headers) > self._limits.max_headers or size > self._limits.max_header_bytes:
@@ -151,9 +156,11 @@ class Envelope:
         return None
 
 
-def _own_or_new_id(scope: Scope) -> str:
-    """The client's id when it is fit for logs and headers, else a new one."""
-    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    if 0 < len(given) <= _MAX_REQUEST_ID_CHARS and all(33 <= byte <= 126 for byte in given):
-        return str(given.decode("ascii"))
-    return f"req-{uuid.uuid4().hex}"
+def _is_fit(given: bytes) -> bool:
+    """Whether a client's id may go into logs, headers and traces as it is."""
+    return 0 < len(given) <= _MAX_REQUEST_ID_CHARS and all(33 <= byte <= 126 for byte in given)
+
+
+def _unfit_id() -> ApiError:
+    what = f"1 to {_MAX_REQUEST_ID_CHARS} visible ASCII characters without spaces"
+    return invalid(f"x-request-id must be {what}, once; leave it out to be given one.", "x-request-id")

@@ -40,6 +40,7 @@ class Answer:
     include_usage: bool
     """Whether a stream reports it; a whole answer always does."""
     with_token_ids: bool
+    include_timings: bool
 
     @classmethod
     def begin(cls, prefix: str, model: str, prompts: Sequence[Prompt], **options: Any) -> Answer:
@@ -54,9 +55,14 @@ class Answer:
         """The prompt that a choice continues."""
         return self.prompts[choice // self.num_choices]
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
     def usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Each prompt counts once however many choices it has, and so do its cached tokens."""
-        prompt_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
+        prompt_tokens = self.num_prompt_tokens
         completion_tokens = sum(choice.num_generated for choice in choices)
         cached = sum(choice.num_cached for choice in choices[:: self.num_choices])
         return {
@@ -102,11 +108,11 @@ class Wording(Protocol):
         """One delta as an event; the last one says why it is the last."""
         ...
 
-    def usage_event(self, choices: Sequence[Choice]) -> bytes:
-        """The event that ends a stream with `include_usage`."""
+    def closing(self, extras: dict[str, Any]) -> bytes:
+        """The event that ends a stream whose client asked for `usage` or `timings`."""
         ...
 
-    def whole(self, deltas: Sequence[Sequence[Delta]], choices: Sequence[Choice]) -> bytes:
+    def whole(self, deltas: Sequence[Sequence[Delta]], extras: dict[str, Any]) -> bytes:
         """The answer in one piece; deltas by choice."""
         ...
 
@@ -126,9 +132,9 @@ class Frames:
         """An event with one choice, given as JSON."""
         return self._head + encoded + self._tail
 
-    def usage(self, usage: dict[str, Any]) -> bytes:
-        """An event with no choices."""
-        return self._head + b'],"usage":' + encode_json(usage) + b"}\n\n"
+    def closing(self, extras: dict[str, Any]) -> bytes:
+        """An event with no choices, and what is said of all of them."""
+        return self._head + b"]," + encode_json(extras)[1:] + b"\n\n"
 
 
 def error_event(body: bytes) -> bytes:

@@ -154,7 +154,7 @@ def test_a_replica_lost_after_the_first_token_costs_its_streams_a_pause() -> Non
                 assert [token for event in events for token in event.token_ids] == list(range(2, 61))
                 assert stream.journal.token_ids == list(range(1, 61))
                 assert events[-1].finish_reason == "length"
-                assert (stream.replica, stream.num_migrations) == ("r1", 1)
+                assert (stream.replica, len(stream.course.migrations)) == ("r1", 1)
             await until(lambda: all(_is_idle(replica) for replica in engines.replicas))
 
     run(scenario())
@@ -253,6 +253,21 @@ def test_a_request_that_is_slow_to_begin_is_asked_of_a_second_replica() -> None:
             engines.runners[0].gate.set()
             await until(lambda: all(_is_idle(replica) for replica in engines.replicas))
             assert sum(engines.fleet.loads().values()) == 0
+
+    run(scenario())
+
+
+def test_of_two_replicas_that_accepted_the_one_that_begins_counts() -> None:
+    async def scenario() -> None:
+        hedging = Persistence(hedge_after_s=0.05, hedge_share=1.0)
+        async with World(2, persistence=hedging) as (client, engines):
+            for runner in engines.runners:
+                runner.gate.clear()
+            stream = await client.generate(request("a", max_tokens=5))
+            await until(lambda: stream.replica == "r1")
+            engines.runners[0].gate.set()
+            assert await tokens_of(stream) == [1, 2, 3, 4, 5]
+            assert stream.replica == "r0" and [leg.replica for leg in stream.course.legs] == ["r0"]
 
     run(scenario())
 

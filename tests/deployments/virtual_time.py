@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from deployments.client import FleetHealth, GenerateRequest, ReplicaHealth
+from deployments.course import Course
 from engine.plan import Event
 from engine.sampling_params import SamplingParams
 
@@ -115,6 +116,10 @@ class VirtualGeneration:
         await asyncio.sleep(self._ready_at - now())
         await self.aclose()
         return Event(self._request.request_id, (1,), finish_reason="length", num_cached=self._fleet.cached)
+
+    @property
+    def course(self) -> Course:
+        return Course(0.0, 0.0)
 
     def explain(self) -> dict[str, Any] | None:
         return None

@@ -108,6 +108,24 @@ def test_logprobs_are_of_the_chosen_tokens(ai: openai.OpenAI, model: str) -> Non
     assert all(len(top) in (2, 3) for top in legacy.top_logprobs)
 
 
+def test_an_answer_says_where_its_time_went(ai: openai.OpenAI, model: str, base_url: str) -> None:
+    asked = {"include_timings": True}
+    raw = ai.with_raw_response.chat.completions.create(
+        model=model, messages=MESSAGES, max_tokens=16, extra_body=asked, extra_headers={"x-request-id": "mine"}
+    )
+    assert raw.headers.get_list("x-request-id") == ["mine"]
+    timings = raw.parse().timings  # type: ignore[attr-defined]
+    assert timings["replica"] == raw.headers["x-raydix-replica"]
+    assert timings["output_tokens"] == raw.parse().usage.completion_tokens  # type: ignore[union-attr]
+    phases = [timings[name] for name in ("queue_s", "prefill_s", "decode_s")]
+    assert min(phases) >= 0 and 0 < sum(phases) <= timings["total_s"]
+    *_, last = complete(ai, model, stream=True, extra_body=asked)
+    assert last.choices == [] and last.timings["time_to_first_token_s"] <= last.timings["total_s"]
+    refused = httpx.post(f"{base_url}/v1/completions", json={}, headers={"x-request-id": "mine-too"})
+    assert refused.status_code == 400 and refused.headers.get_list("x-request-id") == ["mine-too"]
+    assert len(httpx.get(f"{base_url}/nope").headers.get_list("x-request-id")) == 1
+
+
 def test_the_small_endpoints(ai: openai.OpenAI, model: str, base_url: str) -> None:
     assert ai.models.retrieve(model).id == model
     with httpx.Client(base_url=base_url) as http:

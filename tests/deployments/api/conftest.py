@@ -15,6 +15,7 @@ import pytest
 import deployments.demo_model
 from deployments.api import ApiService, Limits, ModelCard, ServedModel, TextCodec, create_app
 from deployments.client import FleetHealth, GenerateRequest, ReplicaHealth
+from deployments.course import Course
 from engine.plan import Event, TokenLogprobs
 from engine.tokenizer import load_tokenizer
 from monitoring.metrics import Metrics
@@ -31,6 +32,7 @@ class ScriptedGeneration:
     hangs: bool = False
     replica: str | None = "replica-1"
     closed: bool = False
+    course: Course = field(default_factory=lambda: Course(0.0, 0.0))
 
     def explain(self) -> dict[str, Any] | None:
         return {"replica": self.replica, "reason": "holder", "terms": {"replica-1": {"total": 0.25}}}

@@ -52,8 +52,22 @@ def test_version_and_metrics(client: Client) -> None:
 
 def test_a_request_id_is_given_or_kept(client: Client) -> None:
     assert client.get("/version", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
-    for unfit in ("two words", "x" * 200):
-        assert client.get("/version", headers={"x-request-id": unfit}).headers["x-request-id"] != unfit
+    assert client.get("/version").headers["x-request-id"].startswith("req-")
+
+
+@pytest.mark.parametrize("unfit", ["two words", "x" * 129, "", "bell\x07", b"caf\xe9", "a\tb"])
+def test_a_request_id_unfit_for_logs_is_refused(client: Client, unfit: str | bytes) -> None:
+    response = client.get("/version", headers={"x-request-id": unfit})
+    assert response.status_code == 400 and response.json()["error"]["param"] == "x-request-id"
+    assert response.headers.get_list("x-request-id")[0].startswith("req-")
+    both = [("x-request-id", "one"), ("x-request-id", "two")]
+    assert client.get("/version", headers=both).status_code == 400
+
+
+def test_where_the_server_names_answers_the_api_does_not(service: ApiService) -> None:
+    inside = Client(httpx.ASGITransport(create_app(replace(service, is_named_outside=True))))
+    for path in ("/version", "/nope"):
+        assert "x-request-id" not in inside.get(path, headers={"x-request-id": "mine"}).headers
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,9 @@ def test_a_failure_in_a_stream_is_its_last_event(
     response = client.post("/v1/completions", ASK | {"stream": True})
     events = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
     assert response.status_code == 200 and len(events) == 4
-    assert set(json.loads(events[-1])["error"]) == {"message", "type", "param", "code"}
+    error = json.loads(events[-1])["error"]
+    assert set(error) == {"message", "type", "param", "code", "request_id"}
+    assert error["request_id"] == response.headers["x-request-id"]
     assert engine.generations[0].closed
     assert client.post("/v1/completions", ASK).status_code in (500, 503)
 

@@ -1,0 +1,133 @@
+"""The object `timings`: where a request's time went and what was computed for it, for clients that ask.
+
+A body with `"include_timings": true` gets it beside `usage`; a stream in its last event before [DONE], which has
+no choices: the usage event where there is one, else one of its own. What nobody could measure is null.
+
+    arrival ── admission ─▶ routed ─▶ engine: queue │ prefill │ decode ─▶ end
+               ╰──────── queue_s = admission_s + the engine's ─╯
+
+Seconds on different machines are durations by their own clocks. A stream that moved sums its parts; its pauses,
+like tokenizing, routing and the network, are in `total_s` alone. With several choices the object speaks of all:
+tokens and events are sums, `time_to_first_token_s` is that of the first choice to begin, the other seconds and
+`replica` are those of the choice that ended last, and `choices` has each.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import msgspec
+
+from deployments.api.choices import Choice
+from deployments.api.report import Began, Report
+from deployments.course import Course
+from engine.plan import Timings
+
+Number = TypeVar("Number", int, float)
+
+
+class RequestTimings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Of a request, or of one of its choices. Seconds are rounded to microseconds."""
+
+    total_s: float
+    """From the request's arrival to the last token, read by the ingress at its client's pace."""
+    time_to_first_token_s: float | None
+    """From the request's arrival to the first token; null when none came."""
+    admission_s: float | None
+    """Wait in the ingress for an engine with room."""
+    queue_s: float | None
+    """All waiting: in the ingress, and in engines from arrival to admission."""
+    prefill_s: float | None
+    """In engines, from admission to the first token."""
+    decode_s: float | None
+    """In engines, from the first token to the last."""
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens that were found in a cache at first."""
+    recomputed_tokens: int | None
+    """Tokens computed again: after a preemption, or at another replica after the first was lost."""
+    output_tokens: int
+    preemptions: int | None
+    """How often it gave up its memory to others."""
+    migrations: int
+    """How often its replica was lost after the first token."""
+    replica: str | None
+    """The engine replica that brought the last token."""
+    choices: list[RequestTimings] | None = None
+    """Each choice, where there are several."""
+
+
+def timings_of(report: Report) -> RequestTimings:
+    """What is known by now; for a request that never began to generate, that is its total alone."""
+    now = time.monotonic() if report.ended_at is None else report.ended_at
+    began = report.began
+    courses = [] if began is None else began.choices.courses
+    if began is None or not courses:
+        total, none = _seconds(now - report.arrival), None
+        prompt = began.answer.num_prompt_tokens if began else 0
+        return RequestTimings(total, none, none, none, none, none, prompt, 0, none, 0, none, 0, none)
+    pairs = list(zip(began.choices.choices, courses, strict=True))
+    each = [_of_choice(report, began, choice, course, now) for choice, course in pairs]
+    return each[0] if len(each) == 1 else _of_all(report, began, each, now)
+
+
+def _of_choice(report: Report, began: Began, choice: Choice, course: Course, now: float) -> RequestTimings:
+    legs = course.legs
+    admission, queued = course.sent_at - course.asked_at, _told(course, lambda timings: timings.queue)
+    return RequestTimings(
+        total_s=_seconds((choice.ended_at or now) - report.arrival),
+        time_to_first_token_s=None if choice.first_at is None else _seconds(choice.first_at - report.arrival),
+        admission_s=_seconds(admission),
+        queue_s=None if queued is None else _seconds(admission + queued),
+        prefill_s=_rounded(_told(course, lambda timings: timings.prefill)),
+        decode_s=_rounded(_sum(leg.decode_s for leg in legs)),
+        prompt_tokens=len(began.answer.prompt_of(choice.index).token_ids),
+        cached_tokens=choice.num_cached,
+        recomputed_tokens=_told(course, lambda timings: timings.num_recomputed),
+        output_tokens=choice.num_generated,
+        preemptions=_told(course, lambda timings: timings.num_preemptions),
+        migrations=len(course.migrations),
+        replica=legs[-1].replica if legs else None,
+    )
+
+
+def _of_all(report: Report, began: Began, each: list[RequestTimings], now: float) -> RequestTimings:
+    usage = began.answer.usage(began.choices.choices)
+    firsts = [one.time_to_first_token_s for one in each if one.time_to_first_token_s is not None]
+    return msgspec.structs.replace(
+        max(each, key=lambda one: one.total_s),
+        total_s=_seconds(now - report.arrival),
+        time_to_first_token_s=min(firsts, default=None),
+        prompt_tokens=usage["prompt_tokens"],
+        cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+        recomputed_tokens=_sum(one.recomputed_tokens for one in each),
+        output_tokens=usage["completion_tokens"],
+        preemptions=_sum(one.preemptions for one in each),
+        migrations=sum(one.migrations for one in each),
+        choices=each,
+    )
+
+
+def _told(course: Course, read: Callable[[Timings], Number]) -> Number | None:
+    """What all engines said together."""
+    return _sum(None if leg.timings is None else read(leg.timings) for leg in course.legs)
+
+
+def _sum(values: Iterable[Number | None]) -> Number | None:
+    """None when there is none, or one of them is not known."""
+    total: Number | None = None
+    for value in values:
+        if value is None:
+            return None
+        total = value if total is None else total + value
+    return total
+
+
+def _seconds(value: float) -> float:
+    return round(value, 6)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else _seconds(value)
