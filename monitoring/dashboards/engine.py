@@ -1,0 +1,213 @@
+"""What do the engines do, where does a step's time go, and how full is their memory?"""
+
+from __future__ import annotations
+
+from monitoring.dashboards.common import ENGINES, MODEL, REPLICA
+from monitoring.dashboards.model import Dashboard, Panel, Row, Target, Threshold, Unit
+
+_STAGES = ENGINES.rate("engine_stage_seconds_total", "stage")
+_ACTIVE = ENGINES.share(
+    ENGINES.gauge("kv_pages", "replica", state="active"), ENGINES.gauge("kv_pages_capacity", "replica")
+)
+
+
+def _quantiles(name: str, *quantiles: float, by: str = "", legend: str = "") -> tuple[Target, ...]:
+    """Targets of a histogram that has data whenever requests are served."""
+    prefix = f"{{{{{by}}}}} " if by else f"{legend} " if legend else ""
+    labels = (by,) if by else ()
+    return tuple(Target(ENGINES.quantile(q, name, *labels), f"{prefix}p{q * 100:g}") for q in quantiles)
+
+
+_BATCH = Row(
+    "Work",
+    (
+        Panel(
+            "Running and waiting",
+            "Requests in the batch, and those waiting: for room (capacity), or for another request that computes "
+            "the page they begin with (deferred). Much waiting for capacity beside a small batch: too few KV "
+            "pages.",
+            Unit.COUNT,
+            (
+                Target(ENGINES.gauge("requests_running"), "running"),
+                Target(ENGINES.gauge("requests_waiting", "reason"), "waiting: {{reason}}"),
+            ),
+            is_stacked=True,
+        ),
+        Panel(
+            "Oldest in the queue",
+            "How long the oldest waiting request has waited, by replica.",
+            Unit.SECONDS,
+            (Target(ENGINES.gauge("queue_oldest_age_seconds", "replica", how="max"), "{{replica}}"),),
+            thresholds=(Threshold(10.0, "red"),),
+        ),
+        Panel(
+            "Prompt tokens to compute",
+            "Of waiting and running requests, by replica. One replica far above the others: see Skew on the "
+            "Router dashboard.",
+            Unit.TOKENS,
+            (Target(ENGINES.gauge("waiting_prefill_tokens", "replica"), "{{replica}}"),),
+        ),
+        Panel(
+            "Requests in a step",
+            "Mean over the steps of each kind, of all replicas. Larger batches use the hardware better.",
+            Unit.COUNT,
+            (Target(ENGINES.mean("engine_batch_requests", "phase"), "{{phase}}"),),
+        ),
+        Panel(
+            "Tokens in a step",
+            "Mean over the steps of each kind, of all replicas. Prefill is cut to the settings max_step_tokens "
+            "and max_step_ms.",
+            Unit.TOKENS,
+            (Target(ENGINES.mean("engine_batch_tokens", "phase"), "{{phase}}"),),
+        ),
+        Panel(
+            "Time before, in and after prefill",
+            "95th percentile of a request's wait in the engine, its prompt's computation and its tokens after the "
+            "first, over all replicas.",
+            Unit.SECONDS,
+            tuple(
+                Target(ENGINES.quantile(0.95, f"request_{part}_seconds"), f"{part} p95")
+                for part in ("queue", "prefill", "decode")
+            ),
+        ),
+    ),
+)
+
+_STEPS = Row(
+    "Steps",
+    (
+        Panel(
+            "Step time",
+            "Median and 99th percentile by kind of step, over all replicas. A decode step is the least time "
+            "between two tokens; a mixed step also computes prompts and holds decodes up.",
+            Unit.SECONDS,
+            _quantiles("engine_step_seconds", 0.5, 0.99, by="phase"),
+            width=12,
+        ),
+        Panel(
+            "Where a step's time goes",
+            "Share of the engine loop's time by stage. forward should be nearly all of it; the rest is overhead.",
+            Unit.SHARE,
+            (
+                Target(
+                    f"{_STAGES} / on () group_left () {ENGINES.rate('engine_stage_seconds_total')}", "{{stage}}"
+                ),
+            ),
+            width=12,
+            is_stacked=True,
+            max=1.0,
+        ),
+        Panel(
+            "Steps",
+            "Steps per second by replica. None while requests wait means that an engine stands still.",
+            Unit.EVENTS_PER_SECOND,
+            (Target(ENGINES.rate("engine_steps_total", "replica"), "{{replica}}"),),
+        ),
+        Panel(
+            "How steps were launched",
+            "As a recorded graph, or operator by operator (eager), per second. On a GPU, decode steps should be "
+            "replays.",
+            Unit.EVENTS_PER_SECOND,
+            (Target(ENGINES.rate("engine_graph_replays_total", "mode"), "{{mode}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "GPU utilisation",
+            "Share of the time in which the GPU was busy, by replica. Absent on CPUs. Low with requests waiting: "
+            "the loop or the batch limits are in the way.",
+            Unit.SHARE,
+            (Target(ENGINES.gauge("gpu_utilization_ratio", "replica", how="avg"), "{{replica}}", is_sparse=True),),
+            max=1.0,
+        ),
+    ),
+)
+
+_MEMORY = Row(
+    "KV memory",
+    (
+        Panel(
+            "KV pages by state",
+            "Active pages belong to requests, cached ones hold prefixes and can be evicted, free ones hold "
+            "nothing. A full cache is good: free pages are unused memory.",
+            Unit.COUNT,
+            (Target(ENGINES.gauge("kv_pages", "state"), "{{state}}"),),
+            width=12,
+            is_stacked=True,
+        ),
+        Panel(
+            "Pages that requests use",
+            "Active pages of all pages, by replica. Near 100 % requests are preempted: fewer at once, shorter "
+            "prompts, or more memory.",
+            Unit.SHARE,
+            (Target(_ACTIVE, "{{replica}}"),),
+            width=12,
+            thresholds=(Threshold(0.8, "orange"), Threshold(0.95, "red")),
+            max=1.0,
+        ),
+        Panel(
+            "Preemptions",
+            "Requests put back in the queue for want of KV pages, per second. Now and then is fine; steadily "
+            "means that memory is too small for the load.",
+            Unit.EVENTS_PER_SECOND,
+            (Target(ENGINES.rate("preemptions_total", "replica"), "{{replica}}"),),
+        ),
+        Panel(
+            "Evictions",
+            "Cached pages given up per second: for want of room (capacity), or because the cache was emptied "
+            "(reset).",
+            Unit.PAGES_PER_SECOND,
+            (Target(ENGINES.rate("kv_evictions_total", "reason"), "{{reason}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "Age of evicted pages",
+            "From taking a page to its eviction, and from its last use to its eviction, of sampled pages, over "
+            "all replicas. Shorter than the pause between turns of a conversation: the cache is too small for "
+            "them.",
+            Unit.SECONDS,
+            (
+                *(
+                    Target(ENGINES.quantile(q, "kv_page_lifetime_seconds"), f"lifetime p{q * 100:g}")
+                    for q in (0.5, 0.95)
+                ),
+                *(
+                    Target(ENGINES.quantile(q, "kv_page_idle_before_evict_seconds"), f"idle p{q * 100:g}")
+                    for q in (0.5, 0.95)
+                ),
+            ),
+        ),
+    ),
+)
+
+_WARM_UP = Row(
+    "Warm-up",
+    (
+        Panel(
+            "Prefixes computed before the first request",
+            "By replica, since it started: a new replica first computes what the fleet shares most.",
+            Unit.COUNT,
+            (Target(ENGINES.total("warm_up_prefixes_total", "replica"), "{{replica}}"),),
+        ),
+        Panel(
+            "Tokens of those prefixes",
+            "By replica, since it started.",
+            Unit.TOKENS,
+            (Target(ENGINES.total("warm_up_tokens_total", "replica"), "{{replica}}"),),
+        ),
+        Panel(
+            "Time spent on them",
+            "By replica: how much later it began to serve.",
+            Unit.SECONDS,
+            (Target(ENGINES.total("warm_up_seconds_total", "replica"), "{{replica}}"),),
+        ),
+    ),
+    height=6,
+)
+
+ENGINE = Dashboard(
+    "raydix-engine",
+    "Raydix: Engine",
+    "Batches, steps and KV memory of the engine replicas.",
+    (MODEL, REPLICA),
+    (_BATCH, _STEPS, _MEMORY, _WARM_UP),
+)

@@ -1,0 +1,173 @@
+"""A dashboard as Grafana's JSON (the classic model, which Grafana 9 to 13 read)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monitoring.dashboards.model import COLUMNS, Dashboard, Panel, Target, Variable
+
+Json = dict[str, Any]
+
+SCHEMA_VERSION = 42
+TAG = "raydix"
+"""By it the dashboards link to each other."""
+
+_DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+def to_json(dashboard: Dashboard) -> Json:
+    """The dashboard, without the id and version that a server gives it."""
+    return {
+        "uid": dashboard.uid,
+        "title": dashboard.title,
+        "description": dashboard.description,
+        "tags": [TAG],
+        "schemaVersion": SCHEMA_VERSION,
+        "editable": True,
+        "graphTooltip": 1,  # the crosshair is shared by all panels
+        "refresh": "10s",
+        "time": {"from": "now-30m", "to": "now"},
+        "timezone": "browser",
+        "annotations": {"list": []},
+        "links": [_links()],
+        "templating": {"list": [_datasource_variable(), *map(_variable, dashboard.variables)]},
+        "panels": _panels(dashboard),
+    }
+
+
+def _links() -> Json:
+    """One link for each dashboard with our tag; what is chosen here stays chosen there."""
+    return {
+        "type": "dashboards",
+        "title": "Raydix",
+        "tags": [TAG],
+        "asDropdown": False,
+        "includeVars": True,
+        "keepTime": True,
+        "targetBlank": False,
+        "icon": "external link",
+        "tooltip": "",
+        "url": "",
+    }
+
+
+def _datasource_variable() -> Json:
+    return {
+        "type": "datasource",
+        "name": "datasource",
+        "label": "Prometheus",
+        "query": "prometheus",
+        "current": {},
+        "hide": 0,
+        "includeAll": False,
+        "multi": False,
+        "options": [],
+        "refresh": 1,
+        "regex": "",
+    }
+
+
+def _variable(variable: Variable) -> Json:
+    return {
+        "type": "query",
+        "name": variable.name,
+        "label": variable.label,
+        "datasource": _DATASOURCE,
+        "definition": variable.source,
+        "query": {"query": variable.source, "refId": variable.name},
+        "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
+        "hide": 0,
+        "includeAll": True,
+        "allValue": ".*",
+        "multi": True,
+        "options": [],
+        "refresh": 2,  # whenever the time range changes
+        "regex": "",
+        "sort": 1,
+    }
+
+
+def _panels(dashboard: Dashboard) -> list[Json]:
+    """Rows and panels in one list, as Grafana wants them, with places on the grid."""
+    found: list[Json] = []
+    y = 0
+    for row in dashboard.rows:
+        position = {"x": 0, "y": y, "w": COLUMNS, "h": 1}
+        found.append(
+            {
+                "id": len(found) + 1,
+                "type": "row",
+                "title": row.title,
+                "collapsed": False,
+                "gridPos": position,
+                "panels": [],
+            }
+        )
+        y += 1
+        for panel, x, below in row.positions():
+            position = {"x": x, "y": y + below, "w": panel.width, "h": row.height}
+            found.append({"id": len(found) + 1, "gridPos": position, **_panel(panel)})
+        y += below + row.height
+    return found
+
+
+def _panel(panel: Panel) -> Json:
+    return {
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": _DATASOURCE,
+        "targets": [_target(target, index) for index, target in enumerate(panel.targets)],
+        "fieldConfig": {"defaults": _field(panel), "overrides": []},
+        "options": _STAT if panel.kind == "stat" else _GRAPH,
+    }
+
+
+def _target(target: Target, index: int) -> Json:
+    return {
+        "refId": chr(ord("A") + index),
+        "datasource": _DATASOURCE,
+        "expr": target.expr,
+        "legendFormat": target.legend,
+        "editorMode": "code",
+        "range": True,
+        "instant": False,
+    }
+
+
+def _field(panel: Panel) -> Json:
+    steps: list[Json] = [{"value": None, "color": panel.base}]
+    steps += [{"value": threshold.value, "color": threshold.color} for threshold in panel.thresholds]
+    field: Json = {
+        "unit": panel.unit.value,
+        "min": 0,
+        "color": {"mode": "thresholds" if panel.kind == "stat" else "palette-classic"},
+        "thresholds": {"mode": "absolute", "steps": steps},
+    }
+    if panel.max is not None:
+        field["max"] = panel.max
+    if panel.kind == "timeseries":
+        field["custom"] = {
+            "drawStyle": "line",
+            "lineWidth": 1,
+            "fillOpacity": 40 if panel.is_stacked else 10,
+            "showPoints": "never",
+            "spanNulls": False,
+            "stacking": {"mode": "normal" if panel.is_stacked else "none", "group": "A"},
+            "thresholdsStyle": {"mode": "dashed" if panel.thresholds else "off"},
+        }
+    return field
+
+
+_GRAPH: Json = {
+    "legend": {"showLegend": True, "displayMode": "list", "placement": "bottom", "calcs": []},
+    "tooltip": {"mode": "multi", "sort": "desc"},
+}
+_STAT: Json = {
+    "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+    "colorMode": "value",
+    "graphMode": "area",
+    "justifyMode": "auto",
+    "orientation": "auto",
+    "textMode": "value",
+}

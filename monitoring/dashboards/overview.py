@@ -1,0 +1,258 @@
+"""Is the service good to its users, and how much does it do?"""
+
+from __future__ import annotations
+
+from monitoring.dashboards.common import E2E_S, FLEET, ITL_S, MODEL, OBJECTIVE, TTFT_S, limit
+from monitoring.dashboards.model import Dashboard, Panel, Row, Target, Threshold, Unit
+
+_HIT_RATE = FLEET.share(FLEET.rate("prefix_cache_hit_tokens_total"), FLEET.rate("prefix_cache_query_tokens_total"))
+_RECOMPUTE_HIT_RATE = FLEET.share(
+    FLEET.rate("prefix_cache_recompute_hit_tokens_total"),
+    FLEET.rate("prefix_cache_recompute_query_tokens_total"),
+)
+_FAILED = FLEET.rate("requests_total", finish_reason="error")
+_MET = FLEET.share(FLEET.rate("slo_requests_total", "slo", met="true"), FLEET.rate("slo_requests_total", "slo"))
+_UP = FLEET.gauge("engine_up")
+_EXPECTED = FLEET.gauge("replicas_expected", "model_name", how="max")
+
+
+def _quantiles(name: str) -> tuple[Target, ...]:
+    return tuple(Target(FLEET.quantile(q, name), f"p{q * 100:g}") for q in (0.5, 0.95, 0.99))
+
+
+_NOW = Row(
+    "Now",
+    (
+        Panel(
+            "Requests",
+            "Finished requests per second, however they ended.",
+            Unit.REQUESTS_PER_SECOND,
+            (Target(FLEET.rate("requests_total"), "requests"),),
+            width=4,
+            kind="stat",
+        ),
+        Panel(
+            "Generated tokens",
+            "Tokens written per second, over all replicas.",
+            Unit.TOKENS_PER_SECOND,
+            (Target(FLEET.rate("generation_tokens_total"), "generated"),),
+            width=4,
+            kind="stat",
+        ),
+        Panel(
+            "Prefix hit rate",
+            "Share of new requests' prompt tokens whose KV was found in a cache instead of computed.",
+            Unit.SHARE,
+            (Target(_HIT_RATE, "hit rate"),),
+            width=4,
+            kind="stat",
+            max=1.0,
+        ),
+        Panel(
+            "TTFT p95",
+            f"95 % of requests had their first token within this time. The target is {TTFT_S:g} s.",
+            Unit.SECONDS,
+            (Target(FLEET.quantile(0.95, "time_to_first_token_seconds"), "p95"),),
+            width=4,
+            kind="stat",
+            thresholds=limit(TTFT_S),
+        ),
+        Panel(
+            "Failed requests",
+            "Share of requests that ended with an error after they had been accepted.",
+            Unit.SHARE,
+            (Target(FLEET.share(_FAILED, FLEET.rate("requests_total")), "failed"),),
+            width=4,
+            kind="stat",
+            thresholds=(Threshold(0.001, "orange"), Threshold(1 - OBJECTIVE, "red")),
+            max=1.0,
+        ),
+        Panel(
+            "Replicas up",
+            "Engine replicas that live, of those the configuration asks for. Red: none at all; orange: some "
+            "missing.",
+            Unit.SHARE,
+            (Target(FLEET.share(_UP, f"sum({_EXPECTED})"), "up"),),
+            width=4,
+            kind="stat",
+            base="red",
+            thresholds=(Threshold(0.01, "orange"), Threshold(1.0, "green")),
+        ),
+    ),
+    height=4,
+)
+
+_LEVELS = Row(
+    "Service levels",
+    (
+        Panel(
+            "Time to first token",
+            f"From a request's arrival to its first token; the line is the target of {TTFT_S:g} s. When it rises, "
+            "see the queue and prefill times on the Engine dashboard.",
+            Unit.SECONDS,
+            _quantiles("time_to_first_token_seconds"),
+            thresholds=limit(TTFT_S),
+        ),
+        Panel(
+            "Time between tokens",
+            f"Between one token of a request and the next; the line is the target of {ITL_S:g} s. When it rises, "
+            "look at step time and batch size on the Engine dashboard.",
+            Unit.SECONDS,
+            _quantiles("inter_token_latency_seconds"),
+            thresholds=limit(ITL_S),
+        ),
+        Panel(
+            "Time to the last token",
+            f"From a request's arrival to its end; the line is the target of {E2E_S:g} s. It grows with the "
+            "length of answers, too.",
+            Unit.SECONDS,
+            _quantiles("request_duration_seconds"),
+            thresholds=limit(E2E_S),
+        ),
+        Panel(
+            "Requests that met their target",
+            f"Share of finished requests within the target, by target. The objective is {OBJECTIVE:.0%}.",
+            Unit.SHARE,
+            (Target(_MET, "{{slo}}"),),
+            width=12,
+            base="red",
+            thresholds=(Threshold(OBJECTIVE, "green"),),
+            max=1.0,
+        ),
+        Panel(
+            "Error budget burn",
+            f"How many times faster than allowed the budget of {1 - OBJECTIVE:.0%} missed targets is used up. 1 "
+            "just keeps the objective; 14.4 for an hour uses 2 % of a month's budget.",
+            Unit.FACTOR,
+            (Target(f"(1 - {_MET}) / {1 - OBJECTIVE:.2g}", "{{slo}}"),),
+            width=12,
+            thresholds=(Threshold(1.0, "orange"), Threshold(14.4, "red")),
+        ),
+    ),
+)
+
+_THROUGHPUT = Row(
+    "Throughput",
+    (
+        Panel(
+            "Requests by how they ended",
+            "Finished requests per second. stop and length are answers; abort: the client left; error: see "
+            "Errors.",
+            Unit.REQUESTS_PER_SECOND,
+            (Target(FLEET.rate("requests_total", "finish_reason"), "{{finish_reason}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "Tokens",
+            "Prompt tokens computed, prompt tokens found in a cache, and tokens generated, per second.",
+            Unit.TOKENS_PER_SECOND,
+            (
+                Target(FLEET.rate("prompt_tokens_total", source="computed"), "prompt, computed"),
+                Target(FLEET.rate("prompt_tokens_total", source="device"), "prompt, cached"),
+                Target(FLEET.rate("generation_tokens_total"), "generated"),
+            ),
+            is_stacked=True,
+        ),
+        Panel(
+            "Prefix cache hit rate",
+            "Share of looked-up prompt tokens that a cache held. Preempted requests that are resumed find what "
+            "they had computed themselves, so they are apart and no part of the hit rate.",
+            Unit.SHARE,
+            (
+                Target(_HIT_RATE, "new requests"),
+                Target(_RECOMPUTE_HIT_RATE, "resumed after preemption"),
+            ),
+            max=1.0,
+        ),
+        Panel(
+            "Requests in the system",
+            "Running in a batch, waiting in an engine, and waiting in an ingress for an engine that has room. "
+            "Waiting that does not go away means too few replicas.",
+            Unit.COUNT,
+            (
+                Target(FLEET.gauge("requests_running"), "running"),
+                Target(FLEET.gauge("requests_waiting"), "waiting in engines"),
+                Target(FLEET.gauge("admission_waiting_requests"), "waiting in ingresses"),
+            ),
+            width=12,
+            is_stacked=True,
+        ),
+        Panel(
+            "Length of requests",
+            "Median and 95th percentile of tokens in prompts and answers: what a change of latency is to be "
+            "judged by.",
+            Unit.TOKENS,
+            tuple(
+                Target(FLEET.quantile(q, f"request_{part}_tokens"), f"{part} p{q * 100:g}")
+                for part in ("prompt", "output")
+                for q in (0.5, 0.95)
+            ),
+            width=12,
+        ),
+    ),
+)
+
+_ERRORS = Row(
+    "Errors",
+    (
+        Panel(
+            "Errors by type",
+            "Requests answered with an error, per second. 4xx are mostly clients' mistakes, 5xx are ours.",
+            Unit.REQUESTS_PER_SECOND,
+            (
+                Target(
+                    FLEET.rate("request_errors_total", "status", "error_type"),
+                    "{{status}} {{error_type}}",
+                    is_sparse=True,
+                ),
+            ),
+            is_stacked=True,
+        ),
+        Panel(
+            "Rejections by reason",
+            "Requests refused before any work was done, per second. queue_full and unavailable: the fleet is too "
+            "small; the others are limits of tenants.",
+            Unit.REQUESTS_PER_SECOND,
+            (Target(FLEET.rate("admission_rejections_total", "reason"), "{{reason}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "HTTP answers by status",
+            "All HTTP requests, administration and probes included, per second.",
+            Unit.REQUESTS_PER_SECOND,
+            (Target(FLEET.rate("http_requests_total", "status"), "{{status}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "Replicas",
+            "Engine replicas that live, and those the configuration asks for. Under autoscaling the second one "
+            "moves.",
+            Unit.COUNT,
+            (
+                Target(FLEET.gauge("engine_up", "model_name"), "{{model_name}} up"),
+                Target(_EXPECTED, "{{model_name}} expected"),
+            ),
+            width=12,
+        ),
+        Panel(
+            "Streams that broke off or moved",
+            "Clients that left before the end, streams that lost their replica and went on elsewhere, and those "
+            "that could not, per second.",
+            Unit.EVENTS_PER_SECOND,
+            (
+                Target(FLEET.rate("stream_disconnects_total"), "client left"),
+                Target(FLEET.rate("migrations_total", outcome="resumed"), "moved to another replica"),
+                Target(FLEET.rate("migrations_total", outcome="gave_up|no_replica"), "lost"),
+            ),
+            width=12,
+        ),
+    ),
+)
+
+OVERVIEW = Dashboard(
+    "raydix-overview",
+    "Raydix: Overview",
+    "Service levels, throughput, hit rate and errors of the whole service.",
+    (MODEL,),
+    (_NOW, _LEVELS, _THROUGHPUT, _ERRORS),
+)

@@ -1,0 +1,178 @@
+"""Where do requests go, why, and was it right?"""
+
+from __future__ import annotations
+
+from monitoring.dashboards.common import ENGINES, FLEET, MODEL, REPLICA
+from monitoring.dashboards.model import Dashboard, Panel, Row, Target, Threshold, Unit
+
+_WAITING = ENGINES.gauge("waiting_prefill_tokens", "replica")
+_RUNNING = ENGINES.gauge("requests_running", "replica")
+_COMPUTED = ENGINES.rate("prompt_tokens_total", "replica", source="computed")
+
+
+def _skew(by_replica: str) -> str:
+    """The fullest replica over the mean. NaN while all are empty."""
+    return f"max({by_replica}) / avg({by_replica})"
+
+
+_DECISIONS = Row(
+    "Decisions",
+    (
+        Panel(
+            "Decisions by reason",
+            "Why requests went where they went, per second. holder: there lies the longest prefix; cheaper: "
+            "another replica costs less although it holds less; cold: nobody holds it; session, hash: a hint "
+            "decided.",
+            Unit.REQUESTS_PER_SECOND,
+            (Target(FLEET.rate("router_decisions_total", "reason"), "{{reason}}"),),
+            width=12,
+            is_stacked=True,
+        ),
+        Panel(
+            "Predicted and actual hits",
+            "Prompt tokens that the router expected in the chosen replica's cache, and those that were there, per "
+            "second. Fewer than expected: its knowledge is old, or pages were evicted meanwhile.",
+            Unit.TOKENS_PER_SECOND,
+            (Target(FLEET.rate("router_hit_tokens_total", "kind"), "{{kind}}"),),
+            width=12,
+        ),
+        Panel(
+            "Regret",
+            "Prompt tokens per second that another replica held and the chosen one did not: what balancing load "
+            "cost.",
+            Unit.TOKENS_PER_SECOND,
+            (Target(FLEET.rate("router_regret_tokens_total"), "computed although cached elsewhere"),),
+        ),
+        Panel(
+            "Time to decide",
+            "Median and 99th percentile: hashing the prompt, looking it up, comparing replicas.",
+            Unit.SECONDS,
+            tuple(Target(FLEET.quantile(q, "router_decision_seconds"), f"p{q * 100:g}") for q in (0.5, 0.99)),
+            thresholds=(Threshold(0.01, "orange"),),
+        ),
+        Panel(
+            "Requests that no policy placed",
+            "Failures of the policy per second; the least loaded replica got the request. More than none is a "
+            "bug.",
+            Unit.REQUESTS_PER_SECOND,
+            (Target(FLEET.rate("router_errors_total"), "failures"),),
+            thresholds=(Threshold(0.001, "red"),),
+        ),
+    ),
+)
+
+_BALANCE = Row(
+    "Balance",
+    (
+        Panel(
+            "Skew over replicas",
+            "The fullest replica over the mean: prompt tokens to compute, running requests, and prompt tokens "
+            "computed per second. 1 is even. Short peaks are how prefixes find their replica; a lasting 2 is not.",
+            Unit.FACTOR,
+            (
+                Target(_skew(_WAITING), "prompt tokens to compute"),
+                Target(_skew(_RUNNING), "running requests"),
+                Target(_skew(_COMPUTED), "prompt tokens computed"),
+            ),
+        ),
+        Panel(
+            "Prompt tokens computed",
+            "By replica, per second.",
+            Unit.TOKENS_PER_SECOND,
+            (Target(_COMPUTED, "{{replica}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "Prompt tokens found cached",
+            "By replica, per second.",
+            Unit.TOKENS_PER_SECOND,
+            (Target(ENGINES.rate("prompt_tokens_total", "replica", source="device"), "{{replica}}"),),
+            is_stacked=True,
+        ),
+    ),
+)
+
+_KNOWLEDGE = Row(
+    "What the router knows",
+    (
+        Panel(
+            "Age of its knowledge",
+            "The oldest news of a replica's cache, by ingress. It should stay near 1 s.",
+            Unit.SECONDS,
+            (Target(FLEET.gauge("router_index_lag_seconds", "replica", how="max"), "{{replica}}"),),
+            thresholds=(Threshold(5.0, "orange"), Threshold(10.0, "red")),
+        ),
+        Panel(
+            "Blocks in its index",
+            "Blocks of prefixes that each ingress knows of, over all replicas.",
+            Unit.COUNT,
+            (Target(FLEET.gauge("router_index_blocks", "replica"), "{{replica}}"),),
+        ),
+        Panel(
+            "Replicas by state",
+            "As the ingress sees them that sees most. Lost: silent or dead; circuit_open: failed too often and is "
+            "not asked for a while.",
+            Unit.COUNT,
+            (Target(FLEET.gauge("router_replicas", "state", how="max"), "{{state}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "Messages not taken in",
+            "On the wire between ingresses and replicas, per second. Gaps and congestion heal by themselves; "
+            "unauthenticated and malformed ones should never be.",
+            Unit.EVENTS_PER_SECOND,
+            (
+                Target(FLEET.rate("wire_rejected_messages_total", "kind"), "by replicas: {{kind}}"),
+                Target(FLEET.rate("wire_dropped_messages_total", "kind"), "by ingresses: {{kind}}"),
+            ),
+            width=16,
+            is_stacked=True,
+        ),
+        Panel(
+            "Blocks that found no room",
+            "Not taken into the index because it was full, per second: those prefixes are not found.",
+            Unit.EVENTS_PER_SECOND,
+            (Target(FLEET.rate("router_index_dropped_blocks_total"), "blocks"),),
+            thresholds=(Threshold(1.0, "orange"),),
+        ),
+    ),
+)
+
+_LOSSES = Row(
+    "Lost replicas",
+    (
+        Panel(
+            "Migrations",
+            "Streams that lost their replica after the first token, per second, by what happened to it and to "
+            "them.",
+            Unit.EVENTS_PER_SECOND,
+            (Target(FLEET.rate("migrations_total", "reason", "outcome"), "{{reason}}: {{outcome}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "Pause of a moved stream",
+            "Median and 95th percentile of the time between the last token before and the first after.",
+            Unit.SECONDS,
+            tuple(Target(FLEET.quantile(q, "migration_gap_seconds"), f"p{q * 100:g}") for q in (0.5, 0.95)),
+        ),
+        Panel(
+            "Retries and hedges",
+            "Requests sent again because their replica was lost before the first token, and those sent twice "
+            "because they were slow to begin, per second.",
+            Unit.REQUESTS_PER_SECOND,
+            (
+                Target(FLEET.rate("retries_total", "reason"), "retry: {{reason}}"),
+                Target(FLEET.rate("hedges_total", "outcome"), "hedge: {{outcome}}"),
+            ),
+            is_stacked=True,
+        ),
+    ),
+)
+
+ROUTER = Dashboard(
+    "raydix-router",
+    "Raydix: Router",
+    "Where requests go, what the router knows, and what happens when a replica is lost.",
+    (MODEL, REPLICA),
+    (_DECISIONS, _BALANCE, _KNOWLEDGE, _LOSSES),
+)

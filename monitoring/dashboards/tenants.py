@@ -1,0 +1,87 @@
+"""Who asks for how much, who waits, and who is refused?"""
+
+from __future__ import annotations
+
+from monitoring.dashboards.common import FLEET, MODEL, TENANT
+from monitoring.dashboards.model import Dashboard, Panel, Row, Target, Unit
+
+_CHOSEN = {"tenant": "$tenant"}
+_TOKENS = FLEET.rate("tenant_tokens_total", "tenant", **_CHOSEN)
+
+_USE = Row(
+    "Use",
+    (
+        Panel(
+            "Requests",
+            "Requests to generate per second, by tenant, refused ones included.",
+            Unit.REQUESTS_PER_SECOND,
+            (Target(FLEET.rate("tenant_requests_total", "tenant", **_CHOSEN), "{{tenant}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "Prompt tokens",
+            "Per second, as the tenants' limits count them.",
+            Unit.TOKENS_PER_SECOND,
+            (Target(FLEET.rate("tenant_tokens_total", "tenant", kind="prompt", **_CHOSEN), "{{tenant}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "Generated tokens",
+            "Per second, as the tenants' limits count them.",
+            Unit.TOKENS_PER_SECOND,
+            (Target(FLEET.rate("tenant_tokens_total", "tenant", kind="generated", **_CHOSEN), "{{tenant}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "Share of tokens",
+            "Of all tenants' tokens, prompts and answers together. Only while all wait must it follow their "
+            "weights.",
+            Unit.SHARE,
+            (Target(f"{_TOKENS} / on () group_left () {FLEET.rate('tenant_tokens_total')}", "{{tenant}}"),),
+            width=24,
+            is_stacked=True,
+            max=1.0,
+        ),
+    ),
+)
+
+_WAIT = Row(
+    "Waiting and refusal",
+    (
+        Panel(
+            "Median wait for an engine",
+            "In the ingress, where tenants take turns, by tenant. A tenant that stays within its share hardly "
+            "waits.",
+            Unit.SECONDS,
+            (Target(FLEET.quantile(0.5, "tenant_queue_seconds", "tenant", **_CHOSEN), "{{tenant}}"),),
+        ),
+        Panel(
+            "95th percentile of that wait",
+            "By tenant.",
+            Unit.SECONDS,
+            (Target(FLEET.quantile(0.95, "tenant_queue_seconds", "tenant", **_CHOSEN), "{{tenant}}"),),
+        ),
+        Panel(
+            "Rejections",
+            "Requests refused before any work was done, per second, by tenant and reason. requests_per_minute, "
+            "tokens_per_minute and max_concurrency are the tenant's own limits.",
+            Unit.REQUESTS_PER_SECOND,
+            (
+                Target(
+                    FLEET.rate("tenant_rejections_total", "tenant", "reason", **_CHOSEN),
+                    "{{tenant}}: {{reason}}",
+                    is_sparse=True,
+                ),
+            ),
+            is_stacked=True,
+        ),
+    ),
+)
+
+TENANTS = Dashboard(
+    "raydix-tenants",
+    "Raydix: Tenants",
+    "Requests, tokens, waiting and refusals by tenant.",
+    (MODEL, TENANT),
+    (_USE, _WAIT),
+)

@@ -1,0 +1,48 @@
+"""Every expression that dashboards and alerts ask of Prometheus, as Prometheus is asked it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from monitoring.dashboards import DASHBOARDS
+
+EVERYTHING: Mapping[str, str] = {
+    "model": ".*",
+    "replica": ".*",
+    "tenant": ".*",
+    "__rate_interval": "1m",
+}
+"""What Grafana puts in place of its variables where nothing is chosen."""
+
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))")
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One expression, ready to be evaluated."""
+
+    expr: str
+    source: str
+    """Where it is from, e.g. "raydix-engine: Running and waiting [0]"."""
+    expects_data: bool
+    """Whether any application under load has data for it; False where an event such as an error comes first."""
+
+
+def dashboard_queries(variables: Mapping[str, str] = EVERYTHING) -> list[Query]:
+    """The queries of every panel; `variables` are merged over `EVERYTHING`."""
+    values = {**EVERYTHING, **variables}
+    return [
+        Query(
+            with_variables(target.expr, values), f"{dashboard.uid}: {panel.title} [{index}]", not target.is_sparse
+        )
+        for dashboard in DASHBOARDS
+        for panel in dashboard.panels()
+        for index, target in enumerate(panel.targets)
+    ]
+
+
+def with_variables(expr: str, values: Mapping[str, str]) -> str:
+    """An expression with Grafana's variables replaced. KeyError for a variable without a value."""
+    return _VARIABLE.sub(lambda found: values[found[1] or found[2]], expr)
