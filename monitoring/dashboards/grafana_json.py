@@ -12,6 +12,9 @@ SCHEMA_VERSION = 42
 TAG = "raydix"
 """By it the dashboards link to each other."""
 
+DATASOURCE_UID, DATASOURCE_NAME = "raydix-prometheus", "Raydix Prometheus"
+"""The datasource that is chosen at first; where there is none, Grafana takes its default."""
+
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
@@ -57,7 +60,7 @@ def _datasource_variable() -> Json:
         "name": "datasource",
         "label": "Prometheus",
         "query": "prometheus",
-        "current": {},
+        "current": {"selected": False, "text": DATASOURCE_NAME, "value": DATASOURCE_UID},
         "hide": 0,
         "includeAll": False,
         "multi": False,
@@ -74,7 +77,7 @@ def _variable(variable: Variable) -> Json:
         "label": variable.label,
         "datasource": _DATASOURCE,
         "definition": variable.source,
-        "query": {"query": variable.source, "refId": variable.name},
+        "query": variable.source,
         "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
         "hide": 0,
         "includeAll": True,

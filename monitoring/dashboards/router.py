@@ -77,14 +77,14 @@ _BALANCE = Row(
         ),
         Panel(
             "Prompt tokens computed",
-            "By replica, per second.",
+            "By replica, per second: the work that prompts are. Even heights are a balanced fleet.",
             Unit.TOKENS_PER_SECOND,
             (Target(_COMPUTED, "{{replica}}"),),
             is_stacked=True,
         ),
         Panel(
             "Prompt tokens found cached",
-            "By replica, per second.",
+            "By replica, per second: the work that was saved, and where the prefixes lie that are asked for.",
             Unit.TOKENS_PER_SECOND,
             (Target(ENGINES.rate("prompt_tokens_total", "replica", source="device"), "{{replica}}"),),
             is_stacked=True,

@@ -57,7 +57,7 @@ _WAIT = Row(
         ),
         Panel(
             "95th percentile of that wait",
-            "By tenant.",
+            "By tenant. Far above the median: it asks in bursts, or for more than its share.",
             Unit.SECONDS,
             (Target(FLEET.quantile(0.95, "tenant_queue_seconds", "tenant", **_CHOSEN), "{{tenant}}"),),
         ),
