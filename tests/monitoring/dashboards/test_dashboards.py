@@ -66,7 +66,7 @@ def test_every_variable_that_is_used_is_defined_and_the_other_way_round(dashboar
     for name in names:
         assert f"${name}" in text or f"${{{name}}}" in text, name
     for target in (target for panel in dashboard.panels() for target in panel.targets):
-        with_variables(target.expr, {name: "x" for name in names} | {"__rate_interval": "1m"})
+        with_variables(target.expr, dict.fromkeys(names, "x") | {"__rate_interval": "1m"})
 
 
 @dashboards
