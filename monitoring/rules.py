@@ -1,0 +1,61 @@
+"""The alert and recording rules of `alerts/raydix.rules.yaml`, read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from monitoring.promql import labels_listed, selectors
+
+RULES = Path(__file__).with_name("alerts") / "raydix.rules.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule, as Prometheus reads it."""
+
+    kind: Literal["record", "alert"]
+    name: str
+    expr: str
+    group: str
+    hold: str = ""
+    """How long an alert's expression must hold before it fires, such as "5m"; "": not at all."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+    def answered(self) -> str:
+        """The expression with its comparisons answered by 0 or 1 instead of left out.
+
+        It has data whether or not the alert fires: nothing that it reads is missing, and the sides of its `and`
+        have labels in common.
+        """
+        return re.sub(r"(?<![=!])(==|!=|>=|<=|>|<)(?=\s*\d)", r"\1 bool", self.expr)
+
+
+def load_rules(path: Path = RULES) -> list[Rule]:
+    """All rules of a file, in its order. KeyError or ValueError when it is no file of rules."""
+    groups = yaml.safe_load(path.read_text())["groups"]
+    return [_rule(group["name"], **rule) for group in groups for rule in group["rules"]]
+
+
+def recorded_labels(rules: Sequence[Rule]) -> dict[str, set[str]]:
+    """The labels of what recording rules record: what they group by, or those of what they read."""
+    recorded: dict[str, set[str]] = {}
+    for rule in rules:
+        if rule.kind == "record":
+            read = [recorded[selector.name] for selector in selectors(rule.expr) if selector.name in recorded]
+            recorded[rule.name] = labels_listed(rule.expr).union(*read)
+    return recorded
+
+
+def _rule(group: str, expr: str, record: str | None = None, alert: str | None = None, **rest: object) -> Rule:
+    hold, labels, annotations = rest.get("for", ""), rest.get("labels", {}), rest.get("annotations", {})
+    name = record or alert
+    if name is None or not isinstance(labels, dict) or not isinstance(annotations, dict):
+        raise ValueError(f"a rule of group {group} is neither a record nor an alert: {expr}")
+    return Rule("record" if record else "alert", name, expr, group, str(hold), labels, annotations)
