@@ -34,6 +34,25 @@ def resolve_model(model: str) -> Path:
     return _download(model)
 
 
+def resolve_metadata(model: str) -> Path:
+    """The directory with the model's config.json. Of a hub model that is not here, nothing else is downloaded.
+
+    Raises ModelLoadError.
+    """
+    is_hub_id = model != "demo" and model.count("/") == 1 and not model.startswith((".", "~", "/"))
+    if not is_hub_id or Path(model).exists():
+        return resolve_model(model)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=["*.json"]))
+    except Exception as error:
+        raise ModelLoadError(
+            f"{model} is not a directory here, and its config cannot be had from the hub: "
+            f"{' '.join(str(error).split()) or type(error).__name__}"
+        ) from None
+
+
 def fingerprint(directory: Path) -> str:
     """Tells models apart: a hash of configuration and tokenizer, and of the weight files' names and sizes.
 

@@ -42,6 +42,8 @@ _SAMPLING = "Sampling"
 _ENGINE = "Engine"
 _FLEET = "Fleet"
 _NEWS = "What the router knows"
+_LOAD = "Load"
+_ASSUMED = "Assumptions"
 
 ModelArgument = Annotated[
     str,
@@ -148,6 +150,98 @@ def info(
     from deployments.cli.info import run
 
     run(model, page_size=page_size, dtype=dtype.value, device=device.value)
+
+
+@app.command()
+def plan(
+    model: Annotated[
+        str, typer.Argument(help="A directory, a hub id, or [bold]demo[/]. Well-known ones need no network.")
+    ],
+    gpu: Annotated[
+        str, typer.Option(help="h100, h200, a100-80, a100-40, l40s, l4 or a10g.", rich_help_panel=_FLEET)
+    ] = "h100",
+    count: Annotated[
+        int | None,
+        typer.Option(help="Replicas, instead of a load.", min=1, show_default=False, rich_help_panel=_FLEET),
+    ] = None,
+    requests_per_s: Annotated[
+        float | None, typer.Option(help="Load to size for.", show_default=False, rich_help_panel=_LOAD)
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(help="Of a request.", min=1, rich_help_panel=_LOAD)] = 1024,
+    output_tokens: Annotated[int, typer.Option(help="Of a request.", min=1, rich_help_panel=_LOAD)] = 256,
+    hit_rate: Annotated[
+        float,
+        typer.Option(help="Share of prompt tokens that are cached.", min=0, max=1, rich_help_panel=_LOAD),
+    ] = 0.0,
+    ttft_target: Annotated[
+        float,
+        typer.Option(help="Seconds that a prompt may wait behind others' prefill.", rich_help_panel=_LOAD),
+    ] = 1.0,
+    dtype: DtypeOption = Dtype.auto,
+    page_size: PageSize = 16,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            help="Longest request, in tokens.", min=1, show_default="the model's", rich_help_panel=_ENGINE
+        ),
+    ] = None,
+    max_running: Annotated[int, typer.Option(help="Largest batch.", min=1, rich_help_panel=_ENGINE)] = 256,
+    kv_memory_share: Annotated[
+        float, typer.Option(help="Share of free memory for KV.", max=1, rich_help_panel=_ENGINE)
+    ] = 0.9,
+    tensor_parallel: Annotated[
+        int | None,
+        typer.Option(
+            help="GPUs that share the model.", min=1, show_default="as few as hold it", rich_help_panel=_ENGINE
+        ),
+    ] = None,
+    bandwidth_efficiency: Annotated[
+        float, typer.Option(help="Share of bandwidth reached.", min=0.01, max=1, rich_help_panel=_ASSUMED)
+    ] = 0.7,
+    mfu: Annotated[
+        float, typer.Option(help="Share of FLOPS that prefill reaches.", min=0.01, max=1, rich_help_panel=_ASSUMED)
+    ] = 0.4,
+    reserve_gib: Annotated[
+        float, typer.Option(help="Memory for CUDA and a step's tensors.", min=0, rich_help_panel=_ASSUMED)
+    ] = 2.0,
+    max_weight_share: Annotated[
+        float, typer.Option(help="Share of memory for weights.", min=0.01, max=1, rich_help_panel=_ASSUMED)
+    ] = 0.7,
+    config: Annotated[
+        Path | None, typer.Option(help="A config.json to take instead of the model's.", show_default=False)
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    yaml: Annotated[
+        Path | None, typer.Option(help="Write a deployments.yaml here; - prints it.", show_default=False)
+    ] = None,
+) -> None:
+    """Work out sizes: weights, KV pages, requests at once, speed, and the replicas that a load needs.
+
+    Nothing runs and no weights are read. Sizes are exact; speeds are estimates from the hardware's data sheet.
+    """
+    from deployments.cli.plan import Options, run
+
+    options = Options(
+        gpu=gpu,
+        config=config,
+        count=count,
+        requests_per_s=requests_per_s,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        hit_rate=hit_rate,
+        ttft_target_s=ttft_target,
+        dtype=dtype.value,
+        page_size=page_size,
+        max_model_len=max_model_len,
+        max_running=max_running,
+        kv_memory_share=kv_memory_share,
+        tensor_parallel=tensor_parallel,
+        bandwidth_efficiency=bandwidth_efficiency,
+        mfu=mfu,
+        reserve_gib=reserve_gib,
+        max_weight_share=max_weight_share,
+    )
+    run(model, options, as_json_text=json, yaml_path=yaml)
 
 
 @app.command()

@@ -11,13 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.cli.errors import UserError, one_line
+from deployments.cli.units import count_text, size_text
 from engine.config import DType, EngineConfig
-from engine.hub import resolve_model
+from engine.hub import resolve_metadata
 from engine.kv_memory import available_ram, pages_for
-from engine.models.config import ModelConfig
-from engine.models.errors import ModelLoadError
-
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+from engine.models.config import ELEMENT_BYTES, ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ def run(model: str, *, page_size: int, dtype: str, device: str) -> None:
     """Print the table. Raises UserError for a model that is missing or not supported."""
     try:
         config = EngineConfig(model=model, page_size=page_size, dtype=cast(DType, dtype))
-        directory = _metadata(model)
+        directory = resolve_metadata(model)
         facts = ModelConfig.from_directory(directory)
     except ValueError as error:  # ModelLoadError is one
         raise UserError(one_line(error)) from None
@@ -48,16 +46,16 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
     per_token = facts.kv_bytes_per_token(element)
     table = Table("", "", title=model, show_header=False, title_justify="left")
     table.add_row("architecture", facts.architecture)
-    table.add_row("parameters", f"{_count(facts.num_parameters)} ({facts.num_parameters:,})")
+    table.add_row("parameters", f"{count_text(facts.num_parameters)} ({facts.num_parameters:,})")
     heads = f"{facts.num_heads} query heads, {facts.num_kv_heads} key-value heads of {facts.head_dim}"
     table.add_row("layers", f"{facts.num_layers}, {heads}")
     table.add_row("hidden size", f"{facts.hidden_size}, feed-forward {facts.intermediate_size}")
     table.add_row("vocabulary", f"{facts.vocab_size:,} tokens")
     table.add_row("context", f"{facts.max_position_embeddings:,} tokens")
     table.add_row("weights on disk", _weights_on_disk(directory, facts))
-    table.add_row("weights in memory", f"{_size(facts.num_parameters * element)} as {dtype}")
+    table.add_row("weights in memory", f"{size_text(facts.weight_bytes(element))} as {dtype}")
     table.add_row("KV per token", f"{per_token:,} bytes")
-    table.add_row("KV per page", f"{_size(per_token * config.page_size)} ({config.page_size} tokens)")
+    table.add_row("KV per page", f"{size_text(per_token * config.page_size)} ({config.page_size} tokens)")
     table.add_row("KV pages here", _pages(facts, config, machine, element))
     return table
 
@@ -76,53 +74,26 @@ def machine(device: str) -> Machine:
 
 def _pages(facts: ModelConfig, config: EngineConfig, machine: Machine, element: int) -> str:
     """What an engine would allocate: a share of the memory that its weights leave."""
-    free = max(0, machine.free_bytes - facts.num_parameters * element)
+    free = max(0, machine.free_bytes - facts.weight_bytes(element))
     per_token = facts.kv_bytes_per_token(element)
     try:
         pages = pages_for(config, free, per_token, config.max_model_len or facts.max_position_embeddings)
     except ValueError as error:
         return one_line(error)
-    size = _size(pages * per_token * config.page_size)
+    size = size_text(pages * per_token * config.page_size)
     memory = "GPU memory" if machine.device == "cuda" else "RAM"
-    share = f"at most {config.kv_memory_share:.0%} of {_size(free)} {memory}"
+    share = f"at most {config.kv_memory_share:.0%} of {size_text(free)} {memory}"
     return f"{pages:,} ({pages * config.page_size:,} tokens, {size}; {share})"
-
-
-def _metadata(model: str) -> Path:
-    """The directory with the model's config.json. Of a hub model that is not here, nothing else is downloaded."""
-    is_hub_id = model != "demo" and model.count("/") == 1 and not model.startswith((".", "~", "/"))
-    if not is_hub_id or Path(model).exists():
-        return resolve_model(model)
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(model, allow_patterns=["*.json"]))
-    except Exception as error:
-        raise ModelLoadError(
-            f"{model} is not a directory here, and its config cannot be had from the hub: {one_line(error)}"
-        ) from None
 
 
 def _weights_on_disk(directory: Path, facts: ModelConfig) -> str:
     files = list(directory.glob("*.safetensors"))
     if files:
-        return f"{_size(sum(file.stat().st_size for file in files))} in {facts.dtype}, {len(files)} file(s)"
+        return f"{size_text(sum(file.stat().st_size for file in files))} in {facts.dtype}, {len(files)} file(s)"
     try:
         index = json.loads((directory / "model.safetensors.index.json").read_text(encoding="utf-8"))
-        return f"{_size(int(index['metadata']['total_size']))} in {facts.dtype}, not downloaded"
+        return f"{size_text(int(index['metadata']['total_size']))} in {facts.dtype}, not downloaded"
     except (OSError, ValueError, KeyError, TypeError):
-        return f"about {_size(facts.num_parameters * ELEMENT_BYTES[facts.dtype])} in {facts.dtype}, not downloaded"
-
-
-def _size(num_bytes: float) -> str:
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if num_bytes >= 1024**power:
-            return f"{num_bytes / 1024**power:,.1f} {unit}"
-    return f"{num_bytes:,.0f} bytes"
-
-
-def _count(number: int) -> str:
-    for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if number >= limit:
-            return f"{number / limit:.3g}{unit}"
-    return str(number)
+        return (
+            f"about {size_text(facts.weight_bytes(ELEMENT_BYTES[facts.dtype]))} in {facts.dtype}, not downloaded"
+        )

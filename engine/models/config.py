@@ -13,6 +13,7 @@ from engine.models.families import family_of, layer_windows
 from engine.models.rope import RopeConfig
 
 WeightType = Literal["float32", "bfloat16", "float16"]
+ELEMENT_BYTES: Mapping[WeightType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +52,23 @@ class ModelConfig:
     @classmethod
     def from_directory(cls, directory: Path) -> ModelConfig:
         """Read config.json and generation_config.json. Raises ModelLoadError."""
-        raw = _read_json(directory / "config.json")
         generation = _read_json(directory / "generation_config.json", optional=True)
+        return cls.from_file(directory / "config.json", generation)
+
+    @classmethod
+    def from_file(cls, path: Path, generation: Mapping[str, Any] | None = None) -> ModelConfig:
+        """Read one config.json, wherever it lies. Raises ModelLoadError."""
+        return cls.from_json(_read_json(path), generation or {}, str(path))
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any], generation: Mapping[str, Any], name: str) -> ModelConfig:
+        """What a config.json says; `name` is what errors call it. Raises ModelLoadError."""
         try:
             return cls._from_raw(raw, generation)
         except KeyError as missing:
-            raise ModelLoadError(f"{directory / 'config.json'} does not say {missing}") from None
+            raise ModelLoadError(f"{name} does not say {missing}") from None
         except (TypeError, AttributeError, ZeroDivisionError) as error:
-            raise ModelLoadError(
-                f"{directory / 'config.json'} holds a value of the wrong type: {error}"
-            ) from error
+            raise ModelLoadError(f"{name} holds a value of the wrong type: {error}") from error
 
     @classmethod
     def _from_raw(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
@@ -109,6 +117,10 @@ class ModelConfig:
         layer = attention + mlp + 2 * self.hidden_size + 2 * self.head_dim * self.qk_norm
         tables = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         return self.num_layers * layer + tables + self.hidden_size
+
+    def weight_bytes(self, element_bytes: int) -> int:
+        """Bytes of all weights, at `element_bytes` per number."""
+        return self.num_parameters * element_bytes
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of keys and values one token takes in all layers, at `element_bytes` per number."""

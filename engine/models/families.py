@@ -41,9 +41,10 @@ def family_of(raw: Mapping[str, Any]) -> tuple[str, Family]:
     for name in names:
         if name in FAMILIES:
             return name, FAMILIES[name]
+    latent = ", which keeps latent KV (MLA)" if "kv_lora_rank" in raw else ""
     raise ModelLoadError(
         f"unsupported architecture {', '.join(map(str, names)) or 'none named'} "
-        f"(model_type {raw.get('model_type')!r}); supported are {', '.join(FAMILIES)}"
+        f"(model_type {raw.get('model_type')!r}){latent}; supported are {', '.join(FAMILIES)}"
     )
 
 

@@ -1,0 +1,100 @@
+"""A plan as tables: what is exact, what is an estimate, and by which formula."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from deployments.cli.units import count_text, seconds_text, size_text
+from deployments.plan.replica import RUNS_WEIGHT_TYPES
+from deployments.plan.report import Plan, full_batch, warnings, weight_table
+
+
+def show(plan: Plan, console: Console) -> None:
+    """Print it."""
+    for table in (_model(plan), _replica(plan), _speed(plan), _fleet(plan)):
+        console.print(table)
+    for warning in warnings(plan):
+        console.print(f"[bold yellow]warning:[/] {warning}", highlight=False)
+
+
+def _table(title: str) -> Table:
+    table = Table("", "", "", title=title, show_header=False, title_justify="left", title_style="bold")
+    table.columns[1].justify = "right"
+    table.columns[2].style, table.columns[2].overflow = "dim", "fold"
+    return table
+
+
+def _model(plan: Plan) -> Table:
+    facts, replica = plan.model.facts, plan.replica
+    table = _table(plan.model.name)
+    table.add_row("parameters", count_text(facts.num_parameters), f"{facts.num_parameters:,}, tied ones once")
+    for name, num_bytes in weight_table(plan).items():
+        runs = "" if name in RUNS_WEIGHT_TYPES else "bytes only: this version does not run it"
+        table.add_row(f"weights, {name}", size_text(num_bytes), runs or "parameters x bytes")
+    heads = f"2 x {facts.num_kv_heads} KV heads x {facts.head_dim} x {replica.element_bytes} bytes"
+    per_layer = replica.kv_bytes_per_token // facts.num_layers
+    table.add_row("KV per token and layer", f"{per_layer:,} B", heads)
+    table.add_row("KV per token", f"{replica.kv_bytes_per_token:,} B", f"x {facts.num_layers} layers")
+    table.add_row("from", "", plan.model.source)
+    return table
+
+
+def _replica(plan: Plan) -> Table:
+    replica = plan.replica
+    engine, assumed = replica.engine, replica.assumed
+    table = _table(f"A replica on {replica.tp} x {replica.gpu.title}")
+    table.add_row("memory of a GPU", size_text(replica.gpu.memory_bytes), replica.gpu.source)
+    weights = f"{replica.weight_share:.0%} of it; at most {assumed.max_weight_share:.0%}, or more GPUs share it"
+    table.add_row("weights on each", size_text(replica.weight_bytes / replica.tp), weights)
+    table.add_row("reserve", f"{assumed.reserve_gib:.1f} GiB", "CUDA and a step's tensors: assumed, then measured")
+    table.add_row("left for KV", size_text(replica.free_bytes * engine.kv_memory_share), _share(plan))
+    table.add_row("KV pages", f"{replica.num_pages:,}", f"of {engine.page_size} tokens")
+    table.add_row("tokens that fit", f"{replica.num_tokens:,}", "pages x tokens of a page")
+    concurrent = replica.concurrent_requests(plan.request.num_tokens)
+    each = f"of {plan.request.num_tokens:,} tokens; at most max_running = {engine.max_running}"
+    table.add_row("requests at once", f"{concurrent:,}", each)
+    return table
+
+
+def _share(plan: Plan) -> str:
+    return f"kv_memory_share = {plan.replica.engine.kv_memory_share:g} of {size_text(plan.replica.free_bytes)}"
+
+
+def _speed(plan: Plan) -> Table:
+    replica, request = plan.replica, plan.request
+    table = _table("Speed of a replica: estimates of what the hardware allows, not measurements")
+    bandwidth = (
+        f"(weights + KV) / ({replica.gpu.bandwidth_gb_s:,g} GB/s x {replica.assumed.bandwidth_efficiency:g})"
+    )
+    for running in sorted({1, full_batch(plan)}):
+        step = replica.decode_step_s(running, request.context)
+        table.add_row(f"decode step, {running:,} running", f"~{seconds_text(step)}", bandwidth)
+        table.add_row("  tokens/s", f"~{running / step:,.0f}", "running / step")
+    rate = replica.prefill_tokens_per_s(request.prompt_tokens)
+    flops = f"{replica.gpu.bf16_tflops:,g} TFLOPS x {replica.assumed.mfu:g} / (2 x parameters + attention)"
+    table.add_row("prefill tokens/s", f"~{rate:,.0f}", flops)
+    return table
+
+
+def _fleet(plan: Plan) -> Table:
+    gpus, request = plan.count * plan.replica.tp, plan.request
+    table = _table(f"{plan.count} replica{'s' if plan.count > 1 else ''}, {gpus} GPU{'s' if gpus > 1 else ''}")
+    table.add_row("tokens that fit", f"{plan.count * plan.replica.num_tokens:,}", "in all replicas")
+    if plan.demand is None:
+        return table
+    each, targets = plan.demand.each, plan.demand.targets
+    shape = (
+        f"{request.prompt_tokens:,} + {request.output_tokens:,} tokens, {request.hit_rate:.0%} of prompts cached"
+    )
+    table.add_row("load, requests/s", f"{plan.demand.requests_per_s:g}", shape)
+    table.add_row("busy with prefill", f"~{each.busy_share:.0%}", f"at most {targets.max_busy_share:.0%}")
+    queue = f"busy / (1 - busy) x prefill time; at most {seconds_text(targets.ttft_target_s)}"
+    table.add_row("prefill that waits", f"~{seconds_text(each.queued_prefill_s)}", queue)
+    table.add_row("running", f"~{each.num_running:.0f}", "arrivals x time in the batch (Little)")
+    kv = f"pages, or places in the batch; at most {targets.max_kv_share:.0%}"
+    table.add_row("KV in use", f"~{each.kv_share:.0%}", kv)
+    table.add_row("TTFT, mean", f"~{seconds_text(each.ttft_s)}", "queue + prefill + a step")
+    table.add_row("ITL, mean", f"~{seconds_text(each.itl_s)}", "a step / (1 - busy)")
+    table.caption = "The rule is engines.autoscaling's: told the same, it comes to the same number."
+    return table

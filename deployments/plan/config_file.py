@@ -1,0 +1,47 @@
+"""A plan as a `deployments.yaml` that `serve run` takes."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from deployments.config import AppArgs
+from deployments.plan.replica import RUNS_TENSOR_PARALLEL, TENSOR_PARALLEL_SETTING, ReplicaPlan
+
+WIDTH = 110
+
+
+def config_text(replica: ReplicaPlan, count: int, command: str, warnings: Sequence[str]) -> str:
+    """The file, with where it comes from and the warnings as comments. Its arguments are valid `AppArgs`."""
+    args = app_args(replica, count)
+    AppArgs.model_validate(args)
+    application = {"name": "raydix", "route_prefix": "/", "import_path": "deployments.app:build", "args": args}
+    config = {
+        "http_options": {"host": "127.0.0.1", "port": 8000, "request_timeout_s": 3600},
+        "applications": [application],
+    }
+    pages = f"{replica.num_pages:,} KV pages and so {replica.num_tokens:,} tokens per replica are expected."
+    notes = [f"Made by: {command}", f"For {replica.gpu.title}: {pages}", *(f"WARNING: {w}" for w in warnings)]
+    comments = (textwrap.fill(note, WIDTH, initial_indent="# ", subsequent_indent="#   ") for note in notes)
+    return "\n".join([*comments, yaml.safe_dump(config, sort_keys=False)])
+
+
+def app_args(replica: ReplicaPlan, count: int) -> dict[str, Any]:
+    """The application's arguments: only settings that this version has."""
+    engine = replica.engine
+    settings: dict[str, Any] = {
+        "model": engine.model,
+        "device": "cuda",
+        "dtype": engine.dtype,
+        "page_size": engine.page_size,
+        "kv_memory_share": engine.kv_memory_share,
+        "max_running": engine.max_running,
+    }
+    if engine.max_model_len is not None:
+        settings["max_model_len"] = engine.max_model_len
+    if replica.tp > 1 and RUNS_TENSOR_PARALLEL:
+        settings[TENSOR_PARALLEL_SETTING] = replica.tp
+    return {"engine": settings, "engines": {"count": count, "num_gpus": replica.tp}}

@@ -1,0 +1,105 @@
+"""What is known without asking anybody: GPUs by name, and the published shapes of a few well-known models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from engine.hub import resolve_metadata
+from engine.models.config import ModelConfig
+from engine.models.errors import ModelLoadError
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, as its maker and CUDA describe it."""
+
+    name: str
+    title: str
+    memory_gib: float
+    """What CUDA reports as the device's total, in GiB."""
+    bandwidth_gb_s: float
+    """Memory bandwidth, in 1e9 bytes per second."""
+    bf16_tflops: float
+    """Dense bfloat16 matrix products, in 1e12 operations per second."""
+    source: str
+
+    @property
+    def memory_bytes(self) -> int:
+        """Its memory."""
+        return int(self.memory_gib * 2**30)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model's facts and where they come from."""
+
+    name: str
+    """What an engine loads: a directory or a hub id."""
+    facts: ModelConfig
+    source: str
+
+
+@cache
+def gpus() -> Mapping[str, Gpu]:
+    """All GPUs by name."""
+    return {name: Gpu(name, **fields) for name, fields in _data("gpus.yaml").items()}
+
+
+def gpu_named(name: str) -> Gpu:
+    """One of them. Raises ValueError."""
+    found = gpus().get(name.lower())
+    if found is None:
+        raise ValueError(f"unknown GPU {name!r}; there are {', '.join(gpus())}")
+    return found
+
+
+def known_models() -> Mapping[str, Any]:
+    """By hub id: `source`, `parameters` (as published) and `config` (fields of config.json)."""
+    return _data("models.yaml")
+
+
+def planned_model(model: str, config: Path | None = None) -> PlannedModel:
+    """The facts of `model`: from `config` (a config.json or its directory), else from the directory that it is,
+    else from what is known here, else from the hub. Raises ModelLoadError that says what was tried.
+    """
+    if config is not None:
+        path = config / "config.json" if config.is_dir() else config
+        return PlannedModel(model, ModelConfig.from_file(path), str(path))
+    if model == "demo" or Path(model).expanduser().is_dir():
+        directory = resolve_metadata(model)
+        return PlannedModel(model, ModelConfig.from_directory(directory), str(directory / "config.json"))
+    if (name := _known_name(model)) is not None:
+        known = known_models()[name]
+        return PlannedModel(name, ModelConfig.from_json(known["config"], {}, name), known["source"])
+    try:
+        directory = resolve_metadata(model)
+    except ModelLoadError as error:
+        raise ModelLoadError(
+            f"nothing is known of {model}: it is not a directory here, not one of the models that Raydix knows "
+            f"({', '.join(known_models())}), and: {error}. Give its config.json with --config, or a directory."
+        ) from None
+    return PlannedModel(model, ModelConfig.from_directory(directory), f"the hub's {model}/config.json")
+
+
+def _known_name(model: str) -> str | None:
+    """The hub id that `model` is, in any case; its owner may be left out."""
+    asked = model.lower()
+    for name in known_models():
+        if asked in (name.lower(), name.lower().rpartition("/")[2]):
+            return name
+    return None
+
+
+@cache
+def _data(name: str) -> Mapping[str, Any]:
+    loaded: Mapping[str, Any] = yaml.safe_load(
+        files("deployments.plan").joinpath(name).read_text(encoding="utf-8")
+    )
+    return loaded

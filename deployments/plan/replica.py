@@ -1,0 +1,168 @@
+"""One engine replica of a model on a GPU, or on several that share it: what fits, and how fast it can be.
+
+    memory of a GPU  =  weights / tp  +  reserve  +  free;   pages = what `kv_memory_share` of free holds
+    decode step      =  max( (weights + KV of all running requests) / tp / (bandwidth * efficiency),
+                             2 * parameters * running / tp / (FLOPS * mfu) )
+    prefill tokens/s =  tp * FLOPS * mfu / (2 * parameters + 2 * layers * heads * head_dim * prompt)
+
+Sizes are exact. Speeds are estimates by the roofline (Williams et al. 2009): what the hardware allows, times an
+efficiency that is assumed, not measured. What GPUs say to each other is not counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import get_args
+
+from deployments.plan.known import Gpu
+from engine.config import DType, EngineConfig
+from engine.kv_memory import pages_for
+from engine.models.config import ELEMENT_BYTES, ModelConfig
+
+TENSOR_PARALLEL_SETTING = "tensor_parallel_size"
+RUNS_TENSOR_PARALLEL = TENSOR_PARALLEL_SETTING in {field.name for field in dataclasses.fields(EngineConfig)}
+"""Whether this version's engine can share one model among several GPUs."""
+RUNS_WEIGHT_TYPES = frozenset(get_args(DType)) - {"auto"}
+"""Types of weights that this version's engine computes with."""
+WEIGHT_TYPES: Mapping[str, int] = {
+    **{str(name): size for name, size in ELEMENT_BYTES.items()},
+    "fp8": 1,
+    "int8": 1,
+}
+"""Bytes per weight; scales of quantized ones are not counted."""
+MAX_GPUS = 8
+"""Of one replica: those of one machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What is taken for granted. Shares are 0 to 1."""
+
+    bandwidth_efficiency: float = 0.7
+    """Share of the memory bandwidth that a decode step reaches."""
+    mfu: float = 0.4
+    """Share of the peak FLOPS that prefill reaches (model FLOPS utilisation)."""
+    reserve_gib: float = 2.0
+    """Memory of each GPU, in GiB, for CUDA's context and a step's tensors."""
+    max_weight_share: float = 0.7
+    """Share of a GPU's memory that weights may take; above it, the model is shared among more GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlan:
+    """One replica. Raises ValueError when the model cannot be shared so, or nothing is left for KV."""
+
+    facts: ModelConfig
+    gpu: Gpu
+    tp: int
+    """GPUs that share the model (tensor parallel size)."""
+    engine: EngineConfig
+    assumed: Assumptions = Assumptions()
+
+    def __post_init__(self) -> None:
+        if self.tp < 1 or self.facts.num_kv_heads % self.tp:
+            raise ValueError(
+                f"{self.facts.num_kv_heads} key-value heads cannot be shared by {self.tp} GPUs; "
+                f"possible are {_divisors(self.facts.num_kv_heads)}"
+            )
+        _ = self.num_pages
+
+    @property
+    def element_bytes(self) -> int:
+        """Of a weight, and of a number of KV."""
+        return ELEMENT_BYTES[self.facts.dtype if self.engine.dtype == "auto" else self.engine.dtype]
+
+    @property
+    def weight_bytes(self) -> int:
+        """On all its GPUs together."""
+        return self.facts.weight_bytes(self.element_bytes)
+
+    @property
+    def weight_share(self) -> float:
+        """Of each GPU's memory."""
+        return self.weight_bytes / self.tp / self.gpu.memory_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """In all layers, on all its GPUs together."""
+        return self.facts.kv_bytes_per_token(self.element_bytes)
+
+    @property
+    def free_bytes(self) -> int:
+        """Of each GPU, beside weights and reserve."""
+        return self.gpu.memory_bytes - self.weight_bytes // self.tp - int(self.assumed.reserve_gib * 2**30)
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens of prompt and output together that the settings allow."""
+        return self.engine.max_model_len or self.facts.max_position_embeddings
+
+    @property
+    def num_pages(self) -> int:
+        """KV pages, as the engine itself would count them on each of its GPUs."""
+        return pages_for(self.engine, self.free_bytes, self.kv_bytes_per_token // self.tp, self.longest_request)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose KV fits."""
+        return self.num_pages * self.engine.page_size
+
+    def pages_of(self, num_tokens: float) -> int:
+        """Pages that a request of so many tokens holds."""
+        return int(-(-num_tokens // self.engine.page_size))
+
+    def concurrent_requests(self, num_tokens: int) -> int:
+        """Requests of that length that can run at once: pages and `max_running` allow it."""
+        return min(self.num_pages // self.pages_of(num_tokens), self.engine.max_running)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Memory traffic that a decode step reaches, all its GPUs together."""
+        return self.tp * self.gpu.bandwidth_gb_s * 1e9 * self.assumed.bandwidth_efficiency
+
+    @property
+    def flops(self) -> float:
+        """Operations per second that prefill reaches, all its GPUs together."""
+        return self.tp * self.gpu.bf16_tflops * 1e12 * self.assumed.mfu
+
+    def decode_step_s(self, num_running: float, context: float) -> float:
+        """Seconds of a step in which so many requests of `context` tokens each get one more."""
+        traffic = self.weight_bytes + num_running * context * self.kv_bytes_per_token
+        return max(traffic / self.bytes_per_s, num_running * self.decode_flops / self.flops)
+
+    @property
+    def decode_flops(self) -> int:
+        """Operations per generated token, attention aside."""
+        return 2 * self.facts.num_parameters
+
+    def prefill_tokens_per_s(self, prompt_tokens: float) -> float:
+        """Uncached prompt tokens per second, of prompts of that length: each token sees half of it, on average."""
+        heads = self.facts.num_layers * self.facts.num_heads * self.facts.head_dim
+        return self.flops / (2 * self.facts.num_parameters + 2 * heads * prompt_tokens)
+
+
+def smallest_replica(
+    facts: ModelConfig, gpu: Gpu, engine: EngineConfig, assumed: Assumptions | None = None
+) -> ReplicaPlan:
+    """The replica with the fewest GPUs whose weights leave room. Raises ValueError when no machine is enough."""
+    assumed = assumed or Assumptions()
+    reasons = []
+    for tp in _divisors(facts.num_kv_heads):
+        try:
+            replica = ReplicaPlan(facts, gpu, tp, engine, assumed)
+        except ValueError as error:
+            reasons.append(str(error))
+            continue
+        if replica.weight_share <= assumed.max_weight_share:
+            return replica
+        reasons.append(f"on {tp} GPUs weights take {replica.weight_share:.0%} of the memory")
+    raise ValueError(
+        f"{facts.num_parameters / 1e9:.1f}B parameters do not fit on up to {MAX_GPUS} {gpu.title} that share its "
+        f"{facts.num_kv_heads} key-value heads: {reasons[-1]}; take a larger GPU"
+    )
+
+
+def _divisors(number: int) -> list[int]:
+    return [tp for tp in range(1, min(number, MAX_GPUS) + 1) if number % tp == 0]

@@ -1,0 +1,128 @@
+"""A whole plan: the model, one replica of it, how many, and what to beware of."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from deployments.autoscaling import Targets
+from deployments.plan.known import PlannedModel, gpus
+from deployments.plan.load import Operation, RequestShape, operate, replicas_for
+from deployments.plan.replica import (
+    RUNS_TENSOR_PARALLEL,
+    RUNS_WEIGHT_TYPES,
+    WEIGHT_TYPES,
+    ReplicaPlan,
+    smallest_replica,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A load and what it makes of each of the replicas that it needs."""
+
+    requests_per_s: float
+    targets: Targets
+    each: Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`count` replicas, given or as many as the demand needs."""
+
+    model: PlannedModel
+    replica: ReplicaPlan
+    count: int
+    request: RequestShape
+    demand: Demand | None = None
+
+
+def plan_for(
+    model: PlannedModel, replica: ReplicaPlan, request: RequestShape, requests_per_s: float, targets: Targets
+) -> Plan:
+    """With as many replicas as the load needs. Raises ValueError for one that no number of them carries."""
+    count = replicas_for(replica, request, requests_per_s, targets)
+    each = operate(replica, request, requests_per_s / count)
+    return Plan(model, replica, count, request, Demand(requests_per_s, targets, each))
+
+
+def weight_table(plan: Plan) -> dict[str, int]:
+    """Bytes of all weights by type."""
+    return {name: plan.model.facts.weight_bytes(size) for name, size in WEIGHT_TYPES.items()}
+
+
+def warnings(plan: Plan) -> list[str]:
+    """What stands between the plan and its running, most serious first."""
+    found = []
+    replica = plan.replica
+    if replica.tp > 1 and not RUNS_TENSOR_PARALLEL:
+        others = [name for name in gpus() if _fits_one(plan, name)]
+        instead = f" One {' or '.join(others)} would hold it." if others else ""
+        found.append(
+            f"{plan.model.name} needs TP {replica.tp} (tensor parallel size) on {replica.gpu.name}, which this "
+            f"version does not run: its engine uses one GPU. The figures are for when it does.{instead}"
+        )
+    if replica.num_tokens < replica.longest_request:
+        found.append(
+            f"A request may have {replica.longest_request:,} tokens, {replica.num_tokens:,} fit: longer ones are "
+            "refused. Set --max-model-len, or take a larger GPU."
+        )
+    if replica.weight_share > replica.assumed.max_weight_share:
+        found.append(f"Weights take {replica.weight_share:.0%} of the memory, which leaves little for KV.")
+    return found
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """The plan with a unit in each name."""
+    replica, facts, request = plan.replica, plan.model.facts, plan.request
+    report: dict[str, Any] = {
+        "model": {
+            "name": plan.model.name,
+            "source": plan.model.source,
+            "architecture": facts.architecture,
+            "parameters": facts.num_parameters,
+            "layers": facts.num_layers,
+            "query_heads": facts.num_heads,
+            "kv_heads": facts.num_kv_heads,
+            "head_dim": facts.head_dim,
+            "weight_bytes": weight_table(plan),
+            "weight_types_run": sorted(RUNS_WEIGHT_TYPES),
+        },
+        "gpu": asdict(replica.gpu),
+        "request": asdict(request),
+        "assumed": asdict(replica.assumed),
+        "replica": {
+            "tensor_parallel_size": replica.tp,
+            "weight_bytes_per_gpu": replica.weight_bytes // replica.tp,
+            "kv_bytes_per_token": replica.kv_bytes_per_token,
+            "kv_bytes_per_token_per_layer": replica.kv_bytes_per_token // facts.num_layers,
+            "free_bytes_per_gpu": replica.free_bytes,
+            "kv_memory_share": replica.engine.kv_memory_share,
+            "page_size_tokens": replica.engine.page_size,
+            "kv_pages": replica.num_pages,
+            "kv_tokens": replica.num_tokens,
+            "concurrent_requests": replica.concurrent_requests(request.num_tokens),
+            "decode_step_s_alone": replica.decode_step_s(1, request.context),
+            "decode_step_s_full": replica.decode_step_s(full_batch(plan), request.context),
+            "prefill_tokens_per_s": replica.prefill_tokens_per_s(request.prompt_tokens),
+        },
+        "replicas": plan.count,
+        "gpus": plan.count * replica.tp,
+        "warnings": warnings(plan),
+    }
+    if plan.demand is not None:
+        report["demand"] = asdict(plan.demand)
+    return report
+
+
+def full_batch(plan: Plan) -> int:
+    """Requests of the stated shape that run at once in a replica, at least 1."""
+    return max(plan.replica.concurrent_requests(plan.request.num_tokens), 1)
+
+
+def _fits_one(plan: Plan, name: str) -> bool:
+    replica = plan.replica
+    try:
+        return smallest_replica(replica.facts, gpus()[name], replica.engine, replica.assumed).tp == 1
+    except ValueError:
+        return False

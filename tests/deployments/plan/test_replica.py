@@ -1,0 +1,103 @@
+"""What fits on a GPU: by hand for two models, and as the engine itself counts and allocates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from deployments.plan.known import gpu_named, gpus, known_models, planned_model
+from deployments.plan.replica import Assumptions, ReplicaPlan, smallest_replica
+from engine.attention.kv_pages import KVPages
+from engine.config import EngineConfig
+from engine.hub import demo_model_path
+from engine.kv_memory import pages_for
+from engine.models.config import ModelConfig
+
+H100 = gpu_named("H100")
+LLAMA = planned_model("Llama-3.1-8B").facts
+QWEN = planned_model("Qwen/Qwen3-32B").facts
+ENGINE = EngineConfig(kv_memory_share=0.9)
+
+
+@pytest.mark.parametrize("name", known_models())
+def test_the_known_shapes_have_the_published_number_of_weights(name: str) -> None:
+    assert planned_model(name).facts.num_parameters == known_models()[name]["parameters"]
+    assert name in known_models()[name]["source"]
+
+
+def test_llama_8b_on_an_h100_by_hand() -> None:
+    plan = smallest_replica(LLAMA, H100, ENGINE)
+    assert LLAMA.num_parameters == 8_030_261_248
+    assert plan.weight_bytes == 16_060_522_496
+    assert plan.kv_bytes_per_token == 2 * 32 * 8 * 128 * 2 == 131_072
+    assert plan.tp == 1
+    # 79.1 GiB - 14.957 GiB of weights - 2 GiB = 62.143 GiB; 0.9 of it in pages of 2 MiB
+    assert plan.num_pages == int(0.9 * (int(79.1 * 2**30) - 16_060_522_496 - 2 * 2**30)) // 2**21 == 28_635
+    assert plan.num_tokens == 458_160
+    assert plan.concurrent_requests(8192) == 28_635 // 512 == 55
+    assert plan.concurrent_requests(100) == 256, "no more than max_running"
+    # One request: 16.06 GB of weights and 128 MiB of KV at 0.7 of 3.35 TB/s.
+    assert plan.decode_step_s(1, 1024) == pytest.approx((16.0605e9 + 0.1342e9) / 2.345e12, rel=1e-3)
+    # 989 TFLOPS * 0.4 over 2 * 8.03e9 + 2 * 32 * 4096 * 1024 operations
+    assert plan.prefill_tokens_per_s(1024) == pytest.approx(395.6e12 / (16.0605e9 + 0.2684e9), rel=1e-3)
+
+
+def test_qwen_32b_needs_two_h100_or_one_h200() -> None:
+    plan = smallest_replica(QWEN, H100, ENGINE)
+    assert QWEN.num_parameters == 32_762_123_264
+    assert plan.kv_bytes_per_token == 2 * 64 * 8 * 128 * 2 == 262_144
+    assert (plan.tp, smallest_replica(QWEN, gpu_named("h200"), ENGINE).tp) == (2, 1)
+    page = 16 * 262_144 // 2  # each GPU holds half of the heads
+    assert plan.num_pages == int(0.9 * (H100.memory_bytes - 32_762_123_264 - 2 * 2**30)) // page
+    roomy = Assumptions(max_weight_share=0.8)
+    assert smallest_replica(QWEN, H100, ENGINE, roomy).tp == 1
+
+
+def test_pages_are_those_the_engine_counts() -> None:
+    plan = ReplicaPlan(LLAMA, H100, 1, ENGINE)
+    assert plan.num_pages == pages_for(ENGINE, plan.free_bytes, LLAMA.kv_bytes_per_token(2), 131_072)
+    stated = replace(ENGINE, kv_pages=77)
+    assert ReplicaPlan(LLAMA, H100, 1, stated).num_pages == 77
+    short = replace(ENGINE, max_model_len=64, max_running=8)
+    assert ReplicaPlan(LLAMA, H100, 1, short).num_pages == 8 * 4, "more than the largest batch can use is no use"
+
+
+def test_the_embedded_model_takes_what_is_planned() -> None:
+    directory = demo_model_path()
+    facts = ModelConfig.from_directory(directory)
+    with safe_open(directory / "model.safetensors", "pt") as file:
+        stored = sum(file.get_tensor(name).numel() for name in list(file.keys()))
+    plan = ReplicaPlan(facts, H100, 1, EngineConfig(kv_pages=10, dtype="float32"))
+    assert plan.weight_bytes == stored * 4
+    shape = (facts.num_layers, 10, 16, facts.num_kv_heads, facts.head_dim)
+    pages = KVPages(*shape, torch.float32, torch.device("cpu"))
+    assert pages.data.nbytes == plan.kv_bytes_per_token * 16 * (10 + 1)  # and the null page
+
+
+def test_a_model_is_shared_evenly_or_not_at_all() -> None:
+    with pytest.raises(
+        ValueError, match=r"8 key-value heads cannot be shared by 3 GPUs; possible are \[1, 2, 4, 8\]"
+    ):
+        ReplicaPlan(LLAMA, H100, 3, ENGINE)
+    whole, half = ReplicaPlan(LLAMA, H100, 1, ENGINE), ReplicaPlan(LLAMA, H100, 2, ENGINE)
+    assert half.decode_step_s(64, 2048) == pytest.approx(whole.decode_step_s(64, 2048) / 2)
+    assert half.num_tokens > 2 * whole.num_tokens
+
+
+def test_what_no_machine_holds_is_refused_with_the_reason() -> None:
+    large = planned_model("Llama-3.1-70B-Instruct").facts
+    with pytest.raises(ValueError, match=r"70\.6B parameters do not fit on up to 8 L4 24 GB .* 75% of the memory"):
+        smallest_replica(large, gpu_named("l4"), ENGINE)
+    with pytest.raises(ValueError, match="no memory for KV pages"):
+        ReplicaPlan(large, H100, 1, ENGINE)
+
+
+def test_every_gpu_has_its_figures_and_a_source() -> None:
+    for gpu in gpus().values():
+        assert gpu.source.startswith("https://") and 20 < gpu.memory_gib < 200
+        assert 100 < gpu.bandwidth_gb_s < 10_000 and 50 < gpu.bf16_tflops < 3000
+    with pytest.raises(ValueError, match=r"unknown GPU 'h999'; there are h100, h200"):
+        gpu_named("h999")

@@ -1,0 +1,164 @@
+"""`raydix plan`: tables, JSON and a deployments.yaml, without a network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+from typer.testing import CliRunner
+
+from deployments.cli import plan_view
+from deployments.cli.app import app
+from deployments.cli.errors import UserError
+from deployments.config import AppArgs
+from deployments.plan import config_file, report
+from deployments.plan.known import gpu_named, planned_model
+from deployments.plan.load import RequestShape
+from deployments.plan.replica import TENSOR_PARALLEL_SETTING, ReplicaPlan, smallest_replica
+from engine.config import EngineConfig
+from engine.hub import demo_model_path
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", _no_network)
+
+
+def _no_network(*_: object, **__: object) -> str:
+    raise ConnectionError("there is no network")
+
+
+def plan(*arguments: object) -> str:
+    result = RUNNER.invoke(app, ["plan", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def args_of(text: str) -> dict[str, Any]:
+    [application] = yaml.safe_load(text)["applications"]
+    args: dict[str, Any] = application["args"]
+    AppArgs.model_validate(args)
+    return args
+
+
+def test_a_known_model_is_planned_without_a_network() -> None:
+    document = json.loads(plan("meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100", "--json"))
+    assert document["model"]["parameters"] == 8_030_261_248
+    assert document["model"]["weight_bytes"] == {
+        "float32": 32_121_044_992, "bfloat16": 16_060_522_496, "float16": 16_060_522_496,
+        "fp8": 8_030_261_248, "int8": 8_030_261_248,
+    }  # fmt: skip
+    assert document["model"]["weight_types_run"] == ["bfloat16", "float16", "float32"]
+    replica = document["replica"]
+    assert (replica["kv_bytes_per_token"], replica["kv_bytes_per_token_per_layer"]) == (131_072, 4096)
+    assert (replica["kv_pages"], replica["kv_tokens"]) == (28_635, 458_160)
+    assert (document["replicas"], document["gpus"], document["warnings"]) == (1, 1, [])
+    assert "demand" not in document
+
+
+def test_a_load_gives_the_replicas() -> None:
+    load = ("--requests-per-s", 40, "--prompt-tokens", 2000, "--output-tokens", 300)
+    cold = json.loads(plan("Llama-3.1-8B", *load, "--json"))
+    warm = json.loads(plan("Llama-3.1-8B", *load, "--hit-rate", 0.8, "--json"))
+    assert cold["replicas"] > warm["replicas"] > 1
+    assert 0 < warm["demand"]["each"]["busy_share"] <= 0.85
+    assert warm["demand"]["targets"]["ttft_target_s"] == 1.0
+
+
+def test_the_yaml_is_what_serve_takes(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    output = plan("llama-3.1-8b", "--count", 3, "--max-model-len", 32768, "--yaml", path)
+    assert "3 replicas, 3 GPUs" in output
+    args = args_of(path.read_text())
+    assert args["engine"]["model"] == "meta-llama/Llama-3.1-8B"
+    assert args["engine"]["max_model_len"] == 32768
+    assert args["engines"] == {"count": 3, "num_gpus": 1}
+    assert "WARNING" not in path.read_text()
+
+
+def test_what_this_version_does_not_run_is_said_and_not_written() -> None:
+    text = plan("Qwen/Qwen3-32B", "--gpu", "h100", "--yaml", "-")
+    args = args_of(text)
+    assert TENSOR_PARALLEL_SETTING not in args["engine"]
+    assert "# WARNING: Qwen/Qwen3-32B needs TP 2" in text
+    shown = " ".join(plan("Qwen/Qwen3-32B", "--gpu", "h100").split())
+    assert "needs TP 2 (tensor parallel size) on h100, which this version does not run" in shown
+    assert "One h200 would hold it." in shown
+    assert json.loads(plan("Qwen/Qwen3-32B", "--gpu", "h200", "--json"))["warnings"] == []
+
+
+def test_a_setting_is_written_once_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    qwen = planned_model("Qwen3-32B").facts
+    replica = smallest_replica(qwen, gpu_named("h100"), EngineConfig(kv_memory_share=0.9))
+    monkeypatch.setattr(config_file, "RUNS_TENSOR_PARALLEL", True)
+    assert config_file.app_args(replica, 1)["engine"]["tensor_parallel_size"] == 2
+
+
+def test_a_directory_and_a_config_file_need_no_network_either(tmp_path: Path) -> None:
+    by_name = json.loads(plan("demo", "--gpu", "l4", "--json"))
+    by_path = json.loads(plan(demo_model_path(), "--gpu", "l4", "--json"))
+    assert by_name["model"]["parameters"] == by_path["model"]["parameters"] > 1e6
+    config = tmp_path / "some.json"
+    config.write_text((demo_model_path() / "config.json").read_text())
+    by_config = json.loads(plan("my/model", "--config", config, "--gpu", "l4", "--json"))
+    assert by_config["model"]["parameters"] == by_name["model"]["parameters"]
+    assert by_config["model"]["name"] == "my/model"
+
+
+def test_pages_too_few_for_the_longest_request_are_warned_of() -> None:
+    document = json.loads(plan("Llama-3.1-8B", "--gpu", "l4", "--json"))
+    [warning] = document["warnings"]
+    assert (
+        "A request may have 131,072 tokens" in warning and f"{document['replica']['kv_tokens']:,} fit" in warning
+    )
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_tables_keep_to_the_terminal(width: int) -> None:
+    model = planned_model("Qwen3-32B")
+    replica = ReplicaPlan(model.facts, gpu_named("h100"), 2, EngineConfig(kv_memory_share=0.9))
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    plan_view.show(report.Plan(model, replica, 2, RequestShape()), console)
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    assert "estimates" in text and "65,524,246,528" not in text and "61.0 GiB" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["some/model"],
+            r"nothing is known of some/model: it is not a directory here, .*Qwen/Qwen3-32B.*--config",
+        ),
+        (["no-such-model"], "there is no directory no-such-model"),
+        (["demo", "--gpu", "h999"], "unknown GPU 'h999'; there are h100"),
+        (["demo", "--count", "2", "--requests-per-s", "3"], "exclude each other"),
+        (["demo", "--requests-per-s", "-3"], "requests per second must be above 0"),
+        (["demo", "--tensor-parallel", "7"], "cannot be shared by 7 GPUs"),
+        (["demo", "--max-running", "100000"], "max_step_tokens must be at least max_running"),
+        (["demo", "--kv-memory-share", "0"], r"kv_memory_share must be in \(0, 1\]"),
+        (["demo", "--config", "/no/such.json"], "no such.json in /no"),
+        (["demo", "--yaml", "/no/such/dir/x.yaml"], "--yaml /no/such/dir/x.yaml"),
+    ],
+)
+def test_mistakes_are_told(arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        RUNNER.invoke(app, ["plan", *arguments], catch_exceptions=False)
+
+
+def test_latent_attention_and_quantized_weights_are_refused(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512}))
+    with pytest.raises(UserError, match=r"DeepseekV3ForCausalLM .*latent KV \(MLA\)"):
+        RUNNER.invoke(app, ["plan", str(tmp_path)], catch_exceptions=False)
+    raw = json.loads((demo_model_path() / "config.json").read_text())
+    config.write_text(json.dumps({**raw, "quantization_config": {"quant_method": "awq"}}))
+    with pytest.raises(UserError, match=r"quantized weights \(awq\) are not supported"):
+        RUNNER.invoke(app, ["plan", str(tmp_path)], catch_exceptions=False)
