@@ -245,6 +245,32 @@ def plan(
 
 
 @app.command()
+def top(
+    url: Annotated[str, typer.Option(help="A Raydix server.")] = "http://127.0.0.1:8000",
+    key_env: Annotated[
+        str | None,
+        typer.Option(
+            help="Environment variable with the admin key, without which decisions are hidden.",
+            show_default="RAYDIX_ADMIN_KEY, if set",
+        ),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="The admin key itself; other users may see it.", show_default=False)
+    ] = None,
+    interval: Annotated[float, typer.Option(help="Seconds between readings.", min=0.1, max=3600)] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Show one interval and end.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document per interval, a line each.")] = False,
+) -> None:
+    """Watch a running service: models, replicas, KV pages, rates, latencies, the router's last decisions.
+
+    From /metrics, /health and, with the admin key, the admin endpoints. Ctrl-C ends it.
+    """
+    from deployments.cli.top import run
+
+    run(url, key, key_env, interval, once=once, as_json=json)
+
+
+@app.command()
 def hash_key(
     stdin: Annotated[
         bool, typer.Option("--stdin", help="Hash the key on standard input; print nothing else.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Generator, Iterator
@@ -16,14 +15,13 @@ from rich.table import Table
 
 from deployments.cli.errors import UserError, one_line
 from deployments.cli.openai_stream import Client, ServerError, Usage
+from deployments.cli.printable import printable
 
 HELP = """\
 [bold]/reset[/]  forget the conversation
 [bold]/stats[/]  tokens of each turn, and how many of them were reused
 [bold]/help[/]   this list
 [bold]/quit[/]   leave (also Ctrl-D); Ctrl-C stops an answer"""
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ class Chat:
         except ServerError as error:
             self.history.pop()
             self._write("\n" if pieces else "")
-            self.console.print(f"[red]error:[/] {escape(_printable(one_line(error)))}", soft_wrap=True)
+            self.console.print(f"[red]error:[/] {escape(printable(one_line(error)))}", soft_wrap=True)
             return
         ended = time.perf_counter()
         self._write("\n")
@@ -125,7 +123,7 @@ class Chat:
         return self.client.chat(self.model, [*system, *self.history], **self.options)
 
     def _write(self, text: str) -> None:
-        self.console.print(_printable(text), end="", markup=False, highlight=False, emoji=False, soft_wrap=True)
+        self.console.print(printable(text), end="", markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def run(url: str, model: str | None, system: str | None, options: dict[str, Any]) -> None:
@@ -161,8 +159,3 @@ def _lines(console: Console) -> Iterator[str]:
         except (EOFError, KeyboardInterrupt):
             console.print()
             return
-
-
-def _printable(text: str) -> str:
-    """Text without control characters: what a model writes must not drive the terminal."""
-    return _CONTROL.sub("", text)

@@ -1,0 +1,99 @@
+"""`raydix top`: what a running service does, in the terminal or as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.live import Live
+
+from deployments.cli.errors import UserError
+from deployments.cli.top_source import Source, SourceError
+from deployments.cli.top_state import View, Watch
+from deployments.cli.top_view import Away, Screen
+
+DEFAULT_KEY_ENV = "RAYDIX_ADMIN_KEY"
+
+
+def run(url: str, key: str | None, key_env: str | None, interval: float, *, once: bool, as_json: bool) -> None:
+    """Show until Ctrl-C, or once after two readings. Raises UserError when there is nothing to see."""
+    console = Console()
+    with Source(url, _key(key, key_env)) as source:
+        top = Top(source, console, as_json)
+        try:
+            if once:
+                top.once(interval)
+            else:
+                top.follow(interval)
+        except KeyboardInterrupt:
+            return
+
+
+class Top:
+    """One source on one console."""
+
+    def __init__(self, source: Source, console: Console, as_json: bool) -> None:
+        self._source, self._console, self._as_json = source, console, as_json
+        self._watch = Watch(source.url)
+        self._view: View | None = None
+        self._away: Away | None = None
+
+    def once(self, interval: float) -> None:
+        """Two readings, one view. Raises UserError when either fails."""
+        try:
+            self._watch.see(self._source.read())
+            time.sleep(interval)
+            self._view = self._watch.see(self._source.read())
+        except SourceError as error:
+            raise UserError(str(error)) from None
+        self._print()
+
+    def follow(self, interval: float) -> None:
+        """Reading after reading. Raises UserError when the first shows that trying again is of no use."""
+        if self._as_json or not self._console.is_terminal:
+            while True:
+                self._step()
+                self._print()
+                time.sleep(interval)
+        self._step()
+        with Live(self._screen(), console=self._console, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(self._screen(), refresh=True)
+                time.sleep(interval)
+                self._step()
+
+    def _step(self) -> None:
+        try:
+            self._view, self._away = self._watch.see(self._source.read()), None
+        except SourceError as error:
+            if self._view is None and not error.is_temporary:
+                raise UserError(str(error)) from None
+            now = time.time()
+            self._away = Away(self._away.since if self._away is not None else now, now, str(error))
+
+    def _screen(self) -> Screen:
+        fits_height = self._console.is_terminal
+        return Screen(self._source.url, self._view, self._away, fits_height)
+
+    def _print(self) -> None:
+        if not self._as_json:
+            self._console.print(Screen(self._source.url, self._view, self._away))
+            return
+        document = self._view.as_json() if self._view is not None else {"url": self._source.url}
+        away = asdict(self._away) if self._away is not None else None
+        self._console.out(json.dumps({**document, "away": away}), highlight=False)
+
+
+def _key(key: str | None, key_env: str | None) -> str | None:
+    """The admin key: given, or from an environment variable. Raises UserError for one that is not set."""
+    if key is not None and key_env is not None:
+        raise UserError("--key and --key-env exclude each other", 2)
+    found = key if key is not None else os.environ.get(key_env or DEFAULT_KEY_ENV)
+    if key_env is not None and not found:
+        raise UserError(f"--key-env {key_env}: there is no such environment variable, or it is empty", 2)
+    if found is not None and not (found and all(33 <= ord(char) <= 126 for char in found)):
+        raise UserError("a key holds visible ASCII characters and no spaces", 2)
+    return found

@@ -1,0 +1,131 @@
+"""Where `raydix top` looks: /metrics and /health for everybody, and with the admin key the admin endpoints."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from deployments.cli.errors import UserError, one_line
+from deployments.scrape import Page
+
+TIMEOUT_S = 5.0
+DECISIONS_ASKED = 50
+NO_KEY = "needs the admin key: give --key-env or --key"
+_KEY_HINT = "give the admin key with --key-env or --key"
+
+
+class SourceError(Exception):
+    """No reading; the message says why. `is_temporary` when trying again may help."""
+
+    def __init__(self, message: str, is_temporary: bool) -> None:
+        super().__init__(message)
+        self.is_temporary = is_temporary
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a server told at one moment."""
+
+    at: float
+    """Unix seconds."""
+    clock: float
+    """Monotonic seconds: what intervals are measured by."""
+    page: Page
+    health: dict[str, Any] = field(default_factory=dict)
+    status: dict[str, Any] | None = None
+    """/v1/cluster/status; None while hidden."""
+    decisions: list[Any] | None = None
+    """/v1/router/decisions, newest first; None while hidden."""
+    hidden: dict[str, str] = field(default_factory=dict)
+    """What could not be had, and why."""
+
+
+class Source:
+    """Asks one server. A context manager; `SourceError` is all that `read` raises.
+
+    An endpoint that refuses the key is not asked again: each time would be counted as a refused request.
+    """
+
+    def __init__(self, url: str, key: str | None = None, transport: httpx.BaseTransport | None = None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        self._has_key = key is not None
+        self._closed = {} if key is not None else {"cluster status": NO_KEY, "router decisions": NO_KEY}
+        try:
+            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT_S, transport=transport)
+        except (httpx.InvalidURL, ValueError) as error:
+            raise UserError(f"{url!r} is not a URL: {one_line(error)}", 2) from None
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def read(self) -> Reading:
+        """One reading. Raises SourceError when there is no page."""
+        page = self._page()
+        at, clock = time.time(), time.monotonic()
+        hidden: dict[str, str] = {}
+        health = self._json("/health", "health", hidden)
+        status = self._json("/v1/cluster/status", "cluster status", hidden)
+        decisions = self._json(f"/v1/router/decisions?limit={DECISIONS_ASKED}", "router decisions", hidden)
+        records = decisions.get("data") if decisions is not None else None
+        listed = records if isinstance(records, list) else None
+        return Reading(at, clock, page, health or {}, status, listed, hidden | self._closed)
+
+    def _page(self) -> Page:
+        try:
+            response = self._http.get("/metrics")
+        except httpx.UnsupportedProtocol as error:
+            raise SourceError(f"{self.url} is not a URL: {one_line(error)}", False) from None
+        except httpx.HTTPError as error:
+            reason = f"cannot reach {self.url} ({one_line(error)}): is `raydix serve` running there?"
+            raise SourceError(reason, True) from None
+        if response.status_code in (401, 403):
+            raise SourceError(f"{self.url}/metrics is protected ({_message(response)}): {self._advice()}", False)
+        if response.status_code >= 500:
+            raise SourceError(f"{self.url} answers with HTTP {response.status_code}: is it starting?", True)
+        try:
+            page = Page.parse(response.text) if response.is_success else None
+        except (ValueError, KeyError, IndexError):  # what the parser raises for what is no such page
+            page = None
+        if page is None or not page.is_raydix:
+            raise SourceError(
+                f"{self.url} answers, but is not a Raydix server: /metrics has none of its metrics", False
+            )
+        return page
+
+    def _advice(self) -> str:
+        return "it did not take this key; " + _KEY_HINT if self._has_key else _KEY_HINT
+
+    def _json(self, path: str, what: str, hidden: dict[str, str]) -> dict[str, Any] | None:
+        """An object; None, and the reason in `hidden`, when it cannot be had."""
+        if what in self._closed:
+            return None
+        try:
+            response = self._http.get(path)
+            if response.status_code in (401, 403):
+                self._closed[what] = _message(response)
+                return None
+            answer = response.json()
+        except httpx.HTTPError as error:
+            hidden[what] = one_line(error)
+            return None
+        except ValueError:
+            answer = None
+        if isinstance(answer, dict) and "error" not in answer:
+            return answer
+        hidden[what] = f"HTTP {response.status_code}"
+        return None
+
+
+def _message(response: httpx.Response) -> str:
+    """What an OpenAI error object says."""
+    try:
+        return one_line(Exception(response.json()["error"]["message"]))
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {response.status_code}"

@@ -1,0 +1,311 @@
+"""What `raydix top` shows, as values: the document of `--json` and the rows of the screen.
+
+    two readings ──▶ Interval ──▶ View: service, models, replicas, decisions
+
+None stands for what is not known: not on the page, hidden, or a rate before there are two readings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from deployments.cli.top_source import Reading
+from deployments.scrape import Interval, Page
+
+GONE_SHOWN_S = 60.0
+"""Seconds for which a replica that vanished is still shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """The application as a whole. Counts are of the interval."""
+
+    status: str | None
+    replicas_up: float | None
+    replicas_expected: float | None
+    admission_waiting_requests: float | None
+    admission_waiting_tokens: float | None
+    errors: float | None
+    errors_by_status: dict[str, float]
+    rejections: float | None
+    rejections_by_reason: dict[str, float]
+    decisions_by_reason: dict[str, float]
+    retries: float | None
+    migrations: float | None
+    disconnects: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """One model. Quantiles and the hit rate are of the interval."""
+
+    model: str
+    status: str | None
+    replicas_up: float | None
+    replicas_expected: float | None
+    running: float | None
+    waiting: float | None
+    requests_per_s: float | None
+    prefill_tokens_per_s: float | None
+    generated_tokens_per_s: float | None
+    hit_rate: float | None
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+    itl_p50_s: float | None
+    itl_p99_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaState:
+    """One engine replica."""
+
+    replica: str
+    model: str | None
+    state: str
+    """"up", "draining", "lost" (its heartbeats stopped), "gone" (vanished lately), "unknown", or what Serve says
+    of one that is not up: "starting", "stopping", ..."""
+    running: float | None
+    waiting: float | None
+    waiting_prefill_tokens: float | None
+    kv_pages_free: float | None
+    kv_pages_active: float | None
+    kv_pages_cached: float | None
+    prefill_tokens_per_s: float | None
+    decode_tokens_per_s: float | None
+    hit_rate: float | None
+    preemptions: float | None
+    """In the interval."""
+    evicted_pages_per_s: float | None
+    heartbeat_age_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionState:
+    """One of the router's last decisions."""
+
+    at_unix_s: float | None
+    request_id: str
+    model: str
+    replica: str
+    reason: str
+    prompt_tokens: float | None
+    predicted_cached_tokens: float | None
+    found_cached_tokens: float | None
+    cost_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All of it."""
+
+    url: str
+    at_unix_s: float
+    interval_s: float | None
+    """Of rates, counts and quantiles; None: counts and quantiles are since the processes' start, rates unknown."""
+    service: ServiceState
+    models: list[ModelState] = field(default_factory=list)
+    replicas: list[ReplicaState] = field(default_factory=list)
+    decisions: list[DecisionState] | None = None
+    """Newest first; None while hidden."""
+    hidden: dict[str, str] = field(default_factory=dict)
+    """What is not shown, and why."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `--json`."""
+        return asdict(self)
+
+
+class Watch:
+    """Turns readings into views; remembers the last reading, and replicas that vanished."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._last: Reading | None = None
+        self._seen: dict[str, tuple[ReplicaState, float]] = {}
+
+    def see(self, reading: Reading) -> View:
+        """The view of this reading and the one before."""
+        last, self._last = self._last, reading
+        seconds = reading.clock - last.clock if last is not None else None
+        interval = Interval(last.page if last is not None else None, reading.page, seconds)
+        return View(
+            url=self._url,
+            at_unix_s=reading.at,
+            interval_s=seconds,
+            service=_service(reading.health, interval),
+            models=[_model(name, reading, interval) for name in _model_names(reading)],
+            replicas=self._with_gone(_replicas(reading, interval), reading),
+            decisions=None if reading.decisions is None else list(map(_decision, _objects(reading.decisions))),
+            hidden=reading.hidden,
+        )
+
+    def _with_gone(self, present: list[ReplicaState], reading: Reading) -> list[ReplicaState]:
+        """Those that are there and those that vanished lately; what needs attention comes first.
+
+        A page speaks of a replica for some seconds after its end: one that was known, and that /health does not
+        list any more, is gone; one that was not known yet is coming.
+        """
+        is_listed = isinstance(reading.health.get("replicas"), list)
+        lingering = {row.replica for row in present if row.state == "unknown"} & self._seen.keys()
+        known = {row.replica: row for row in present if not (is_listed and row.replica in lingering)}
+        self._seen |= {name: (row, reading.clock) for name, row in known.items()}
+        shown_since = reading.clock - GONE_SHOWN_S
+        self._seen = {name: seen for name, seen in self._seen.items() if seen[1] >= shown_since}
+        gone = [_gone(row) for name, (row, _) in self._seen.items() if name not in known]
+        return sorted([*known.values(), *gone], key=lambda row: (row.state == "up", row.model or "", row.replica))
+
+
+def _service(health: Mapping[str, Any], interval: Interval) -> ServiceState:
+    page = interval.after
+    return ServiceState(
+        status=_text(health.get("status")),
+        replicas_up=_number(health.get("replicas_up")),
+        replicas_expected=_number(health.get("replicas_expected")),
+        admission_waiting_requests=page.total("admission_waiting_requests"),
+        admission_waiting_tokens=page.total("admission_waiting_tokens"),
+        errors=interval.increase("request_errors_total"),
+        errors_by_status=interval.by("request_errors_total", "status"),
+        rejections=interval.increase("admission_rejections_total"),
+        rejections_by_reason=interval.by("admission_rejections_total", "reason"),
+        decisions_by_reason=interval.by("router_decisions_total", "reason"),
+        retries=interval.increase("retries_total"),
+        migrations=interval.increase("migrations_total"),
+        disconnects=interval.increase("stream_disconnects_total"),
+    )
+
+
+def _model_names(reading: Reading) -> list[str]:
+    healthy = reading.health.get("models")
+    named = set(healthy) if isinstance(healthy, dict) else set()
+    return sorted((named | reading.page.values("requests_running", "model_name")) - {""})
+
+
+def _model(name: str, reading: Reading, interval: Interval) -> ModelState:
+    models = reading.health.get("models")
+    said = models.get(name) if isinstance(models, dict) else None
+    health: Mapping[str, Any] = said if isinstance(said, dict) else {}
+    mine = {"model_name": name}
+    return ModelState(
+        model=name,
+        status=_text(health.get("status")),
+        replicas_up=_number(health.get("replicas_up")),
+        replicas_expected=_number(health.get("replicas_expected")),
+        running=reading.page.total("requests_running", **mine),
+        waiting=reading.page.total("requests_waiting", **mine),
+        requests_per_s=interval.rate("requests_total", **mine),
+        prefill_tokens_per_s=interval.rate("prompt_tokens_total", source="computed", **mine),
+        generated_tokens_per_s=interval.rate("generation_tokens_total", **mine),
+        hit_rate=_hit_rate(interval, mine),
+        ttft_p50_s=interval.quantile("time_to_first_token_seconds", 0.5, **mine),
+        ttft_p99_s=interval.quantile("time_to_first_token_seconds", 0.99, **mine),
+        itl_p50_s=interval.quantile("inter_token_latency_seconds", 0.5, **mine),
+        itl_p99_s=interval.quantile("inter_token_latency_seconds", 0.99, **mine),
+    )
+
+
+def _replicas(reading: Reading, interval: Interval) -> list[ReplicaState]:
+    health = {row["replica"]: row for row in _named_replicas(reading.health)}
+    serve: dict[str, tuple[str | None, Mapping[str, Any]]] = {}
+    for one in _objects((reading.status or {}).get("models")):
+        serve |= {row["replica"]: (_text(one.get("id")), row) for row in _named_replicas(one)}
+    models = _models_of_replicas(reading.page)
+    only = next(iter(names)) if len(names := _model_names(reading)) == 1 else None
+    rows = []
+    for name in sorted({*health, *serve, *models}):
+        served_model, details = serve.get(name, (None, {}))
+        model = models.get(name) or served_model or only
+        rows.append(_replica(name, model, _state(health.get(name), details), health.get(name, {}), interval))
+    return rows
+
+
+def _models_of_replicas(page: Page) -> dict[str, str]:
+    """Engine replicas that report, by name: those with KV pages."""
+    labels = map(dict, page.series("kv_pages_capacity"))
+    return {each["replica"]: each.get("model_name", "") for each in labels if "replica" in each}
+
+
+def _state(health: Mapping[str, Any] | None, served: Mapping[str, Any]) -> str:
+    if health is not None and health.get("is_draining") is True:
+        return "draining"
+    if health is not None and health.get("is_connected") is True:
+        return "up"
+    if served:
+        state = (_text(served.get("state")) or "unknown").lower()
+        return "lost" if state == "running" else state
+    return "unknown" if health is None else "lost"
+
+
+def _replica(
+    name: str, model: str | None, state: str, health: Mapping[str, Any], interval: Interval
+) -> ReplicaState:
+    page, mine = interval.after, {"replica": name}
+    running, waiting = _number(health.get("num_running")), _number(health.get("num_waiting"))
+    return ReplicaState(
+        replica=name,
+        model=model,
+        state=state,
+        # Heartbeats are fresher than the page.
+        running=page.total("requests_running", **mine) if running is None else running,
+        waiting=page.total("requests_waiting", **mine) if waiting is None else waiting,
+        waiting_prefill_tokens=page.total("waiting_prefill_tokens", **mine),
+        kv_pages_free=page.total("kv_pages", state="free", **mine),
+        kv_pages_active=page.total("kv_pages", state="active", **mine),
+        kv_pages_cached=page.total("kv_pages", state="cached", **mine),
+        prefill_tokens_per_s=interval.rate("prompt_tokens_total", source="computed", **mine),
+        decode_tokens_per_s=interval.rate("generation_tokens_total", **mine),
+        hit_rate=_hit_rate(interval, mine),
+        preemptions=interval.increase("preemptions_total", **mine),
+        evicted_pages_per_s=interval.rate("kv_evictions_total", **mine),
+        heartbeat_age_s=_number(health.get("heartbeat_age_s")),
+    )
+
+
+def _gone(row: ReplicaState) -> ReplicaState:
+    """As it was last known, but for what it is doing."""
+    return replace(
+        row, state="gone", running=None, waiting=None, waiting_prefill_tokens=None, prefill_tokens_per_s=None,
+        decode_tokens_per_s=None, hit_rate=None, preemptions=None, evicted_pages_per_s=None,
+        kv_pages_free=None, kv_pages_active=None, kv_pages_cached=None, heartbeat_age_s=None,
+    )  # fmt: skip
+
+
+def _hit_rate(interval: Interval, labels: Mapping[str, str]) -> float | None:
+    return interval.ratio("prefix_cache_hit_tokens_total", "prefix_cache_query_tokens_total", **labels)
+
+
+def _decision(record: Mapping[str, Any]) -> DecisionState:
+    replica = _text(record.get("replica")) or ""
+    terms = record.get("terms")
+    chosen = terms.get(replica) if isinstance(terms, dict) else None
+    return DecisionState(
+        at_unix_s=_number(record.get("at")),
+        request_id=_text(record.get("request_id")) or "",
+        model=_text(record.get("model")) or "",
+        replica=replica,
+        reason=_text(record.get("reason")) or "",
+        prompt_tokens=_number(record.get("num_tokens")),
+        predicted_cached_tokens=_number(record.get("predicted_cached")),
+        found_cached_tokens=_number(record.get("actual_cached")),
+        cost_s=_number(chosen.get("total")) if isinstance(chosen, dict) else None,
+    )
+
+
+def _named_replicas(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    return (row for row in _objects(value.get("replicas")) if isinstance(row.get("replica"), str))
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if -math.inf < value < math.inf else None  # math.isfinite() overflows for large ints
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,155 @@
+"""A /metrics page as numbers, and what happened between two of them.
+
+Labels that are not asked for are summed over, so that pages with more labels than ours have the same meaning. What
+is no finite number is as if it were not there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from monitoring.metrics import PREFIX
+from monitoring.totals import GONE
+
+Labels = frozenset[tuple[str, str]]
+Series = Mapping[Labels, float]
+
+
+class Page:
+    """One page; names are without their prefix. Frozen."""
+
+    def __init__(self, samples: Mapping[str, Series], is_raydix: bool = True) -> None:
+        self._samples = samples
+        self.is_raydix = is_raydix
+        """Whether any metric on it is one of ours."""
+
+    @classmethod
+    def parse(cls, text: str) -> Page:
+        """Read Prometheus' text format. Raises ValueError for what is none."""
+        samples: dict[str, dict[Labels, float]] = {}
+        is_raydix = False
+        for family in text_string_to_metric_families(text):
+            is_raydix |= family.name.startswith(PREFIX)
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            samples.setdefault(name.removeprefix(PREFIX), {})
+            for sample in family.samples:
+                if sample.name.startswith(PREFIX) and math.isfinite(sample.value):
+                    series = samples.setdefault(sample.name.removeprefix(PREFIX), {})
+                    series[frozenset(sample.labels.items())] = sample.value
+        return cls(samples, is_raydix)
+
+    def series(self, name: str, **labels: str) -> Series:
+        """The series of a metric that have these labels among theirs."""
+        wanted = labels.items()
+        return {key: value for key, value in self._samples.get(name, {}).items() if wanted <= key}
+
+    def has(self, name: str) -> bool:
+        """Whether the page knows the metric, be it without any series yet."""
+        return name in self._samples
+
+    def total(self, name: str, **labels: str) -> float | None:
+        """Their sum; None when there are none."""
+        values = self.series(name, **labels).values()
+        return sum(values) if values else None
+
+    def values(self, name: str, label: str) -> set[str]:
+        """The values that a label has in a metric."""
+        return {value for key in self._samples.get(name, {}) for known, value in key if known == label}
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """What happened from one page to the next; from the processes' start on when there is none before."""
+
+    before: Page | None
+    after: Page
+    seconds: float | None
+    """Between them; None from the start on: how long that is, no page says."""
+
+    def increase(self, name: str, **labels: str) -> float | None:
+        """By how much a counter rose; None when the page does not know it.
+
+        A series that fell began anew. Those that came or went are taken together with what "gone" replicas had
+        counted: the totals of a replica move there when it is given up, and back when it was not gone after all.
+        """
+        if not self.after.has(name):
+            return None
+        after = self.after.series(name, **labels)
+        before = self.before.series(name, **labels) if self.before is not None else {}
+        stayed = {key for key in after.keys() & before.keys() if ("replica", GONE) not in key}
+        risen = sum(_risen(before[key], after[key]) for key in stayed)
+        moved = _sum_without(after, stayed) - _sum_without(before, stayed)
+        return risen + max(moved, 0.0)
+
+    def rate(self, name: str, **labels: str) -> float | None:
+        """The same per second."""
+        increase = self.increase(name, **labels)
+        return increase / self.seconds if increase is not None and self.seconds else None
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """Increases by a label's values, those that rose, the largest first."""
+        found = {value: self.increase(name, **{label: value}) or 0.0 for value in self.after.values(name, label)}
+        return dict(sorted(((v, n) for v, n in found.items() if n > 0), key=lambda item: (-item[1], item[0])))
+
+    def ratio(self, part: str, whole: str, **labels: str) -> float | None:
+        """One counter's increase as a share of another's; None when that did not rise."""
+        of = self.increase(whole, **labels)
+        return min((self.increase(part, **labels) or 0.0) / of, 1.0) if of else None
+
+    def quantile(self, name: str, q: float, **labels: str) -> float | None:
+        """A histogram's q-quantile, 0 to 1, linear within a bucket; None when nothing was observed.
+
+        What lies above all bounds counts as the highest of them, as in Prometheus' histogram_quantile.
+        """
+        counts = self._bucket_counts(name, labels)
+        bounds = sorted(counts)
+        if not bounds or not (total := counts[bounds[-1]]) > 0:
+            return None
+        rank, low, below = q * total, 0.0, 0.0
+        for bound in bounds:
+            if counts[bound] >= rank and counts[bound] > below:
+                return low if math.isinf(bound) else low + (bound - low) * (rank - below) / (counts[bound] - below)
+            low, below = (low if math.isinf(bound) else bound), max(below, counts[bound])
+        return low
+
+    def _bucket_counts(self, name: str, labels: Mapping[str, str]) -> dict[float, float]:
+        """New observations up to each bound, all matching histograms together."""
+        counts: dict[float, float] = {}
+        before = _histograms(self.before, name, labels) if self.before is not None else {}
+        for key, buckets in _histograms(self.after, name, labels).items():
+            earlier = before.get(key, {})
+            is_continued = all(earlier.get(bound, 0.0) <= count for bound, count in buckets.items())
+            for bound, count in buckets.items():
+                counts[bound] = counts.get(bound, 0.0) + count - (earlier.get(bound, 0.0) if is_continued else 0.0)
+        return counts
+
+
+def _risen(before: float, after: float) -> float:
+    return after - before if after >= before else after
+
+
+def _sum_without(series: Series, keys: set[Labels]) -> float:
+    return sum(value for key, value in series.items() if key not in keys)
+
+
+def _histograms(page: Page, name: str, labels: Mapping[str, str]) -> dict[Labels, dict[float, float]]:
+    """Cumulative counts by upper bound, of each histogram."""
+    found: dict[Labels, dict[float, float]] = {}
+    for key, count in page.series(f"{name}_bucket", **labels).items():
+        rest = frozenset(item for item in key if item[0] != "le")
+        bound = _bound(dict(key).get("le", ""))
+        if bound is not None:
+            found.setdefault(rest, {})[bound] = count
+    return found
+
+
+def _bound(text: str) -> float | None:
+    try:
+        bound = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(bound) else bound
