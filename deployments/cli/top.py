@@ -48,7 +48,7 @@ class Top:
             time.sleep(interval)
             self._view = self._watch.see(self._source.read())
         except SourceError as error:
-            raise UserError(str(error)) from None
+            raise self._failed(error) from None
         self._print()
 
     def follow(self, interval: float) -> None:
@@ -70,9 +70,12 @@ class Top:
             self._view, self._away = self._watch.see(self._source.read()), None
         except SourceError as error:
             if self._view is None and not error.is_temporary:
-                raise UserError(str(error)) from None
+                raise self._failed(error) from None
             now = time.time()
             self._away = Away(self._away.since if self._away is not None else now, now, str(error))
+
+    def _failed(self, error: SourceError) -> UserError:
+        return UserError(f"{self._source.url}: {error}")
 
     def _screen(self) -> Screen:
         fits_height = self._console.is_terminal

@@ -14,11 +14,10 @@ from deployments.scrape import Page
 TIMEOUT_S = 5.0
 DECISIONS_ASKED = 50
 NO_KEY = "needs the admin key: give --key-env or --key"
-_KEY_HINT = "give the admin key with --key-env or --key"
 
 
 class SourceError(Exception):
-    """No reading; the message says why. `is_temporary` when trying again may help."""
+    """No reading; the message says why, not where. `is_temporary` when trying again may help."""
 
     def __init__(self, message: str, is_temporary: bool) -> None:
         super().__init__(message)
@@ -81,26 +80,23 @@ class Source:
         try:
             response = self._http.get("/metrics")
         except httpx.UnsupportedProtocol as error:
-            raise SourceError(f"{self.url} is not a URL: {one_line(error)}", False) from None
+            raise SourceError(f"this is no URL of a server: {one_line(error)}", False) from None
         except httpx.HTTPError as error:
-            reason = f"cannot reach {self.url} ({one_line(error)}): is `raydix serve` running there?"
-            raise SourceError(reason, True) from None
+            raise SourceError(f"{one_line(error)}. Is `raydix serve` running there?", True) from None
         if response.status_code in (401, 403):
-            raise SourceError(f"{self.url}/metrics is protected ({_message(response)}): {self._advice()}", False)
+            raise SourceError(f"/metrics is protected: {_message(response)} {self._advice()}", False)
         if response.status_code >= 500:
-            raise SourceError(f"{self.url} answers with HTTP {response.status_code}: is it starting?", True)
+            raise SourceError(f"HTTP {response.status_code} instead of metrics: is it starting?", True)
         try:
             page = Page.parse(response.text) if response.is_success else None
         except (ValueError, KeyError, IndexError):  # what the parser raises for what is no such page
             page = None
         if page is None or not page.is_raydix:
-            raise SourceError(
-                f"{self.url} answers, but is not a Raydix server: /metrics has none of its metrics", False
-            )
+            raise SourceError("this is not a Raydix server: /metrics has none of its metrics", False)
         return page
 
     def _advice(self) -> str:
-        return "it did not take this key; " + _KEY_HINT if self._has_key else _KEY_HINT
+        return "Check --key-env or --key." if self._has_key else "Give --key-env or --key."
 
     def _json(self, path: str, what: str, hidden: dict[str, str]) -> dict[str, Any] | None:
         """An object; None, and the reason in `hidden`, when it cannot be had."""

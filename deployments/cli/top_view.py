@@ -227,9 +227,7 @@ def _replicas(replicas: Sequence[ReplicaState], shown: int, width: int, is_ascii
     )
     size = max(_left([first, *columns], width, MOST_BAR), 0)
     glyphs = "#=." if is_ascii else "█▒░"
-    title = (
-        "KV active " + glyphs[0] + " cached " + glyphs[1] if size >= 20 else f"KV {glyphs[0]} {glyphs[1]}cached"
-    )
+    title = f"KV {glyphs[0]} active {glyphs[1]} cached" if size >= 20 else f"KV {glyphs[0]}act {glyphs[1]}cached"
     bar: Column[ReplicaState] = Column(title, size, lambda r: kv_bar(r, size, glyphs), 0, "left")
     where = next(i for i, column in enumerate(columns) if column.title == "used")
     return _table(
