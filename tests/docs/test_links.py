@@ -1,0 +1,39 @@
+"""Relative links lead to files that are there, and to headings in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, read_page
+
+PAGES = [
+    path
+    for path in sorted(ROOT.rglob("*.md"))
+    if not any(part.startswith(".") for part in path.parts[len(ROOT.parts) :])
+]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    broken = [
+        f"{path.name}:{line}: {target}" for line, target in read_page(path).links if not _leads(path, target)
+    ]
+    assert broken == []
+
+
+def _leads(page: Path, target: str) -> bool:
+    if target.startswith(("https://", "http://")):
+        return True
+    name, _, anchor = target.partition("#")
+    path = (page.parent / name).resolve() if name else page
+    if not path.is_relative_to(ROOT) or not path.exists():
+        return False
+    return not anchor or (path.suffix == ".md" and anchor in read_page(path).anchors)
+
+
+def test_the_index_leads_to_every_page() -> None:
+    index = ROOT / "docs/index.md"
+    linked = {(index.parent / target.partition("#")[0]).resolve() for _, target in read_page(index).links}
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if page not in {*linked, index}] == []

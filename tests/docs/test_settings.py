@@ -1,0 +1,49 @@
+"""docs/tuning.md lists every setting once, with the default it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.docs.names import REQUIRED, settings
+from tests.docs.pages import ROOT, read_page
+
+
+def documented(name: str = "docs/tuning.md") -> list[tuple[str, str]]:
+    """(setting, default) of every row whose first cell holds settings."""
+    rows = [cells for _, cells in read_page(ROOT / name).rows if len(cells) >= 2]
+    return [(setting, cells[1][0] if cells[1] else "") for cells in rows for setting in cells[0]]
+
+
+def spelled(default: Any) -> str:
+    """A default as the page has it: YAML, whole numbers in groups of three."""
+    if default is REQUIRED:
+        return "required"
+    if default is None:
+        return "null"
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, int):
+        return f"{default:_}" if default >= 100_000 else str(default)
+    if isinstance(default, float):
+        return f"{default:g}"
+    return str(default) if default else f"{default!r}"
+
+
+def test_every_setting_is_listed_once() -> None:
+    names = [name for name, _ in documented()]
+    assert sorted(set(names)) == sorted(settings())
+    assert sorted(names) == sorted(set(names)), "listed twice"
+
+
+def test_defaults_are_right() -> None:
+    known = settings()
+    assert [(name, given) for name, given in documented() if given != spelled(known[name])] == []
+
+
+@pytest.mark.parametrize(
+    ("default", "text"), [(None, "null"), (True, "true"), (4_000_000, "4_000_000"), (0.15, "0.15"), (30.0, "30")]
+)
+def test_defaults_are_spelled_as_yaml(default: Any, text: str) -> None:
+    assert spelled(default) == text

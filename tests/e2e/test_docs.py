@@ -1,0 +1,62 @@
+"""The commands in README.md and docs/ do what the pages say, on the running application."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from ray import serve
+
+from deployments.app import build
+from deployments.config import AppArgs
+from deployments.tenants import hash_key
+from tests.docs.blocks import EXECUTED, Sandbox
+from tests.docs.pages import COMMAND_PAGES, ROOT, read_page
+from tests.e2e.conftest import Service
+
+pytestmark = pytest.mark.e2e
+
+KEYS = {
+    "RAYDIX_API_KEY": "the key of a tenant in tests".replace(" ", "-"),
+    "RAYDIX_ADMIN_KEY": "the-admin-key-in-tests",
+}
+"""What pages call the keys of the application in docs/security.md."""
+
+
+@pytest.fixture(scope="module")
+def guarded(service: Service) -> Iterator[Service]:
+    """The application that docs/security.md shows, its keys being these, beside the session's."""
+    [block] = [block for block in read_page(ROOT / "docs/security.md").blocks if block.language == "yaml"]
+    [application] = yaml.safe_load(block.text)["applications"]
+    arguments = application["args"]
+    arguments["admin_key_hash"] = hash_key(KEYS["RAYDIX_ADMIN_KEY"])
+    arguments["tenants"][0]["key_hashes"] = [hash_key(KEYS["RAYDIX_API_KEY"])]
+    serve.run(
+        build(AppArgs.model_validate(arguments)),
+        name="guarded",
+        route_prefix="/guarded",
+        external_scaler_enabled=application["external_scaler_enabled"],
+    )
+    running = Service(f"{service.url}/guarded")
+    running.wait_until(lambda: running.health()["status"] == "healthy")
+    yield running
+    serve.delete("guarded")
+
+
+@pytest.mark.parametrize("path", COMMAND_PAGES, ids=lambda path: path.name)
+def test_the_commands_of_a_page_work(
+    path: Path, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """All that is not marked; one after the other, as blocks build on those before them."""
+    sandbox = Sandbox(tmp_path, KEYS)
+    monkeypatch.chdir(tmp_path)
+    for block in read_page(path).blocks:
+        if block.marker is None and block.language in EXECUTED:
+            needs_keys = any(name in block.text for name in KEYS)
+            running: Service = request.getfixturevalue("guarded") if needs_keys else service
+            with contextlib.redirect_stdout(io.StringIO()):
+                sandbox.run(block, running.url)
