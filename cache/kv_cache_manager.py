@@ -6,6 +6,7 @@ read       Lease    pages                             reusable by others        
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from cache.accounting import CacheStats, PageAccount
@@ -14,6 +15,7 @@ from cache.eviction import EvictionStrategy, eviction_strategy
 from cache.insertion import insert
 from cache.lease import Lease, Match, PageCopy
 from cache.node import Namespace, Node
+from cache.page_ages import PageAges
 from cache.page_pool import OutOfPages, PagePool
 from cache.prefix_log import PrefixLog
 from cache.radix_tree import RadixTree
@@ -46,6 +48,8 @@ class KVCacheManager:
         self.page_size = page_size
         self.stats = CacheStats()
         self._prefix_cache = prefix_cache
+        self.page_ages = PageAges(num_pages)
+        """How old pages became that were evicted; watched where `extend` is told the time."""
         self._pool = PagePool(num_pages)
         record = BlockRecord(block_tokens) if block_tokens else None
         self.prefix_log: PrefixLog | None = record.log if record is not None else None
@@ -121,7 +125,7 @@ class KVCacheManager:
         lease.partial = 0
         self._release_source(lease)
 
-    def extend(self, lease: Lease, num_tokens: int) -> list[PageCopy]:
+    def extend(self, lease: Lease, num_tokens: int, now: float | None = None) -> list[PageCopy]:
         """Make the page table cover `num_tokens` tokens, evicting what is needed. O(k log n) for k new pages.
 
         Returns the one copy of a match that ends inside a page, the first time and only then. Raises OutOfPages,
@@ -135,7 +139,8 @@ class KVCacheManager:
             raise OutOfPages(
                 f"{needed} pages wanted for {num_tokens} tokens, {self.available} of {self.num_pages} available"
             )
-        self.evict(needed - self._pool.num_free)
+        self.evict(needed - self._pool.num_free, now)
+        num_before = len(lease.pages)
         copies = []
         if lease.partial and lease.source is not None:
             source = self._tree.tail_page(lease.source)
@@ -145,6 +150,8 @@ class KVCacheManager:
             self.stats.copied_pages += 1
         lease.pages += self._pool.allocate(needed - len(copies))
         self._num_private += needed
+        if now is not None:
+            self.page_ages.taken(lease.pages[num_before:], now)
         if not lease.is_admitted:
             lease.is_admitted = True
             self._tree.record_use(lease.source or held, lease.priority)
@@ -203,9 +210,10 @@ class KVCacheManager:
             self.stats.query_tokens += query_tokens
             self.stats.hit_tokens += hit_tokens
 
-    def evict(self, num_pages: int) -> int:
+    def evict(self, num_pages: int, now: float | None = None) -> int:
         """Free up to `num_pages` pages of unlocked nodes, in the strategy's order; returns how many it were."""
-        pages = self._tree.evict(max(num_pages, 0))
+        watch = None if now is None else functools.partial(self.page_ages.evicted, now=now)
+        pages = self._tree.evict(max(num_pages, 0), watch)
         self._pool.free(pages)
         self.stats.evicted_pages += len(pages)
         return len(pages)

@@ -19,7 +19,7 @@ a prefix is held whole or not at all. Nothing here recurses: a tree may be as de
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cache.block_record import BlockRecord
 from cache.eviction import EvictionQueue, EvictionStrategy
@@ -218,10 +218,13 @@ class RadixTree:
         """The leaf that `evict` would take first, if any. O(log n) amortised over touches."""
         return self._queue.peek()
 
-    def evict(self, num_pages: int | None = None) -> list[int]:
+    def evict(
+        self, num_pages: int | None = None, watch: Callable[[list[int], float], None] | None = None
+    ) -> list[int]:
         """Take up to `num_pages` pages from unlocked leaves, from their ends; None: empty all that is unlocked.
 
-        O(k log n) for k pages; never a walk of the tree. Returns the pages, which are the caller's.
+        O(k log n) for k pages; never a walk of the tree. Returns the pages, which are the caller's. `watch` hears
+        which pages go together, and when what they held was used last.
         """
         freed: list[int] = []
         while num_pages is None or len(freed) < num_pages:
@@ -234,6 +237,8 @@ class RadixTree:
             if surplus > 0:  # Keep the head as a node of its own; `node` is the part to go.
                 self.split(node, (node.first_slot + surplus) * self.page_size)
             freed.extend(reversed(node.pages))
+            if watch is not None:
+                watch(node.pages, node.last_access)
             self.evictable_pages -= len(node.pages)
             self._remove(node)
         return freed

@@ -15,9 +15,11 @@ from deployments.settings import (
     AdmissionSettings,
     EngineReplicas,
     HealthSettings,
+    MetricsSettings,
     Replicas,
     RouterSettings,
     Settings,
+    SloSettings,
     WarmUp,
     WireSettings,
 )
@@ -101,6 +103,10 @@ class AppArgs(Settings):
     """SHA-256 of the key that administration needs, in hex (`raydix hash-key`). None: it is off."""
     protect_metrics: bool = False
     """Whether /metrics needs the admin key; /health and /version never need one."""
+    slo: SloSettings = SloSettings()
+    """Targets that requests are measured by."""
+    metrics: MetricsSettings = MetricsSettings()
+    """Other ways to the metrics."""
 
     @model_validator(mode="before")
     @classmethod

@@ -5,6 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 
+def gpu_utilization(device: str) -> float | None:
+    """Share of the last fraction of a second in which the engine's GPU computed, 0 to 1, as NVML tells.
+
+    None for an engine on CPUs, and where NVML or its Python binding (nvidia-ml-py) is missing. Takes well under a
+    millisecond and does not wait for the device.
+    """
+    if not device.startswith("cuda"):
+        return None
+    import torch
+
+    try:
+        return float(torch.cuda.utilization(torch.device(device))) / 100
+    except Exception:  # the module, the library or the driver is missing, each with an error of its own
+        return None
+
+
 def gpus_of(device: str) -> list[dict[str, Any]]:
     """Name, uuid and memory in bytes of each GPU of an engine on `device`; none for one on CPUs.
 

@@ -142,6 +142,11 @@ class WireEngineClient:
         del counts["resumed"]
         return counts
 
+    def index_lag(self) -> float:
+        """Age of the oldest news of a connected replica's cache, in seconds; 0 when none is connected."""
+        news = [connection.news_at for connection in self._connections.values() if connection.is_answering]
+        return time.monotonic() - min(news) if news else 0.0
+
     @property
     def num_streams(self) -> int:
         """Requests that have not ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cache.page_ages import EvictedPage
 from engine.load import EngineLoad, StageSeconds, StepStats
 from engine.plan import Event
 from engine.precompute import Precomputed
@@ -51,6 +52,12 @@ class EngineMetrics:
                 self._metrics.observe("request_queue_seconds", event.timings.queue)
                 self._metrics.observe("request_prefill_seconds", event.timings.prefill)
                 self._metrics.observe("request_decode_seconds", event.timings.decode)
+
+    def on_evicted(self, pages: Sequence[EvictedPage]) -> None:
+        """A sample of the pages evicted since the last call."""
+        for page in pages:
+            self._metrics.observe("kv_page_lifetime_seconds", page.lifetime)
+            self._metrics.observe("kv_page_idle_before_evict_seconds", page.idle)
 
     def on_load(self, load: EngineLoad) -> None:
         """The state of things; before each snapshot."""

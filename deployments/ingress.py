@@ -66,6 +66,7 @@ class Ingress:
                 metrics_key_hash=args.admin_key_hash if args.protect_metrics else None,
             ),
             metrics=self._metrics,
+            slo=args.slo,
             admin_key_hash=self._args.admin_key_hash,
             cluster=self._cluster(),
             is_named_outside=True,

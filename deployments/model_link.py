@@ -16,6 +16,7 @@ from deployments.config import AppArgs, ModelArgs
 from deployments.delivery import Persistence
 from deployments.engine_client import WireEngineClient
 from deployments.handle_control import HandleControl
+from deployments.ingress_metrics import IngressMetrics
 from deployments.model_switch import PUT_AWAY, DeploymentSwitch, SwitchedEngines
 from deployments.observed_load import ObservedLoad
 from deployments.serve_control import ServeControl
@@ -31,6 +32,9 @@ from monitoring.metrics import Metrics
 from router.fleet import fleet_of
 from router.placer import placer_of
 
+_WATCH_S = 5.0
+"""Between two looks whether a model without replicas was put away."""
+
 
 class ModelLink:
     """This process's connections to one model's engines, and what it counts of the model's requests."""
@@ -45,6 +49,9 @@ class ModelLink:
         self._health, self._sync_timeout_s = args.health, args.router.sync_timeout_s
         self._switch = DeploymentSwitch(control, engines.deployment_name, model.num_when_loaded)
         self._client: WireEngineClient | None = None
+        self._routing_metrics = IngressMetrics(self.metrics, self._placer, self._fleet)
+        self._watch: asyncio.Task[None] | None = None
+        self._is_put_away = not model.load_at_start
 
     async def start(self) -> None:
         """Connect, on the event loop that will serve requests, and learn what the engines hold."""
@@ -58,6 +65,7 @@ class ModelLink:
             fingerprint(await asyncio.to_thread(model_directory, self._model.engine)),
         )
         await self._client.start()
+        self._watch = asyncio.create_task(self._watch_switch())
         # The handle's router, which fills the fleet, is made by the first call: do not leave that to a user's.
         if await self._switch.state() in PUT_AWAY:
             # A call that waits for a replica would be a reason for Serve to start one; a broadcast does not wait.
@@ -86,6 +94,8 @@ class ModelLink:
 
     async def aclose(self) -> None:
         """Disconnect. Idempotent."""
+        if self._watch is not None:
+            self._watch.cancel()
         if self._client is not None:
             await self._client.aclose()
 
@@ -96,24 +106,22 @@ class ModelLink:
 
     def snapshot(self) -> bytes:
         """What `MetricsHub.push` takes."""
-        metrics, totals = self.metrics, self._placer.totals()
-        for (policy, reason), count in self._placer.counts().items():
-            metrics.count_to("router_decisions_total", count, policy=policy, reason=reason)
-        metrics.count_to("router_errors_total", self._placer.num_errors)
-        metrics.count_to("router_regret_tokens_total", totals["regret"])
-        metrics.count_to("router_hit_tokens_total", totals["predicted"], kind="predicted")
-        metrics.count_to("router_hit_tokens_total", totals["actual"], kind="actual")
-        metrics.set("router_index_blocks", totals["blocks"])
-        metrics.count_to("router_index_dropped_blocks_total", totals["dropped"])
-        dropped = self._client.wire_counts() if self._client is not None else {}
-        for kind, count in dropped.items():
-            metrics.count_to("wire_dropped_messages_total", count, kind=kind)
-        return metrics.snapshot()
+        num_expected = 0 if self._is_put_away else self._model.engines.num_expected
+        self._routing_metrics.collect(self._client, num_expected)
+        return self.metrics.snapshot()
 
     async def _describe(self) -> list[dict[str, Any]]:
         """What each replica says of itself; one that fails says nothing."""
         answers = await self._engines.broadcast("describe").results_async(return_exceptions=True)
         return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+    async def _watch_switch(self) -> None:
+        """Know whether the model was put away. While it has replicas it was not, and nobody is asked."""
+        while True:
+            state = "loaded" if self._fleet.names() else await self._switch.state()
+            if state is not None:
+                self._is_put_away = state in PUT_AWAY
+            await asyncio.sleep(_WATCH_S)
 
     async def _meet_nobody(self) -> None:
         with contextlib.suppress(Exception):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.client import GenerateRequest
-from deployments.devices import gpus_of
+from deployments.devices import gpu_utilization, gpus_of
 from deployments.draining import serve_is_stopping
 from deployments.engine_metrics import EngineMetrics
 from deployments.liveness import Beat, EngineUnhealthy, prove_step
@@ -242,7 +242,11 @@ class EngineReplica:
 
     def _snapshot(self, metrics: Metrics) -> bytes:
         self._metrics.on_load(self._loop.load())
+        self._metrics.on_evicted(self._engine.cache.page_ages.drain())
         metrics.set("engine_up", float(self._loop.failure is None))
+        utilization = gpu_utilization(str(getattr(self._engine.runner, "device", "none")))
+        if utilization is not None:
+            metrics.set("gpu_utilization_ratio", utilization)
         for kind, count in self._wire.counts.copy().items():
             metrics.count_to("wire_rejected_messages_total", count, kind=kind)
         return metrics.snapshot()

@@ -178,6 +178,31 @@ class EngineReplicas(Replicas):
         return self
 
 
+class SloSettings(Settings):
+    """What counts as a good answer: `raydix_slo_requests_total` says how many requests met each target."""
+
+    ttft_s: float = Field(default=1.0, gt=0)
+    """Seconds to the first token, of every request that got one."""
+    itl_s: float = Field(default=0.1, gt=0)
+    """Seconds between tokens, on average over a request, of those with two tokens and more."""
+    e2e_s: float = Field(default=30.0, gt=0)
+    """Seconds to the end, of requests that were answered in full."""
+
+
+class MetricsSettings(Settings):
+    """Where the metrics can be read besides /metrics, and under which other names."""
+
+    port: int | None = Field(default=None, ge=1, le=65535)
+    """Port on which the hub serves /metrics by itself, on the node it runs on; None: on none."""
+    host: str = "127.0.0.1"
+    """Address it listens on there. Whoever reaches it can read the metrics: this port knows no keys."""
+    inference_gateway: bool = False
+    """Whether the page has the gauges that Kubernetes' inference gateway reads, under their vllm: names; promtool
+    finds fault with the colon."""
+    ray: bool = False
+    """Whether every process also reports to Ray's own metrics, as ray_raydix_*; see `monitoring/ray_mirror.py`."""
+
+
 class WarmUp(Settings):
     """What a new engine replica computes before it takes requests; see `deployments/warm_up.py`."""
 

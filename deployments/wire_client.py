@@ -74,6 +74,8 @@ class WireConnection:
         self.is_answering = False
         self.last_heard: float | None = None
         """Clock at the last message; None before the first."""
+        self.news_at = clock()
+        """Clock up to which its cache was known here for the last time; at first when the connection was made."""
         self.counts: Counter[str] = Counter()
         """Messages dropped and gaps noticed, by kind."""
         self._ingress_id, self._listener = ingress_id, listener
@@ -181,6 +183,9 @@ class WireConnection:
             self._listener.on_unknown(self.address.replica, message.request_ids)
         elif isinstance(message, wire.Snapshot | wire.Delta):
             self._take_prefixes(message)
+        # Messages come in order: one without news says that until then there was none to tell.
+        if self.is_synced:
+            self.news_at = self.last_heard
 
     def _is_next(self, message: wire.Sequenced) -> bool:
         """Whether to take a message in: not what is old, or of another start of the replica.

@@ -153,7 +153,7 @@ class Scheduler:
         end = start + num_tokens
         while True:
             try:
-                copies = self.cache.extend(request.lease, end)
+                copies = self.cache.extend(request.lease, end, now)
                 break
             except OutOfPages:
                 victim = self._victim(step, request)
@@ -391,6 +391,7 @@ class Scheduler:
         """Let what counts up begin at 0 again; measured rates stay."""
         self._num_steps = self._num_preemptions = self._num_finished = 0
         self.cache.stats = CacheStats()
+        self.cache.page_ages.drain()
 
     def _prompts_running(self) -> Iterator[Request]:
         return (request for request in self._running if request.num_to_compute > 1)

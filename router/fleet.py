@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 from router.cost import ReplicaState
 
@@ -27,7 +27,8 @@ CIRCUIT_FAILURES = 3
 """Failed calls in a row after which a replica's circuit opens: it gets nothing while others can serve."""
 CIRCUIT_OPEN_S = 5.0
 """For so long; then one more failure opens it again, and one success closes it."""
-
+MemberState = Literal["available", "draining", "lost", "circuit_open"]
+"""How a replica is seen here. One whose queue is full is available."""
 
 _Listener = TypeVar("_Listener")
 
@@ -154,6 +155,14 @@ class Fleet:
         with self._lock:
             return set(self._members)
 
+    def count_by_state(self) -> dict[MemberState, int]:
+        """Replicas in each state, all states included."""
+        with self._lock:
+            now, counts = self._clock(), dict.fromkeys(get_args(MemberState), 0)
+            for member in self._members.values():
+                counts[_member_state(member, now)] += 1
+            return counts
+
     def lost(self) -> frozenset[str]:
         """Replicas that do not answer."""
         with self._lock:
@@ -274,6 +283,14 @@ def _num_requests(member: _Member) -> int:
 def _can_serve(member: _Member, now: float) -> bool:
     is_closed = now >= member.circuit_open_until
     return is_closed and not (member.is_lost or member.load.is_draining or member.load.is_full)
+
+
+def _member_state(member: _Member, now: float) -> MemberState:
+    if member.is_lost:
+        return "lost"
+    if member.load.is_draining:
+        return "draining"
+    return "circuit_open" if now < member.circuit_open_until else "available"
 
 
 def _state(replica: str, member: _Member, typical_rate: float, is_available: bool) -> ReplicaState:

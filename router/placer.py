@@ -112,6 +112,8 @@ class Placer:
         self.settings = settings or PlacerSettings()
         self.num_errors = 0
         """Requests that could not be placed by the policy and went to the least loaded."""
+        self.on_decided: Callable[[float], None] = lambda _: None
+        """Hears how long each placement took, in seconds."""
         self._fleet, self._clock = fleet, clock
         self._policy: Policy = policy_named(self.settings.policy)
         self._rng = rng or random.Random()
@@ -129,6 +131,12 @@ class Placer:
 
     def place(self, request: Placeable, candidates: Collection[str], avoid: Collection[str] = ()) -> Decision:
         """Order the candidates for a request, and count it where it goes first. O(tokens of the prompt)."""
+        began = time.perf_counter()
+        decision = self._decide(request, candidates, avoid)
+        self.on_decided(time.perf_counter() - began)
+        return decision
+
+    def _decide(self, request: Placeable, candidates: Collection[str], avoid: Collection[str]) -> Decision:
         tokens = [*request.prompt_ids, *request.output_ids] if request.output_ids else request.prompt_ids
         namespace, block_tokens = Namespace(request.model, salt=request.salt), self.settings.block_tokens
         root = prefix_root(namespace)

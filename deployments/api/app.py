@@ -19,6 +19,7 @@ from deployments.api.completions import plan_completion
 from deployments.api.errors import ApiError, at_most, from_client, invalid, quoted
 from deployments.api.exchange import Caller, Exchange, Hints, Plan
 from deployments.api.health import health
+from deployments.api.http_metrics import HttpMetrics
 from deployments.api.lifecycle import add_model_routes
 from deployments.api.limits import Limits
 from deployments.api.prompts import encode_messages, encode_text
@@ -62,6 +63,8 @@ def create_app(service: ApiService) -> FastAPI:
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_middleware(Gate, access=service.access, metrics=service.metrics)
     app.add_middleware(Envelope, limits=service.limits, names_answers=not service.is_named_outside)
+    if service.metrics is not None:
+        app.add_middleware(HttpMetrics, metrics=service.metrics)
     app.add_middleware(Reporting, listeners=service.listeners)
     return app
 
@@ -129,7 +132,8 @@ class _Routes:
         return Response(text, headers={"content-type": content_type})
 
     def _recorder(self, request: Request, endpoint: Endpoint) -> Recorder:
-        return Recorder(self._service.metrics, endpoint, report_of(request), tenant_of(request).name)
+        tenant = tenant_of(request).name
+        return Recorder(self._service.metrics, endpoint, report_of(request), tenant, self._service.slo)
 
     async def _parsed(
         self, request: Request, kind: type[Parsed], recorder: Recorder | None = None

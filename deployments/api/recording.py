@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from typing import Literal
 
+from deployments.api.answer_times import AnswerTimes
 from deployments.api.report import Report
 from deployments.client import Overloaded, Unavailable
 from deployments.rate_limits import RateLimited
+from deployments.settings import SloSettings
 from deployments.tenants import ANONYMOUS
 from monitoring.metrics import Metrics
 
@@ -21,15 +23,19 @@ class Recorder:
     """Counts one request. All times run from its arrival at the API, tokenizing included."""
 
     def __init__(
-        self, metrics: Metrics | None, endpoint: Endpoint, report: Report, tenant: str = ANONYMOUS.name
+        self,
+        metrics: Metrics | None,
+        endpoint: Endpoint,
+        report: Report,
+        tenant: str = ANONYMOUS.name,
+        targets: SloSettings | None = None,
     ) -> None:
         """`tenant` is a name from the configuration; `report` hears how it ends."""
         self.report = report
         self._metrics = metrics
         self._tenant = tenant
         self._endpoint = endpoint
-        self._arrival = time.perf_counter()
-        self._last_at: dict[int, float] = {}
+        self._times = AnswerTimes(targets or SloSettings(), time.perf_counter())
         self._is_streaming = False
         self._is_accepted = False
         self._is_over = False
@@ -49,19 +55,14 @@ class Recorder:
         """Its prompts were admitted, with so many tokens in all."""
         if self._metrics is not None:
             self._metrics.inc("tenant_tokens_total", num_tokens, tenant=self._tenant, kind="prompt")
+            self._metrics.observe("request_prompt_tokens", num_tokens)
 
     def tokens(self, choice: int, count: int) -> None:
-        """`count` tokens of a choice arrived together; they share the time since the last ones."""
+        """`count` tokens of a choice arrived together."""
         if self._metrics is None or count == 0:
             return
         self._metrics.inc("tenant_tokens_total", count, tenant=self._tenant, kind="generated")
-        now = time.perf_counter()
-        last = self._last_at.get(choice)
-        if last is not None:
-            self._metrics.observe("inter_token_latency_seconds", (now - last) / count, count)
-        elif not self._last_at:
-            self._metrics.observe("time_to_first_token_seconds", now - self._arrival)
-        self._last_at[choice] = now
+        self._times.tokens(self._metrics, choice, count, time.perf_counter())
 
     def finished(self, finish_reason: str) -> None:
         """The answer is complete."""
@@ -106,4 +107,5 @@ class Recorder:
             streaming="true" if self._is_streaming else "false",
             finish_reason=finish_reason,
         )
-        self._metrics.observe("request_duration_seconds", time.perf_counter() - self._arrival)
+        is_whole = finish_reason in ("stop", "length")
+        self._times.ended(self._metrics, time.perf_counter(), is_whole=is_whole)

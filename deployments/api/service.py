@@ -12,6 +12,7 @@ from deployments.api.limits import Limits
 from deployments.api.report import Listener
 from deployments.api.text_codec import TextCodec
 from deployments.client import EngineClient, ModelSwitch
+from deployments.settings import SloSettings
 from monitoring.metrics import Metrics
 
 
@@ -54,6 +55,8 @@ class ApiService:
     limits: Limits = field(default_factory=Limits)
     metrics: Metrics | None = None
     """Where requests are counted that name no model served here; None counts nothing."""
+    slo: SloSettings = field(default_factory=SloSettings)
+    """Targets that requests are measured by."""
     version: str = "0.1.0"
     access: Access = field(default_factory=Access)
     """Keys, tenants and their limits; by default the service is open."""

@@ -386,6 +386,28 @@ def test_a_lost_delta_is_made_good_by_a_snapshot() -> None:
     run(scenario())
 
 
+def test_the_index_lags_while_a_replica_says_nothing_and_while_its_news_cannot_be_used() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+            connection = await _connected(client)
+            await until(lambda: connection.is_synced)
+            await until(lambda: client.index_lag() < 1.0)  # heartbeats, though nothing changes
+            connection._handle = lambda message: None  # it says nothing any more, and counts as connected still
+            before = client.index_lag()
+            await asyncio.sleep(0.05)
+            assert client.index_lag() >= before + 0.05
+            del connection._handle
+            # News comes, but one was lost and the snapshot that makes it good has not come yet.
+            connection._snapshot, connection._asked_at = "awaited", connection._clock() + 100
+            heard, before = connection.last_heard, client.index_lag()
+            await until(lambda: connection.last_heard != heard)
+            assert client.index_lag() > before
+            engines.fleet.update({})
+            await until(lambda: client.index_lag() == 0.0)
+
+    run(scenario())
+
+
 def test_what_is_sent_twice_or_by_another_start_is_dropped_and_counted() -> None:
     async def scenario() -> None:
         async with World(1) as (client, _):

@@ -211,3 +211,13 @@ def test_the_worst_step_runs(tiny: Tiny) -> None:
     plan = worst_step(config, runner.max_model_len)
     assert plan.num_tokens == 40
     assert len(runner.run(plan).token_ids) == 5
+
+
+def test_a_step_says_how_long_it_prepared_and_sampled(tiny: Tiny) -> None:
+    runner = load(tiny("mistral"))
+    sequence = Sequenced(prompt(9, 1), [0])
+    result = runner.run(StepPlan((sequence.chunk(4),)))
+    assert result.prepare_seconds > 0 == result.sample_seconds, "the chunk ends before its last token"
+    sequence.computed = 4
+    result = runner.run(StepPlan((sequence.chunk(),)))
+    assert result.prepare_seconds > 0 and result.sample_seconds > 0

@@ -55,6 +55,21 @@ def test_a_burst_that_begins_alike_computes_the_common_part_once() -> None:
     assert all(script.tokens(name) == script.undisturbed(name) for name in names)
 
 
+def test_who_waits_for_another_ones_page_is_told_from_who_waits_for_room() -> None:
+    script = Script(num_pages=512, limits={"max_step_tokens": 50, "max_running": 2})
+    system = list(range(1, 101))
+    for i in range(4):
+        script.arrive([*system, 200 + i])
+    script.step()
+    load = script.scheduler.load(script.now)
+    assert (load.num_running, load.num_waiting, load.num_deferred) == (1, 3, 3)
+    script.run(until=lambda: script.scheduler.load(script.now).num_running == 2)
+    load = script.scheduler.load(script.now)
+    assert (load.num_waiting, load.num_deferred) == (2, 0), "two run, the most there may be"
+    script.run()
+    assert script.scheduler.load(script.now).num_deferred == 0
+
+
 def test_namespaces_share_nothing() -> None:
     script = Script()
     script.arrive(range(1, 20), salt="one")

@@ -65,3 +65,18 @@ def test_listeners_hear_of_changes_only() -> None:
 def test_deployments_do_not_share_a_fleet() -> None:
     assert fleet_of("app", "one") is fleet_of("app", "one")
     assert fleet_of("app", "one") is not fleet_of("other", "one")
+
+
+def test_replicas_are_counted_by_the_state_that_matters_most() -> None:
+    now = 100.0
+    view = Fleet(clock=lambda: now)
+    view.update(dict.fromkeys("abcde"))
+    view.mark_lost("a")
+    view.record_load("a", ReplicaLoad(is_draining=True))
+    view.record_load("b", ReplicaLoad(is_draining=True))
+    for _ in range(3):
+        view.record_call("c", is_failure=True)
+    view.record_load("d", ReplicaLoad(is_full=True))
+    assert view.count_by_state() == {"available": 2, "draining": 1, "lost": 1, "circuit_open": 1}
+    now += 60.0
+    assert view.count_by_state()["circuit_open"] == 0

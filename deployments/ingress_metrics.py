@@ -1,0 +1,49 @@
+"""What an ingress knows of one model's engines, and how it sends requests to them, as metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from monitoring.metrics import Metrics
+from router.fleet import Fleet
+from router.placer import Placer
+
+
+class Connections(Protocol):
+    """What is asked of the connections to the engines."""
+
+    def wire_counts(self) -> Mapping[str, int]:
+        """Messages that were not taken in, by kind."""
+        ...
+
+    def index_lag(self) -> float:
+        """Age of the oldest news of a connected replica's cache, in seconds."""
+        ...
+
+
+class IngressMetrics:
+    """Writes one model's routing metrics, before each snapshot; decisions' times as they are made."""
+
+    def __init__(self, metrics: Metrics, placer: Placer, fleet: Fleet) -> None:
+        self._metrics, self._placer, self._fleet = metrics, placer, fleet
+        placer.on_decided = lambda seconds: metrics.observe("router_decision_seconds", seconds)
+
+    def collect(self, connections: Connections | None, num_expected: int) -> None:
+        """The state of things. `num_expected` replicas are what the configuration asks for."""
+        metrics, totals = self._metrics, self._placer.totals()
+        for (policy, reason), count in self._placer.counts().items():
+            metrics.count_to("router_decisions_total", count, policy=policy, reason=reason)
+        metrics.count_to("router_errors_total", self._placer.num_errors)
+        metrics.count_to("router_regret_tokens_total", totals["regret"])
+        metrics.count_to("router_hit_tokens_total", totals["predicted"], kind="predicted")
+        metrics.count_to("router_hit_tokens_total", totals["actual"], kind="actual")
+        metrics.set("router_index_blocks", totals["blocks"])
+        metrics.count_to("router_index_dropped_blocks_total", totals["dropped"])
+        for state, replicas in self._fleet.count_by_state().items():
+            metrics.set("router_replicas", replicas, state=state)
+        metrics.set("replicas_expected", num_expected)
+        if connections is not None:
+            metrics.set("router_index_lag_seconds", connections.index_lag())
+            for kind, dropped in connections.wire_counts().items():
+                metrics.count_to("wire_dropped_messages_total", dropped, kind=kind)

@@ -1,0 +1,82 @@
+"""Engine and ingress as numbers: what the engine's and the router's own records become on the page."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cache import CacheStats, PageAccount
+from cache.page_ages import EvictedPage
+from deployments.devices import gpu_utilization
+from deployments.engine_metrics import EngineMetrics
+from deployments.ingress_metrics import IngressMetrics
+from engine.load import EngineLoad, StageSeconds, StepStats
+from monitoring.metrics import Metrics, Snapshot
+from router.fleet import Fleet
+from router.placer import Placer
+from tests.router.test_placer import Prompt
+
+Values = dict[tuple[str, ...], float]
+
+
+def taken(metrics: Metrics) -> tuple[dict[str, Values], dict[str, int]]:
+    """Values, and how often each histogram was observed."""
+    snapshot = msgspec.msgpack.decode(metrics.snapshot(), type=Snapshot)
+    counts = {name: sum(sum(h.counts) for _, h in series) for name, series in snapshot.histograms.items()}
+    return {name: dict(series) for name, series in snapshot.values.items()}, counts
+
+
+def test_an_engines_record_becomes_its_metrics() -> None:
+    metrics = Metrics("m", "r", "engine")
+    engine = EngineMetrics(metrics)
+    engine.on_step(StepStats(StageSeconds(0.001, 0.002, 0.010, 0.003, 0.004), 4, 4, 0))
+    engine.on_step(StepStats(StageSeconds(0.001), 1, 0, 9))
+    engine.on_evicted([EvictedPage(60.0, 5.0)])
+    cache = CacheStats(query_tokens=10, hit_tokens=4, evicted_pages=7, reset_pages=2)
+    pages = PageAccount(free=1, evictable=2, locked=3, private=4)
+    engine.on_load(EngineLoad(num_waiting=5, num_deferred=2, pages=pages, cache=cache))
+    values, counts = taken(metrics)
+    assert values["engine_stage_seconds_total"] == pytest.approx(
+        {("schedule",): 0.002, ("prepare",): 0.002, ("forward",): 0.010, ("sample",): 0.003, ("output",): 0.004}
+    )
+    assert values["engine_steps_total"] == {(): 2}
+    assert values["engine_graph_replays_total"] == {("graph",): 0, ("eager",): 2}
+    assert values["requests_waiting"] == {("capacity",): 3, ("deferred",): 2}
+    assert values["kv_evictions_total"] == {("device", "capacity"): 7, ("device", "reset"): 2}
+    assert values["kv_pages"] == {("free", "device"): 1, ("active", "device"): 7, ("cached", "device"): 2}
+    assert values["prefix_cache_hit_tokens_total"] == {("device",): 4}
+    assert counts["kv_page_lifetime_seconds"] == counts["kv_page_idle_before_evict_seconds"] == 1
+    assert counts["engine_step_seconds"] == 2
+
+
+class Connections:
+    def index_lag(self) -> float:
+        return 0.7
+
+    def wire_counts(self) -> dict[str, int]:
+        return {"gaps": 3}
+
+
+def test_an_ingresss_routing_becomes_its_metrics() -> None:
+    metrics, fleet = Metrics("m", "i", "ingress"), Fleet()
+    fleet.update({"a": None, "b": None})
+    fleet.mark_lost("b")
+    placer = Placer(fleet)
+    routing = IngressMetrics(metrics, placer, fleet)
+    for number in range(3):
+        fleet.open(f"r{number}")
+        placer.place(Prompt(f"r{number}", list(range(64))), fleet.names())
+    routing.collect(Connections(), num_expected=2)
+    values, counts = taken(metrics)
+    assert counts["router_decision_seconds"] == sum(values["router_decisions_total"].values()) == 3
+    assert values["router_replicas"] == {("available",): 1, ("draining",): 0, ("lost",): 1, ("circuit_open",): 0}
+    assert values["replicas_expected"] == {(): 2}
+    assert values["router_index_lag_seconds"] == {(): 0.7}
+    assert values["wire_dropped_messages_total"]["gaps",] == 3
+    routing.collect(None, num_expected=0)
+    assert taken(metrics)[0]["replicas_expected"] == {(): 0}
+
+
+def test_an_engine_on_cpus_has_no_gpu_to_be_busy() -> None:
+    assert gpu_utilization("cpu") is None
+    assert "gpu_utilization_ratio" not in taken(Metrics("m", "r", "engine"))[0]
