@@ -17,6 +17,7 @@ from deployments.config import ENGINE_DEPLOYMENT, AppArgs, ModelArgs
 from deployments.ingress import Ingress
 from deployments.metrics_hub import MetricsHub
 from deployments.replica import EngineFactory, EngineReplica, ReplicaSettings
+from deployments.serve_logging import serve_logging
 from deployments.settings import Replicas
 from deployments.warm_up import WarmUpLimits
 from deployments.wire_server import WireTimings
@@ -31,7 +32,7 @@ def build(args: AppArgs) -> Application:
         num_replicas=1,
         max_ongoing_requests=1000,
         ray_actor_options={"num_cpus": 0},
-        logging_config={"enable_access_log": False},
+        logging_config={"enable_access_log": False} | (serve_logging(args.logging) or {}),
     ).bind()
     engines = {model.name: bind_engines(args, model, hub, name) for name, model in args.served.items()}
     return bind_ingress(args, engines, hub)
@@ -116,6 +117,7 @@ def _options(args: AppArgs, replicas: Replicas, num_gpus: float) -> dict[str, An
         "max_queued_requests": replicas.max_queued,
         "graceful_shutdown_timeout_s": replicas.drain_timeout_s,
         "graceful_shutdown_wait_loop_s": 0.5,
+        "logging_config": serve_logging(args.logging),
         "health_check_period_s": args.health.check_period_s,
         "health_check_timeout_s": args.health.check_timeout_s,
         "ray_actor_options": {

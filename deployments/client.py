@@ -38,6 +38,8 @@ class GenerateRequest:
     """A hint that requests belong together; never needed for correctness."""
     tenant: str = ""
     """Who asks."""
+    x_request_id: str = ""
+    """The id that its client knows it by, for logs: not unique."""
     max_wait_s: float | None = None
     """Longest wait for an engine that it can use, in seconds; None: the service's own limit."""
 

@@ -15,11 +15,13 @@ from deployments.settings import (
     AdmissionSettings,
     EngineReplicas,
     HealthSettings,
+    LogSettings,
     MetricsSettings,
     Replicas,
     RouterSettings,
     Settings,
     SloSettings,
+    TracingSettings,
     WarmUp,
     WireSettings,
 )
@@ -107,6 +109,10 @@ class AppArgs(Settings):
     """Targets that requests are measured by."""
     metrics: MetricsSettings = MetricsSettings()
     """Other ways to the metrics."""
+    logging: LogSettings = LogSettings()
+    """What is logged, and how."""
+    tracing: TracingSettings = TracingSettings()
+    """Where OpenTelemetry traces go."""
 
     @model_validator(mode="before")
     @classmethod

@@ -9,6 +9,7 @@ attempt ─ ended ────────────────────�
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from deployments.client import Overloaded, Rejected, ReplicaLost, Unavailable
 from deployments.course import Migration
 from deployments.generation import Stream
 from monitoring.metrics import Metrics
+
+logger = logging.getLogger("ray.serve")
 
 MAX_OFFERS = 4
 """Replicas that a new request is offered to, full queues included."""
@@ -157,6 +160,13 @@ class Delivery:
         if setback.kind != "lost":
             return await self._find_room(setback) if has_tokens else self._offer_elsewhere(setback)
         self._num_losses += 1
+        logger.warning(
+            "%s lost its replica %s after %d tokens: %s",
+            self._stream.request.request_id,
+            setback.replica,
+            len(self._stream.journal),
+            setback.reason,
+        )
         if not has_tokens:
             if self._num_losses > self._persistence.max_retries or len(self._avoid) >= MAX_OFFERS:
                 return Unavailable(f"the engine was lost: {setback.reason}")

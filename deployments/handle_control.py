@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 from ray.exceptions import ActorDiedError
+from ray.serve.context import _set_request_context
 from ray.serve.exceptions import BackPressureError
 
 from deployments.attempt import ReplicaDied
@@ -19,7 +20,12 @@ class HandleControl:
         self._handle = handle
 
     def generate(self, request: GenerateRequest, ingress_id: str, avoid: tuple[str, ...]) -> HandleCall:
-        """Call the replica that the router picks."""
+        """Call the replica that the router picks.
+
+        What this task logs from here on, and the replica in the call, bears the client's request id: Serve takes
+        it from this context.
+        """
+        _set_request_context(request_id=request.x_request_id)
         return HandleCall(self._handle.generate.remote(request, ingress_id, avoid))
 
 

@@ -15,7 +15,9 @@ from deployments.cluster import Cluster
 from deployments.config import AppArgs
 from deployments.metrics_hub import MetricsPusher, read_page
 from deployments.model_link import ModelLink
+from deployments.request_log import RequestLog
 from deployments.serve_control import ServeControl
+from deployments.serve_logging import log_through_serve
 from deployments.tenants import KeyRing
 from deployments.warm_up import WarmUpPoster
 from monitoring.metrics import Metrics
@@ -29,7 +31,8 @@ class Ingress:
         """`engines` are handles by model name."""
         self._args, self._hub = args, hub
         context = serve.get_replica_context()
-        name = context.replica_id.unique_id
+        self._name = name = context.replica_id.unique_id
+        log_through_serve()
         self._control = control = ServeControl(context.app_name, args.health.status_timeout_s)
         self._links = [
             ModelLink(args, model, engines[model.name], name, control) for model in args.served.values()
@@ -69,6 +72,7 @@ class Ingress:
             slo=args.slo,
             admin_key_hash=self._args.admin_key_hash,
             cluster=self._cluster(),
+            listeners=(RequestLog(self._name),) if args.logging.requests else (),
             is_named_outside=True,
         )
 

@@ -24,6 +24,7 @@ from deployments.liveness import Beat, EngineUnhealthy, prove_step
 from deployments.load_news import LoadNews
 from deployments.metrics_hub import MetricsPusher
 from deployments.retry_after import DrainRate
+from deployments.serve_logging import log_through_serve
 from deployments.warm_up import WarmUpLimits, warm_up
 from deployments.wire_server import WireServer, WireTimings
 from deployments.work_meter import WorkMeter
@@ -75,6 +76,7 @@ class EngineReplica:
         whereabouts: Callable[[], tuple[str, str]] = serve_whereabouts,
         is_stopping: Callable[[], bool] = serve_is_stopping,
     ) -> None:
+        log_through_serve()
         self.replica, host = whereabouts()
         self._settings, self._is_stopping = settings, is_stopping
         self._engine = engine_factory(config)
@@ -185,6 +187,8 @@ class EngineReplica:
                 return {**refusal, "replica": self.replica}
             self._wire.accept(request_id, ingress_id)
             event = await end
+            if event.finish_reason == "error":
+                logger.error("%s failed: %s", request_id, event.error)
             return {"finish_reason": event.finish_reason, "replica": self.replica}
         except asyncio.CancelledError:
             self._loop.abort(request_id)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from typing import Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 PolicyName = Literal["cost", "session", "least_loaded", "rendezvous", "random"]
 
@@ -76,6 +77,47 @@ class WireSettings(Settings):
             low, high = self.ports
             raise ValueError(f"ports must be [lowest, highest] from 1024 to 65535, got [{low}, {high}]")
         return self
+
+
+class LogSettings(Settings):
+    """What ingresses and engines log, through Ray Serve; see `deployments/request_log.py`."""
+
+    encoding: Literal["text", "json"] | None = None
+    """Of the log files: "json" is one object a line. None leaves it to Serve's own `logging_config`."""
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """The least that is logged. Requests that failed are warnings, all others are information."""
+    directory: str | None = None
+    """Where the files go; None: `logs/serve` in Ray's session directory."""
+    requests: bool = True
+    """Whether each request to generate is logged when it is over."""
+
+
+class TracingSettings(Settings):
+    """OpenTelemetry traces of requests; see `deployments/spans.py`. Needs the extra `tracing`.
+
+    Headers, certificates and compression come from the OTEL_EXPORTER_OTLP_* variables of the ingress's process.
+    """
+
+    otlp_endpoint: str | None = None
+    """URL of an OTLP/HTTP collector, /v1/traces being added where it has no path. None: no traces."""
+    sample_ratio: float = Field(default=1.0, ge=0, le=1)
+    """Share of requests that are traced; one that comes with a `traceparent` follows its caller's decision."""
+    max_waiting_spans: int = Field(default=8192, ge=1)
+    """Finished spans that wait for the collector, about 2 kB each; the oldest are dropped."""
+    export_period_s: float = Field(default=2.0, gt=0)
+    """Seconds between exports."""
+    export_timeout_s: float = Field(default=10.0, gt=0)
+    """Seconds that an export may take, with its retries; as long as an ingress waits for the last one."""
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _is_url(cls, given: str | None) -> str | None:
+        if given is None:
+            return None
+        url = urlsplit(given)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError(f"otlp_endpoint must be a URL such as http://collector:4318, got {given!r}")
+        return given if url.path.strip("/") else f"{given.rstrip('/')}/v1/traces"
 
 
 class Replicas(Settings):

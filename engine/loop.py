@@ -128,7 +128,8 @@ class EngineLoop:
         try:
             result = self._runner.run(plan) if plan.chunks else _NOTHING
         except Exception:
-            logger.exception("a step of %d requests failed", len(plan.chunks))
+            ids = " ".join(chunk.request.request_id for chunk in plan.chunks)
+            logger.exception("a step of %d requests failed: %s", len(plan.chunks), ids)
             events += self.scheduler.fail(plan, "the model failed to compute this request", self.clock())
             self._report(plan, _NOTHING, started, scheduled, self.clock())
             return events

@@ -77,7 +77,7 @@ class Exchange:
         self._recorder = recorder
         self._request_id = request_id
         self._is_stream = bool(plan.request.stream)
-        parts = [] if plan.echoes_only else _parts(plan, hints, caller.tenant)
+        parts = [] if plan.echoes_only else _parts(plan, hints, caller.tenant, request_id)
         self._hints, self._ticket = hints, caller.ticket
         self._num_prompt_tokens = plan.wording.answer.num_prompt_tokens
         self._choices = Choices(plan.served.client, parts, limits.idle_timeout_s)
@@ -222,7 +222,9 @@ class Exchange:
         return headers
 
 
-def _parts(plan: Plan, hints: Hints, tenant: Tenant) -> list[tuple[GenerateRequest, TextStream]]:
+def _parts(
+    plan: Plan, hints: Hints, tenant: Tenant, x_request_id: str
+) -> list[tuple[GenerateRequest, TextStream]]:
     """One generation for each choice of each prompt; choice i of any prompt has the same seed."""
     request, sampling, answer = plan.request, plan.sampling, plan.wording.answer
     parts = []
@@ -237,6 +239,7 @@ def _parts(plan: Plan, hints: Hints, tenant: Tenant) -> list[tuple[GenerateReque
             session_id=hints.session_id or request.prompt_cache_key,
             tenant=tenant.name,
             max_wait_s=hints.max_wait_s,
+            x_request_id=x_request_id,
         )
         text = plan.served.codec.text_stream(sampling.stop, min_tokens=sampling.min_tokens)
         parts.append((generate, text))

@@ -65,6 +65,8 @@ class Report:
         self.error_type: str | None = None
         self.reason: str | None = None
         """Of a refusal: as `admission_rejections_total` counts it."""
+        self.trace_id: str | None = None
+        """Of the trace that tells of it, where there is one."""
         self.ended_at: float | None = None
         """None before the answer is out."""
 
