@@ -19,6 +19,7 @@ from deployments.metrics_hub import MetricsHub
 from deployments.replica import EngineFactory, EngineReplica, ReplicaSettings
 from deployments.serve_logging import serve_logging
 from deployments.settings import Replicas
+from deployments.tracing import check_tracing
 from deployments.warm_up import WarmUpLimits
 from deployments.wire_server import WireTimings
 from engine.engine import Engine
@@ -26,6 +27,7 @@ from engine.engine import Engine
 
 def build(args: AppArgs) -> Application:
     """The application that `args` describes."""
+    check_tracing(args.tracing)
     hub = serve.deployment(
         MetricsHub,
         name="MetricsHub",

@@ -42,6 +42,20 @@ class Leg:
             return self.timings.decode
         return self.last_at - self.first_at
 
+    def phases(self) -> list[tuple[str, float, float]]:
+        """(name, start, end) on the clock here: what the engine measured, laid out backwards from `last_at`."""
+        decode_at = self.last_at - self.decode_s
+        if self.timings is None:
+            return [("route", self.sent_at, self.first_at), ("decode", decode_at, self.last_at)]
+        prefill_at = max(self.sent_at, decode_at - self.timings.prefill)
+        queue_at = max(self.sent_at, prefill_at - self.timings.queue)
+        return [
+            ("route", self.sent_at, queue_at),
+            ("queue", queue_at, prefill_at),
+            ("prefill", prefill_at, decode_at),
+            ("decode", decode_at, self.last_at),
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class Migration:

@@ -10,6 +10,7 @@ from ray import serve
 
 from deployments.api.access import Access
 from deployments.api.app import create_app
+from deployments.api.report import Listener
 from deployments.api.service import ApiService
 from deployments.cluster import Cluster
 from deployments.config import AppArgs
@@ -19,6 +20,7 @@ from deployments.request_log import RequestLog
 from deployments.serve_control import ServeControl
 from deployments.serve_logging import log_through_serve
 from deployments.tenants import KeyRing
+from deployments.tracing import open_tracing
 from deployments.warm_up import WarmUpPoster
 from monitoring.metrics import Metrics
 
@@ -33,6 +35,7 @@ class Ingress:
         context = serve.get_replica_context()
         self._name = name = context.replica_id.unique_id
         log_through_serve()
+        self._tracer = open_tracing(args.tracing, name)
         self._control = control = ServeControl(context.app_name, args.health.status_timeout_s)
         self._links = [
             ModelLink(args, model, engines[model.name], name, control) for model in args.served.values()
@@ -72,9 +75,14 @@ class Ingress:
             slo=args.slo,
             admin_key_hash=self._args.admin_key_hash,
             cluster=self._cluster(),
-            listeners=(RequestLog(self._name),) if args.logging.requests else (),
+            listeners=self._listeners(),
             is_named_outside=True,
         )
+
+    def _listeners(self) -> tuple[Listener, ...]:
+        """The tracer first: what is logged names the trace."""
+        traced: tuple[Listener, ...] = () if self._tracer is None else (self._tracer,)
+        return (*traced, RequestLog(self._name)) if self._args.logging.requests else traced
 
     def _cluster(self) -> Cluster:
         return Cluster(
@@ -92,3 +100,5 @@ class Ingress:
             pusher.stop()
         for link in self._links:
             await link.aclose()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)

@@ -100,6 +100,8 @@ class TracingSettings(Settings):
 
     otlp_endpoint: str | None = None
     """URL of an OTLP/HTTP collector, /v1/traces being added where it has no path. None: no traces."""
+    service_name: str = "raydix"
+    """What traces call this service."""
     sample_ratio: float = Field(default=1.0, ge=0, le=1)
     """Share of requests that are traced; one that comes with a `traceparent` follows its caller's decision."""
     max_waiting_spans: int = Field(default=8192, ge=1)
