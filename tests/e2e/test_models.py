@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from ray import serve
 
 from deployments.app import build
 from deployments.config import AppArgs
+from tests.deployments.otlp_receiver import Collector, Received, collector
 from tests.e2e.conftest import ROOT, Service, engine_pids
 
 pytestmark = pytest.mark.e2e
@@ -25,14 +27,32 @@ ADMIN = {"authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture(scope="module")
-def models(service: Service) -> Iterator[Service]:
+def sink() -> Iterator[Collector]:
+    """Where the application's traces go."""
+    with collector() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where its logs go."""
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def models(service: Service, sink: Collector, logs: Path) -> Iterator[Service]:
     """The application of the YAML, and a third model that is not loaded, beside the other tests' application."""
     (application,) = yaml.safe_load((ROOT / "deployments/two_models.yaml").read_text())["applications"]
     key_hash = hashlib.sha256(KEY.encode()).hexdigest()
     specified = application["args"]["models"]
     later = {**specified[1], "engine": {**specified[1]["engine"], "served_name": "later"}, "load_at_start": False}
     arguments = AppArgs.model_validate(
-        {**application["args"], "models": [*specified, later], "admin_key_hash": key_hash}
+        {
+            **application["args"],
+            **{"models": [*specified, later], "admin_key_hash": key_hash},
+            "tracing": {"otlp_endpoint": sink.url, "export_period_s": 0.2},
+            "logging": {"encoding": "json", "directory": str(logs)},
+        }
     )
     scalable = application["external_scaler_enabled"]
     serve.run(build(arguments), name="two", route_prefix="/two", external_scaler_enabled=scalable)
@@ -73,6 +93,34 @@ def test_each_model_counts_for_itself(models: Service) -> None:
     complete(models, "demo-short").raise_for_status()
     for part in ("requests_total", "generation_tokens_total"):
         models.wait_until(lambda part=part: models.metric(f"raydix_{part}", model_name="demo-short") > 0)  # type: ignore[misc]
+
+
+def test_a_request_can_be_followed_through_logs_and_traces(models: Service, sink: Collector, logs: Path) -> None:
+    """The ingress's line, the engine's line and the spans of one request bear its id."""
+    body = {"model": "demo-long", "prompt": "What is a list?", "max_tokens": 4, "ignore_eos": True}
+    answer = httpx.post(
+        f"{models.url}/v1/completions", json=body, headers={"x-request-id": "followed"}, timeout=60
+    ).raise_for_status()
+
+    def lines(deployment: str) -> list[dict[str, Any]]:
+        files = logs.glob(f"*{deployment}*.log")
+        every = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        return [line for line in every if line.get("request_id") == "followed"]
+
+    def spans() -> list[Received]:
+        return [span for span in list(sink.spans) if span.attributes.get("raydix.request_id") == "followed"]
+
+    models.wait_until(lambda: bool(spans() and lines("Ingress") and lines("EngineReplica-demo-long")), timeout=60)
+    (root,) = spans()
+    (line,) = [line for line in lines("Ingress") if line.get("event") == "request"]
+    assert (line["trace_id"], line["response_id"]) == (root.trace_id, answer.json()["id"])
+    assert (line["model"], line["outcome"], line["output_tokens"]) == ("demo-long", "finished", 4)
+    assert line["replica"] == answer.headers["x-raydix-replica"] and line["ingress"] != line["replica"]
+    assert root.name == "text_completion demo-long" and root.attributes["gen_ai.usage.output_tokens"] == 4
+    own = [span for span in sink.spans if span.parent_id == root.span_id]
+    assert [span.name for span in own] == ["prepare", "admission", "route", "queue", "prefill", "decode"]
+    times = [at for span in own for at in (span.start, span.end)]
+    assert times == sorted(times) and root.start <= times[0] and times[-1] <= root.end
 
 
 def test_only_the_admin_loads_and_unloads(models: Service) -> None:
