@@ -18,7 +18,7 @@ from deployments import tracing
 from deployments.config import AppArgs
 from deployments.settings import TracingSettings
 from deployments.tracing import open_tracing
-from tests.deployments.api_over_engines import api_over, events
+from tests.deployments.api_over_engines import PROMPT, api_over, events
 from tests.deployments.fleet_of_engines import until
 from tests.deployments.otlp_receiver import Collector, Received, collector
 
@@ -128,6 +128,19 @@ def test_a_stream_that_moved_shows_both_replicas_and_the_loss(sink: Collector, t
         assert children[5].end <= at <= children[6].start
         first = last["timings"]["time_to_first_token_s"]
         assert root.attributes["gen_ai.response.time_to_first_chunk"] == pytest.approx(first, abs=1e-5)
+
+    run(scenario())
+
+
+def test_a_request_with_many_choices_has_a_bounded_number_of_spans(
+    sink: Collector, tracer: tracing.Tracer
+) -> None:
+    async def scenario() -> None:
+        async with api_over(1, tracer) as api:
+            await api.complete(n=2, prompt=[PROMPT] * 10, max_tokens=1)
+        ((root, *children),) = await asyncio.to_thread(sink.traces, 1)
+        assert root.attributes["gen_ai.usage.output_tokens"] == 20
+        assert len({child.attributes.get("raydix.choice") for child in children} - {None}) == 8
 
     run(scenario())
 
