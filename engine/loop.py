@@ -125,6 +125,8 @@ class EngineLoop:
         started = self.clock()
         plan = self.scheduler.schedule(started)
         scheduled = self.clock()
+        if plan.chunks and self._load.num_running + self._load.num_waiting == 0:
+            self._load = self.scheduler.load(scheduled)  # should this step never end, it shows that there is work
         try:
             result = self._runner.run(plan) if plan.chunks else _NOTHING
         except Exception:

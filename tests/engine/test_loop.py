@@ -10,7 +10,7 @@ import pytest
 
 from engine.errors import EngineStopped, NeverFits
 from engine.load import StepStats
-from engine.plan import Event
+from engine.plan import Event, StepPlan, StepResult
 from tests.engine.script import Script
 
 
@@ -90,3 +90,20 @@ def test_load_counts_what_waits_and_runs() -> None:
     script.run()
     load = script.loop.load()
     assert (load.num_running, load.num_waiting, load.waiting_prefill_tokens, load.num_finished) == (0, 0, 0, 4)
+
+
+def test_load_shows_the_work_of_a_step_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an operator sees of an engine that hangs in the first step after a pause."""
+    script = Script(limits={"max_running": 1})
+    shown = []
+    run = script.runner.run
+
+    def hanging(plan: StepPlan) -> StepResult:
+        shown.append(script.loop.load())
+        return run(plan)
+
+    monkeypatch.setattr(script.runner, "run", hanging)
+    script.arrive([1] * 10)
+    script.arrive([2] * 10)
+    script.step()
+    assert [(load.num_running, load.num_waiting, load.num_steps) for load in shown] == [(1, 1, 0)]
