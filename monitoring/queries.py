@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from monitoring.dashboards import DASHBOARDS
+from monitoring.promql import selectors
+from monitoring.rules import load_rules
 
 EVERYTHING: Mapping[str, str] = {
     "model": ".*",
@@ -15,6 +17,8 @@ EVERYTHING: Mapping[str, str] = {
     "__rate_interval": "1m",
 }
 """What Grafana puts in place of its variables where nothing is chosen."""
+NOT_AT_ONCE = frozenset({"raydix:prefix_cache_hit:ratio1d_offset1h", "raydix_gpu_utilization_ratio"})
+"""What an application has no data for in its first hour, or without a GPU."""
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))")
 
@@ -46,3 +50,17 @@ def dashboard_queries(variables: Mapping[str, str] = EVERYTHING) -> list[Query]:
 def with_variables(expr: str, values: Mapping[str, str]) -> str:
     """An expression with Grafana's variables replaced. KeyError for a variable without a value."""
     return _VARIABLE.sub(lambda found: values[found[1] or found[2]], expr)
+
+
+def alert_queries() -> list[Query]:
+    """What the rules ask; alerts also as `Rule.answered`, which has data although nothing fires."""
+    queries = []
+    for rule in load_rules():
+        is_ready = not NOT_AT_ONCE & {rule.name, *(selector.name for selector in selectors(rule.expr))}
+        if rule.kind == "record":
+            queries.append(Query(rule.expr, f"record {rule.name}", is_ready))
+        else:
+            queries.append(Query(rule.expr, f"alert {rule.name}", False))
+            is_ready = is_ready and not rule.expr.startswith("absent(")
+            queries.append(Query(rule.answered(), f"alert {rule.name}, answered", is_ready))
+    return queries

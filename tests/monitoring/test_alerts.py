@@ -15,7 +15,9 @@ import yaml
 from deployments.config import AppArgs, ModelArgs
 from deployments.settings import Settings
 from engine.config import EngineConfig
+from monitoring.dashboards import DASHBOARDS
 from monitoring.promql import problems
+from monitoring.queries import alert_queries
 from monitoring.rules import RULES, Rule, load_rules, recorded_labels
 
 MONITORING = RULES.parents[1]
@@ -39,6 +41,11 @@ def misfits(path: Path = RULES) -> list[str]:
     rules = load_rules(path)
     recorded = recorded_labels(rules)
     return [f"{rule.name}: {problem}" for rule in rules for problem in problems(rule.expr, recorded)]
+
+
+def thresholds(rule: Rule) -> list[str]:
+    """What its expression compares with, and how: "> 14.4 * 0.01" for instance."""
+    return re.findall(r"(?:[=!<>]=|[<>])\s*\d[\d.]*(?:\s*\*\s*[\d.]+)?", rule.expr)
 
 
 def sections() -> dict[str, str]:
@@ -87,10 +94,20 @@ def test_alerts_say_what_is_wrong_and_where_to_read_on(rule: Rule) -> None:
     assert rule.annotations["runbook_url"] == f"monitoring/RUNBOOK.md#{rule.name.lower()}"
 
 
+def test_an_alert_can_be_asked_for_although_it_does_not_fire() -> None:
+    """Otherwise an alert that never can fire looks like a healthy service."""
+    queries = {query.source: query for query in alert_queries()}
+    for rule in ALERTS:
+        assert queries[f"alert {rule.name}"].expr == rule.expr
+        assert queries[f"alert {rule.name}, answered"].expr.count(" bool ") == len(thresholds(rule))
+    later = {source for source, query in queries.items() if source.endswith("answered") and not query.expects_data}
+    assert later == {f"alert Raydix{name}, answered" for name in ("GPUIdle", "HitRateCollapse", "MetricsAbsent")}
+
+
 # --- the runbook -------------------------------------------------------------------------------------------
 
 
-def test_the_runbook_has_a_section_for_each_alert_in_their_order() -> None:
+def test_the_runbook_has_a_section_for_each_alert() -> None:
     headings = [heading for heading in sections() if heading.startswith("Raydix")]
     assert sorted(headings) == sorted(rule.name for rule in ALERTS)
     linked = set(re.findall(r"\(#(\w+)\)", RUNBOOK.read_text()))
@@ -101,19 +118,21 @@ def test_the_runbook_has_a_section_for_each_alert_in_their_order() -> None:
 def test_the_runbook_states_severity_and_thresholds_as_they_are(rule: Rule) -> None:
     section = sections()[rule.name]
     first = section.split("\n\n")[0]
-    thresholds = re.findall(r"(?:[=!<>]=|[<>])\s*\d[\d.]*(?:\s*\*\s*[\d.]+)?", rule.expr)
     stated = [
         each for each in re.findall(r"`([^`]*)`", first) if re.match(r"[=!<>]|\d+[smhd]$|page$|ticket$", each)
     ]
-    assert set(stated) == {rule.labels["severity"], rule.hold, *thresholds} - {""}
+    assert set(stated) == {rule.labels["severity"], rule.hold, *thresholds(rule)} - {""}
     assert "**Look" in section and ("**Do.**" in section or "and **do**" in section)
 
 
-def test_the_runbook_names_settings_and_metrics_that_exist() -> None:
+def test_the_runbook_names_settings_panels_and_metrics_that_exist() -> None:
     text = RUNBOOK.read_text()
     known = set(_settings(AppArgs)) | set(_settings(ModelArgs))
     named = set(re.findall(r"`((?:engine|engines|ingresses|slo|admission|health|router|warm_up)\.[\w.]+)`", text))
     assert len(named) > 20 and named - known == set()
+    panels = {(board.uid.removeprefix("raydix-"), panel.title) for board in DASHBOARDS for panel in board.panels()}
+    shown = {(board.lower(), title) for board, title in re.findall(r"\*\*(\w+): ([^*]+)\*\*", text)}
+    assert len(shown) > 20 and shown - panels == set()
     metrics = " + ".join(re.findall(r"`(raydix_\w+)`", text))
     assert problems(metrics) == []
 
