@@ -129,7 +129,7 @@ class Interval:
 
 
 def _risen(before: float, after: float) -> float:
-    return after - before if after >= before else after
+    return after - before if after >= before else max(after, 0.0)
 
 
 def _sum_without(series: Series, keys: set[Labels]) -> float:

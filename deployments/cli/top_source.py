@@ -45,7 +45,7 @@ class Reading:
 class Source:
     """Asks one server. A context manager; `SourceError` is all that `read` raises.
 
-    An endpoint that refuses the key is not asked again: each time would be counted as a refused request.
+    Without a key nothing closed is asked for: each time would be counted as a refused request.
     """
 
     def __init__(self, url: str, key: str | None = None, transport: httpx.BaseTransport | None = None) -> None:
@@ -65,7 +65,7 @@ class Source:
         self._http.close()
 
     def read(self) -> Reading:
-        """One reading. Raises SourceError when there is no page."""
+        """One reading. Raises SourceError when there is no page, or the key is refused."""
         page = self._page()
         at, clock = time.time(), time.monotonic()
         hidden: dict[str, str] = {}
@@ -104,7 +104,9 @@ class Source:
             return None
         try:
             response = self._http.get(path)
-            if response.status_code in (401, 403):
+            if response.status_code in (401, 403) and "admin_key_not_configured" not in response.text:
+                raise SourceError(f"{path} refuses this key: {_message(response)} {self._advice()}", False)
+            if response.status_code == 403:
                 self._closed[what] = _message(response)
                 return None
             answer = response.json()

@@ -18,7 +18,7 @@ def raydix(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]
     return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("command", [(), ("serve",), ("chat",), ("generate",), ("info",), ("plan",)])
+@pytest.mark.parametrize("command", [(), ("serve",), ("chat",), ("generate",), ("info",), ("plan",), ("top",)])
 def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
     script = (
         "import sys; from deployments.cli.app import app\n"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pty
+import select
 import shutil
 import signal
 import socket
@@ -95,3 +98,51 @@ def _wait_for(text: str, log: Path, server: subprocess.Popen[bytes]) -> None:
     while text not in log.read_text():
         assert server.poll() is None and time.monotonic() < deadline, log.read_text()
         time.sleep(0.2)
+
+
+def test_top_tells_of_the_running_service(base_url: str) -> None:
+    body = {"model": "demo", "prompt": "What does itertools.chain do?", "max_tokens": 8, "ignore_eos": True}
+    httpx.post(f"{base_url}/v1/completions", json=body, timeout=60).raise_for_status()
+    command = [*RAYDIX, "top", "--url", base_url, "--once", "--interval", "2"]
+    result = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    [model] = document["models"]
+    assert (model["model"], model["replicas_expected"]) == ("demo", 2) and model["requests_per_s"] >= 0
+    states = [replica for replica in document["replicas"] if replica["state"] == "up"]
+    assert len(states) == 2 and {replica["model"] for replica in states} == {"demo"}
+    for replica in states:
+        pages = [replica[f"kv_pages_{state}"] for state in ("free", "active", "cached")]
+        assert sum(pages) == 2048 and replica["heartbeat_age_s"] < 60
+    assert document["interval_s"] >= 2 and document["decisions"] is None
+    screen = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "80"}
+    )
+    assert screen.returncode == 0 and max(map(len, screen.stdout.splitlines())) <= 80
+    assert "hidden: router decisions (needs the admin key" in screen.stdout
+
+
+def test_top_in_a_terminal_ends_at_ctrl_c_and_leaves_it_as_it_was(base_url: str) -> None:
+    primary, secondary = pty.openpty()
+    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+    top = subprocess.Popen([*RAYDIX, "top", "--url", base_url], stdin=secondary, stdout=secondary, env=env)
+    os.close(secondary)
+    try:
+        seen = _read_until(primary, b"replica")
+        top.send_signal(signal.SIGINT)
+        seen += _read_until(primary, b"\x1b[?1049l")
+        assert top.wait(timeout=60) == 0
+    finally:
+        if top.poll() is None:
+            top.kill()
+            top.wait()
+        os.close(primary)
+    assert seen.find(b"\x1b[?1049h") < seen.find(b"replica") < seen.rfind(b"\x1b[?1049l")
+
+
+def _read_until(terminal: int, text: bytes) -> bytes:
+    seen, deadline = b"", time.monotonic() + READY_S
+    while text not in seen:
+        assert select.select([terminal], [], [], deadline - time.monotonic())[0], seen
+        seen += os.read(terminal, 65536)
+    return seen
