@@ -89,7 +89,7 @@ class Source:
             raise SourceError(f"HTTP {response.status_code} instead of metrics: is it starting?", True)
         try:
             page = Page.parse(response.text) if response.is_success else None
-        except (ValueError, KeyError, IndexError):  # what the parser raises for what is no such page
+        except ValueError:
             page = None
         if page is None or not page.is_raydix:
             raise SourceError("this is not a Raydix server: /metrics has none of its metrics", False)

@@ -1,22 +1,26 @@
 """What `raydix top` shows, as values: the document of `--json` and the rows of the screen.
 
-    two readings ──▶ Interval ──▶ View: service, models, replicas, decisions
+    readings ──▶ Interval ──▶ View: service, models, replicas, decisions
 
 None stands for what is not known: not on the page, hidden, or a rate before there are two readings.
 """
 
 from __future__ import annotations
 
-import math
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from deployments.cli.loose_json import number, objects, text
 from deployments.cli.top_source import Reading
 from deployments.scrape import Interval, Page
 
 GONE_SHOWN_S = 60.0
 """Seconds for which a replica that vanished is still shown."""
+WINDOW_S = 5.0
+"""Seconds that rates look back, where readings come faster: processes report once a second, so from one second to
+the next a rate would show 0 and then twice what it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +123,21 @@ class View:
 
 
 class Watch:
-    """Turns readings into views; remembers the last reading, and replicas that vanished."""
+    """Turns readings into views; remembers the last readings, and replicas that vanished."""
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._last: Reading | None = None
+        self._past: deque[Reading] = deque()
         self._seen: dict[str, tuple[ReplicaState, float]] = {}
 
     def see(self, reading: Reading) -> View:
-        """The view of this reading and the one before."""
-        last, self._last = self._last, reading
-        seconds = reading.clock - last.clock if last is not None else None
-        interval = Interval(last.page if last is not None else None, reading.page, seconds)
+        """The view of this reading and one before: the latest that is `WINDOW_S` old, else the oldest."""
+        while len(self._past) > 1 and reading.clock - self._past[1].clock >= WINDOW_S:
+            self._past.popleft()
+        before = self._past[0] if self._past else None
+        self._past.append(reading)
+        seconds = reading.clock - before.clock if before is not None else None
+        interval = Interval(before.page if before is not None else None, reading.page, seconds)
         return View(
             url=self._url,
             at_unix_s=reading.at,
@@ -138,7 +145,7 @@ class Watch:
             service=_service(reading.health, interval),
             models=[_model(name, reading, interval) for name in _model_names(reading)],
             replicas=self._with_gone(_replicas(reading, interval), reading),
-            decisions=None if reading.decisions is None else list(map(_decision, _objects(reading.decisions))),
+            decisions=None if reading.decisions is None else list(map(_decision, objects(reading.decisions))),
             hidden=reading.hidden,
         )
 
@@ -161,9 +168,9 @@ class Watch:
 def _service(health: Mapping[str, Any], interval: Interval) -> ServiceState:
     page = interval.after
     return ServiceState(
-        status=_text(health.get("status")),
-        replicas_up=_number(health.get("replicas_up")),
-        replicas_expected=_number(health.get("replicas_expected")),
+        status=text(health.get("status")),
+        replicas_up=number(health.get("replicas_up")),
+        replicas_expected=number(health.get("replicas_expected")),
         admission_waiting_requests=page.total("admission_waiting_requests"),
         admission_waiting_tokens=page.total("admission_waiting_tokens"),
         errors=interval.increase("request_errors_total"),
@@ -190,9 +197,9 @@ def _model(name: str, reading: Reading, interval: Interval) -> ModelState:
     mine = {"model_name": name}
     return ModelState(
         model=name,
-        status=_text(health.get("status")),
-        replicas_up=_number(health.get("replicas_up")),
-        replicas_expected=_number(health.get("replicas_expected")),
+        status=text(health.get("status")),
+        replicas_up=number(health.get("replicas_up")),
+        replicas_expected=number(health.get("replicas_expected")),
         running=reading.page.total("requests_running", **mine),
         waiting=reading.page.total("requests_waiting", **mine),
         requests_per_s=interval.rate("requests_total", **mine),
@@ -209,8 +216,8 @@ def _model(name: str, reading: Reading, interval: Interval) -> ModelState:
 def _replicas(reading: Reading, interval: Interval) -> list[ReplicaState]:
     health = {row["replica"]: row for row in _named_replicas(reading.health)}
     serve: dict[str, tuple[str | None, Mapping[str, Any]]] = {}
-    for one in _objects((reading.status or {}).get("models")):
-        serve |= {row["replica"]: (_text(one.get("id")), row) for row in _named_replicas(one)}
+    for one in objects((reading.status or {}).get("models")):
+        serve |= {row["replica"]: (text(one.get("id")), row) for row in _named_replicas(one)}
     models = _models_of_replicas(reading.page)
     only = next(iter(names)) if len(names := _model_names(reading)) == 1 else None
     rows = []
@@ -233,7 +240,7 @@ def _state(health: Mapping[str, Any] | None, served: Mapping[str, Any]) -> str:
     if health is not None and health.get("is_connected") is True:
         return "up"
     if served:
-        state = (_text(served.get("state")) or "unknown").lower()
+        state = (text(served.get("state")) or "unknown").lower()
         return "lost" if state == "running" else state
     return "unknown" if health is None else "lost"
 
@@ -242,7 +249,7 @@ def _replica(
     name: str, model: str | None, state: str, health: Mapping[str, Any], interval: Interval
 ) -> ReplicaState:
     page, mine = interval.after, {"replica": name}
-    running, waiting = _number(health.get("num_running")), _number(health.get("num_waiting"))
+    running, waiting = number(health.get("num_running")), number(health.get("num_waiting"))
     return ReplicaState(
         replica=name,
         model=model,
@@ -259,7 +266,7 @@ def _replica(
         hit_rate=_hit_rate(interval, mine),
         preemptions=interval.increase("preemptions_total", **mine),
         evicted_pages_per_s=interval.rate("kv_evictions_total", **mine),
-        heartbeat_age_s=_number(health.get("heartbeat_age_s")),
+        heartbeat_age_s=number(health.get("heartbeat_age_s")),
     )
 
 
@@ -277,35 +284,21 @@ def _hit_rate(interval: Interval, labels: Mapping[str, str]) -> float | None:
 
 
 def _decision(record: Mapping[str, Any]) -> DecisionState:
-    replica = _text(record.get("replica")) or ""
+    replica = text(record.get("replica")) or ""
     terms = record.get("terms")
     chosen = terms.get(replica) if isinstance(terms, dict) else None
     return DecisionState(
-        at_unix_s=_number(record.get("at")),
-        request_id=_text(record.get("request_id")) or "",
-        model=_text(record.get("model")) or "",
+        at_unix_s=number(record.get("at")),
+        request_id=text(record.get("request_id")) or "",
+        model=text(record.get("model")) or "",
         replica=replica,
-        reason=_text(record.get("reason")) or "",
-        prompt_tokens=_number(record.get("num_tokens")),
-        predicted_cached_tokens=_number(record.get("predicted_cached")),
-        found_cached_tokens=_number(record.get("actual_cached")),
-        cost_s=_number(chosen.get("total")) if isinstance(chosen, dict) else None,
+        reason=text(record.get("reason")) or "",
+        prompt_tokens=number(record.get("num_tokens")),
+        predicted_cached_tokens=number(record.get("predicted_cached")),
+        found_cached_tokens=number(record.get("actual_cached")),
+        cost_s=number(chosen.get("total")) if isinstance(chosen, dict) else None,
     )
 
 
 def _named_replicas(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    return (row for row in _objects(value.get("replicas")) if isinstance(row.get("replica"), str))
-
-
-def _objects(value: object) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value if -math.inf < value < math.inf else None  # math.isfinite() overflows for large ints
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+    return (row for row in objects(value.get("replicas")) if isinstance(row.get("replica"), str))

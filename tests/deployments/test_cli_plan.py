@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -41,7 +42,9 @@ def plan(*arguments: object) -> str:
 
 
 def args_of(text: str) -> dict[str, Any]:
-    [application] = yaml.safe_load(text)["applications"]
+    config = yaml.safe_load(text)
+    ServeDeploySchema.model_validate(config)
+    [application] = config["applications"]
     args: dict[str, Any] = application["args"]
     AppArgs.model_validate(args)
     return args

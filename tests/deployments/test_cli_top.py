@@ -117,6 +117,19 @@ def test_the_first_view_counts_since_the_start_and_has_no_rates() -> None:
     assert "since start" in shown(Screen(URL, view))
 
 
+def test_rates_look_back_over_some_seconds_because_processes_report_once_a_second() -> None:
+    service, watch = Recorded("r1"), Watch(URL)
+    rates = []
+    for second in range(12):
+        # Two seconds' work is reported every other second.
+        service.inc(service.engines["r1"], "generation_tokens_total", 200 * (second % 2))
+        view = watch.see(service.read(1.0))
+        rates.append(view.replicas[0].decode_tokens_per_s)
+    assert view.interval_s == 5.0
+    assert all(rate is not None and 80 <= rate <= 120 for rate in rates[6:])
+    assert watch.see(service.read(30.0)).interval_s == 30.0
+
+
 def test_a_replica_that_vanishes_is_gone_for_a_while_and_then_forgotten() -> None:
     service, watch = Recorded("r1", "r2"), Watch(URL)
     watch.see(service.read())
