@@ -1,7 +1,7 @@
 """A /metrics page as numbers, and what happened between two of them.
 
-Labels that are not asked for are summed over, so that pages with more labels than ours have the same meaning. What
-is no finite number is as if it were not there.
+Labels that are not asked for are summed over, so that pages with more labels than ours have the same meaning. NaN
+and infinity are as if they were not there.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from monitoring.totals import GONE
 
 Labels = frozenset[tuple[str, str]]
 Series = Mapping[Labels, float]
+LARGEST = 1e100
+"""Values beyond it are no measurements, and their sums would be no numbers."""
 
 
 class Page:
@@ -37,7 +39,7 @@ class Page:
             name = f"{family.name}_total" if family.type == "counter" else family.name
             samples.setdefault(name.removeprefix(PREFIX), {})
             for sample in family.samples:
-                if sample.name.startswith(PREFIX) and math.isfinite(sample.value):
+                if sample.name.startswith(PREFIX) and abs(sample.value) <= LARGEST:  # not NaN
                     series = samples.setdefault(sample.name.removeprefix(PREFIX), {})
                     series[frozenset(sample.labels.items())] = sample.value
         return cls(samples, is_raydix)
@@ -71,14 +73,14 @@ class Interval:
     """Between them; None from the start on: how long that is, no page says."""
 
     def increase(self, name: str, **labels: str) -> float | None:
-        """By how much a counter rose; None when the page does not know it.
+        """By how much a counter rose; None when the page does not know it, or nobody with these labels.
 
         A series that fell began anew. Those that came or went are taken together with what "gone" replicas had
         counted: the totals of a replica move there when it is given up, and back when it was not gone after all.
         """
-        if not self.after.has(name):
-            return None
         after = self.after.series(name, **labels)
+        if not after and (labels or not self.after.has(name)):
+            return None
         before = self.before.series(name, **labels) if self.before is not None else {}
         stayed = {key for key in after.keys() & before.keys() if ("replica", GONE) not in key}
         risen = sum(_risen(before[key], after[key]) for key in stayed)

@@ -66,6 +66,7 @@ def test_a_metric_without_series_has_not_happened_and_one_that_is_unknown_is_unk
     page = parsed("# TYPE raydix_x_total counter")
     assert Interval(None, page, None).increase("x_total") == 0
     assert Interval(None, page, None).increase("y_total") is None
+    assert Interval(None, counter(a=1), None).increase("x_total", replica="not-yet") is None
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_any_text_is_a_page_or_a_value_error(text: str) -> None:
     assert page.total("requests_running") is None or page.is_raydix
 
 
-values = st.one_of(st.floats(), st.integers(0, 10**6).map(float))
+values = st.one_of(st.floats(), st.integers(0, 10**6).map(float), st.sampled_from([1e100, -1e100]))
 families = st.dictionaries(st.sampled_from("abcd"), values, max_size=4)
 
 
