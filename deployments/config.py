@@ -75,7 +75,23 @@ class ModelArgs(Settings):
         return self.engines.count if scaling is None else max(1, scaling.initial or scaling.min)
 
 
-class AppArgs(Settings):
+class Access(Settings):
+    """Who may ask, and who may administer."""
+
+    tenants: Annotated[tuple[TenantSettings, ...], AfterValidator(distinct_tenants)] = ()
+    """Who may ask. None: the service is open to everybody who can reach it, without limits."""
+    admin_key_hash: KeyHash | None = None
+    """SHA-256 of the key that administration needs, in hex (`raydix hash-key`). None: it is off."""
+
+    @model_validator(mode="after")
+    def _admin_is_nobody_else(self) -> Self:
+        for tenant in self.tenants:
+            if self.admin_key_hash in tenant.key_hashes:
+                raise ValueError(f"admin_key_hash is a key of the tenant {tenant.name!r} too; use another")
+        return self
+
+
+class AppArgs(Access):
     """Arguments of `deployments.app:build`: one model as `engine` and `engines`, or several as `models`."""
 
     engine: Engine = EngineConfig()
@@ -99,10 +115,9 @@ class AppArgs(Settings):
 
     admission: AdmissionSettings = AdmissionSettings()
     """When requests wait in the ingress, and for how long."""
-    tenants: Annotated[tuple[TenantSettings, ...], AfterValidator(distinct_tenants)] = ()
-    """Who may ask. None: the service is open to everybody who can reach it, without limits."""
-    admin_key_hash: KeyHash | None = None
-    """SHA-256 of the key that administration needs, in hex (`raydix hash-key`). None: it is off."""
+    access_file: str | None = None
+    """YAML file that holds `tenants` and `admin_key_hash` instead, read by each ingress at its start: a mounted
+    Secret. None: they are here."""
     protect_metrics: bool = False
     """Whether /metrics needs the admin key; /health and /version never need one."""
     slo: SloSettings = SloSettings()
@@ -147,12 +162,11 @@ class AppArgs(Settings):
         )
 
     @model_validator(mode="after")
-    def _check_admin_key(self) -> Self:
-        if self.protect_metrics and self.admin_key_hash is None:
+    def _keys_are_in_one_place(self) -> Self:
+        if self.access_file is not None and (self.tenants or self.admin_key_hash):
+            raise ValueError("tenants and admin_key_hash are in access_file where there is one; move them there")
+        if self.protect_metrics and self.admin_key_hash is None and self.access_file is None:
             raise ValueError("protect_metrics needs an admin_key_hash: it is the admin key that opens /metrics")
-        for tenant in self.tenants:
-            if self.admin_key_hash in tenant.key_hashes:
-                raise ValueError(f"admin_key_hash is a key of the tenant {tenant.name!r} too; use another")
         return self
 
     @property

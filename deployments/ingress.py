@@ -8,6 +8,7 @@ from typing import Any
 import ray
 from ray import serve
 
+from deployments.access_file import with_access_file
 from deployments.api.access import Access
 from deployments.api.app import create_app
 from deployments.api.report import Listener
@@ -31,6 +32,7 @@ class Ingress:
 
     def __init__(self, args: AppArgs, engines: dict[str, Any], hub: Any) -> None:
         """`engines` are handles by model name."""
+        args = with_access_file(args)
         self._args, self._hub = args, hub
         context = serve.get_replica_context()
         self._name = name = context.replica_id.unique_id

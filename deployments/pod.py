@@ -94,14 +94,18 @@ def serving_here(proc: Path = Path("/proc")) -> list[str]:
     return sorted(titles)
 
 
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """`command`, and its `part` or `seconds`. Raises SystemExit."""
+    parser = argparse.ArgumentParser(prog="python -m deployments.pod")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("ready").add_argument("part", choices=["ingress", "engine"])
+    commands.add_parser("drain").add_argument("seconds", type=float)
+    return parser.parse_args(arguments)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m deployments.pod", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    ready = commands.add_parser("ready")
-    ready.add_argument("part", choices=["ingress", "engine"])
-    commands.add_parser("drain").add_argument("seconds", type=float)
-    asked = parser.parse_args(arguments)
+    asked = parse(arguments)
     try:
         if asked.command == "drain":
             left = drain(asked.seconds, tell_ray, serving_here)
