@@ -1,0 +1,33 @@
+"""Writes what kustomize cannot take as it is: `python k8s/generate.py`. tests/k8s compares it with what is there.
+
+overlays/monitoring/rules.yaml    monitoring/alerts/raydix.rules.yaml as a PrometheusRule
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RULES = ROOT / "monitoring" / "alerts" / "raydix.rules.yaml"
+TARGET = ROOT / "k8s" / "overlays" / "monitoring" / "rules.yaml"
+
+_HEAD = """\
+# Made by k8s/generate.py from monitoring/alerts/raydix.rules.yaml: change that one.
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: raydix
+  namespace: raydix
+spec:
+"""
+
+
+def prometheus_rule(rules: str) -> str:
+    """The manifest: the rule file's text, one level deeper."""
+    lines = (f"  {line}".rstrip() for line in rules.splitlines())
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(prometheus_rule(RULES.read_text(encoding="utf-8")), encoding="utf-8")
+    print(f"wrote {TARGET.relative_to(ROOT)}")
