@@ -1,0 +1,111 @@
+"""The Dockerfile, as far as it can be judged without building it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from deployments import pod
+from tests.k8s.manifests import ROOT
+
+LINES = re.sub(r"\\\n\s*", " ", (ROOT / "Dockerfile").read_text(encoding="utf-8")).splitlines()
+STEPS = [tuple(line.split(maxsplit=1)) for line in LINES if line and not line.startswith("#")]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def of(instruction: str) -> list[str]:
+    return [step[1] for step in STEPS if step[0] == instruction]
+
+
+def stages() -> dict[str, str]:
+    """What each stage stands on, by name."""
+    return {name: base for base, name in (step.split(" AS ") for step in of("FROM"))}
+
+
+def ancestors(stage: str) -> list[str]:
+    found = [stage]
+    while (base := stages().get(found[-1])) is not None:
+        found.append(base)
+    return found
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if hadolint is None:
+        pytest.skip("hadolint is not installed (it is no dependency: its licence is the GPL)")
+    ran = subprocess.run([hadolint, str(ROOT / "Dockerfile")], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stdout
+
+
+def test_every_base_is_a_version() -> None:
+    outside = {base for base in stages().values() if base not in stages()}
+    assert outside and all(re.search(r":\d+\.\d+\.\d+", base) for base in outside), outside
+
+
+def test_both_targets_stand_on_the_same_runtime_and_copy_their_own_build() -> None:
+    assert {"cpu", "cuda"} <= stages().keys()
+    for target in ("cpu", "cuda"):
+        assert "runtime" in ancestors(target)
+        assert f"--from=build-{target} /opt/raydix /opt/raydix" in of("COPY")
+        assert f"torch-{target}" in ancestors(f"build-{target}")
+
+
+def test_python_is_one_that_raydix_supports() -> None:
+    version = re.search(r"python:(\d+)\.(\d+)", ancestors("cpu")[-1])
+    low, high = re.findall(r"3\.(\d+)", PROJECT["project"]["requires-python"])
+    assert version is not None and version[1] == "3" and int(low) <= int(version[2]) < int(high)
+
+
+def test_every_package_is_pinned() -> None:
+    installs = [step for step in of("RUN") if "pip install" in step]
+    assert installs and all("-c constraints.txt" in step for step in installs)
+
+
+def test_the_last_word_is_not_roots() -> None:
+    (user,) = of("USER")
+    uid, gid = map(int, user.split(":"))
+    assert uid > 0 and gid > 0
+    assert f"--uid {uid}" in " ".join(of("RUN"))
+    after = STEPS[STEPS.index(("USER", user)) :]
+    assert not [step for step in after if step[0] == "RUN"]
+    manifest = (ROOT / "k8s" / "base" / "rayservice.yaml").read_text(encoding="utf-8")
+    assert f"runAsUser: {uid}" in manifest
+
+
+def test_the_health_check_is_a_command_that_pods_have() -> None:
+    (check,) = of("HEALTHCHECK")
+    words = json.loads(check[check.index("CMD ") + 4 :])
+    assert words[:3] == ["python", "-m", "deployments.pod"]
+    assert pod.parse(words[3:]).part == "ingress"
+
+
+def test_the_command_is_one_that_is_installed() -> None:
+    (command,) = of("CMD")
+    assert json.loads(command)[0] in PROJECT["project"]["scripts"]
+
+
+def test_what_is_copied_is_there_and_nothing_else_gets_in() -> None:
+    """The build sees what .dockerignore lets through, and that is all that the package is made of."""
+    rules = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    let = {rule[1:] for rule in rules if rule.startswith("!")}
+    assert "*" in rules and all((ROOT / path).exists() for path in let)
+    packages = {
+        pattern.removesuffix("*") for pattern in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
+    }
+    project = PROJECT["project"]
+    assert let == packages | {"constraints.txt", "pyproject.toml", project["readme"], *project["license-files"]}
+    for source in (step.split()[0] for step in of("COPY") if not step.startswith("--from")):
+        assert source == "." or source in let
+
+
+def test_no_secret_is_baked_in() -> None:
+    for step in (*of("ENV"), *of("ARG")):
+        assert not re.search(r"token|secret|password|key", step, re.I), step

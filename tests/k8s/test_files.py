@@ -1,0 +1,70 @@
+"""Files of k8s/ that are made from others, and files that others need in another form."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tests.k8s.manifests import ADDITIONS, DEPLOYMENTS, K8S, ROOT, build, kustomize_command
+from tests.k8s.wiring_checks import described_secrets
+
+LARGEST_APPLIED = 256 * 1024
+"""Bytes of an object that `kubectl apply` can note down in an annotation."""
+
+
+def test_the_prometheus_rule_is_fresh() -> None:
+    rules = (K8S / "overlays" / "monitoring" / "rules.yaml").read_text(encoding="utf-8")
+    source = yaml.safe_load((ROOT / "monitoring" / "alerts" / "raydix.rules.yaml").read_text(encoding="utf-8"))
+    assert yaml.safe_load(rules)["spec"] == source, "run: python k8s/generate.py"
+
+
+def test_the_generator_writes_what_is_there() -> None:
+    target = K8S / "overlays" / "monitoring" / "rules.yaml"
+    before = target.read_bytes()
+    subprocess.run([sys.executable, str(K8S / "generate.py")], check=True, capture_output=True, timeout=60)
+    assert target.read_bytes() == before
+
+
+@pytest.mark.skipif(kustomize_command() is None, reason="neither kubectl nor kustomize is installed")
+def test_every_dashboard_is_a_config_map_that_grafana_finds() -> None:
+    files = {path.name: path for path in (ROOT / "monitoring" / "dashboards" / "json").glob("*.json")}
+    found: dict[str, str] = {}
+    for doc in build("overlays/monitoring").of("ConfigMap"):
+        assert doc["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert doc["metadata"]["namespace"] == "monitoring"
+        found |= doc["data"]
+        assert len(json.dumps(doc)) < LARGEST_APPLIED
+    assert {name: json.loads(text) for name, text in found.items()} == {
+        name: json.loads(path.read_text(encoding="utf-8")) for name, path in files.items()
+    }
+
+
+def test_the_readme_names_every_build_and_every_secret() -> None:
+    text = (K8S / "README.md").read_text(encoding="utf-8")
+    for directory in (*DEPLOYMENTS, *ADDITIONS):
+        assert directory in text
+    assert described_secrets() == {"raydix-redis", "raydix-access", "raydix-hub", "raydix-admin"}
+
+
+def test_no_secret_is_kept_here() -> None:
+    for path in K8S.rglob("*"):
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
+            assert not re.search(r"^kind: Secret$|hf_[A-Za-z0-9]{20}|secretGenerator", text, re.M), path
+
+
+def test_drain_uses_options_that_ray_has() -> None:
+    """`ray drain-node` is a hidden command: a new Ray may change it."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    for option in ("--reason", "--reason-message", "--deadline-remaining-seconds", "DRAIN_NODE_REASON_PREEMPTION"):
+        assert option in re.sub(r"\s+", "", ran.stdout), ran.stdout + ran.stderr
