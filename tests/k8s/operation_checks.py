@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import tomllib
 from collections.abc import Iterator
 from itertools import pairwise
 
+from ray.autoscaler._private.kuberay.autoscaling_config import _get_ray_resources_from_group_spec
 from ray.serve.schema import ServeDeploySchema
 
 from deployments import pod as pod_commands
@@ -96,7 +98,10 @@ def disruption(manifests: Manifests) -> Iterator[str]:
 
 @check
 def capacity(manifests: Manifests) -> Iterator[str]:
-    """Every replica fits a pod of exactly one group, all of them its pods, and none the head."""
+    """Every replica fits a pod of exactly one group, all of them its pods, and none the head.
+
+    A pod that drains counts until it is gone, so a group has room for the one that replaces it.
+    """
     room = {pod.name: _ray_resources(pod) for pod in manifests.workers}
     placed: dict[str, list[tuple[str, Doc, dict[str, int]]]] = {name: [] for name in room}
     for name, (needs, least, most) in _replicas(manifests).items():
@@ -110,7 +115,8 @@ def capacity(manifests: Manifests) -> Iterator[str]:
     for pod in manifests.workers:
         for bound in ("minReplicas", "maxReplicas"):
             wanted = [(needs, counts[bound]) for _, needs, counts in placed[pod.name]]
-            if (needed := _pods_for(wanted, room[pod.name])) > pod.group[bound]:
+            needed = _pods_for(wanted, room[pod.name]) + (bound == "maxReplicas")
+            if needed > pod.group[bound]:
                 names = [name for name, _, _ in placed[pod.name]]
                 yield f"{pod.name}: {names} need {needed} pods, {bound} is {pod.group[bound]}"
 
@@ -141,10 +147,9 @@ def _replicas(manifests: Manifests) -> dict[str, tuple[Doc, int, int]]:
 
 
 def _ray_resources(pod: Pod) -> Doc:
-    """What KubeRay has a pod's raylet offer."""
-    limits = pod.spec["containers"][0]["resources"]["limits"]
-    offered = {"CPU": float(int(_quantity(limits["cpu"]) + 0.999)), "GPU": float(limits.get("nvidia.com/gpu", 0))}
-    return offered | {name: float(value) for name, value in pod.group.get("resources", {}).items()}
+    """What a pod of a group offers, as Ray's own autoscaler reads it."""
+    offered: Doc = _get_ray_resources_from_group_spec(copy.deepcopy(pod.group), False)
+    return offered
 
 
 def _fits(needs: Doc, has: Doc) -> bool:

@@ -286,6 +286,9 @@ MISTAKES = [
     Mistake("no budget", "disruption", lambda m: m.docs.remove(m.one("PodDisruptionBudget", "raydix-ingress"))),
     # Sizes.
     Mistake("more replicas than pods", "capacity", args(lambda a: a["engines"].update(autoscaling={"max": 9}))),
+    Mistake(
+        "no room for a pod that replaces another", "capacity", lambda m: group(m, ENGINE).update(maxReplicas=4)
+    ),
     Mistake("a replica larger than its pod", "capacity", args(lambda a: a["engines"].update(num_cpus=64))),
     Mistake(
         "a hub that may run on the head",
