@@ -6,6 +6,7 @@ import ast
 import itertools
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -23,11 +24,13 @@ from tests.docs.pages import ROOT, Block
 
 ADDRESS = "http://127.0.0.1:8000"
 """Where the pages' service answers; the tests' one answers elsewhere."""
-NEEDS = {"cluster", "gpu", "network", "dashboard"}
+NEEDS = {"cluster", "gpu", "network", "prometheus", "grafana"}
 EXECUTED = ("sh", "console", "python")
 VALIDATED = ("yaml",)
 SHOWN = ("text", "promql")
 """Output, and queries, whose metrics are looked up where all names are."""
+TOOLS = ("kubectl", "promtool")
+"""Programs that pages use and not every machine has."""
 SERVE_SCHEMAS = (ServeDeploySchema, HTTPOptionsSchema, ServeApplicationSchema, DeploymentSchema)
 _TIMEOUT_S = 300
 _SHIMS = {
@@ -86,6 +89,12 @@ class Sandbox:
             timeout=_TIMEOUT_S,
         )
         return result.returncode, result.stdout
+
+
+def missing_tools(block: Block) -> list[str]:
+    """Those of `TOOLS` that a block needs and this machine lacks."""
+    words = {word for line in shell_lines(block.text) for word in line}
+    return [tool for tool in TOOLS if tool in words and shutil.which(tool) is None]
 
 
 def _adapted(text: str, url: str) -> str:
