@@ -24,7 +24,7 @@ from tests.docs.pages import ROOT, Block
 
 ADDRESS = "http://127.0.0.1:8000"
 """Where the pages' service answers; the tests' one answers elsewhere."""
-NEEDS = {"cluster", "gpu", "network", "prometheus", "grafana"}
+NEEDS = {"cluster", "docker", "gpu", "network", "prometheus", "grafana"}
 EXECUTED = ("sh", "console", "python")
 VALIDATED = ("yaml",)
 SHOWN = ("text", "promql")

@@ -112,7 +112,8 @@ def raydix_calls(text: str) -> Iterator[list[str]]:
     """The arguments of every call of `raydix` in shell text."""
     for words in shell_lines(text):
         for index, word in enumerate(words):
-            if word == "raydix" or word.endswith("/raydix"):
+            is_command = index == 0 or set(words[index - 1]) <= set("|&;(")
+            if is_command and (word == "raydix" or word.endswith("/raydix")):
                 call = words[index + 1 :]
                 ends = [at for at, one in enumerate(call) if set(one) <= set("|&;<>()")]
                 yield call[: ends[0]] if ends else call
