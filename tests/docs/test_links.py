@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.docs.pages import ROOT, read_page
 
-PAGES = [
-    path
-    for path in sorted(ROOT.rglob("*.md"))
-    if not any(part.startswith(".") for part in path.parts[len(ROOT.parts) :])
-]
+_FOREIGN = re.compile(r"(^|/)(\.\w|build/|node_modules/)")
+"""What lies in a checkout and is not of it."""
+PAGES = [path for path in sorted(ROOT.rglob("*.md")) if not _FOREIGN.search(str(path.relative_to(ROOT)))]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -37,3 +36,19 @@ def test_the_index_leads_to_every_page() -> None:
     index = ROOT / "docs/index.md"
     linked = {(index.parent / target.partition("#")[0]).resolve() for _, target in read_page(index).links}
     assert [page.name for page in (ROOT / "docs").glob("*.md") if page not in {*linked, index}] == []
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["tuning.md", "tuning.md#an-engine", "#raydix", "../README.md#api", "architecture.svg", "https://x.y"],
+)
+def test_a_link_that_leads_somewhere_passes(target: str) -> None:
+    assert _leads(ROOT / "docs/index.md", target)
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["tunning.md", "tuning.md#an-engin", "#raydixx", "README.md", "/docs/tuning.md", "../../../etc/passwd"],
+)
+def test_a_broken_link_is_noticed(target: str) -> None:
+    assert not _leads(ROOT / "docs/index.md", target)
