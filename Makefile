@@ -9,6 +9,8 @@ TORCH_INDEX ?=
 
 BIN       := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# What publishes to Grafana replaces urllib3, so it lives apart from Ray.
+PUBLISHER := .venv-grafana
 INDEX     := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .PHONY: serve test lint install clean
@@ -16,7 +18,7 @@ INDEX     := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 serve: $(INSTALLED)
 	@exec $(BIN)/raydix serve deployments.yaml --port $(PORT)
 
-test: lint
+test: lint $(PUBLISHER)/.installed
 	$(BIN)/python -m pytest
 
 lint: $(INSTALLED)
@@ -32,5 +34,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet $(INDEX) -e '.[test]' -c constraints.txt
 	@touch $@
 
+$(PUBLISHER)/.installed: monitoring/grafana/requirements.txt
+	test -x $(PUBLISHER)/bin/python || $(PYTHON) -m venv $(PUBLISHER)
+	$(PUBLISHER)/bin/python -m pip install --quiet -r $<
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PUBLISHER) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

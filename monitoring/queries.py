@@ -11,6 +11,7 @@ from monitoring.promql import selectors
 from monitoring.rules import load_rules
 
 EVERYTHING: Mapping[str, str] = {
+    "job": ".*",
     "model": ".*",
     "replica": ".*",
     "tenant": ".*",

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from deployments.cli import dashboards
 from deployments.cli.errors import UserError
 
 app = typer.Typer(
@@ -19,6 +20,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+app.add_typer(dashboards.app, name="dashboards")
 
 
 class Dtype(StrEnum):

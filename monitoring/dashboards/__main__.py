@@ -1,8 +1,8 @@
 """`python -m monitoring.dashboards`: write the JSON files anew."""
 
 from monitoring.dashboards import DASHBOARDS
-from monitoring.dashboards.files import DIRECTORY, as_text
-from monitoring.dashboards.grafana_json import to_json
+from monitoring.dashboards.grafana_json import as_text
+from monitoring.grafana.files import DASHBOARDS as DIRECTORY
 
 
 def main() -> None:
@@ -10,7 +10,7 @@ def main() -> None:
     DIRECTORY.mkdir(exist_ok=True)
     for dashboard in DASHBOARDS:
         path = DIRECTORY / f"{dashboard.uid}.json"
-        path.write_text(as_text(to_json(dashboard)), encoding="utf-8")
+        path.write_text(as_text(dashboard), encoding="utf-8")
         print(path)
 
 

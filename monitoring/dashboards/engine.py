@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monitoring.dashboards.common import ENGINES, MODEL, REPLICA
+from monitoring.dashboards.common import APPLICATION, ENGINES, MODEL, REPLICA
 from monitoring.dashboards.model import Dashboard, Panel, Row, Target, Threshold, Unit
 
 _STAGES = ENGINES.rate("engine_stage_seconds_total", "stage")
@@ -208,6 +208,6 @@ ENGINE = Dashboard(
     "raydix-engine",
     "Raydix: Engine",
     "Batches, steps and KV memory of the engine replicas.",
-    (MODEL, REPLICA),
+    (APPLICATION, MODEL, REPLICA),
     (_BATCH, _STEPS, _MEMORY, _WARM_UP),
 )

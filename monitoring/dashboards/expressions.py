@@ -56,7 +56,7 @@ class Expressions:
 
     def _series(self, name: str, suffix: str = "", **labels: str) -> str:
         metric = BY_NAME[name]
-        conditions = ['model_name=~"$model"']
+        conditions = ['job=~"$job"', 'model_name=~"$model"']
         if self._per_replica and metric.part == "engine" and metric.kind != "histogram":
             conditions.append('replica=~"$replica"')
         if metric.kind == "counter":

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from monitoring.dashboards.model import COLUMNS, Dashboard, Panel, Target, Variable
+from monitoring.grafana.names import DATASOURCE_NAME, DATASOURCE_UID
 
 Json = dict[str, Any]
 
 SCHEMA_VERSION = 42
 TAG = "raydix"
 """By it the dashboards link to each other."""
-
-DATASOURCE_UID, DATASOURCE_NAME = "raydix-prometheus", "Raydix Prometheus"
-"""The datasource that is chosen at first; where there is none, Grafana takes its default."""
 
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
@@ -38,6 +37,11 @@ def to_json(dashboard: Dashboard) -> Json:
     }
 
 
+def as_text(dashboard: Dashboard) -> str:
+    """The dashboard's file; the same for the same dashboard."""
+    return json.dumps(to_json(dashboard), indent=2, ensure_ascii=False) + "\n"
+
+
 def _links() -> Json:
     """One link for each dashboard with our tag; what is chosen here stays chosen there."""
     return {
@@ -60,6 +64,7 @@ def _datasource_variable() -> Json:
         "name": "datasource",
         "label": "Prometheus",
         "query": "prometheus",
+        # Where there is none of that uid, Grafana takes another.
         "current": {"selected": False, "text": DATASOURCE_NAME, "value": DATASOURCE_UID},
         "hide": 0,
         "includeAll": False,

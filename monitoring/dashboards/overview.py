@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monitoring.dashboards.common import E2E_S, FLEET, ITL_S, MODEL, OBJECTIVE, TTFT_S, limit
+from monitoring.dashboards.common import APPLICATION, E2E_S, FLEET, ITL_S, MODEL, OBJECTIVE, TTFT_S, limit
 from monitoring.dashboards.model import Dashboard, Panel, Row, Target, Threshold, Unit
 
 _HIT_RATE = FLEET.share(FLEET.rate("prefix_cache_hit_tokens_total"), FLEET.rate("prefix_cache_query_tokens_total"))
@@ -253,6 +253,9 @@ OVERVIEW = Dashboard(
     "raydix-overview",
     "Raydix: Overview",
     "Service levels, throughput, hit rate and errors of the whole service.",
-    (MODEL,),
+    (
+        APPLICATION,
+        MODEL,
+    ),
     (_NOW, _LEVELS, _THROUGHPUT, _ERRORS),
 )

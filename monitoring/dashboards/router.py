@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monitoring.dashboards.common import ENGINES, FLEET, MODEL, REPLICA
+from monitoring.dashboards.common import APPLICATION, ENGINES, FLEET, MODEL, REPLICA
 from monitoring.dashboards.model import Dashboard, Panel, Row, Target, Threshold, Unit
 
 _WAITING = ENGINES.gauge("waiting_prefill_tokens", "replica")
@@ -173,6 +173,6 @@ ROUTER = Dashboard(
     "raydix-router",
     "Raydix: Router",
     "Where requests go, what the router knows, and what happens when a replica is lost.",
-    (MODEL, REPLICA),
+    (APPLICATION, MODEL, REPLICA),
     (_DECISIONS, _BALANCE, _KNOWLEDGE, _LOSSES),
 )

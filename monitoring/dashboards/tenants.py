@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monitoring.dashboards.common import FLEET, MODEL, TENANT
+from monitoring.dashboards.common import APPLICATION, FLEET, MODEL, TENANT
 from monitoring.dashboards.model import Dashboard, Panel, Row, Target, Unit
 
 _CHOSEN = {"tenant": "$tenant"}
@@ -82,6 +82,6 @@ TENANTS = Dashboard(
     "raydix-tenants",
     "Raydix: Tenants",
     "Requests, tokens, waiting and refusals by tenant.",
-    (MODEL, TENANT),
+    (APPLICATION, MODEL, TENANT),
     (_USE, _WAIT),
 )

@@ -10,9 +10,9 @@ import pytest
 
 from monitoring.dashboards import DASHBOARDS
 from monitoring.dashboards.common import OBJECTIVE
-from monitoring.dashboards.files import DIRECTORY, as_text
-from monitoring.dashboards.grafana_json import to_json
+from monitoring.dashboards.grafana_json import as_text, to_json
 from monitoring.dashboards.model import COLUMNS, Dashboard, Panel, Row, Target, Unit
+from monitoring.grafana.files import DASHBOARDS as DIRECTORY
 from monitoring.promql import problems, selectors
 from monitoring.queries import dashboard_queries, with_variables
 
@@ -22,7 +22,7 @@ dashboards = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboa
 @dashboards
 def test_the_committed_file_is_what_the_code_makes(dashboard: Dashboard) -> None:
     committed = (DIRECTORY / f"{dashboard.uid}.json").read_text(encoding="utf-8")
-    assert committed == as_text(to_json(dashboard)), "run: python -m monitoring.dashboards"
+    assert committed == as_text(dashboard), "run: python -m monitoring.dashboards"
 
 
 def test_no_other_files_are_published() -> None:
@@ -60,9 +60,9 @@ def test_legends_tell_all_series_of_a_query_apart(dashboard: Dashboard) -> None:
 
 @dashboards
 def test_every_variable_that_is_used_is_defined_and_the_other_way_round(dashboard: Dashboard) -> None:
-    text = as_text(to_json(dashboard))
+    text = as_text(dashboard)
     names = {variable["name"] for variable in json.loads(text)["templating"]["list"]}
-    assert {"datasource", "model"} <= names
+    assert {"datasource", "job", "model"} <= names
     for name in names:
         assert f"${name}" in text or f"${{{name}}}" in text, name
     for target in (target for panel in dashboard.panels() for target in panel.targets):

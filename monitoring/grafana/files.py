@@ -1,0 +1,80 @@
+"""What is published, from this package's files; and the same as files for Grafana's provisioning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from monitoring.grafana.names import DATASOURCE_NAME, DATASOURCE_UID, FOLDER_UID
+from monitoring.grafana.rules import RULES, Json, rule_group
+
+_MONITORING = Path(__file__).parent.parent
+# Read as files: the code that makes them needs the table of metrics, and that more than a publisher has installed.
+DASHBOARDS = _MONITORING / "dashboards" / "json"
+PROVISIONING = _MONITORING / "provisioning"
+
+
+def dashboards() -> list[Json]:
+    """The dashboards as they are published, by uid."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(DASHBOARDS.glob("*.json"))]
+
+
+def datasource(url: str | None) -> Json:
+    """Our datasource, for a Prometheus at `url` as Grafana's server reaches it; None leaves that as it is."""
+    wanted = {
+        "uid": DATASOURCE_UID,
+        "name": DATASOURCE_NAME,
+        "type": "prometheus",
+        "access": "proxy",
+        "jsonData": {"httpMethod": "POST"},
+    }
+    return wanted if url is None else {**wanted, "url": url}
+
+
+def using(dashboard: Json, uid: str, name: str) -> Json:
+    """The dashboard with another datasource chosen at first."""
+    copy: Json = json.loads(json.dumps(dashboard))
+    for variable in copy["templating"]["list"]:
+        if variable["type"] == "datasource":
+            variable["current"] = {"selected": False, "text": name, "value": uid}
+    return copy
+
+
+def write(directory: Path, rules: Path = RULES) -> Iterator[Path]:
+    """Write dashboards/ and provisioning/ below `directory`; yields what was written.
+
+    ValueError or OSError as `rule_group`.
+    """
+    for source in (*sorted(DASHBOARDS.glob("*.json")), *sorted(PROVISIONING.glob("*/*.yaml"))):
+        below = "dashboards" / Path(source.name) if source.suffix == ".json" else source.relative_to(_MONITORING)
+        yield _written(directory / below, source.read_text(encoding="utf-8"))
+    yield _written(directory / "provisioning" / "alerting" / "raydix.yaml", _alerting(rules))
+
+
+def _alerting(rules: Path) -> str:
+    """The alert rules in the format of files, which names folders by title and groups by name."""
+    group = rule_group(rules, datasource_uid=DATASOURCE_UID, folder_uid=FOLDER_UID)
+    for rule in group["rules"]:
+        del rule["folderUID"], rule["ruleGroup"]
+    content = {
+        "apiVersion": 1,
+        "groups": [
+            {
+                "orgId": 1,
+                "name": group["title"],
+                "folder": "Raydix",
+                "interval": f"{group['interval']}s",
+                "rules": group["rules"],
+            }
+        ],
+    }
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _written(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path

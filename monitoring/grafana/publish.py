@@ -1,0 +1,166 @@
+"""What is to be in Grafana, compared with what is there, and written where they differ.
+
+Everything is found again by its uid. What Grafana adds of itself (ids, versions, defaults) is no difference, so a
+second run writes nothing.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from monitoring.grafana.client import ConflictError, Grafana, GrafanaError
+from monitoring.grafana.names import FOLDER_UID, RULE_GROUP
+from monitoring.grafana.rules import Json, seconds
+
+MESSAGE = "raydix dashboards push"
+"""What our versions of a dashboard say in its history; other ones were saved by somebody else."""
+
+DEFAULT_PROMETHEUS = "http://localhost:9090"
+
+Outcome = Literal["created", "updated", "no change"]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What became of one thing."""
+
+    kind: Literal["datasource", "folder", "dashboard", "alert rules"]
+    name: str
+    outcome: Outcome
+
+
+class Publisher:
+    """Publishes to one Grafana. Every method raises GrafanaError; what was published before stays."""
+
+    def __init__(self, grafana: Grafana) -> None:
+        self._grafana = grafana
+        self._api = grafana.api
+
+    def datasource(self, wanted: Json) -> Published:
+        """A datasource with a uid; settings that `wanted` does not mention are left as they are."""
+        uid, api = wanted["uid"], self._api.datasource
+        existing = self._grafana.found("datasources", api.get_datasource_by_uid, uid)
+        outcome = _outcome(existing, existing is not None and contains(existing, wanted))
+        with self._grafana.doing("write the datasource"):
+            if outcome == "created":
+                api.create_datasource({"url": DEFAULT_PROMETHEUS, **wanted})
+            elif outcome == "updated":
+                settings = {**existing.get("jsonData", {}), **wanted["jsonData"]}
+                api.update_datasource_by_uid(uid, {**existing, **wanted, "jsonData": settings})
+        return Published("datasource", wanted["name"], outcome)
+
+    def existing_datasource(self, uid: str) -> Json:
+        """The datasource with that uid."""
+        existing = self._grafana.found("datasources", self._api.datasource.get_datasource_by_uid, uid)
+        if existing is None:
+            raise GrafanaError(
+                f"--datasource {uid}: there is no such datasource; its uid is in its page's address"
+            )
+        return dict(existing)
+
+    def folder(self, title: str) -> Published:
+        """Our folder, by its title."""
+        return self._twice(lambda: self._folder(title), f"the folder {title!r}")
+
+    def dashboard(self, wanted: Json, *, force: bool = False) -> Published:
+        """A dashboard in our folder. What somebody else saved since is overwritten only with `force`."""
+        return self._twice(lambda: self._dashboard(wanted, force), f"the dashboard {wanted['title']!r}")
+
+    def rules(self, wanted: Json) -> Published:
+        """All rules of our group; the group's other rules go."""
+        api = self._api.alertingprovisioning
+        existing = self._grafana.found("alert rules", api.get_rule_group, FOLDER_UID, RULE_GROUP)
+        outcome = _outcome(existing, existing is not None and contains(existing, wanted))
+        if outcome != "no change":
+            with self._grafana.doing("write alert rules"):
+                # Without provenance they can be silenced and looked at in Grafana like others.
+                api.update_rule_group(FOLDER_UID, RULE_GROUP, wanted, disable_provenance=True)
+        return Published("alert rules", f"{len(wanted['rules'])} in group {RULE_GROUP}", outcome)
+
+    def _folder(self, title: str) -> Published:
+        api = self._api.folder
+        existing = self._grafana.found("folders", api.get_folder, FOLDER_UID)
+        outcome = _outcome(existing, existing is not None and existing["title"] == title)
+        with self._grafana.doing("write folders"):
+            if outcome == "created":
+                api.create_folder(title, uid=FOLDER_UID)
+            elif outcome == "updated":
+                api.update_folder(FOLDER_UID, title=title, version=existing.get("version"))
+        return Published("folder", title, outcome)
+
+    def _dashboard(self, wanted: Json, force: bool) -> Published:
+        existing = self._grafana.found("dashboards", self._api.dashboard.get_dashboard, wanted["uid"])
+        body: Json = {
+            "dashboard": deepcopy(wanted),
+            "folderUid": FOLDER_UID,
+            "message": MESSAGE,
+            "overwrite": False,
+        }
+        same = False
+        if existing is not None:
+            same = contains(existing["dashboard"], wanted) and existing["meta"].get("folderUid") == FOLDER_UID
+            body["dashboard"]["version"] = existing["dashboard"].get("version")
+        outcome = _outcome(existing, same)
+        if outcome == "updated" and not force:
+            self._check_edits(wanted)
+        if outcome != "no change":
+            with self._grafana.doing("write dashboards"):
+                self._api.dashboard.update_dashboard(body)
+        return Published("dashboard", wanted["title"], outcome)
+
+    def _check_edits(self, wanted: Json) -> None:
+        read = self._api.dashboard_versions.get_dashboard_versions_by_uid
+        history = self._grafana.found("dashboards", read, wanted["uid"])
+        versions = history.get("versions", []) if isinstance(history, dict) else history or []
+        latest: Json = max(versions, key=lambda version: int(version["version"]), default={})
+        if latest and not str(latest.get("message", "")).startswith(MESSAGE):
+            raise GrafanaError(
+                f"{wanted['title']!r} was edited in Grafana (version {latest['version']}, by "
+                f"{latest.get('createdBy') or 'somebody'}): save a copy under another name there, or overwrite it "
+                "with --force"
+            )
+
+    def _twice(self, write: Any, what: str) -> Published:
+        """Once more after a conflict: somebody wrote between our reading and our writing."""
+        try:
+            return self._once(write)
+        except ConflictError:
+            pass
+        try:
+            return self._once(write)
+        except ConflictError as error:
+            raise GrafanaError(
+                f"Grafana refuses {what} twice ({error}): another one has its name, or it is being written at the "
+                "same time. Rename the other one, or try again."
+            ) from None
+
+    @staticmethod
+    def _once(write: Any) -> Published:
+        published: Published = write()
+        return published
+
+
+def contains(existing: Any, wanted: Any) -> bool:
+    """Whether `existing` says all that `wanted` says; it may say more."""
+    if isinstance(wanted, dict):
+        return isinstance(existing, dict) and all(
+            _same_duration(existing.get(key), value) if key == "for" else contains(existing.get(key), value)
+            for key, value in wanted.items()
+        )
+    if isinstance(wanted, list):
+        return isinstance(existing, list) and len(existing) == len(wanted) and all(map(contains, existing, wanted))
+    return bool(existing == wanted)
+
+
+def _same_duration(existing: object, wanted: str) -> bool:
+    """5m and 300s are the same; Grafana answers with its own notation."""
+    try:
+        return seconds(str(existing)) == seconds(wanted)
+    except ValueError:
+        return False
+
+
+def _outcome(existing: object, same: bool) -> Outcome:
+    return "created" if existing is None else "no change" if same else "updated"

@@ -1,0 +1,42 @@
+"""Recording rules written out: the Prometheus that Grafana asks need not have loaded them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+STEP = "1m"
+"""How often Prometheus would have recorded, by default."""
+
+# Only names of recording rules hold a colon.
+_RECORDED = re.compile(
+    r"(?P<name>\b[a-zA-Z_]\w*:[\w:]+)(?P<matchers>\{[^}]*\})?(?P<range>\[[^\]]*\])?(?P<offset>\s+offset\b)?"
+)
+_SELECTOR = re.compile(r"\b(?P<name>raydix_\w+)(?P<matchers>\{[^}]*\})?")
+
+
+def written_out(expr: str, recorded: Mapping[str, str]) -> str:
+    """`expr` with every recorded name replaced by its expression, and by theirs.
+
+    A condition on a recorded series moves to all series it was made of, so it must be on a label they keep. A
+    range of one becomes a subquery. Raises ValueError for a name that is not recorded, and for an offset without
+    a range, which PromQL cannot express.
+    """
+
+    def replacement(found: re.Match[str]) -> str:
+        name, matchers, window, offset = found.group("name", "matchers", "range", "offset")
+        if name not in recorded:
+            raise ValueError(f"{name} is not a recording rule of the same file")
+        if offset and not window:
+            raise ValueError(f"{name} offset …: give it a range, or record it with its offset")
+        inner = written_out(recorded[name], recorded)
+        if matchers and matchers != "{}":
+            inner = _SELECTOR.sub(lambda each: _narrowed(each, matchers[1:-1]), inner)
+        return f"({inner}){f'[{window[1:-1]}:{STEP}]' if window else ''}{offset or ''}"
+
+    return _RECORDED.sub(replacement, expr)
+
+
+def _narrowed(selector: re.Match[str], conditions: str) -> str:
+    own = (selector["matchers"] or "{}")[1:-1].strip().rstrip(",")
+    return f"{selector['name']}{{{own + ', ' if own else ''}{conditions}}}"

@@ -1,0 +1,110 @@
+"""Prometheus' alert rules as Grafana-managed ones.
+
+Prometheus fires for every series that an expression returns; Grafana for every one whose value is not 0, and takes
+no series for missing data. So a rule has three steps, as Grafana's own import makes them: the query, "is there a
+value", and a threshold on that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from monitoring.grafana.names import RULE_GROUP
+from monitoring.grafana.recorded import written_out
+
+Json = dict[str, Any]
+
+RULES = Path(__file__).parent.parent / "alerts" / "raydix.rules.yaml"
+INTERVAL_S = 60
+"""How often Grafana evaluates the group."""
+
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800, "y": 31536000}
+_DURATION = re.compile(r"(?:\d+(?:ms|[smhdwy]))+")
+
+
+def rule_group(path: Path, *, datasource_uid: str, folder_uid: str) -> Json:
+    """All alerts of a Prometheus rule file as one group, as Grafana's provisioning API takes it.
+
+    Raises ValueError for a file that is no rule file; OSError when it cannot be read.
+    """
+    rules = _rules(path)
+    recorded = {rule["record"]: rule["expr"] for rule in rules if "record" in rule}
+    alerts = [rule for rule in rules if "alert" in rule]
+    if not alerts:
+        raise ValueError(f"{path} has no alerts")
+    try:
+        converted = [_converted(alert, recorded, datasource_uid, folder_uid) for alert in alerts]
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return {"title": RULE_GROUP, "folderUid": folder_uid, "interval": INTERVAL_S, "rules": converted}
+
+
+def seconds(duration: str) -> float:
+    """Prometheus' and Go's notation of a duration, e.g. 1h30m. Raises ValueError."""
+    if duration == "0":
+        return 0.0
+    if not _DURATION.fullmatch(duration):
+        raise ValueError(f"{duration!r} is not a duration such as 5m or 1h30m")
+    return sum(int(count) * _UNITS[unit] for count, unit in re.findall(r"(\d+)(ms|[smhdwy])", duration))
+
+
+def _rules(path: Path) -> list[Json]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        rules = [rule for group in content["groups"] for rule in group["rules"]]
+        if all(isinstance(rule["expr"], str) and ("alert" in rule or "record" in rule) for rule in rules):
+            return rules
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
+        pass
+    raise ValueError(f"{path} is not a Prometheus rule file: promtool check rules says more")
+
+
+def _converted(alert: Json, recorded: Mapping[str, str], datasource_uid: str, folder_uid: str) -> Json:
+    seconds(str(alert.get("for", "0s")))
+    return {
+        "uid": re.sub(r"[^a-z0-9_-]", "-", alert["alert"].lower())[:40],
+        "title": alert["alert"],
+        "folderUID": folder_uid,
+        "ruleGroup": RULE_GROUP,
+        "condition": "threshold",
+        "data": _steps(written_out(alert["expr"], recorded), datasource_uid),
+        "for": str(alert.get("for", "0s")),
+        "noDataState": "OK",
+        "execErrState": "Error",
+        "isPaused": False,
+        "labels": _texts(alert.get("labels")),
+        "annotations": {name: _template(text) for name, text in _texts(alert.get("annotations")).items()},
+    }
+
+
+def _steps(expr: str, datasource_uid: str) -> list[Json]:
+    exists = "is_number($query) || is_nan($query) || is_inf($query)"
+    above_0 = [{"evaluator": {"type": "gt", "params": [0]}}]
+    return [
+        _step("query", datasource_uid, {"expr": expr, "instant": True, "range": False}),
+        _step("exists", "__expr__", {"type": "math", "expression": exists}),
+        _step("threshold", "__expr__", {"type": "threshold", "expression": "exists", "conditions": above_0}),
+    ]
+
+
+def _step(name: str, datasource_uid: str, model: Json) -> Json:
+    return {
+        "refId": name,
+        "datasourceUid": datasource_uid,
+        "relativeTimeRange": {"from": 600, "to": 0},
+        "model": {"refId": name, "intervalMs": 1000, "maxDataPoints": 43200, **model},
+    }
+
+
+def _template(text: str) -> str:
+    """Grafana's $value is a text that lists all steps; the number that Prometheus means is the query's."""
+    return re.sub(r"\$value\b", "$values.query.Value", text)
+
+
+def _texts(values: Mapping[str, object] | None) -> dict[str, str]:
+    return {name: str(value) for name, value in (values or {}).items()}
