@@ -78,7 +78,8 @@ def _push(
     from monitoring.grafana.client import Grafana
     from monitoring.grafana.names import DATASOURCE_UID, FOLDER_UID
     from monitoring.grafana.publish import Published, Publisher
-    from monitoring.grafana.rules import RULES, rule_group
+    from monitoring.grafana.rules import rule_group
+    from monitoring.rules import RULES
 
     # Before anything is sent, so that a wrong file is known before anything is written.
     alerts = rule_group(rules or RULES, datasource_uid=datasource or DATASOURCE_UID, folder_uid=FOLDER_UID)
@@ -108,7 +109,7 @@ def write(
 ) -> None:
     """Write the files for Grafana's provisioning: dashboards, datasource and alert rules."""
     from monitoring.grafana import files
-    from monitoring.grafana.rules import RULES
+    from monitoring.rules import RULES
 
     try:
         for path in files.write(directory, rules or RULES):

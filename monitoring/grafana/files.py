@@ -9,7 +9,8 @@ from pathlib import Path
 import yaml
 
 from monitoring.grafana.names import DATASOURCE_NAME, DATASOURCE_UID, FOLDER_UID
-from monitoring.grafana.rules import RULES, Json, rule_group
+from monitoring.grafana.rules import Json, rule_group
+from monitoring.rules import RULES
 
 _MONITORING = Path(__file__).parent.parent
 # Read as files: the code that makes them needs the table of metrics, and that more than a publisher has installed.

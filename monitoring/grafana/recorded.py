@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-STEP = "1m"
-"""How often Prometheus would have recorded, by default."""
+STEP, LONG_STEP = "1m", "5m"
+"""How often Prometheus would have recorded, by default; and for days, where that would be many points."""
 
 # Only names of recording rules hold a colon.
 _RECORDED = re.compile(
@@ -32,7 +32,8 @@ def written_out(expr: str, recorded: Mapping[str, str]) -> str:
         inner = written_out(recorded[name], recorded)
         if matchers and matchers != "{}":
             inner = _SELECTOR.sub(lambda each: _narrowed(each, matchers[1:-1]), inner)
-        return f"({inner}){f'[{window[1:-1]}:{STEP}]' if window else ''}{offset or ''}"
+        step = LONG_STEP if window and window[-2] in "dwy" else STEP
+        return f"({inner})" + (f"[{window[1:-1]}:{step}]{offset or ''}" if window else "")
 
     return _RECORDED.sub(replacement, expr)
 

@@ -16,10 +16,10 @@ import yaml
 
 from monitoring.grafana.names import RULE_GROUP
 from monitoring.grafana.recorded import written_out
+from monitoring.rules import Rule, load_rules
 
 Json = dict[str, Any]
 
-RULES = Path(__file__).parent.parent / "alerts" / "raydix.rules.yaml"
 INTERVAL_S = 60
 """How often Grafana evaluates the group."""
 
@@ -32,9 +32,12 @@ def rule_group(path: Path, *, datasource_uid: str, folder_uid: str) -> Json:
 
     Raises ValueError for a file that is no rule file; OSError when it cannot be read.
     """
-    rules = _rules(path)
-    recorded = {rule["record"]: rule["expr"] for rule in rules if "record" in rule}
-    alerts = [rule for rule in rules if "alert" in rule]
+    try:
+        rules = load_rules(path)
+    except (yaml.YAMLError, KeyError, TypeError, ValueError):
+        raise ValueError(f"{path} is not a Prometheus rule file: promtool check rules says more") from None
+    recorded = {rule.name: rule.expr for rule in rules if rule.kind == "record"}
+    alerts = [rule for rule in rules if rule.kind == "alert"]
     if not alerts:
         raise ValueError(f"{path} has no alerts")
     try:
@@ -53,32 +56,22 @@ def seconds(duration: str) -> float:
     return sum(int(count) * _UNITS[unit] for count, unit in re.findall(r"(\d+)(ms|[smhdwy])", duration))
 
 
-def _rules(path: Path) -> list[Json]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        rules = [rule for group in content["groups"] for rule in group["rules"]]
-        if all(isinstance(rule["expr"], str) and ("alert" in rule or "record" in rule) for rule in rules):
-            return rules
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
-        pass
-    raise ValueError(f"{path} is not a Prometheus rule file: promtool check rules says more")
-
-
-def _converted(alert: Json, recorded: Mapping[str, str], datasource_uid: str, folder_uid: str) -> Json:
-    seconds(str(alert.get("for", "0s")))
+def _converted(alert: Rule, recorded: Mapping[str, str], datasource_uid: str, folder_uid: str) -> Json:
+    hold = alert.hold or "0s"
+    seconds(hold)
     return {
-        "uid": re.sub(r"[^a-z0-9_-]", "-", alert["alert"].lower())[:40],
-        "title": alert["alert"],
+        "uid": re.sub(r"[^a-z0-9_-]", "-", alert.name.lower())[:40],
+        "title": alert.name,
         "folderUID": folder_uid,
         "ruleGroup": RULE_GROUP,
         "condition": "threshold",
-        "data": _steps(written_out(alert["expr"], recorded), datasource_uid),
-        "for": str(alert.get("for", "0s")),
+        "data": _steps(written_out(alert.expr, recorded), datasource_uid),
+        "for": hold,
         "noDataState": "OK",
         "execErrState": "Error",
         "isPaused": False,
-        "labels": _texts(alert.get("labels")),
-        "annotations": {name: _template(text) for name, text in _texts(alert.get("annotations")).items()},
+        "labels": {name: str(value) for name, value in alert.labels.items()},
+        "annotations": {name: _template(str(text)) for name, text in alert.annotations.items()},
     }
 
 
@@ -104,7 +97,3 @@ def _step(name: str, datasource_uid: str, model: Json) -> Json:
 def _template(text: str) -> str:
     """Grafana's $value is a text that lists all steps; the number that Prometheus means is the query's."""
     return re.sub(r"\$value\b", "$values.query.Value", text)
-
-
-def _texts(values: Mapping[str, object] | None) -> dict[str, str]:
-    return {name: str(value) for name, value in (values or {}).items()}
