@@ -13,7 +13,7 @@ from monitoring.grafana.rules import Json, rule_group
 from monitoring.rules import RULES
 
 _MONITORING = Path(__file__).parent.parent
-# Read as files: the code that makes them needs the table of metrics, and that more than a publisher has installed.
+# The files are published, not what the code would make: they are what was reviewed.
 DASHBOARDS = _MONITORING / "dashboards" / "json"
 PROVISIONING = _MONITORING / "provisioning"
 

@@ -1,0 +1,39 @@
+"""`python -m monitoring.preview`: draw all dashboards."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import httpx
+
+from monitoring.dashboards import DASHBOARDS
+from monitoring.preview.data import Source
+from monitoring.preview.drawing import PAPER, draw
+from monitoring.queries import EVERYTHING
+
+DPI = 110
+
+
+def main() -> None:
+    """Draw all dashboards."""
+    parser = argparse.ArgumentParser(description="Draw the dashboards from a Prometheus' data.")
+    parser.add_argument("--prometheus", default="http://127.0.0.1:9090", help="its URL")
+    parser.add_argument("--out", type=Path, default=Path("docs"), help="folder for the PNGs")
+    parser.add_argument("--minutes", type=float, default=5.0, help="how much time to show, until now")
+    parser.add_argument("--rate-interval", default="30s", help="window of rates")
+    options = parser.parse_args()
+    end = time.time()
+    with httpx.Client(base_url=options.prometheus, timeout=30.0) as client:
+        variables = {**EVERYTHING, "__rate_interval": options.rate_interval}
+        source = Source(client, end - options.minutes * 60, end, variables)
+        for dashboard in DASHBOARDS:
+            path = options.out / f"dashboard_{dashboard.uid.removeprefix('raydix-')}.png"
+            figure = draw(dashboard, source)
+            figure.savefig(path, dpi=DPI, facecolor=PAPER)
+            print(path)
+
+
+if __name__ == "__main__":
+    main()

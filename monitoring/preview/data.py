@@ -1,0 +1,68 @@
+"""What a panel's queries return, as lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from monitoring.dashboards.model import Panel
+from monitoring.queries import with_variables
+
+STEPS = 240
+"""Points of a line."""
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line: its name, and a value for each moment, NaN where there is none."""
+
+    name: str
+    values: Values
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A Prometheus, and the time to be shown."""
+
+    client: httpx.Client
+    start: float
+    """Seconds since 1970."""
+    end: float
+    variables: Mapping[str, str]
+
+    @property
+    def times(self) -> Values:
+        """The moments of every series."""
+        return np.linspace(self.start, self.end, STEPS)
+
+    def series(self, panel: Panel) -> list[Series]:
+        """What the panel's queries return. httpx.HTTPError when Prometheus refuses."""
+        step = (self.end - self.start) / (STEPS - 1)
+        found = []
+        for target in panel.targets:
+            asked = {
+                "query": with_variables(target.expr, self.variables),
+                "start": str(self.start),
+                "end": str(self.end + step / 2),
+                "step": f"{step:.6f}",
+            }
+            answer = self.client.get("/api/v1/query_range", params=asked).raise_for_status().json()
+            for result in answer["data"]["result"]:
+                values = np.full(STEPS, np.nan)
+                for moment, value in result["values"]:
+                    values[min(STEPS - 1, round((moment - self.start) / step))] = float(value)
+                found.append(Series(_name(target.legend, result["metric"]), values))
+        return found
+
+
+def _name(legend: str, labels: Mapping[str, str]) -> str:
+    """A legend's text with the labels' values, replicas' ids shortened."""
+    filled = re.sub(r"{{(\w+)}}", lambda found: labels.get(found[1], ""), legend)
+    return filled if len(filled) <= 32 else f"{filled[:31]}…"
