@@ -6,11 +6,11 @@
     ├─ route ─ queue ─ prefill ─ decode       at r0: until the engine has it, then as the engine measured it
     └─ route ─ queue ─ prefill ─ decode       at r1, when r0 was lost
 
-From `admission` on there is one of each per choice, for the first few choices. An engine tells durations, which are
-laid out backwards from its last token's arrival here: no clocks of different machines are compared, and what the
-network took falls to `route`. Attributes follow OpenTelemetry's conventions for generative AI (v1.41, in
-development); our own begin with "raydix.". No text of prompts, answers or stop strings is in them. Importing this
-module imports OpenTelemetry's SDK: `deployments/tracing.py` does so where it is asked for.
+From `admission` on there is one of each per choice, for the first few choices. An engine tells durations, laid out
+backwards from its last token's arrival here: no clocks of different machines are compared, and what the network
+took falls to `route`. Attributes follow OpenTelemetry's conventions for generative AI (v1.41, in development); our
+own begin with "raydix.". No text of prompts, answers or stop strings is in them. Importing this module imports
+OpenTelemetry's SDK: `deployments/tracing.py` does so where it is asked for.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ def test_a_request_resumed_from_another_engine_goes_on_exactly() -> None:
         assert script.cache.stats.query_tokens == 0  # a migration's recompute is not a query
 
 
-def test_a_failed_step_ends_its_requests_and_poisons_nothing() -> None:
+def test_a_failed_step_ends_its_requests_and_poisons_nothing(caplog: pytest.LogCaptureFixture) -> None:
     script = Script(limits={"max_running": 1})
     a = script.arrive(range(1, 20))
     b = script.arrive(range(1, 20))
@@ -258,6 +258,7 @@ def test_a_failed_step_ends_its_requests_and_poisons_nothing() -> None:
     script.runner.fail_next = True
     script.step()
     assert script.reason(a) == "error"
+    assert f"a step of 1 requests failed: {a}" in caplog.messages
     script.run()
     assert script.tokens(b) == script.undisturbed(b)
     assert script.nothing_held()
