@@ -84,7 +84,8 @@ def main() -> None:
         url = f"http://127.0.0.1:{port}"
         _wait_until_healthy(url, application, directory / "app.log")
         print(f"{url} is up; load for {options.minutes:g} minutes", flush=True)
-        asyncio.run(_load(url, options.minutes * 60, application.pid, kill=options.replicas > 1))
+        # Longer than is shown: before, rates have too little to look back at.
+        asyncio.run(_load(url, options.minutes * 60 + 40, application.pid, kill=options.replicas > 1))
         preview = ["--prometheus", f"http://127.0.0.1:{prometheus_port}", "--out", str(options.out)]
         preview += ["--minutes", str(options.minutes)]
         subprocess.run([sys.executable, "-m", "monitoring.preview", *preview], check=True)
@@ -216,7 +217,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Draw the dashboards of a real application under load.")
     parser.add_argument("--minutes", type=float, default=5.0, help="of load, and of the pictures")
     parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--kv-pages", type=int, default=384, help="few, so that pages are evicted")
+    parser.add_argument("--kv-pages", type=int, default=224, help="few, so that pages are evicted")
     parser.add_argument("--out", type=Path, default=Path("docs"), help="folder for the PNGs")
     return parser.parse_args()
 

@@ -41,7 +41,7 @@ _DECISIONS = Row(
             "Prompt tokens per second that another replica held and the chosen one did not: what balancing load "
             "cost.",
             Unit.TOKENS_PER_SECOND,
-            (Target(FLEET.rate("router_regret_tokens_total"), "computed although cached elsewhere"),),
+            (Target(FLEET.rate("router_regret_tokens_total"), "cached elsewhere"),),
         ),
         Panel(
             "Time to decide",

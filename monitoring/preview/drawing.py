@@ -107,30 +107,32 @@ def _draw_number(canvas: _Canvas, box: Box, panel: Panel, one: Series, source: S
 def _draw_graph(canvas: _Canvas, box: Box, panel: Panel, series: list[Series], source: Source) -> None:
     x, y, width, height = box
     lines = _legend(series, int(width / 7.4))
-    left, top, below = 62.0, 32.0, 24.0 + LINE_PX * len(lines)
-    axes = canvas.axes(x + left, y + top, width - left - 14, height - top - below)
+    left, above, below = 62.0, 32.0, 24.0 + LINE_PX * len(lines)
+    axes = canvas.axes(x + left, y + above, width - left - 14, height - above - below)
     axes.set_facecolor(CARD)
-    bottom = np.zeros(STEPS)
-    for number, one in enumerate(series):
-        color = PALETTE[number % len(PALETTE)]
-        values = bottom + np.nan_to_num(one.values) if panel.is_stacked else one.values
-        axes.plot(source.times, values, color=color, linewidth=1.1)
-        axes.fill_between(
-            source.times,
-            bottom,
-            np.nan_to_num(values),
-            color=color,
-            alpha=0.4 if panel.is_stacked else 0.08,
-            linewidth=0,
-        )
-        bottom = values if panel.is_stacked else bottom
-    highest = max(float(np.nanmax(one)) for one in (bottom, *(s.values for s in series)) if np.isfinite(one).any())
+    highest = _draw_lines(axes, panel, series, source)
     axes.set_ylim(0, panel.max or (highest * 1.12 if highest > 0 else 1.0))
     axes.set_xlim(source.start, source.end)
     for threshold in panel.thresholds:
         axes.axhline(threshold.value, color=COLORS[threshold.color], linewidth=1, linestyle=(0, (5, 4)))
     _style(axes, panel.unit, source.end - source.start)
     _write_legend(canvas, x + 12, y + height - LINE_PX * len(lines) + 6, lines)
+
+
+def _draw_lines(axes: Axes, panel: Panel, series: list[Series], source: Source) -> float:
+    """All series, one upon the other where the panel stacks them; returns the highest value."""
+    highest, floor = 0.0, np.zeros(STEPS)
+    for number, one in enumerate(series):
+        color = PALETTE[number % len(PALETTE)]
+        top = floor + np.nan_to_num(one.values) if panel.is_stacked else one.values
+        # What adds nothing to a stack would only cover the line below it.
+        line = np.where(top > floor, top, np.nan) if panel.is_stacked else top
+        axes.plot(source.times, line, color=color, linewidth=1.1)
+        alpha = 0.4 if panel.is_stacked else 0.08
+        axes.fill_between(source.times, floor, top, where=np.isfinite(top), color=color, alpha=alpha, linewidth=0)
+        highest = max(highest, float(np.nan_to_num(top).max()))
+        floor = top if panel.is_stacked else floor
+    return highest
 
 
 def _style(axes: Axes, unit: Unit, span: float) -> None:
