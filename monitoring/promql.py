@@ -14,7 +14,7 @@ from monitoring.metrics import BY_NAME, PREFIX, Metric
 from monitoring.totals import GONE
 
 _TOKEN = re.compile(
-    r"""(?P<string>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?P<range>\[[^\]]*\])|(?P<name>[a-zA-Z_:][\w:]*)
+    r"""(?P<string>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?P<comment>\#.*)|(?P<range>\[[^\]]*\])|(?P<name>[a-zA-Z_:][\w:]*)
     |(?P<number>[\d.][\w.]*)|(?P<sign>=~|!~|!=|==|<=|>=|\S)""",
     re.VERBOSE,
 )
@@ -148,7 +148,7 @@ def _leaves_out_gone(selector: Selector) -> bool:
 
 def _parts(expression: str) -> Iterator[Selector | str]:
     """Selectors, and the labels of by, on and their like."""
-    tokens = [(m.lastgroup, m.group()) for m in _TOKEN.finditer(re.sub(r"#.*", "", expression))]
+    tokens = [(m.lastgroup, m.group()) for m in _TOKEN.finditer(expression) if m.lastgroup != "comment"]
     tokens += [("end", "")] * 2
     at, function = 0, ""
     while tokens[at][0] != "end":

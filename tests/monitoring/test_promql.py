@@ -19,6 +19,7 @@ from monitoring.promql import labels_listed, problems, selectors
         ("avg_over_time(some:record:rate5m[1d] offset 1h) >= bool 1e3", ["some:record:rate5m"], set()),
         ('a{x="by (y)", z=~"{b}|c"} and topk(5, d) or absent(e)', ["a", "d", "e"], set()),
         ("a # a comment with b\n> 0.5", ["a"], set()),
+        ('a{x="#1"} - b', ["a", "b"], set()),
         ("max_over_time(rate(a[5m])[1h:1m])", ["a"], set()),
     ],
 )
