@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
+
+from deployments.scrape import LARGEST
 
 
 def objects(value: object) -> list[dict[str, Any]]:
@@ -12,10 +13,10 @@ def objects(value: object) -> list[dict[str, Any]]:
 
 
 def number(value: object) -> float | None:
-    """A finite number."""
+    """A number that can be a measurement."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if -math.inf < value < math.inf else None  # math.isfinite() overflows for large ints
+    return value if abs(value) <= LARGEST else None
 
 
 def text(value: object) -> str | None:

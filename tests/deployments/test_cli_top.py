@@ -272,6 +272,16 @@ health_like = st.fixed_dictionaries(
 record_like = st.fixed_dictionaries({}, optional={"at": odd, "replica": odd, "terms": odd, "num_tokens": odd})
 
 
+@pytest.mark.parametrize("value", [10**400, -(10**400), float("nan"), float("inf"), True, "1", None, [1]])
+def test_what_cannot_be_a_measurement_is_not_shown(value: object) -> None:
+    service = Recorded("r1")
+    health = service.health()
+    health["replicas"][0]["heartbeat_age_s"] = value
+    view = Watch(URL).see(service.read(health=health))
+    assert view.replicas[0].heartbeat_age_s is None
+    shown(Screen(URL, view))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     health_like,
