@@ -17,7 +17,7 @@ from deployments.cli.app import app
 from deployments.cli.errors import UserError
 from deployments.config import AppArgs
 from deployments.plan import config_file, report
-from deployments.plan.known import gpu_named, planned_model
+from deployments.plan.known import gpu_named, gpus, planned_model
 from deployments.plan.load import RequestShape
 from deployments.plan.replica import TENSOR_PARALLEL_SETTING, ReplicaPlan, smallest_replica
 from engine.config import EngineConfig
@@ -154,6 +154,11 @@ def test_the_tables_keep_to_the_terminal(width: int) -> None:
 def test_mistakes_are_told(arguments: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         RUNNER.invoke(app, ["plan", *arguments], catch_exceptions=False)
+
+
+def test_help_names_all_gpus() -> None:
+    text = " ".join(RUNNER.invoke(app, ["plan", "--help"], env={"COLUMNS": "200"}).output.split())
+    assert ", ".join(list(gpus())[:-1]) + f" or {list(gpus())[-1]}." in text
 
 
 def test_latent_attention_and_quantized_weights_are_refused(tmp_path: Path) -> None:
