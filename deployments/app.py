@@ -35,7 +35,7 @@ def build(args: AppArgs) -> Application:
         max_ongoing_requests=1000,
         ray_actor_options={"num_cpus": 0},
         logging_config={"enable_access_log": False} | (serve_logging(args.logging) or {}),
-    ).bind()
+    ).bind(args.ingresses.count, args.metrics)
     engines = {model.name: bind_engines(args, model, hub, name) for name, model in args.served.items()}
     return bind_ingress(args, engines, hub)
 
@@ -58,6 +58,7 @@ def bind_engines(
         wire=WireTimings(heartbeat_s=args.health.heartbeat_s),
         wire_ports=args.wire.ports,
         beat_directory=args.health.beat_directory,
+        mirror_to_ray=args.metrics.ray,
         warm_up=WarmUpLimits(warm_up.max_seconds, warm_up.max_kv_share, warm_up.ask_timeout_s),
     )
     options = _options(args, model.engines, model.gpus_per_engine)

@@ -15,7 +15,8 @@ from deployments.api.report import Listener
 from deployments.api.service import ApiService
 from deployments.cluster import Cluster
 from deployments.config import AppArgs
-from deployments.metrics_hub import MetricsPusher, read_page
+from deployments.metrics_hub import MetricsPusher
+from deployments.metrics_keeper import MetricsKeeper
 from deployments.model_link import ModelLink
 from deployments.request_log import RequestLog
 from deployments.serve_control import ServeControl
@@ -33,7 +34,7 @@ class Ingress:
     def __init__(self, args: AppArgs, engines: dict[str, Any], hub: Any) -> None:
         """`engines` are handles by model name."""
         args = with_access_file(args)
-        self._args, self._hub = args, hub
+        self._args = args
         context = serve.get_replica_context()
         self._name = name = context.replica_id.unique_id
         log_through_serve()
@@ -51,10 +52,15 @@ class Ingress:
         self._poster = WarmUpPoster(
             hub, name, lambda: [link.post() for link in self._links], args.warm_up.tell_period_s
         )
-        self._pushers = [MetricsPusher(hub, process, snapshot) for process, snapshot in snapshots.items()]
+        self._keeper = MetricsKeeper(hub, name)
+        self._pushers = [
+            MetricsPusher(hub, process, snapshot, mirror_to_ray=args.metrics.ray)
+            for process, snapshot in snapshots.items()
+        ]
 
     async def __serve_build_asgi_app__(self) -> Any:
         """Called by Serve once in the replica, on the event loop that will serve requests."""
+        self._keeper.start()
         await asyncio.gather(*(link.start() for link in self._links))
         for pusher in self._pushers:
             pusher.start()
@@ -66,7 +72,7 @@ class Ingress:
         models = [link.served(keys) for link in self._links]
         return ApiService(
             models={served.card.id: served for served in models},
-            metrics_text=lambda: read_page(self._hub),
+            metrics_text=self._keeper.read_page,
             limits=args.limits,
             access=Access(
                 keys,
@@ -98,6 +104,7 @@ class Ingress:
 
     async def __del__(self) -> None:
         self._poster.stop()
+        self._keeper.stop()
         for pusher in self._pushers:
             pusher.stop()
         for link in self._links:

@@ -6,32 +6,74 @@ It is also where ingresses tell which prefixes are worth most, and where new rep
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
 
+from deployments.client import Unavailable
+from deployments.metrics_server import MetricsServer, listen
+from deployments.settings import MetricsSettings
 from deployments.warm_up import Post, WarmUpBoard
-from monitoring.hub import CONTENT_TYPE, Hub
+from monitoring.checkpoint import Kept, Stamp
+from monitoring.gateway import gateway_gauges
+from monitoring.hub import Hub, NotReady
+from monitoring.page import CONTENT_TYPE
 from router.hot_prefixes import HotPrefix
 
 PUSH_PERIOD_S = 1.0
+NOT_READY = "The metrics hub is new and still asks what was counted before it; try again in a few seconds."
+Page = tuple[bytes, str, Kept | None]
+"""Its text, its content type, and what it was made of."""
 
 
 class MetricsHub:
     """One replica holds the numbers of the whole application."""
 
-    def __init__(self) -> None:
-        self._hub = Hub()
+    def __init__(self, num_ingresses: int = 0, settings: MetricsSettings | None = None) -> None:
+        """The ingresses keep what a hub needs that comes after this one: see `deployments/metrics_keeper.py`.
+
+        Raises MetricsPortError when the settings name a port that cannot be had.
+        """
+        settings = settings or MetricsSettings()
+        mirrors = (gateway_gauges,) if settings.inference_gateway else ()
+        self._hub = Hub(
+            num_keepers=num_ingresses, born=time.monotonic(), generation=time.time_ns(), mirrors=mirrors
+        )
         self._board = WarmUpBoard()
+        self._server: MetricsServer | None = None
+        if settings.port is not None:
+            self._server = MetricsServer(listen(settings.host, settings.port), self._read_page)
+
+    async def record_replica_metadata(self) -> dict[str, str]:
+        """Serve calls this once, after the constructor, on the event loop."""
+        if self._server is not None:
+            self._server.start()
+        return {}
 
     async def push(self, process: str, snapshot: bytes) -> None:
         """Take a process's snapshot."""
         self._hub.push(process, snapshot, time.monotonic())
 
-    async def render(self) -> tuple[bytes, str]:
-        """The page and its content type."""
-        return self._hub.render(time.monotonic()), CONTENT_TYPE
+    async def render(self) -> Page | None:
+        """The page; None while this hub is new and does not know yet what was counted before it."""
+        try:
+            return self._hub.render(time.monotonic()), CONTENT_TYPE, self._hub.checkpoint
+        except NotReady:
+            return None
+
+    async def _read_page(self) -> tuple[bytes, str]:
+        page = await self.render()
+        if page is None:
+            raise Unavailable(NOT_READY)
+        return page[:2]
+
+    async def keep(self, keeper: str, held: Stamp | None) -> tuple[bool, Kept | None]:
+        """An ingress says what it holds: whether to `restore` it here, and what to hold in its place."""
+        return self._hub.keep(keeper, held, time.monotonic())
+
+    async def restore(self, keeper: str, checkpoint: bytes) -> None:
+        """Take what an ingress holds."""
+        self._hub.restore(keeper, checkpoint, time.monotonic())
 
     async def post_prefixes(self, ingress: str, post: Post) -> None:
         """Take what an ingress knows of a model's prompts."""
@@ -45,8 +87,16 @@ class MetricsHub:
 class MetricsPusher:
     """Pushes one process's numbers once a second. A hub that is away costs nothing but fresh numbers."""
 
-    def __init__(self, hub: Any, process: str, snapshot: Callable[[], bytes]) -> None:
+    def __init__(
+        self, hub: Any, process: str, snapshot: Callable[[], bytes], *, mirror_to_ray: bool = False
+    ) -> None:
+        """With `mirror_to_ray` they go to Ray's own metrics as well."""
         self._hub, self._process, self._snapshot = hub, process, snapshot
+        self._mirror: Callable[[bytes], None] | None = None
+        if mirror_to_ray:
+            from monitoring.ray_mirror import RayMirror  # only here: everything else in this file runs without Ray
+
+            self._mirror = RayMirror().report
         self.num_failed = 0
         """Pushes that did not arrive."""
         self._task: asyncio.Task[None] | None = None
@@ -64,17 +114,11 @@ class MetricsPusher:
     async def _push_forever(self) -> None:
         while True:
             try:
+                snapshot = self._snapshot()
+                if self._mirror is not None:
+                    self._mirror(snapshot)
                 async with asyncio.timeout(5 * PUSH_PERIOD_S):
-                    await self._hub.push.remote(self._process, self._snapshot())
+                    await self._hub.push.remote(self._process, snapshot)
             except Exception:
                 self.num_failed += 1
             await asyncio.sleep(PUSH_PERIOD_S)
-
-
-async def read_page(hub: Any, timeout_s: float = 5.0) -> tuple[bytes, str]:
-    """The hub's page; an empty one that says why when the hub does not answer."""
-    with contextlib.suppress(Exception):
-        async with asyncio.timeout(timeout_s):
-            body, content_type = await hub.render.remote()
-            return body, content_type
-    return b"# the metrics hub does not answer\n", CONTENT_TYPE

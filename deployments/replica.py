@@ -46,6 +46,8 @@ class ReplicaSettings:
 
     stall_timeout_s: float = 60.0
     """Seconds without a finished step, while there is work, until `check_health` fails."""
+    mirror_to_ray: bool = False
+    """Whether its metrics go to Ray's own as well."""
     wire: WireTimings = field(default_factory=WireTimings)
     """Periods of the wire."""
     wire_ports: tuple[int, int] | None = None
@@ -109,7 +111,11 @@ class EngineReplica:
         )
         self._beat = Beat(settings.beat_directory, self.replica)
         self._hub = hub
-        self._pusher = MetricsPusher(hub, self.replica, lambda: self._snapshot(metrics)) if hub else None
+        self._pusher: MetricsPusher | None = None
+        if hub is not None:
+            self._pusher = MetricsPusher(
+                hub, self.replica, lambda: self._snapshot(metrics), mirror_to_ray=settings.mirror_to_ray
+            )
         if hub is None:
             self._loop.start(self._on_events, self._on_step)
 

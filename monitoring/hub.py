@@ -5,56 +5,53 @@ process ──snapshot, once a second──▶ Hub.push ──▶ { process: lat
                                      Hub.render ◀── one page, whichever ingress is asked
 
 Totals never run backwards: what a process has counted stays in the sum when it restarts (a new epoch under the
-same label) and when it is gone. A replica that is gone for good gives up its label: its totals move to
-replica="gone", so labels do not pile up as replicas come and go.
+same label), when it is gone, and when the hub itself is replaced (`monitoring.checkpoint`). A replica that is gone
+for good gives up its label: its totals move to replica="gone", so labels do not pile up as replicas come and go.
 """
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
-import msgspec
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
-
-from monitoring.metrics import (
-    BY_NAME,
-    METRICS,
-    PREFIX,
-    SNAPSHOT_VERSION,
-    Histogram,
-    Key,
-    Metric,
-    Metrics,
-    Snapshot,
-)
+from monitoring.checkpoint import VERSION, Checkpoint, Handover, Kept, KeptProcess, Stamp, decode, encode
+from monitoring.metrics import BY_NAME, Key, Metrics, Snapshot
+from monitoring.page import Mirror, render_page
+from monitoring.snapshots import read_snapshot
 from monitoring.totals import Owner, Totals
 
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 GAUGE_TTL_S = 10.0
 """A process silent for longer shows no gauges: nobody knows whether they still hold."""
 GONE_AFTER_S = 600.0
 """A process silent for longer is taken for gone."""
+PATIENCE_S = 10.0
+"""Longest that a new hub waits for word of those who may know what the old one had counted."""
 MAX_SNAPSHOT_BYTES = 1 << 20
-MAX_REMEMBERED = 1024
+MAX_REMEMBERED = 64
 """Processes taken for gone whose last numbers are kept, in case they come back."""
 
-Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+
+class NotReady(Exception):
+    """The hub is new, and has not heard yet of all who know what was counted before it."""
 
 
 @dataclass(slots=True)
-class _Process:
+class _Report:
+    """What a process told last."""
+
     snapshot: Snapshot
-    seen: float
+    data: bytes
+    """The snapshot as it came."""
+    seen: float | None
+    """When; None: it told another hub."""
 
     @property
     def owner(self) -> Owner:
         return (self.snapshot.model_name, self.snapshot.replica)
+
+    def is_recent(self, now: float, ttl: float) -> bool:
+        return self.seen is not None and now - self.seen <= ttl
 
 
 class Hub:
@@ -63,134 +60,163 @@ class Hub:
     Belongs to one thread.
     """
 
-    def __init__(self, gauge_ttl: float = GAUGE_TTL_S, gone_after: float = GONE_AFTER_S) -> None:
-        self._gauge_ttl = gauge_ttl
-        self._gone_after = gone_after
-        self._processes: dict[str, _Process] = {}
+    def __init__(
+        self,
+        gauge_ttl: float = GAUGE_TTL_S,
+        gone_after: float = GONE_AFTER_S,
+        *,
+        num_keepers: int = 0,
+        patience: float = PATIENCE_S,
+        born: float = 0.0,
+        generation: int = 1,
+        mirrors: Sequence[Mirror] = (),
+    ) -> None:
+        """`num_keepers` processes keep checkpoints. `generation` is larger than that of any hub before.
+
+        `born` is now, on the clock of all other times.
+        """
+        self._gauge_ttl, self._gone_after, self._born = gauge_ttl, gone_after, born
+        self._mirrors = mirrors
+        self._keeps = num_keepers > 0
+        self._handover = Handover(num_keepers, patience, born) if self._keeps else None
+        self._early: dict[tuple[str, str], _Report] = {}  # (process, epoch); while the handover lasts
+        self._processes: dict[str, _Report] = {}
         self._ended = Totals()
-        self._gone: OrderedDict[str, Snapshot] = OrderedDict()
+        self._gone: OrderedDict[str, _Report] = OrderedDict()
         self._own = Metrics("", "hub", "hub")
-        self._decoder = msgspec.msgpack.Decoder(Snapshot)
+        self._stamp: Stamp = (generation, 0)
+        self._checkpoint: Kept | None = None  # of the last page
+
+    # --- what processes tell -------------------------------------------------------------------------------
 
     def push(self, process: str, snapshot: bytes, now: float) -> bool:
         """Take a process's `Metrics.snapshot()`. False when it could not be used; that is counted."""
         if len(snapshot) > MAX_SNAPSHOT_BYTES:
             return self._drop("too_large")
         try:
-            news = self._decoder.decode(snapshot)
-            _check(news)
-        except (msgspec.MsgspecError, ValueError):
+            report = _Report(read_snapshot(snapshot), snapshot, now)
+        except ValueError:
             return self._drop("malformed")
-        known = self._processes.get(process)
-        if known is not None and known.snapshot.epoch == news.epoch:
-            if news.sequence <= known.snapshot.sequence:
-                return self._drop("out_of_order")
-        elif known is not None:
-            self._ended.add(known.owner, known.snapshot)
-        elif (before := self._gone.pop(process, None)) is not None and before.epoch == news.epoch:
-            # It was not gone after all, and its totals, already moved to "gone", come with it again.
-            self._ended.add((news.model_name, news.replica), before, sign=-1)
-        self._processes[process] = _Process(news, now)
+        if self._is_ready(now):
+            return self._take(process, report)
+        key = (process, report.snapshot.epoch)
+        before = self._early.get(key)
+        if before is not None and report.snapshot.sequence <= before.snapshot.sequence:
+            return self._drop("out_of_order")
+        self._early[key] = report
         return True
 
-    def render(self, now: float) -> bytes:
-        """All metrics in Prometheus' text format, version 0.0.4 (`CONTENT_TYPE`)."""
-        self._retire(now)
-        totals = self._ended.copy()
-        gauges: dict[str, dict[Key, float]] = {}
-        recent: set[str] = set()  # a process that serves several models sends a snapshot for each
-        # Oldest first: where two processes have the same label, the one heard last has the say over gauges.
-        for process in sorted(self._processes.values(), key=lambda process: process.seen):
-            totals.add(process.owner, process.snapshot)
-            if now - process.seen <= self._gauge_ttl:
-                recent.add(process.snapshot.replica)
-                _set_gauges(gauges, process.owner, process.snapshot)
-        self._own.set("metrics_processes", len(recent))
-        own = self._decoder.decode(self._own.snapshot())
-        totals.add(("", "hub"), own)
-        _set_gauges(gauges, ("", "hub"), own)
-        registry = CollectorRegistry()
-        registry.register(_Page([_family(metric, totals, gauges.get(metric.name, {})) for metric in METRICS]))
-        return generate_latest(registry)
+    def _take(self, process: str, report: _Report) -> bool:
+        news, known, gone = report.snapshot, self._processes.get(process), self._gone.get(process)
+        before = known or gone
+        if before is not None and news.moment <= before.snapshot.moment:
+            return self._drop("out_of_order")
+        if known is not None and known.snapshot.epoch != news.epoch:
+            self._ended.add(known.owner, known.snapshot)
+        if gone is not None and gone.snapshot.epoch == news.epoch:
+            # It was not gone after all, and its totals, already moved to "gone", come with it again.
+            self._ended.add(report.owner, gone.snapshot, sign=-1)
+        self._gone.pop(process, None)
+        self._processes[process] = report
+        return True
 
     def _drop(self, reason: str) -> bool:
         self._own.inc("metrics_snapshots_dropped_total", reason=reason)
         return False
 
+    # --- the page ------------------------------------------------------------------------------------------
+
+    def render(self, now: float) -> bytes:
+        """All metrics in Prometheus' text format. Raises NotReady."""
+        if not self._is_ready(now):
+            raise NotReady
+        self._retire(now)
+        totals = self._ended.copy()
+        gauges: dict[str, dict[Key, float]] = {}
+        recent: set[str] = set()  # a process that serves several models sends a snapshot for each
+        # Oldest first: where two processes have the same label, the one heard last has the say over gauges.
+        for report in sorted(self._processes.values(), key=lambda report: report.seen or 0.0):
+            totals.add(report.owner, report.snapshot)
+            if report.is_recent(now, self._gauge_ttl):
+                recent.add(report.snapshot.replica)
+                _set_gauges(gauges, report.owner, report.snapshot)
+        self._own.set("metrics_processes", len(recent))
+        own = self._own.snapshot()
+        totals.add(("", "hub"), read_snapshot(own))
+        _set_gauges(gauges, ("", "hub"), read_snapshot(own))
+        if self._keeps:
+            self._checkpoint = self._make_checkpoint(own, now)
+        return render_page(totals, gauges, self._mirrors)
+
     def _retire(self, now: float) -> None:
         """Move what processes counted that are gone for good to replica="gone"."""
-        gone = [name for name, process in self._processes.items() if now - process.seen > self._gone_after]
-        for name in gone:
-            process = self._processes.pop(name)
-            self._ended.add(process.owner, process.snapshot)
-            self._gone[name] = process.snapshot
+        for name, report in list(self._processes.items()):
+            if now - (self._born if report.seen is None else report.seen) > self._gone_after:
+                del self._processes[name]
+                self._ended.add(report.owner, report.snapshot)
+                self._gone[name] = report
         while len(self._gone) > MAX_REMEMBERED:
             self._gone.popitem(last=False)
-        if gone:
-            self._ended.retire({process.owner for process in self._processes.values()})
+        self._ended.retire({("", "hub"), *(report.owner for report in self._processes.values())})
 
+    # --- the hub before and the hub after ------------------------------------------------------------------
 
-class _Page(Collector):
-    """Families already collected, in the form prometheus_client asks for."""
+    @property
+    def checkpoint(self) -> Kept | None:
+        """What the last page was made of; None before the first, and when nobody keeps it."""
+        return self._checkpoint
 
-    def __init__(self, families: list[Family]) -> None:
-        self._families = families
+    def keep(self, keeper: str, held: Stamp | None, now: float) -> tuple[bool, Kept | None]:
+        """A keeper says, once a second, which checkpoint it holds.
 
-    def collect(self) -> list[Family]:
-        return self._families
+        Returns whether it should `restore` it here, and a newer one to hold in its place, if there is one.
+        """
+        if not self._is_ready(now):
+            assert self._handover is not None
+            return self._handover.wants(keeper, held), None
+        return False, self._checkpoint if held is None or held < self._stamp else None
+
+    def restore(self, keeper: str, checkpoint: bytes, now: float) -> None:
+        """Take what a keeper holds. Too late, or not usable, it is passed over."""
+        if self._is_ready(now):
+            return
+        assert self._handover is not None
+        try:
+            self._handover.offer(keeper, decode(checkpoint))
+        except ValueError:
+            self._handover.wants(keeper, None)
+            self._drop("malformed")
+
+    def _is_ready(self, now: float) -> bool:
+        if self._handover is not None and self._handover.is_over({name for name, _ in self._early}, now):
+            best, self._handover = self._handover.best, None
+            if best is not None:
+                self._go_on_from(best)
+            for (process, _), report in self._early.items():
+                self._take(process, report)
+            self._early.clear()
+        return self._handover is None
+
+    def _go_on_from(self, checkpoint: Checkpoint) -> None:
+        self._stamp = (max(self._stamp[0], checkpoint.stamp[0] + 1), 0)
+        self._ended = Totals.of(checkpoint.ended)
+        self._ended.add(("", "hub"), read_snapshot(checkpoint.own))
+        for name, kept in checkpoint.processes.items():
+            self._processes[name] = _Report(read_snapshot(kept.snapshot), kept.snapshot, None)
+        for name, data in checkpoint.gone.items():
+            self._gone[name] = _Report(read_snapshot(data), data, None)
+
+    def _make_checkpoint(self, own: bytes, now: float) -> Kept:
+        self._stamp = (self._stamp[0], self._stamp[1] + 1)
+        kept = {
+            name: KeptProcess(report.data, report.is_recent(now, self._gauge_ttl))
+            for name, report in self._processes.items()
+        }
+        gone = {name: report.data for name, report in self._gone.items()}
+        return self._stamp, encode(Checkpoint(VERSION, self._stamp, self._ended.state(), kept, gone, own))
 
 
 def _set_gauges(gauges: dict[str, dict[Key, float]], owner: Owner, snapshot: Snapshot) -> None:
     for name, series in snapshot.values.items():
         if name in BY_NAME and BY_NAME[name].kind == "gauge":
             gauges.setdefault(name, {}).update({(*owner, *key): value for key, value in series})
-
-
-def _family(metric: Metric, totals: Totals, gauges: dict[Key, float]) -> Family:
-    name, labels = PREFIX + metric.name, ["model_name", "replica", *metric.labels]
-    if metric.kind == "gauge":
-        gauge = GaugeMetricFamily(name, metric.help, labels=labels)
-        for key in sorted(gauges):
-            gauge.add_metric(key, gauges[key])
-        return gauge
-    if metric.kind == "counter":
-        counter = CounterMetricFamily(name, metric.help, labels=labels)
-        for key, value in sorted(totals.counters(metric.name).items()):
-            counter.add_metric(key, value)
-        return counter
-    histogram = HistogramMetricFamily(name, metric.help, labels=["model_name", *metric.labels])
-    bounds = [*map(floatToGoString, metric.buckets), "+Inf"]
-    for key, merged in sorted(totals.histograms(metric.name).items()):
-        buckets = list(zip(bounds, accumulate(merged.counts), strict=True))
-        histogram.add_metric(key, buckets, merged.sum)
-    return histogram
-
-
-def _check(snapshot: Snapshot) -> None:
-    """Raise ValueError when a snapshot does not fit the table. Metrics of a newer version are passed over."""
-    if snapshot.version != SNAPSHOT_VERSION:
-        raise ValueError(f"snapshot version {snapshot.version}, expected {SNAPSHOT_VERSION}")
-    for name, series in snapshot.values.items():
-        for key, value in series:
-            _check_value(BY_NAME.get(name), key, value)
-    for name, observed in snapshot.histograms.items():
-        for key, histogram in observed:
-            _check_histogram(BY_NAME.get(name), key, histogram)
-
-
-def _check_value(metric: Metric | None, key: Key, value: float) -> None:
-    if metric is None:
-        return
-    if metric.kind == "histogram" or len(key) != len(metric.labels):
-        raise ValueError(f"{metric.name} does not fit its definition")
-    if not math.isfinite(value) or (metric.kind == "counter" and value < 0):
-        raise ValueError(f"{metric.name} is {value}")
-
-
-def _check_histogram(metric: Metric | None, key: Key, histogram: Histogram) -> None:
-    if metric is None:
-        return
-    if len(key) != len(metric.labels) or len(histogram.counts) != len(metric.buckets) + 1:
-        raise ValueError(f"{metric.name} does not fit its definition")
-    if min(histogram.counts) < 0 or not math.isfinite(histogram.sum):
-        raise ValueError(f"{metric.name} has a negative count or an unbounded sum")

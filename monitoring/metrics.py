@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import uuid
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -231,7 +232,7 @@ class Snapshot(msgspec.Struct):
 
     version: int
     epoch: str
-    """Drawn anew by every process: its counters begin at 0 with it."""
+    """New with every start of a process: its counters begin at 0 with it. Later ones sort behind earlier ones."""
     sequence: int
     """Grows with every snapshot of an epoch."""
     model_name: str
@@ -239,6 +240,11 @@ class Snapshot(msgspec.Struct):
     values: dict[str, list[tuple[Key, float]]]
     """Counters and gauges by name: (label values, value)."""
     histograms: dict[str, list[tuple[Key, Histogram]]]
+
+    @property
+    def moment(self) -> tuple[str, int]:
+        """Orders the snapshots of one process, whatever their way."""
+        return self.epoch, self.sequence
 
 
 class Metrics:
@@ -252,7 +258,7 @@ class Metrics:
         """`part` says which metrics show from the start, at 0; None takes all."""
         self.model_name = model_name
         self.replica = replica
-        self._epoch = uuid.uuid4().hex
+        self._epoch = f"{time.time_ns():020}-{uuid.uuid4().hex}"
         self._sequence = 0
         self._lock = threading.Lock()
         self._values: dict[str, dict[Key, float]] = {}

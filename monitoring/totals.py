@@ -1,28 +1,60 @@
-"""Sums of what processes counted: counters by replica, histograms over all replicas."""
+"""Sums of what processes counted: counters by replica, histograms over all replicas.
+
+Prometheus takes the smallest decrease for a restart, and a sum of floats may come out a little smaller in another
+order. So all values are whole multiples of 2^-30: sums are exact, whatever their order, and what was added can be
+taken away again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import msgspec
 
 from monitoring.metrics import BY_NAME, Histogram, Key, Snapshot
 
 Owner = tuple[str, str]
 """Model name and replica: the labels of whoever counted."""
 GONE = "gone"
+_UNIT = 2**30
+"""Parts of 1: nanoseconds, where it is seconds. A power of two, so that whole numbers stay what they are."""
+
+
+@dataclass(slots=True)
+class Merged:
+    """A histogram summed over processes."""
+
+    counts: list[int]
+    """By bucket, not cumulative."""
+    parts: int
+    """The sum of the observations, in parts of 1."""
+
+    @property
+    def sum(self) -> float:
+        """The sum of the observations."""
+        return self.parts / _UNIT
+
+
+class TotalsState(msgspec.Struct):
+    """Totals as they travel. Large whole numbers are strings: msgpack's end at 64 bits."""
+
+    counters: dict[str, list[tuple[Key, str]]]
+    histograms: dict[str, list[tuple[Key, list[int], str]]]
 
 
 class Totals:
     """Counters and histograms by name and labels; snapshots are added to it, or taken away again."""
 
     def __init__(self) -> None:
-        self._counters: dict[str, dict[Key, float]] = {}
-        self._histograms: dict[str, dict[Key, Histogram]] = {}
+        self._counters: dict[str, dict[Key, int]] = {}
+        self._histograms: dict[str, dict[Key, Merged]] = {}
 
     def counters(self, name: str) -> Mapping[Key, float]:
         """A counter's values by (model name, replica, its own labels)."""
-        return self._counters.get(name, {})
+        return {key: parts / _UNIT for key, parts in self._counters.get(name, {}).items()}
 
-    def histograms(self, name: str) -> Mapping[Key, Histogram]:
+    def histograms(self, name: str) -> Mapping[Key, Merged]:
         """A histogram's values by (model name, its own labels)."""
         return self._histograms.get(name, {})
 
@@ -33,7 +65,7 @@ class Totals:
                 counter = self._counters.setdefault(name, {})
                 for key, value in values:
                     series = (*owner, *key)
-                    counter[series] = counter.get(series, 0.0) + sign * value
+                    counter[series] = counter.get(series, 0) + sign * int(value * _UNIT)
         for name, observed in snapshot.histograms.items():
             if name in BY_NAME and BY_NAME[name].kind == "histogram":
                 for key, histogram in observed:
@@ -44,19 +76,53 @@ class Totals:
         for counter in self._counters.values():
             for key in [key for key in counter if key[:2] not in live and key[1] != GONE]:
                 heir = (key[0], GONE, *key[2:])
-                counter[heir] = counter.get(heir, 0.0) + counter.pop(key)
+                counter[heir] = counter.get(heir, 0) + counter.pop(key)
 
     def copy(self) -> Totals:
         """An independent copy."""
         twin = Totals()
         twin._counters = {name: dict(counter) for name, counter in self._counters.items()}
-        for name, histograms in self._histograms.items():
-            for key, histogram in histograms.items():
-                twin._merge(name, key, histogram, 1)
+        twin._histograms = {
+            name: {key: Merged(list(merged.counts), merged.parts) for key, merged in histograms.items()}
+            for name, histograms in self._histograms.items()
+        }
         return twin
+
+    def state(self) -> TotalsState:
+        """All of it, to travel."""
+        return TotalsState(
+            {name: [(k, str(v)) for k, v in counter.items()] for name, counter in self._counters.items()},
+            {
+                name: [(key, merged.counts, str(merged.parts)) for key, merged in histograms.items()]
+                for name, histograms in self._histograms.items()
+            },
+        )
+
+    @classmethod
+    def of(cls, state: TotalsState) -> Totals:
+        """What `state()` gave. What does not fit the table, because another version wrote it, is left out."""
+        totals = cls()
+        for name, values in state.counters.items():
+            metric = BY_NAME.get(name)
+            if metric is not None and metric.kind == "counter":
+                fitting = {key: int(parts) for key, parts in values if len(key) == len(metric.labels) + 2}
+                totals._counters[name] = fitting
+        for name, observed in state.histograms.items():
+            metric = BY_NAME.get(name)
+            if metric is not None and metric.kind == "histogram":
+                sizes = len(metric.labels) + 1, len(metric.buckets) + 1
+                totals._histograms[name] = {
+                    key: Merged(counts, int(parts))
+                    for key, counts, parts in observed
+                    if (len(key), len(counts)) == sizes
+                }
+        return totals
 
     def _merge(self, name: str, key: Key, histogram: Histogram, sign: int) -> None:
         histograms = self._histograms.setdefault(name, {})
-        mine = histograms.get(key) or Histogram([0] * len(histogram.counts))
-        counts = [a + sign * b for a, b in zip(mine.counts, histogram.counts, strict=True)]
-        histograms[key] = Histogram(counts, mine.sum + sign * histogram.sum)
+        parts = int(histogram.sum * _UNIT)
+        mine = histograms.get(key)
+        if mine is None:
+            mine = histograms[key] = Merged([0] * len(histogram.counts), 0)
+        mine.counts = [a + sign * b for a, b in zip(mine.counts, histogram.counts, strict=True)]
+        mine.parts += sign * parts

@@ -37,6 +37,7 @@ from deployments.api.routing import add_router_routes
 from deployments.api.sampling import in_vocabulary
 from deployments.api.service import ApiService, ServedModel
 from deployments.api.transport import Envelope, error_response, json_response, request_id, until_disconnect
+from deployments.client import Unavailable
 from deployments.rate_limits import RateLimited
 
 _Planner = Callable[[], Awaitable[Plan]]
@@ -128,7 +129,10 @@ class _Routes:
 
     async def metrics(self) -> Response:
         """Prometheus metrics of the whole application."""
-        text, content_type = await self._service.metrics_text()
+        try:
+            text, content_type = await self._service.metrics_text()
+        except Unavailable as error:
+            return Response(f"{error}\n", 503, {"retry-after": "2"}, "text/plain")
         return Response(text, headers={"content-type": content_type})
 
     def _recorder(self, request: Request, endpoint: Endpoint) -> Recorder:

@@ -51,7 +51,7 @@ class ApiService:
     models: Mapping[str, ServedModel]
     """By the name in requests (`card.id`); at least one."""
     metrics_text: Callable[[], Awaitable[tuple[bytes, str]]]
-    """The body and content type of /metrics."""
+    """The body and content type of /metrics. Raises `Unavailable` when there are none to show."""
     limits: Limits = field(default_factory=Limits)
     metrics: Metrics | None = None
     """Where requests are counted that name no model served here; None counts nothing."""

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from monitoring.hub import CONTENT_TYPE, MAX_SNAPSHOT_BYTES, Hub
+from monitoring.hub import MAX_SNAPSHOT_BYTES, Hub
 from monitoring.metrics import METRICS, PREFIX, Metrics, Snapshot
+from monitoring.page import CONTENT_TYPE
 
 Page = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
