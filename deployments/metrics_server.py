@@ -39,8 +39,8 @@ def listen(host: str, port: int) -> socket.socket:
         reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
         raise MetricsPortError(
             f"cannot serve metrics on {host}:{port} ({reason}): set metrics.port to a free port and metrics.host "
-            "to an address of the node that the metrics hub runs on, or leave metrics.port out: /metrics is on the "
-            "HTTP port in any case"
+            "to an address of the node that the metrics hub runs on, or leave metrics.port out: /metrics is on "
+            "the HTTP port in any case"
         ) from None
     return listener
 
