@@ -32,6 +32,8 @@ def build(args: AppArgs) -> Application:
         MetricsHub,
         name="MetricsHub",
         num_replicas=1,
+        health_check_period_s=args.health.check_period_s,
+        health_check_timeout_s=args.health.check_timeout_s,
         max_ongoing_requests=1000,
         ray_actor_options={"num_cpus": 0},
         logging_config={"enable_access_log": False} | (serve_logging(args.logging) or {}),

@@ -2,8 +2,8 @@
 
 counter      what it grew by since the last report
 gauge        its value, every time: Ray forgets a gauge that is not set again within half a minute
-histogram    its sum and its count, as two counters *_sum and *_count: a mean, but no quantiles. Ray wants each
-             observation by itself, of which a busy engine has thousands a second
+histogram    its sum and its count, as two counters *_sum_total and *_count_total: a mean, but no quantiles. Ray
+             wants each observation by itself, of which a busy engine has thousands a second
 
 Every series bears model_name and replica, and Ray's own labels.
 """

@@ -25,7 +25,7 @@ from rich.markup import escape
 from rich.panel import Panel
 
 from deployments.cli.errors import UserError, one_line
-from deployments.cli.serve_config import Overrides, check_port, load, models
+from deployments.cli.serve_config import Overrides, check_metrics_ports, check_port, load, models
 
 POLL_S = 0.2
 _READY = ("healthy", "unloaded")
@@ -81,6 +81,7 @@ def run(
     cluster = os.environ.get("RAY_ADDRESS")
     if cluster is None:
         check_port(http["host"], int(http["port"]))
+        check_metrics_ports(config)
         _check_models(models(config), console)
     signals = Signals()
     started = time.monotonic()

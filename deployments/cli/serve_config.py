@@ -84,6 +84,21 @@ def check_port(host: str, port: int) -> None:
         ) from None
 
 
+def check_metrics_ports(config: dict[str, Any]) -> None:
+    """The same for the ports on which the applications' hubs are to serve metrics by themselves."""
+    from deployments.config import AppArgs
+    from deployments.metrics_server import MetricsPortError, listen
+
+    for app in config["applications"]:
+        if app.get("import_path") == IMPORT_PATH:
+            metrics = AppArgs.model_validate(app["args"]).metrics
+            try:
+                if metrics.port is not None:
+                    listen(metrics.host, metrics.port).close()
+            except MetricsPortError as error:
+                raise UserError(str(error)) from None
+
+
 def _read(path: Path) -> dict[str, Any]:
     import yaml
 
