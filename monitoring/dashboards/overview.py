@@ -95,10 +95,14 @@ _LEVELS = Row(
         ),
         Panel(
             "Time between tokens",
-            f"Between one token of a request and the next; the line is the target of {ITL_S:g} s. When it rises, "
-            "look at step time and batch size on the Engine dashboard.",
+            "Between one token and the next, and on average over a request, which is what the target of "
+            f"{ITL_S:g} s (the line) is for. When it rises, look at step time and batch size on the Engine "
+            "dashboard.",
             Unit.SECONDS,
-            _quantiles("inter_token_latency_seconds"),
+            (
+                *_quantiles("inter_token_latency_seconds"),
+                Target(FLEET.quantile(0.95, "time_per_output_token_seconds"), "requests' means, p95"),
+            ),
             thresholds=limit(ITL_S),
         ),
         Panel(

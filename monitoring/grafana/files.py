@@ -60,6 +60,8 @@ def _alerting(rules: Path) -> str:
     group = rule_group(rules, datasource_uid=DATASOURCE_UID, folder_uid=FOLDER_UID)
     for rule in group["rules"]:
         del rule["folderUID"], rule["ruleGroup"]
+        # In files Grafana puts environment variables into labels, though not into annotations and queries.
+        rule["labels"] = {name: text.replace("$", "$$") for name, text in rule["labels"].items()}
     content = {
         "apiVersion": 1,
         "groups": [

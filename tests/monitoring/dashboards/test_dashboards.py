@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from deployments.settings import SloSettings
 from monitoring.dashboards import DASHBOARDS
 from monitoring.dashboards.common import OBJECTIVE
 from monitoring.dashboards.grafana_json import as_text, to_json
@@ -101,10 +102,10 @@ def test_a_line_that_does_not_fill_the_grid_is_refused() -> None:
 
 
 def test_panels_of_service_levels_show_their_targets() -> None:
-    by_title = {panel.title: panel for panel in DASHBOARDS[0].panels()}
-    assert [t.value for t in by_title["Time to first token"].thresholds] == [1.0]
-    assert [t.value for t in by_title["Time between tokens"].thresholds] == [0.1]
-    assert [t.value for t in by_title["Time to the last token"].thresholds] == [30.0]
+    by_title, targets = {panel.title: panel for panel in DASHBOARDS[0].panels()}, SloSettings()
+    assert [t.value for t in by_title["Time to first token"].thresholds] == [targets.ttft_s]
+    assert [t.value for t in by_title["Time between tokens"].thresholds] == [targets.itl_s]
+    assert [t.value for t in by_title["Time to the last token"].thresholds] == [targets.e2e_s]
     assert [t.value for t in by_title["Requests that met their target"].thresholds] == [OBJECTIVE]
 
 

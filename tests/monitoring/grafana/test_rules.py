@@ -129,3 +129,12 @@ def test_the_written_files_are_those_that_are_published(tmp_path: Path) -> None:
     (group,) = read["alerting"]["groups"]
     assert provider["folderUid"] == FOLDER_UID and provider["folder"] == group["folder"]
     assert [rule["title"] for rule in group["rules"]] == [rule["title"] for rule in converted()]
+
+
+def test_a_dollar_in_a_label_is_no_environment_variable_in_files(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yaml"
+    rule = {"alert": "A", "expr": "up == 0", "labels": {"where": "{{ $labels.job }}"}}
+    rules.write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": [rule]}]}))
+    *_, alerting = write(tmp_path / "out", rules)
+    (group,) = yaml.safe_load(alerting.read_text())["groups"]
+    assert group["rules"][0]["labels"] == {"where": "{{ $$labels.job }}"}
