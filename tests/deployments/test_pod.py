@@ -1,4 +1,4 @@
-"""What a pod's probes and its preStop hook answer."""
+"""What a pod's probes answer."""
 
 from __future__ import annotations
 
@@ -57,48 +57,6 @@ def test_a_mark_outlives_the_slowest_health_check_and_not_a_lost_replica() -> No
     health = AppArgs().health
     one = health.check_period_s + health.check_timeout_s
     assert one < pod.BEAT_AGE_S < 3 * one
-
-
-class Node:
-    """Two replicas that go one after the other once Ray was told."""
-
-    def __init__(self, leave: int) -> None:
-        self.told: list[int] = []
-        self._left, self._leave = ["ray::ServeReplica:a", "ray::ServeReplica:b"], leave
-
-    def tell(self, seconds: int) -> None:
-        self.told.append(seconds)
-
-    def serving(self) -> list[str]:
-        if self.told and len(self._left) > self._leave:
-            self._left.pop()
-        return list(self._left)
-
-
-def test_draining_tells_ray_and_waits_until_nothing_serves() -> None:
-    node = Node(leave=0)
-    assert pod.drain(60.0, node.tell, node.serving, settle_s=0, poll_s=0) == []
-    assert len(node.told) == 1 and 50 <= node.told[0] <= 60
-
-
-def test_draining_ends_with_its_time_and_says_what_is_left() -> None:
-    node = Node(leave=1)
-    assert pod.drain(0.05, node.tell, node.serving, settle_s=0, poll_s=0.01) == ["ray::ServeReplica:a"]
-
-
-def test_a_node_on_which_nothing_serves_is_drained_at_once() -> None:
-    def never(_: int) -> None:
-        raise AssertionError("Ray was asked")
-
-    assert pod.drain(60.0, never, list, settle_s=30) == []
-
-
-def test_serving_processes_are_found_by_their_titles(tmp_path: Path) -> None:
-    for pid, title in {"7": "ray::ServeReplica:raydix:Ingress", "8": "ray::ProxyActor", "9": "ray::IDLE"}.items():
-        (tmp_path / pid).mkdir()
-        (tmp_path / pid / "cmdline").write_bytes(title.encode() + b"\0\0")
-    (tmp_path / "10").mkdir()  # it ended meanwhile
-    assert pod.serving_here(tmp_path) == ["ray::ProxyActor", "ray::ServeReplica:raydix:Ingress"]
 
 
 def test_the_probe_says_why_and_loads_nothing_heavy() -> None:

@@ -6,7 +6,6 @@ import copy
 import re
 import tomllib
 from collections.abc import Iterator
-from itertools import pairwise
 
 from ray.autoscaler._private.kuberay.autoscaling_config import _get_ray_resources_from_group_spec
 from ray.serve.schema import ServeDeploySchema
@@ -19,64 +18,54 @@ from tests.k8s.manifests import ROOT, Doc, Manifests, Pod
 from tests.k8s.schema_checks import app_args
 from tests.k8s.wiring_checks import ray_pods
 
+DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 _SUFFIXES = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "m": 1e-3}
 
 
 @check
 def time_to_drain(manifests: Manifests) -> Iterator[str]:
-    """The longest stream < Serve's shutdown < the preStop hook < the pod's grace < the old cluster's delay."""
+    """The longest stream < Serve's shutdown < Ray's drain < the pod's grace < the old cluster's delay."""
     args, service = app_args(manifests), manifests.one("RayService")["spec"]
     drains = [
         replicas.drain_timeout_s for replicas in (args.ingresses, *(m.engines for m in args.served.values()))
     ]
     for pod in manifests.workers:
-        hook = _command(pod, "drain")
-        if hook is None:
-            yield f"{pod.name}: no preStop hook that drains"
-            continue
-        times = {
-            "request_timeout_s": manifests.serve["http_options"]["request_timeout_s"],
-            "the shortest drain_timeout_s": min(drains),
-            "the longest drain_timeout_s": max(drains),
-            "the preStop hook's seconds": hook,
-            "terminationGracePeriodSeconds": pod.spec["terminationGracePeriodSeconds"],
-            "rayClusterDeletionDelaySeconds": service["rayClusterDeletionDelaySeconds"],
-        }
-        names = list(times)
-        for sooner, later in pairwise(names):
-            equal = "drain_timeout_s" in sooner and "drain_timeout_s" in later
-            if times[sooner] > times[later] or (times[sooner] == times[later] and not equal):
-                yield f"{pod.name}: {later} ({times[later]}) must be more than {sooner} ({times[sooner]})"
+        container = pod.spec["containers"][0]
+        hook = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        if hook < 5:
+            yield f"{pod.name}: no preStop hook that waits until the Service has forgotten the pod"
+        times = (
+            ("request_timeout_s", manifests.serve["http_options"]["request_timeout_s"], min(drains)),
+            ("drain_timeout_s", max(drains), _drain_seconds(container)),
+            (DRAIN, _drain_seconds(container) + hook, pod.spec["terminationGracePeriodSeconds"]),
+            (
+                "terminationGracePeriodSeconds",
+                pod.spec["terminationGracePeriodSeconds"],
+                service["rayClusterDeletionDelaySeconds"],
+            ),
+        )
+        for name, sooner, later in times:
+            if sooner >= later:
+                yield f"{pod.name}: {name} ({sooner} s) is not shorter than what must outlast it ({later} s)"
+
+
+def _drain_seconds(container: Doc) -> float:
+    """How long Ray drains on SIGTERM: its default is 30 s."""
+    environment = {entry["name"]: entry.get("value") for entry in container.get("env", [])}
+    return float(environment.get(DRAIN, 30))
 
 
 @check
 def probes(manifests: Manifests) -> Iterator[str]:
     """Each kind of worker asks its own question, and the marks are where the question is answered."""
     for pod in manifests.workers:
-        if _command(pod, "ready") != pod.name:
+        words = pod.spec["containers"][0].get("readinessProbe", {}).get("exec", {}).get("command", [])
+        if words != ["python", "-m", "deployments.pod", "ready", pod.name]:
             yield f"{pod.name}: its readiness probe does not ask `deployments.pod ready {pod.name}`"
+        else:
+            pod_commands.parse(words[3:])
     if app_args(manifests).health.beat_directory != pod_commands.BEATS:
         yield f"health.beat_directory is not {pod_commands.BEATS}, where `ready engine` looks"
-
-
-def _command(pod: Pod, command: str) -> str | float | None:
-    """What a worker's hook or probe asks of deployments.pod; None when it does not."""
-    (container,) = pod.spec["containers"]
-    hook = {"ready": ("readinessProbe",), "drain": ("lifecycle", "preStop")}[command]
-    found = container
-    for key in hook:
-        found = found.get(key, {})
-    words = found.get("exec", {}).get("command", [])
-    if words[:3] != ["python", "-m", "deployments.pod"]:
-        return None
-    try:
-        asked = pod_commands.parse(words[3:])
-    except SystemExit:
-        return None
-    if asked.command != command:
-        return None
-    answer: str | float = asked.part if command == "ready" else asked.seconds
-    return answer
 
 
 @check

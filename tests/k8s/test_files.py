@@ -8,10 +8,10 @@ import runpy
 
 import pytest
 import yaml
-from click.testing import CliRunner
-from ray.scripts.scripts import cli
+from ray._private import ray_constants
 
 from tests.k8s.manifests import ADDITIONS, DEPLOYMENTS, K8S, ROOT, build, kustomize_command
+from tests.k8s.operation_checks import DRAIN
 from tests.k8s.wiring_checks import described_secrets
 
 LARGEST_APPLIED = 256 * 1024
@@ -54,8 +54,6 @@ def test_no_secret_is_kept_here() -> None:
             assert not re.search(r"^kind: Secret$|hf_[A-Za-z0-9]{20}|secretGenerator", text, re.M), path
 
 
-def test_drain_uses_options_that_ray_has() -> None:
-    """`ray drain-node` is a hidden command: a new Ray may change it."""
-    ran = CliRunner().invoke(cli, ["drain-node", "--help"])
-    for option in ("--reason", "--reason-message", "--deadline-remaining-seconds", "DRAIN_NODE_REASON_PREEMPTION"):
-        assert option in re.sub(r"\s+", "", ran.output), ran.output
+def test_ray_still_drains_on_sigterm_as_long_as_it_is_told() -> None:
+    """The variable that pods set is read by Ray at its start; a new Ray may name it otherwise."""
+    assert hasattr(ray_constants, DRAIN)

@@ -240,7 +240,7 @@ MISTAKES = [
         "a grace period shorter than the drain",
         "time_to_drain",
         lambda m: pod(m, ENGINE).update(terminationGracePeriodSeconds=60),
-        says="terminationGracePeriodSeconds",
+        says="outlast it (60 s)",
     ),
     Mistake(
         "streams longer than the drain",
@@ -255,6 +255,9 @@ MISTAKES = [
         lambda m: spec(m, "RayService").update(rayClusterDeletionDelaySeconds=60),
     ),
     Mistake("no preStop hook", "time_to_drain", lambda m: container(m, INGRESS).pop("lifecycle"), says="preStop"),
+    Mistake(
+        "Ray's default drain", "time_to_drain", lambda m: container(m, ENGINE).pop("env"), says="drain_timeout_s"
+    ),
     Mistake("no readiness probe", "probes", lambda m: container(m, ENGINE).pop("readinessProbe")),
     Mistake(
         "another pod's probe",
