@@ -12,7 +12,7 @@ from markdown_it.token import Token
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 README = ROOT / "README.md"
-COMMAND_PAGES = (README, *DOCS, ROOT / "monitoring/RUNBOOK.md")
+COMMAND_PAGES = (README, *DOCS, ROOT / "monitoring/RUNBOOK.md", ROOT / "k8s/README.md")
 """Pages whose blocks are executed, validated or marked."""
 
 _PARSER = MarkdownIt("commonmark").enable("table")

@@ -47,8 +47,8 @@ def sources() -> str:
     )
 
 
-def problem(span: str) -> str | None:
-    """What is wrong with a name in a page; None when it exists, or is no name of ours."""
+def problem(span: str, directory: Path = ROOT) -> str | None:
+    """What is wrong with a name in a page of `directory`; None when it exists, or is no name of ours."""
     if span.partition("=")[0] in _OF_OTHERS | _OF_SERVE:
         return None
     if match := re.fullmatch(r"(raydix_\w+)(\{.*\})?", span):
@@ -65,7 +65,7 @@ def problem(span: str) -> str | None:
     if (match := _ENDPOINT.fullmatch(span)) and span not in _IN_CHAT:
         return None if is_answered(match[1], match[2]) else "no such endpoint"
     if "/" in span and Path(span).suffix in (".py", ".yaml", ".md", ".json") and _FILE.fullmatch(span):
-        return None if (ROOT / span).exists() else "no such file"
+        return None if (ROOT / span).exists() or (directory / span).exists() else "no such file"
     unknown = [name for name in _IDENTIFIER.findall(span) if not re.search(rf"\b{name}\b", sources())]
     return f"nothing here is called {unknown}" if unknown else None
 
@@ -86,13 +86,15 @@ def is_answered(method: str | None, path: str) -> bool:
     return any(p.fullmatch(path) for one in ([method] if method else known) for p in known.get(one, ()))
 
 
-@pytest.mark.parametrize("path", COMMAND_PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", COMMAND_PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_names_exist(path: Path) -> None:
     spans = read_page(path).spans
-    assert [f"{path.name}:{line}: {span}: {what}" for line, span in spans if (what := problem(span))] == []
+    assert [
+        f"{path.name}:{line}: {span}: {what}" for line, span in spans if (what := problem(span, path.parent))
+    ] == []
 
 
-@pytest.mark.parametrize("path", COMMAND_PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", COMMAND_PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_blocks_name_commands_metrics_and_files_that_exist(path: Path) -> None:
     """Whether the blocks are executed or not."""
     assert [f"{block}: {what}" for block in read_page(path).blocks for what in problems(block)] == []

@@ -47,7 +47,7 @@ def guarded(service: Service) -> Iterator[Service]:
     serve.delete("guarded")
 
 
-@pytest.mark.parametrize("path", COMMAND_PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", COMMAND_PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_commands_of_a_page_work(
     path: Path, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
