@@ -173,7 +173,7 @@ def sums(samples: Page) -> Counter[tuple[str, tuple[tuple[str, str], ...]]]:
     total: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
     for (name, labels), number in samples.items():
         if is_total(name):
-            total[name, tuple(label for label in labels if label[0] != "replica")] += round(number * 1e6)  # type: ignore[assignment]
+            total[name, tuple(label for label in labels if label[0] != "replica")] += round(number * 1e6)
     return total
 
 

@@ -27,7 +27,7 @@ def full(replica: str, part: str = "engine") -> Metrics:
         elif metric.kind == "counter":
             metrics.inc(metric.name, 3.5, **labels)
         else:
-            metrics.observe(metric.name, 0.3, **labels)
+            metrics.observe(metric.name, 0.3, 1, **labels)
     return metrics
 
 

@@ -16,8 +16,9 @@ from deployments.cli.top_source import Source, SourceError
 from deployments.cli.top_state import Watch
 from deployments.config import AppArgs
 from deployments.tenants import KeyRing
-from monitoring.hub import CONTENT_TYPE, Hub
+from monitoring.hub import Hub
 from monitoring.metrics import Metrics
+from monitoring.page import CONTENT_TYPE
 
 KEY = "the-admin-key-of-this-test"
 KEY_HASH = hashlib.sha256(KEY.encode()).hexdigest()
