@@ -6,6 +6,7 @@ It is also where ingresses tell which prefixes are worth most, and where new rep
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,8 @@ from monitoring.gateway import gateway_gauges
 from monitoring.hub import Hub, NotReady
 from monitoring.page import CONTENT_TYPE
 from router.hot_prefixes import HotPrefix
+
+logger = logging.getLogger("ray.serve")
 
 PUSH_PERIOD_S = 1.0
 NOT_READY = "The metrics hub is new and still asks what was counted before it; try again in a few seconds."
@@ -115,10 +118,18 @@ class MetricsPusher:
         while True:
             try:
                 snapshot = self._snapshot()
-                if self._mirror is not None:
-                    self._mirror(snapshot)
+                self._mirror_to_ray(snapshot)
                 async with asyncio.timeout(5 * PUSH_PERIOD_S):
                     await self._hub.push.remote(self._process, snapshot)
             except Exception:
                 self.num_failed += 1
             await asyncio.sleep(PUSH_PERIOD_S)
+
+    def _mirror_to_ray(self, snapshot: bytes) -> None:
+        if self._mirror is None:
+            return
+        try:
+            self._mirror(snapshot)
+        except Exception:  # it must not cost us our own page
+            logger.exception("Ray does not take metrics; from now on it gets none of this process")
+            self._mirror = None

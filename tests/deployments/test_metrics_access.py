@@ -152,3 +152,24 @@ def test_raydix_serve_says_so_before_it_starts_ray(taken_port: int, tmp_path: Pa
     config = load(path, Overrides(None, None, None, None))
     with pytest.raises(UserError, match=f"cannot serve metrics on 127.0.0.1:{taken_port} .*metrics.port"):
         check_metrics_ports(config)
+
+
+def test_a_mirror_that_breaks_does_not_keep_numbers_from_the_hub() -> None:
+    async def scenario() -> None:
+        handle, engine, asked = Handle(MetricsHub()), Metrics("demo", "r1", "engine"), 0
+
+        def broken(snapshot: bytes) -> None:
+            nonlocal asked
+            asked += 1
+            raise RuntimeError("Ray takes nothing")
+
+        engine.inc("generation_tokens_total", 5)
+        keeper, pusher = MetricsKeeper(handle, "i"), MetricsPusher(handle, "r1", engine.snapshot)
+        pusher._mirror = broken
+        pusher.start()
+        while tokens(await page_of(keeper)) < 5:
+            await asyncio.sleep(0.01)
+        pusher.stop()
+        assert asked == 1 and pusher.num_failed == 0
+
+    run(scenario())
