@@ -28,7 +28,7 @@ RUN pip install . -c constraints.txt
 
 FROM torch-cuda AS build-cuda
 COPY . .
-RUN pip install . -c constraints.txt
+RUN pip install '.[gpu]' -c constraints.txt
 
 FROM base AS runtime
 # A numeric user, so that Kubernetes can tell it is not root. All that is written goes to /tmp: the root file system
