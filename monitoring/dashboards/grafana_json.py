@@ -148,10 +148,11 @@ def _field(panel: Panel) -> Json:
     steps += [{"value": threshold.value, "color": threshold.color} for threshold in panel.thresholds]
     field: Json = {
         "unit": panel.unit.value,
-        "min": 0,
         "color": {"mode": "thresholds" if panel.kind == "stat" else "palette-classic"},
         "thresholds": {"mode": "absolute", "steps": steps},
     }
+    if not panel.soft_min:
+        field["min"] = 0
     if panel.max is not None:
         field["max"] = panel.max
     if panel.kind == "timeseries":
@@ -162,6 +163,7 @@ def _field(panel: Panel) -> Json:
             "showPoints": "never",
             "spanNulls": False,
             "stacking": {"mode": "normal" if panel.is_stacked else "none", "group": "A"},
+            "axisSoftMin": panel.soft_min,
             "thresholdsStyle": {"mode": "dashed" if panel.thresholds else "off"},
         }
     return field

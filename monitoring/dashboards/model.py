@@ -64,7 +64,9 @@ class Panel:
     thresholds: tuple[Threshold, ...] = ()
     """Ascending."""
     max: float | None = None
-    """End of the axis; it begins at 0."""
+    """End of the axis."""
+    soft_min: float = 0.0
+    """Its beginning, unless a value is smaller."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,7 @@ _LEVELS = Row(
             base="red",
             thresholds=(Threshold(OBJECTIVE, "green"),),
             max=1.0,
+            soft_min=0.9,
         ),
         Panel(
             "Error budget burn",
@@ -159,12 +160,12 @@ _THROUGHPUT = Row(
         ),
         Panel(
             "Prefix cache hit rate",
-            "Share of looked-up prompt tokens that a cache held. Preempted requests that are resumed find what "
-            "they had computed themselves, so they are apart and no part of the hit rate.",
+            "Share of looked-up prompt tokens that a cache held. Requests that go on after a preemption or on another "
+            "replica find what had been computed for them, so they are apart and no part of the hit rate.",
             Unit.SHARE,
             (
                 Target(_HIT_RATE, "new requests"),
-                Target(_RECOMPUTE_HIT_RATE, "resumed after preemption"),
+                Target(_RECOMPUTE_HIT_RATE, "resumed"),
             ),
             max=1.0,
         ),

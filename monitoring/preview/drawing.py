@@ -111,7 +111,8 @@ def _draw_graph(canvas: _Canvas, box: Box, panel: Panel, series: list[Series], s
     axes = canvas.axes(x + left, y + above, width - left - 14, height - above - below)
     axes.set_facecolor(CARD)
     highest = _draw_lines(axes, panel, series, source)
-    axes.set_ylim(0, panel.max or (highest * 1.12 if highest > 0 else 1.0))
+    lowest = min(float(np.nanmin(one.values, initial=np.inf)) for one in series) if panel.soft_min else 0.0
+    axes.set_ylim(min(panel.soft_min, lowest), panel.max or (highest * 1.12 if highest > 0 else 1.0))
     axes.set_xlim(source.start, source.end)
     for threshold in panel.thresholds:
         axes.axhline(threshold.value, color=COLORS[threshold.color], linewidth=1, linestyle=(0, (5, 4)))
