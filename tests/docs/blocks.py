@@ -26,9 +26,6 @@ ADDRESS = "http://127.0.0.1:8000"
 """Where the pages' service answers; the tests' one answers elsewhere."""
 NEEDS = {"cluster", "docker", "gpu", "network", "prometheus", "grafana"}
 EXECUTED = ("sh", "console", "python")
-VALIDATED = ("yaml",)
-SHOWN = ("text", "promql")
-"""Output, and queries, whose metrics are looked up where all names are."""
 TOOLS = ("kubectl", "promtool")
 """Programs that pages use and not every machine has."""
 SERVE_SCHEMAS = (ServeDeploySchema, HTTPOptionsSchema, ServeApplicationSchema, DeploymentSchema)

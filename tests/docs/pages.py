@@ -17,6 +17,14 @@ COMMAND_PAGES = (README, *DOCS, ROOT / "monitoring/RUNBOOK.md", ROOT / "k8s/READ
 
 _PARSER = MarkdownIt("commonmark").enable("table")
 _MARKER = re.compile(r"<!--\s*(needs|tested by):\s*(.*?)\s*-->", re.DOTALL)
+_FOREIGN = re.compile(r"(^|/)(\.\w|build/|node_modules/)")
+"""What lies in a checkout and is not of it."""
+
+
+def files(*suffixes: str) -> list[Path]:
+    """The repository's files with these suffixes."""
+    found = [path for suffix in suffixes for path in ROOT.rglob(f"*{suffix}") if path.is_file()]
+    return sorted(path for path in found if not _FOREIGN.search(str(path.relative_to(ROOT))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, read_page
-
-_FOREIGN = re.compile(r"(^|/)(\.\w|build/|node_modules/)")
-"""What lies in a checkout and is not of it."""
-PAGES = [path for path in sorted(ROOT.rglob("*.md")) if not _FOREIGN.search(str(path.relative_to(ROOT)))]
+from tests.docs.pages import ROOT, files, read_page
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", files(".md"), ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
     broken = [
         f"{path.name}:{line}: {target}" for line, target in read_page(path).links if not _leads(path, target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from tests.docs.names import (
     settings,
     shell_lines,
 )
-from tests.docs.pages import COMMAND_PAGES, DOCS, ROOT, Block, read_page
+from tests.docs.pages import COMMAND_PAGES, DOCS, ROOT, Block, files, read_page
 
 _SECTIONS = {path.split(".")[0] for path in settings() if "." in path}
 _SETTING = re.compile(rf"({'|'.join(map(re.escape, _SECTIONS))})(\.[a-z_\[\]]+)+")
@@ -37,14 +36,9 @@ _IN_CHAT = {"/stats", "/help", "/reset", "/quit"}
 @cache
 def sources() -> str:
     """All code and configuration of the repository but its tests."""
-    suffixes = {".py", ".yaml", ".toml", ".jinja", ".json"}
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    paths = [ROOT / name for name in listed.splitlines() if Path(name).suffix in suffixes]
-    return "\n".join(
-        path.read_text(encoding="utf-8")
-        for path in [*paths, ROOT / "Makefile"]
-        if path.is_file() and not path.is_relative_to(ROOT / "tests") and path.stat().st_size < 2**18
-    )
+    paths = [ROOT / "Makefile", *files(".py", ".yaml", ".toml", ".jinja", ".json")]
+    ours = [path for path in paths if not path.is_relative_to(ROOT / "tests") and path.stat().st_size < 2**18]
+    return "\n".join(path.read_text(encoding="utf-8") for path in ours)
 
 
 def problem(span: str, directory: Path = ROOT) -> str | None:
