@@ -26,14 +26,14 @@ ADDRESS = "http://127.0.0.1:8000"
 """Where the pages' service answers; the tests' one answers elsewhere."""
 NEEDS = {"cluster", "docker", "gpu", "network", "prometheus", "grafana"}
 EXECUTED = ("sh", "console", "python")
-TOOLS = ("kubectl", "promtool")
+TOOLS = ("curl", "kubectl", "promtool")
 """Programs that pages use and not every machine has."""
 SERVE_SCHEMAS = (ServeDeploySchema, HTTPOptionsSchema, ServeApplicationSchema, DeploymentSchema)
 _TIMEOUT_S = 300
 _SHIMS = {
     "raydix": 'exec {python} -m deployments.cli "$@"',
     "python": 'exec {python} "$@"',
-    "curl": 'exec /usr/bin/curl --silent --show-error --fail-with-body "$@"',
+    "curl": 'exec {curl} --silent --show-error --fail-with-body "$@"',
 }
 
 
@@ -49,7 +49,9 @@ class Sandbox:
         programs = directory / ".venv/bin"
         programs.mkdir(parents=True)
         for name, line in _SHIMS.items():
-            (programs / name).write_text(f"#!/bin/sh\n{line.format(python=sys.executable)}\n")
+            (programs / name).write_text(
+                f"#!/bin/sh\n{line.format(python=sys.executable, curl=shutil.which('curl'))}\n"
+            )
             (programs / name).chmod(stat.S_IRWXU)
         ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         self._env = {
