@@ -59,11 +59,15 @@ class Top:
                 self._print()
                 time.sleep(interval)
         self._step()
-        with Live(self._screen(), console=self._console, screen=True, auto_refresh=False) as live:
+        live = Live(console=self._console, screen=True, auto_refresh=False)
+        try:  # not `with`: a Ctrl-C while it begins has to give the terminal back as well
+            live.start()
             while True:
                 live.update(self._screen(), refresh=True)
                 time.sleep(interval)
                 self._step()
+        finally:
+            live.stop()
 
     def _step(self) -> None:
         try:

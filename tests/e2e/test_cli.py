@@ -144,5 +144,8 @@ def _read_until(terminal: int, text: bytes) -> bytes:
     seen, deadline = b"", time.monotonic() + READY_S
     while text not in seen:
         assert select.select([terminal], [], [], deadline - time.monotonic())[0], seen
-        seen += os.read(terminal, 65536)
+        try:
+            seen += os.read(terminal, 65536)
+        except OSError as error:  # the other end is closed
+            raise AssertionError(seen) from error
     return seen
