@@ -160,8 +160,8 @@ _THROUGHPUT = Row(
         ),
         Panel(
             "Prefix cache hit rate",
-            "Share of looked-up prompt tokens that a cache held. Requests that go on after a preemption or on another "
-            "replica find what had been computed for them, so they are apart and no part of the hit rate.",
+            "Share of looked-up prompt tokens that a cache held. Requests that go on after a preemption or on "
+            "another replica find what had been computed for them, so they are apart and no part of the hit rate.",
             Unit.SHARE,
             (
                 Target(_HIT_RATE, "new requests"),
