@@ -4,9 +4,9 @@
 
 Engines with 256 running requests take steps that only decode; every few steps the metrics are switched on or off,
 so that both arms see the same machine. The null model's steps are all overhead, the embedded model's are what a
-user would run (one thread). Times are lower deciles, for other work on the machine only adds. Beside that the calls
-themselves are timed: what they cost is less than what the embedded model's steps differ by. The hub is timed with
-64 engine replicas and 4 ingresses that have counted in every metric.
+user would run (one thread). Times are lower deciles: other work on the machine only adds. Beside that the calls
+themselves are timed, which cost less than what the embedded model's steps differ by. The hub is timed with 64
+engine replicas and 4 ingresses that have counted in every metric.
 """
 
 from __future__ import annotations
