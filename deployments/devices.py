@@ -8,8 +8,8 @@ from typing import Any
 def gpu_utilization(device: str) -> float | None:
     """Share of the last fraction of a second in which the engine's GPU computed, 0 to 1, as NVML tells.
 
-    None for an engine on CPUs, and where NVML or its Python binding (nvidia-ml-py, the extra `gpu`) is missing. Takes well under a
-    millisecond and does not wait for the device.
+    None for an engine on CPUs, and where NVML or its Python binding (nvidia-ml-py, the extra `gpu`) is missing.
+    Does not wait for the device.
     """
     if not device.startswith("cuda"):
         return None
