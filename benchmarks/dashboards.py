@@ -30,6 +30,7 @@ from typing import Any
 import httpx
 import psutil
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.serving import Load, make_prompts
 from deployments.tenants import hash_key
@@ -56,9 +57,9 @@ class Tenant:
 
 
 TENANTS = (
-    Tenant("search", clients=3, weight=2, max_tokens=24),
-    Tenant("assistant", clients=3, weight=1, max_tokens=80),
-    Tenant("batch", clients=2, weight=1, max_tokens=48, requests_per_minute=60),
+    Tenant("search", clients=5, weight=2, max_tokens=24),
+    Tenant("assistant", clients=5, weight=1, max_tokens=80),
+    Tenant("batch", clients=3, weight=1, max_tokens=48, requests_per_minute=60),
 )
 
 
@@ -104,7 +105,7 @@ async def _load(url: str, seconds: float, server: int, *, kill: bool) -> None:
                     _converse(client, tenant, random.Random(f"{tenant.name} {number}"), end, seconds)
                 )
         if kill:
-            group.create_task(_kill_one(server, seconds * 0.55))
+            group.create_task(_kill_one(client, server, seconds * 0.6))
 
 
 async def _converse(
@@ -142,15 +143,24 @@ async def _ask(client: httpx.AsyncClient, tenant: Tenant, prompt: str, draw: ran
                     return
 
 
-async def _kill_one(server: int, after_s: float) -> None:
-    """As the kernel does when memory runs out; Serve starts another one."""
+async def _kill_one(client: httpx.AsyncClient, server: int, after_s: float) -> None:
+    """As the kernel does when memory runs out, while all replicas have streams; Serve starts another one."""
     await asyncio.sleep(after_s)
+    while min(await _running_requests(client), default=0) < 2:
+        await asyncio.sleep(0.2)
     for process in psutil.Process(server).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if "ServeReplica:raydix:EngineReplica" in "".join(process.cmdline()):
                 process.send_signal(signal.SIGKILL)
                 print(f"killed {process.pid}", flush=True)
                 return
+
+
+async def _running_requests(client: httpx.AsyncClient) -> list[float]:
+    """Of each replica, as /metrics has it."""
+    page = (await client.get("/metrics")).text
+    families = text_string_to_metric_families(page)
+    return [s.value for family in families for s in family.samples if s.name == "raydix_requests_running"]
 
 
 def _application(replicas: int, kv_pages: int) -> dict[str, Any]:
@@ -217,7 +227,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Draw the dashboards of a real application under load.")
     parser.add_argument("--minutes", type=float, default=5.0, help="of load, and of the pictures")
     parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--kv-pages", type=int, default=224, help="few, so that pages are evicted")
+    parser.add_argument("--kv-pages", type=int, default=192, help="few, so that pages are evicted")
     parser.add_argument("--out", type=Path, default=Path("docs"), help="folder for the PNGs")
     return parser.parse_args()
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import time
+from io import BytesIO
 from pathlib import Path
 
 import httpx
+from PIL import Image
 
 from monitoring.dashboards import DASHBOARDS
 from monitoring.preview.data import Source
@@ -30,8 +32,9 @@ def main() -> None:
         source = Source(client, end - options.minutes * 60, end, variables)
         for dashboard in DASHBOARDS:
             path = options.out / f"dashboard_{dashboard.uid.removeprefix('raydix-')}.png"
-            figure = draw(dashboard, source)
-            figure.savefig(path, dpi=DPI, facecolor=PAPER)
+            drawn = BytesIO()
+            draw(dashboard, source).savefig(drawn, dpi=DPI, facecolor=PAPER)
+            Image.open(drawn).convert("RGB").quantize(256, Image.Quantize.FASTOCTREE).save(path, optimize=True)
             print(path)
 
 

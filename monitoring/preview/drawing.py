@@ -116,7 +116,7 @@ def _draw_graph(canvas: _Canvas, box: Box, panel: Panel, series: list[Series], s
     axes.set_xlim(source.start, source.end)
     for threshold in panel.thresholds:
         axes.axhline(threshold.value, color=COLORS[threshold.color], linewidth=1, linestyle=(0, (5, 4)))
-    _style(axes, panel.unit, source.end - source.start)
+    _style(axes, panel.unit, source)
     _write_legend(canvas, x + 12, y + height - LINE_PX * len(lines) + 6, lines)
 
 
@@ -136,9 +136,15 @@ def _draw_lines(axes: Axes, panel: Panel, series: list[Series], source: Source) 
     return highest
 
 
-def _style(axes: Axes, unit: Unit, span: float) -> None:
+def _style(axes: Axes, unit: Unit, source: Source) -> None:
+    span = source.end - source.start
+
+    def clock(at: float, _: int) -> str:
+        is_in_corner = at - source.start < 0.04 * span  # where the other axis has its first number
+        return "" if is_in_corner else f"{datetime.fromtimestamp(at):%H:%M}"
+
     axes.xaxis.set_major_locator(MultipleLocator(60.0 if span <= 600 else 300.0))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{datetime.fromtimestamp(at):%H:%M}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(clock))
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_value(value, unit)))
     axes.tick_params(colors=FAINT, labelsize=7, length=0)
