@@ -207,4 +207,4 @@ def test_every_rule_is_evaluated_and_the_metrics_are_not_absent(prometheus: Prom
     until(lambda: all(rule["health"] != "unknown" for rule in rules()), rules)
     assert {rule["name"] for rule in rules()} == {rule.name for rule in load_rules()}
     assert [rule for rule in rules() if rule["health"] != "ok"] == []
-    assert prometheus.ask('ALERTS{alertname="RaydixMetricsAbsent"}') == []
+    assert prometheus.ask('ALERTS{alertname="RaydixMetricsAbsent",alertstate="firing"}') == []
