@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from rich.console import Console
@@ -26,6 +26,9 @@ from rich.panel import Panel
 
 from deployments.cli.errors import UserError, one_line
 from deployments.cli.serve_config import Overrides, check_metrics_ports, check_port, load, models
+
+if TYPE_CHECKING:
+    from ray.serve.schema import ServeDeploySchema
 
 POLL_S = 0.2
 _READY = ("healthy", "unloaded")
@@ -77,6 +80,7 @@ def run(
     """Serve until a signal comes. Raises UserError when it cannot be served, with nothing left running."""
     console = Console(stderr=True)
     config = load(path, Overrides(host, port, model, replicas))
+    schema = _schema(config)
     http = config["http_options"]
     cluster = os.environ.get("RAY_ADDRESS")
     if cluster is None:
@@ -91,7 +95,7 @@ def run(
             _start_ray(cluster, verbose)
             signals.install()
         with console.status("Starting the replicas"), _quiet(verbose):
-            names = _deploy(config)
+            names = _deploy(schema)
             _wait_until_ready(names, url, signals)
         _announce(console, url, time.monotonic() - started)
         while True:
@@ -142,16 +146,20 @@ def _start_ray(cluster: str | None, verbose: bool) -> None:
         raise UserError(f"Ray does not start: {one_line(error)}") from None
 
 
-def _deploy(config: dict[str, Any]) -> list[str]:
+def _schema(config: dict[str, Any]) -> ServeDeploySchema:
+    from deployments.serve_schema import read_serve_config
+
+    try:
+        return read_serve_config(config)
+    except ValueError as error:
+        raise UserError(f"the config is not valid: {one_line(error)}", 2) from None
+
+
+def _deploy(schema: ServeDeploySchema) -> list[str]:
     """Hand the config to Serve, as `serve run` does; the applications' names."""
     from ray.serve._private import api
     from ray.serve.config import gRPCOptions
-    from ray.serve.schema import ServeDeploySchema
 
-    try:
-        schema = ServeDeploySchema.model_validate(config)
-    except ValueError as error:
-        raise UserError(f"the config is not valid: {one_line(error)}", 2) from None
     client = api.serve_start(
         http_options=schema.http_options.model_dump(),
         grpc_options=gRPCOptions(**schema.grpc_options.model_dump()),

@@ -13,9 +13,9 @@ from typing import Any
 import kubernetes_validate
 import yaml
 from pydantic import ValidationError
-from ray.serve.schema import ServeDeploySchema
 
 from deployments.config import AppArgs
+from deployments.serve_schema import read_serve_config
 from tests.k8s import crd
 from tests.k8s.checks import check
 from tests.k8s.manifests import Manifests
@@ -94,11 +94,13 @@ def rayservice_schema(manifests: Manifests) -> Iterator[str]:
 def serve_config(manifests: Manifests) -> Iterator[str]:
     """Ray Serve's schema; what it calls ours takes our arguments; what it overrides is there."""
     try:
-        config = ServeDeploySchema.model_validate(manifests.serve)
+        config = read_serve_config(manifests.serve)
     except ValidationError as error:
         yield from _first(error)
         return
-    yield from _ignored(manifests.serve, config.model_dump(exclude_unset=True))
+    except ValueError as error:
+        yield str(error)
+        return
     for application in config.applications:
         module, _, name = application.import_path.partition(":")
         try:
@@ -145,19 +147,6 @@ def promtool() -> str | None:
 def app_args(manifests: Manifests) -> AppArgs:
     """Raydix's arguments, read as it reads them."""
     return AppArgs.model_validate(manifests.args)
-
-
-def _ignored(written: Any, taken: Any, where: str = "") -> Iterator[str]:
-    """Options that Serve's schema drops without a word."""
-    if isinstance(written, dict) and isinstance(taken, dict):
-        for key, item in written.items():
-            if key in taken:
-                yield from _ignored(item, taken[key], f"{where}{key}.")
-            else:
-                yield f"{where}{key}: Ray Serve knows no such option"
-    elif isinstance(written, list) and isinstance(taken, list):
-        for item, other in zip(written, taken, strict=True):
-            yield from _ignored(item, other, where)
 
 
 def _first(error: ValidationError) -> Iterator[str]:

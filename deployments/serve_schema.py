@@ -1,0 +1,29 @@
+"""A Serve config file as Ray Serve takes it, without what Serve would pass over in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ray.serve.schema import ServeDeploySchema
+
+
+def read_serve_config(config: Mapping[str, Any]) -> ServeDeploySchema:
+    """Raises ValueError: Serve refuses it (pydantic's ValidationError), or would ignore an option of it."""
+    schema = ServeDeploySchema.model_validate(config)
+    ignored = list(_ignored(config, schema.model_dump(exclude_unset=True)))
+    if ignored:
+        raise ValueError(f"Ray Serve has no option {', '.join(ignored)}: check the spelling, and where it stands")
+    return schema
+
+
+def _ignored(written: Any, taken: Any, where: str = "") -> Iterator[str]:
+    if isinstance(written, Mapping) and isinstance(taken, Mapping):
+        for key, item in written.items():
+            if key in taken:
+                yield from _ignored(item, taken[key], f"{where}{key}.")
+            else:
+                yield f"{where}{key}"
+    elif isinstance(written, list) and isinstance(taken, list):
+        for item, other in zip(written, taken, strict=True):
+            yield from _ignored(item, other, where)
