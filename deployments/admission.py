@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from deployments.busy_rate import BusyRate
 from deployments.client import EngineClient, FleetHealth, GenerateRequest, Generation, Overloaded, OverloadKind
 from deployments.course import Course
 from deployments.fair_queue import FairQueue, QueueBounds, QueueFull, Waiting
+from deployments.passed_on import PassedOn
 from deployments.settings import AdmissionSettings
 from deployments.tenants import ANONYMOUS, Tenant
 from engine.plan import Event
@@ -220,42 +221,26 @@ class AdmissionClient:
         self._let_go()
 
 
-class _Watched:
-    """A generation whose first event is looked at, and whose course begins with the wait here."""
+class _Watched(PassedOn):
+    """Its first event is looked at, and its course begins with the wait here."""
 
     def __init__(self, generation: Generation, wait: tuple[float, float], began: Callable[[Event], None]) -> None:
-        self._generation = generation
+        super().__init__(generation)
         self._asked_at, self._sent_at = wait
         self._began: Callable[[Event], None] | None = began
 
     @property
-    def replica(self) -> str | None:
-        """Id of the replica that generates it."""
-        return self._generation.replica
-
-    @property
     def course(self) -> Course:
         """Where it was, and when; the wait here is part of it."""
-        return replace(self._generation.course, asked_at=self._asked_at, sent_at=self._sent_at)
-
-    def explain(self) -> dict[str, Any] | None:
-        """Why there."""
-        return self._generation.explain()
-
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self
+        return replace(super().course, asked_at=self._asked_at, sent_at=self._sent_at)
 
     async def __anext__(self) -> Event:
         """The next event."""
-        event = await self._generation.__anext__()
+        event = await super().__anext__()
         if self._began is not None:
             began, self._began = self._began, None
             began(event)
         return event
-
-    async def aclose(self) -> None:
-        """Abort in the engine when not finished."""
-        await self._generation.aclose()
 
 
 def _now() -> float:

@@ -8,13 +8,13 @@ ingresses are taken to be as busy as this one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from deployments.busy_rate import BusyRate
 from deployments.client import EngineClient, FleetHealth, GenerateRequest, Generation
-from deployments.course import Course
+from deployments.passed_on import PassedOn
 from engine.plan import Event
 
 DEFAULT_PREFILL_RATE = 2000.0
@@ -121,33 +121,17 @@ class ObservedLoad:
             self._prefill.set_busy(bool(self._sent), _now())
 
 
-class _Observed:
-    """A generation that tells its load view how it gets on."""
+class _Observed(PassedOn):
+    """It tells its load view how it gets on."""
 
     def __init__(self, generation: Generation, load: ObservedLoad, sent: _Sent) -> None:
-        self._generation, self._load, self._sent = generation, load, sent
-
-    @property
-    def replica(self) -> str | None:
-        """Id of the replica that generates it."""
-        return self._generation.replica
-
-    @property
-    def course(self) -> Course:
-        """Where it was, and when."""
-        return self._generation.course
-
-    def explain(self) -> dict[str, Any] | None:
-        """Why there."""
-        return self._generation.explain()
-
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self
+        super().__init__(generation)
+        self._load, self._sent = load, sent
 
     async def __anext__(self) -> Event:
         """The next event."""
         try:
-            event = await self._generation.__anext__()
+            event = await super().__anext__()
         except Exception:
             self._load.began(self._sent, None)
             raise
@@ -157,7 +141,7 @@ class _Observed:
     async def aclose(self) -> None:
         """Abort in the engine when not finished."""
         self._load.began(self._sent, None)
-        await self._generation.aclose()
+        await super().aclose()
 
 
 def _num_tokens(request: GenerateRequest) -> int:
