@@ -19,7 +19,8 @@ serve: $(INSTALLED)
 	@exec $(BIN)/raydix serve deployments.yaml --port $(PORT)
 
 test: lint $(PUBLISHER)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not e2e'
+	$(BIN)/python -m pytest -m e2e
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
