@@ -125,7 +125,9 @@ def test_a_preempted_request_says_so() -> None:
             api.engines.runners[0].gate.clear()
             prompts = [list(range(1, 33)), list(range(100, 132))]
             asked = [asyncio.create_task(api.complete(prompt=prompt, max_tokens=30)) for prompt in prompts]
-            await until(lambda: api.client.num_streams == 2)
+            await until(lambda: len(api.engines.calls) == 2)
+            await asyncio.sleep(0.05)  # both are with the engine, none has been computed
+            api.engines.runners[0].step_s = 0.005
             api.engines.runners[0].gate.set()
             both = [(await one).json()["timings"] for one in asked]
             for timings in both:
