@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from engine.grammar.spec import Grammar
+
 MAX_STOP_STRINGS = 8
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
@@ -56,6 +58,8 @@ class SamplingParams:
     """Token id to a value added to its logit. [-100, 100]."""
     logprobs: int | None = None
     """Report the log-probability of each chosen token and of this many alternatives; None reports none."""
+    grammar: Grammar | None = None
+    """What the output must match; None: anything goes."""
 
     def __post_init__(self) -> None:
         self._check_ranges()
