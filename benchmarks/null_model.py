@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.plan import StepPlan, StepResult
+from engine.plan import Step, StepPlan, StepResult
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,17 @@ class NullRunner:
         self.num_pages = num_pages
         self._step_s, self._token = step_s, token
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def prepare(self, plan: StepPlan) -> Step:
         """Pretend."""
-        if self._step_s:
-            time.sleep(self._step_s)
         num_sampled = len(plan.sampling_chunks)
-        return StepResult((self._token,) * num_sampled, (None,) * num_sampled)
+        result = StepResult((self._token,) * num_sampled, (None,) * num_sampled)
+
+        def step() -> StepResult:
+            if self._step_s:
+                time.sleep(self._step_s)
+            return result
+
+        return step
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,7 @@ class EngineReplica:
                 salt=request.salt,
                 output_ids=request.output_ids,
                 priority=request.priority,
+                tenant=request.tenant,
             )
             self._wire.open(request.request_id, ingress_id)
         except ValueError as error:

@@ -34,6 +34,8 @@ class EngineConfig:
     """Most tokens computed in one step: bounds the time a long prompt can hold up running decodes."""
     max_step_ms: float | None = 100.0
     """Aimed length of a step beside running decodes, in milliseconds: bounds its prefill. None: no aim."""
+    overlap: bool = True
+    """Plan the next step while one runs. Without it the tokens are the same, and each step waits for its plan."""
     max_waiting: int = 1024
     """Most requests waiting for admission; more are refused with "queue full"."""
     max_waiting_tokens: int = 4_000_000

@@ -72,7 +72,7 @@ class Engine:
             max_step_seconds=None if config.max_step_ms is None else config.max_step_ms / 1000,
         )
         self.scheduler = Scheduler(self.cache, limits, self.model.eos_token_ids)
-        self.loop = EngineLoop(self.scheduler, runner)
+        self.loop = EngineLoop(self.scheduler, runner, overlap=config.overlap)
 
     @classmethod
     def from_config(cls, config: EngineConfig, runner: LoadedRunner | None = None) -> Engine:
@@ -97,6 +97,7 @@ class Engine:
         salt: str = "",
         output_ids: Sequence[int] = (),
         priority: int = 0,
+        tenant: str = "",
     ) -> Request:
         """A request for this engine, arriving now. Raises ValueError when a token id is not in the vocabulary."""
         for name, ids in (("prompt", prompt_ids), ("output", output_ids)):
@@ -114,6 +115,7 @@ class Engine:
             namespace=Namespace(self.config.name, salt=salt),
             output_ids=output_ids,
             priority=priority,
+            tenant=tenant,
         )
 
 

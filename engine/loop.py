@@ -7,7 +7,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, NoReturn
 
+from engine.device_thread import DeviceThread
 from engine.errors import EngineStopped, QueueFull
 from engine.load import EngineLoad, StageSeconds, StepStats
 from engine.plan import Event, Runner, StepPlan, StepResult
@@ -29,10 +32,15 @@ class EngineLoop:
     never both.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, clock: Clock = time.monotonic, *, overlap: bool = False
+    ) -> None:
+        """With `overlap`, steps run in a thread of their own while this one plans the next."""
         self.scheduler = scheduler
         self.clock = clock
         self._runner = runner
+        self._device = DeviceThread[StepResult]() if overlap else None
+        self._in_flight: _InFlight | None = None
         self._inbox: deque[Request | str] = deque()  # requests to add, ids to abort
         self._num_coming = self._tokens_coming = 0  # requests in the inbox, and their tokens
         self._lock = threading.Lock()
@@ -81,7 +89,7 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
-        return bool(self._inbox) or self.scheduler.has_work
+        return bool(self._inbox) or self._in_flight is not None or self.scheduler.has_work
 
     # --- the thread ----------------------------------------------------------------------------------------
 
@@ -120,24 +128,51 @@ class EngineLoop:
                 self.failure = f"the engine loop ended: {type(error).__name__}"
 
     def step(self) -> list[Event]:
-        """One step of whatever there is to do."""
+        """One turn: plan the next step and launch it, then take in the result of the one before.
+
+        Without overlap it is the same step, and the tokens are the same.
+        """
         events = self._take_inbox()
+        before = self._in_flight
+        if before is not None and self.scheduler.needs_results:
+            events += self._take_in(before)
+            before = None
+        self._in_flight = self._launch(events)
+        if self._device is None:
+            before, self._in_flight = self._in_flight, None
+        if before is not None:
+            events += self._take_in(before)
+        return events
+
+    def _launch(self, events: list[Event]) -> _InFlight | None:
+        """Plan a step and have it run; None when there is nothing to compute."""
         started = self.clock()
         plan = self.scheduler.schedule(started)
         scheduled = self.clock()
-        if plan.chunks and self._load.num_running + self._load.num_waiting == 0:
+        events += plan.ended
+        if not plan.chunks:
+            self._update_load()
+            return None
+        if self._load.num_running + self._load.num_waiting == 0:
             self._load = self.scheduler.load(scheduled)  # should this step never end, it shows that there is work
+        step = _Timed(self._runner, plan, self.clock)
+        wait = step.run if self._device is None else self._device.launch(step.run)
+        return _InFlight(plan, step, wait, scheduled - started, self.clock() - scheduled)
+
+    def _take_in(self, launched: _InFlight) -> list[Event]:
+        """Wait for a step's result and apply it."""
+        plan = launched.plan
         try:
-            result = self._runner.run(plan) if plan.chunks else _NOTHING
+            result = launched.wait()
         except Exception:
             ids = " ".join(chunk.request.request_id for chunk in plan.chunks)
             logger.exception("a step of %d requests failed: %s", len(plan.chunks), ids)
-            events += self.scheduler.fail(plan, "the model failed to compute this request", self.clock())
-            self._report(plan, _NOTHING, started, scheduled, self.clock())
-            return events
-        ran = self.clock()
-        events += self.scheduler.apply(plan, result, ran, ran - scheduled)
-        self._report(plan, result, started, scheduled, ran)
+            result, ran = _NOTHING, self.clock()
+            events = self.scheduler.fail(plan, "the model failed to compute this request", ran)
+        else:
+            ran = self.clock()
+            events = self.scheduler.apply(plan, result, ran, launched.step.seconds)
+        self._report(launched, result, ran)
         return events
 
     def _take_inbox(self) -> list[Event]:
@@ -158,21 +193,60 @@ class EngineLoop:
                 refused.append(Event(item.request_id, finish_reason="error", error=str(error)))
         return refused
 
-    def _report(self, plan: StepPlan, result: StepResult, started: float, scheduled: float, ran: float) -> None:
-        now = self.clock()
-        self.last_progress = now
+    def _report(self, launched: _InFlight, result: StepResult, ran: float) -> None:
+        now = self._update_load()
+        plan, prepare, sample = launched.plan, result.prepare_seconds, result.sample_seconds
+        forward = max(launched.step.seconds - prepare - sample, 0.0)
+        self._on_step(
+            StepStats(
+                StageSeconds(launched.schedule, launched.prepare + prepare, forward, sample, now - ran),
+                num_requests=len(plan.chunks),
+                num_decode_tokens=plan.num_decodes,
+                num_prefill_tokens=plan.num_prefill,
+            )
+        )
+
+    def _update_load(self) -> float:
+        """Progress was made, at the time that is returned."""
+        self.last_progress = now = self.clock()
         if now - self._load_at >= _LOAD_SECONDS or not self.has_work:
             self._load, self._load_at = self.scheduler.load(now), now
             if sum(self._load.pages) != self.scheduler.cache.num_pages:
                 logger.error("KV pages do not add up: %s", self._load.pages)
-        if plan.chunks:
-            prepare, sample = result.prepare_seconds, result.sample_seconds
-            forward = max(ran - scheduled - prepare - sample, 0.0)
-            self._on_step(
-                StepStats(
-                    StageSeconds(scheduled - started, prepare, forward, sample, now - ran),
-                    num_requests=len(plan.chunks),
-                    num_decode_tokens=plan.num_decodes,
-                    num_prefill_tokens=plan.num_tokens - plan.num_decodes,
-                )
-            )
+        return now
+
+
+class _Timed:
+    """A prepared step that notes how long it took."""
+
+    def __init__(self, runner: Runner, plan: StepPlan, clock: Clock) -> None:
+        self.seconds = 0.0
+        self._clock = clock
+        try:
+            self._step = runner.prepare(plan)
+        except Exception as error:  # the step fails as if it had begun
+            self._step = partial(_raise, error)
+
+    def run(self) -> StepResult:
+        """Once."""
+        began = self._clock()
+        try:
+            return self._step()
+        finally:
+            self.seconds = self._clock() - began
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+class _InFlight(NamedTuple):
+    """A step that was launched."""
+
+    plan: StepPlan
+    step: _Timed
+    wait: Callable[[], StepResult]
+    schedule: float
+    """Seconds that planning it took."""
+    prepare: float
+    """Seconds that preparing it took, on this side."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from itertools import chain
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from engine.attention.base import AttentionBackend, AttentionShape, AttentionStep, choose_backend
-from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import KVPages
 from engine.config import EngineConfig
 from engine.hub import fingerprint, resolve_model
@@ -19,7 +16,8 @@ from engine.kv_memory import available_ram, pages_for
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder, Rotation
 from engine.models.weights import load_decoder
-from engine.plan import Chunk, StepPlan, StepResult
+from engine.plan import Step, StepPlan, StepResult
+from engine.prepared_step import Places, PreparedStep
 from engine.sampler import Sampler
 from engine.stage_clock import StageClock
 from engine.warmup import measure_step
@@ -28,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class ModelRunner:
-    """A loaded model with KV pages. `run` is called by one thread at a time."""
+    """A loaded model with KV pages. Steps are prepared by one thread and run by one, which may be another."""
 
     def __init__(
         self, model_config: ModelConfig, decoder: Decoder, attention: AttentionBackend, pages: KVPages
@@ -47,6 +45,8 @@ class ModelRunner:
         self._attention = attention
         self._pages = pages
         self._sampler = Sampler(model_config.eos_token_ids)
+        self._places = Places(pages.page_size, pages.null_page)
+        self._sampled: torch.Tensor | None = None  # by the last step; the next one begins with it
         rope = model_config.rope
         self._inv_freq = torch.tensor(
             rope.inverse_frequencies(model_config.head_dim), dtype=torch.float32, device=self.device
@@ -99,49 +99,55 @@ class ModelRunner:
         )
         return runner
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Copy pages, compute the chunks' KV and sample a token for each sampling chunk.
+        """Prepare a step and compute it at once."""
+        return self.prepare(plan)()
+
+    def prepare(self, plan: StepPlan) -> Step:
+        """Read what the step needs of the scheduler's state. The step that is returned copies pages, computes the
+        chunks' KV and samples for each sampling chunk.
 
         A token id of -1 says that the model computed no valid probabilities for that request (NaN or infinity);
         other requests in the batch are not affected.
         """
+        return partial(self._compute, PreparedStep.of(plan, self._places, self.device))
+
+    @torch.inference_mode()
+    def _compute(self, step: PreparedStep) -> StepResult:
         stages = StageClock(self.device)
-        self._pages.copy(plan.copies)
-        if not plan.chunks:
+        before, self._sampled = self._sampled, None  # should this step fail, the next one finds nothing
+        inputs = self._inputs(step, before)
+        if inputs is None:
             return StepResult((), ())
-        inputs = self._prepare(plan.chunks)
         stages.begin_forward()
         hidden = self._decoder(*inputs, self._pages)
-        sampling = plan.sampling_chunks
-        if not sampling:
-            return StepResult((), (), stages.prepare_seconds)
-        logits = self._decoder.logits(hidden[self._last_tokens(plan.chunks)])
+        if not step.num_rows:
+            return StepResult((), (), None, stages.prepare_seconds)
+        logits = self._decoder.logits(hidden[step.sampled_positions])
         stages.begin_sampling()
-        token_ids, logprobs = self._sampler.sample(logits, [chunk.request for chunk in sampling])
-        return StepResult(token_ids, logprobs, stages.prepare_seconds, stages.sample_seconds())
+        rows = step.rows([] if before is None else before.tolist())
+        self._sampled, logprobs = self._sampler.sample(logits, rows)
+        return step.result(self._sampled.tolist(), logprobs, stages.prepare_seconds, stages.sample_seconds())
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
-        """float32 [sampling chunks, vocab_size]: what `run` would sample from. For tests and scoring."""
-        self._pages.copy(plan.copies)
-        hidden = self._decoder(*self._prepare(plan.chunks), self._pages)
-        return self._decoder.logits(hidden[self._last_tokens(plan.chunks)])
+        """float32 [rows, vocab_size]: what `run` would sample from. For tests and scoring."""
+        step = PreparedStep.of(plan, self._places, self.device)
+        inputs = self._inputs(step, None)
+        assert inputs is not None
+        return self._decoder.logits(self._decoder(*inputs, self._pages)[step.sampled_positions])
 
-    def _prepare(self, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, Rotation, AttentionStep]:
-        """What the decoder takes for all tokens of a step, on its device."""
-        batch = AttentionBatch.from_chunks(chunks, self.page_size, self._pages.null_page, self.device)
-        step = self._attention.prepare(batch, self._pages.null_page)
-        ids = chain.from_iterable(chunk.token_ids for chunk in chunks)
-        token_ids = torch.from_numpy(np.fromiter(ids, dtype=np.int64)).to(self.device, non_blocking=True)
-        rotation = Rotation(batch.positions, self._inv_freq, self.model_config.rope.attention_factor, self.dtype)
-        return token_ids, rotation, step
-
-    def _last_tokens(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """int64: index in the step of each sampling chunk's last token."""
-        ends = np.cumsum([chunk.num_tokens for chunk in chunks])
-        sampled = ends[[chunk.samples for chunk in chunks]] - 1
-        return torch.from_numpy(sampled).to(self.device, non_blocking=True)
+    def _inputs(
+        self, step: PreparedStep, before: torch.Tensor | None
+    ) -> tuple[torch.Tensor, Rotation, AttentionStep] | None:
+        """What the decoder takes for all tokens of a step; None when there are none. Copies pages first."""
+        self._pages.copy(step.copies)
+        if step.batch is None:
+            return None
+        attention = self._attention.prepare(step.batch, self._pages.null_page)
+        rope = self.model_config.rope.attention_factor
+        rotation = Rotation(step.batch.positions, self._inv_freq, rope, self.dtype)
+        return step.token_ids(before), rotation, attention
 
 
 def _device(name: str) -> torch.device:

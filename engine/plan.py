@@ -1,6 +1,6 @@
 """A step as a value: what the scheduler asks of the runner, what the runner answers, what the world hears.
 
-Scheduler.schedule(now) -> StepPlan ──▶ Runner.run(plan) -> StepResult ──▶ Scheduler.apply(...) -> [Event]
+Scheduler.schedule(now) -> StepPlan ──▶ Runner.prepare(plan) ─▶ StepResult ──▶ Scheduler.apply(...) -> [Event]
 
 Chunks and events are made for every token: as structs they cost a seventh of what frozen dataclasses do,
 and as nothing refers back to them, the garbage collector need not look at them.
@@ -8,7 +8,7 @@ and as nothing refers back to them, the garbage collector need not look at them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Protocol
@@ -33,11 +33,13 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     """Position of the chunk's first token; tokens before it have their KV in `pages`."""
     num_tokens: int
     token_ids: Sequence[int]
-    """The ids at positions start .. start + num_tokens."""
+    """The ids at positions start .. start + num_tokens. `PENDING` is what the step before samples for it."""
     pages: Sequence[int]
     """Page table: page i holds tokens [i * page_size, (i + 1) * page_size). Covers the chunk. Read-only."""
     samples: bool
     """Whether the chunk reaches the request's last token, so that the next token is sampled from it."""
+    num_drafts: int = 0
+    """Of its tokens, the last so many are guesses: those that prove right are kept."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,21 @@ class StepPlan:
     @cached_property
     def num_decodes(self) -> int:
         """How many of them are the one token that a request had left to compute."""
-        return sum([chunk.num_tokens == 1 for chunk in self.chunks])
+        return sum([chunk.num_tokens - chunk.num_drafts == 1 for chunk in self.chunks])
+
+    @cached_property
+    def num_drafts(self) -> int:
+        """How many of them are guesses."""
+        return sum([chunk.num_drafts for chunk in self.chunks])
+
+    @property
+    def num_prefill(self) -> int:
+        """All other tokens."""
+        return self.num_tokens - self.num_decodes - self.num_drafts
 
     @cached_property
     def sampling_chunks(self) -> list[Chunk]:
-        """The chunks a token is sampled for, in order: the order of `StepResult.token_ids`."""
+        """The chunks that tokens are sampled for, in order: the order of `StepResult.token_ids`."""
         return [chunk for chunk in self.chunks if chunk.samples]
 
 
@@ -79,11 +91,13 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step produced: one sampled token for each of the plan's sampling chunks, in their order."""
+    """What a step produced: the sampled tokens of the plan's sampling chunks, in their order."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprobs | None]
-    """None where the request did not ask for them."""
+    """One per token; None where the request did not ask for them."""
+    counts: Sequence[int] | None = None
+    """How many tokens each sampling chunk got: the drafts that proved right and one more. None: one each."""
     prepare_seconds: float = 0.0
     """Of the step's time: until the forward pass began."""
     sample_seconds: float = 0.0
@@ -124,9 +138,22 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     whoever stops listening in between knows all but how long it decoded."""
 
 
+Step = Callable[[], StepResult]
+"""A prepared step: called once, it copies pages, computes the chunks' KV and samples."""
+
+
 class Runner(Protocol):
     """Executes steps: the model on a device, or a script in a test."""
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Copy pages, compute the chunks' KV and sample a token for each sampling chunk."""
+    def prepare(self, plan: StepPlan) -> Step:
+        """Read all that the step needs of the scheduler's state, which changes before the step runs.
+
+        Steps run in the order in which they were prepared, in whatever thread, one at a time.
+        """
         ...
+
+
+def num_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:
+    """How many leading drafts are what was sampled at their positions: that many, and one token more, stand."""
+    pairs = enumerate(zip(drafts, sampled, strict=False))
+    return next((index for index, (draft, token) in pairs if draft != token), len(drafts))

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from cache import Lease, Namespace
 from engine.sampling_params import SamplingParams
 
+PENDING = -1
+"""In place of a token that a step in flight samples: only the device knows it yet."""
+
 
 class Status(enum.Enum):
     """Where a request is. Preemption leads from RUNNING back to WAITING; nothing leads out of FINISHED."""
@@ -25,6 +28,11 @@ class Request:
     There are no prefill and decode phases: scheduling gives a request tokens until `num_computed` reaches
     `num_tokens`. A chunked prompt, a prefix hit, recompute after preemption and a stream resumed from
     another replica (`output_ids` not empty on arrival) are all that one rule.
+
+    While a step is in flight, the scheduler plans on:
+
+    tokens:  [ computed | in flight | to compute | PENDING: what the step in flight samples ]
+               0 .. num_computed .. num_planned  .. num_tokens
     """
 
     request_id: str
@@ -38,16 +46,22 @@ class Request:
     """Root of its prefix-cache key: prefixes are shared within a namespace only."""
     priority: int = 0
     """Higher goes first and is preempted last."""
+    tenant: str = ""
+    """Who asks."""
+    is_planned_late: bool = False
+    """Whether its next step depends on more than that its last one samples a token: on which, or how many."""
     num_resumed: int = 0
     """How many output ids it arrived with: tokens generated elsewhere before this engine took over."""
     tokens: list[int] = field(default_factory=list)
-    """Prompt and output ids in one list."""
+    """Prompt and output ids in one list; `PENDING` in place of those that are being sampled."""
     stop_ids: frozenset[int] = frozenset()
     """Tokens that end it, the model's own included."""
     longest: int = 0
     """Tokens, prompt included, at which it ends whatever they are."""
     num_computed: int = 0
     """Leading tokens whose KV lies in `lease.pages`."""
+    num_planned: int = 0
+    """Leading tokens whose KV does, once the steps in flight are done; without any, `num_computed`."""
     status: Status = Status.WAITING
     lease: Lease | None = None
     """Its hold on KV pages while running."""
@@ -75,6 +89,7 @@ class Request:
         namespace: Namespace,
         output_ids: Sequence[int] = (),
         priority: int = 0,
+        tenant: str = "",
     ) -> Request:
         """A request as it arrives; `output_ids` holds what another engine already generated for it."""
         return cls(
@@ -85,6 +100,7 @@ class Request:
             seed,
             namespace,
             priority,
+            tenant,
             num_resumed=len(output_ids),
             tokens=[*prompt_ids, *output_ids],
         )
@@ -111,5 +127,15 @@ class Request:
 
     @property
     def num_to_compute(self) -> int:
-        """Tokens whose KV is missing: 1 while decoding, more while a prompt is being worked through."""
-        return len(self.tokens) - self.num_computed
+        """Tokens that no step was given yet: 1 while decoding, more while a prompt is being worked through."""
+        return len(self.tokens) - self.num_planned
+
+    @property
+    def has_all_tokens(self) -> bool:
+        """Whether no more may follow those it has, or will have after the step in flight."""
+        return len(self.tokens) >= self.longest
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether it computes tokens that it has had for longer than since the step before."""
+        return len(self.tokens) - self.num_computed - (self.tokens[-1] == PENDING) > 1

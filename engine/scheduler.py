@@ -1,4 +1,4 @@
-"""Which tokens are computed next, and in whose memory.
+"""Which tokens are computed next.
 
 One rule: a request is given tokens until `num_computed` reaches `num_tokens`. A step is filled in this order:
 
@@ -6,22 +6,24 @@ One rule: a request is given tokens until `num_computed` reaches `num_tokens`. A
     the oldest prompt       at least a quarter of the prefill budget: it always gets on
     the other prompts       shortest remainder first: a 100k-token prompt does not hold up a 50-token one
 
-`schedule` makes the step a value, `apply` takes its result in. Nothing else changes a request.
+`schedule` makes the step a value, `apply` takes its result in. In between, while the step is in flight, the next
+one can be planned. Nothing else changes a request.
 """
 
 from __future__ import annotations
 
-import bisect
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from cache import CacheStats, KVCacheManager, OutOfPages, PageAccount, PageCopy
+from cache import CacheStats, KVCacheManager, PageAccount
 from engine.errors import NeverFits
 from engine.load import EngineLoad
+from engine.memory import Memory
 from engine.plan import Chunk, Event, FinishReason, StepPlan, StepResult, Timings, TokenLogprobs
 from engine.prefill_budget import PrefillBudget
-from engine.request import Request, Status
+from engine.request import PENDING, Request, Status
+from engine.step import StepInMaking
 from engine.waiting_queue import WaitingQueue, precedence
 
 # Prompts beyond this many in the queue are not looked at for the step's remaining room.
@@ -54,10 +56,9 @@ class Scheduler:
         self._budget = PrefillBudget(limits.max_step_tokens, limits.max_step_seconds)
         self._requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(limits.max_waiting, limits.max_waiting_tokens)
-        self._running: list[Request] = []  # in order of precedence
+        self.memory = Memory(cache, self.waiting, limits.max_running)
         self._ending: dict[str, FinishReason] = {}  # to end at the next border between steps, and why
-        self._num_steps = self._num_preemptions = self._num_finished = 0
-        self._num_deferred = 0  # prompts that the last step passed over: another one computes their beginning
+        self._num_steps = self._num_finished = self._num_in_flight = 0
 
     # --- what comes in -------------------------------------------------------------------------------------
 
@@ -82,8 +83,9 @@ class Scheduler:
         request.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         request.longest = min(request.num_prompt + params.max_tokens, self.limits.max_model_len)
         self._requests[request.request_id] = request
-        self._wait(request)
-        if request.num_resumed and (reason := self._finish_reason(request, request.tokens[-1])):
+        self.memory.wait(request)
+        last = request.tokens[-1]
+        if request.num_resumed and (reason := self._finish_reason(request, last, request.num_tokens)):
             # Its engine was lost after the last token and before word of the end.
             self._ending[request.request_id] = reason
 
@@ -94,28 +96,38 @@ class Scheduler:
 
     # --- a step out ----------------------------------------------------------------------------------------
 
+    @property
+    def needs_results(self) -> bool:
+        """Whether the step in flight has to end before the next one can be planned."""
+        return self.memory.is_starved or any(request.is_planned_late for request in self.memory.running)
+
     def schedule(self, now: float) -> StepPlan:
-        """The next step. Pages it needs are taken here; a plan without chunks means there is nothing to do."""
+        """The next step. Pages it needs are taken here; a plan without chunks means there is nothing to do.
+
+        A step may be in flight unless `needs_results`: what it samples is `PENDING` until it is applied.
+        """
         ended = [self._end(self._requests[id_], reason, now) for id_, reason in list(self._ending.items())]
-        step = _StepInMaking()
-        self._num_deferred = 0
+        step, memory = StepInMaking(), self.memory
+        memory.is_in_flight, memory.is_starved = self._num_in_flight > 0, False
+        memory.num_deferred = 0
         self._place_decodes(step, now)
         room = self._budget.tokens(len(step.chunks))
         self._place_prompts(step, room, now)
-        if self._running and not step.chunks:
-            self._start_over(step, now)
-        return StepPlan(tuple(step.chunks), tuple(step.copies), tuple(step.preempted), tuple(ended))
+        if memory.running and not step.chunks and not memory.is_in_flight:
+            memory.start_over(step, now)
+        self._num_in_flight += bool(step.chunks)
+        return step.plan(ended)
 
-    def _place_decodes(self, step: _StepInMaking, now: float) -> None:
-        for request in list(self._running):
+    def _place_decodes(self, step: StepInMaking, now: float) -> None:
+        for request in list(self.memory.running):
             if request.status is not Status.RUNNING:
                 continue  # preempted for one before it
-            if request.num_to_compute == 1:
-                self._place(step, request, 1, now)
-            else:
+            if request.num_to_compute > 1:
                 step.prompts.append(request)
+            elif not request.has_all_tokens:
+                self._place(step, request, 1, now)
 
-    def _place_prompts(self, step: _StepInMaking, room: int, now: float) -> None:
+    def _place_prompts(self, step: StepInMaking, room: int, now: float) -> None:
         """Share the prefill budget: the oldest prompt first, the shortest next, then who can use the rest."""
         running = (prompt for prompt in step.prompts if prompt.status is Status.RUNNING)
         prompts = [*running, *self.waiting.first(_WINDOW)]
@@ -126,7 +138,7 @@ class Scheduler:
             (p for p in prompts if p is not oldest), key=lambda p: (-p.priority, p.num_to_compute, p.arrival)
         )
         guaranteed = max(1, room // _OLDEST_SHARE) if others else room
-        has_memory = oldest.status is Status.RUNNING or self._admit(step, oldest, now)
+        has_memory = oldest.status is Status.RUNNING or self.memory.admit(step, oldest, now)
         given = {oldest.request_id: 0}
         if oldest.status is Status.RUNNING:
             given[oldest.request_id] = min(guaranteed, oldest.num_to_compute)
@@ -136,7 +148,7 @@ class Scheduler:
                 break
             if prompt.status is Status.WAITING and has_memory:
                 # Nobody overtakes an older request into the memory that it waits for.
-                has_memory = self._admit(step, prompt, now)
+                has_memory = self.memory.admit(step, prompt, now)
             if prompt.status is Status.RUNNING:
                 given[prompt.request_id] = min(room, prompt.num_to_compute)
                 room -= given[prompt.request_id]
@@ -146,184 +158,108 @@ class Scheduler:
             if given.get(prompt.request_id) and prompt.status is Status.RUNNING:
                 self._place(step, prompt, given[prompt.request_id], now)
 
-    def _place(self, step: _StepInMaking, request: Request, num_tokens: int, now: float) -> None:
-        """Give `request` tokens in this step, making room for them; without room it sits this step out."""
-        assert request.lease is not None
-        tokens, start = request.tokens, request.num_computed
+    def _place(
+        self, step: StepInMaking, request: Request, num_tokens: int, now: float, drafts: Sequence[int] = ()
+    ) -> None:
+        """Give `request` tokens in this step, and guesses after them; without room it sits this step out."""
+        tokens, start = request.tokens, request.num_planned
         end = start + num_tokens
-        while True:
-            try:
-                copies = self.cache.extend(request.lease, end, now)
-                break
-            except OutOfPages:
-                victim = self._victim(step, request)
-                if victim is None:
-                    return
-                self._preempt(victim, now)
-                step.preempted.append(victim)
-        step.copies += copies
-        ids, samples = tokens[start:end], end == len(tokens)
-        step.chunks.append(Chunk(request, start, num_tokens, ids, request.lease.pages, samples))
-
-    # --- memory --------------------------------------------------------------------------------------------
-
-    def _admit(self, step: _StepInMaking, request: Request, now: float) -> bool:
-        """Start a waiting request if its whole prompt fits beside what is running. Takes no page yet.
-
-        Returns whether there was room, so that a younger request may be tried; the request's status says whether
-        it was started: it also waits while a running prompt computes what it could share in the next step.
-        """
-        if step.preempted or len(self._running) >= self.limits.max_running:
-            return False
-        match = self.cache.match(request.namespace, request.tokens, now)
-        if self._is_being_computed(request, match.length):
-            self._num_deferred += 1
-            return True
-        lease = self.cache.lock(match, priority=request.priority)
-        # Locking may have made evictable pages unavailable: what counts is the room left after it.
-        room = self.cache.available - self._pages_promised()
-        if self.cache.pages_needed(lease, request.num_tokens + 1) > room:
-            self.cache.drop_partial(lease)  # its source page is unlocked: one page more to evict
-            room = self.cache.available - self._pages_promised()
-            if self.cache.pages_needed(lease, request.num_tokens + 1) > room:
-                self.cache.finish(lease, [], now)
-                return False
-        self.waiting.remove(request)
-        bisect.insort(self._running, request, key=precedence)
-        self._start(request, lease.num_cached, now)
-        request.lease = lease
-        return True
-
-    def _is_being_computed(self, request: Request, num_cached: int) -> bool:
-        """Whether a running prompt is computing the page that `request` would begin with.
-
-        A burst of prompts that begin alike then computes the common part once, not once each.
-        """
-        end = num_cached + self.cache.page_size
-        page = request.tokens[num_cached:end]
-        return request.num_tokens > end and any(
-            other.num_computed < end < other.num_tokens
-            and other.namespace == request.namespace
-            and other.tokens[num_cached:end] == page
-            and other.tokens[:num_cached] == request.tokens[:num_cached]
-            for other in self._prompts_running()
-        )
-
-    def _start(self, request: Request, num_cached: int, now: float) -> None:
-        """Book an admission. Hits count once, at the first; what preemption or migration repeats is kept apart."""
-        is_repeat = request.num_cached is not None or request.num_resumed > 0
-        self.cache.record_admission(request.num_tokens, num_cached, recompute=is_repeat)
-        num_before = request.num_computed
-        if request.num_cached is None:
-            request.num_cached = min(num_cached, request.num_prompt)
-            request.admitted_at = now
-            if request.num_resumed:  # the engine it comes from had computed all but its last token
-                num_before = request.num_tokens - 1
-        request.num_recomputed += max(0, num_before - num_cached)
-        request.num_computed = num_cached
-        request.status = Status.RUNNING
-
-    def _pages_promised(self) -> int:
-        """Pages that the running requests still need for their prompts and next token."""
-        return sum(
-            self.cache.pages_needed(request.lease, request.num_tokens + 1)
-            for request in self._running
-            if request.lease is not None
-        )
-
-    def _victim(self, step: _StepInMaking, request: Request) -> Request | None:
-        """The lowest-priority, newest running request after `request` that is not part of this step."""
-        placed = {chunk.request.request_id for chunk in step.chunks}
-        for candidate in reversed(self._running):
-            if candidate is request:
-                return None
-            if candidate.request_id not in placed:
-                return candidate
-        return None
-
-    def _preempt(self, request: Request, now: float) -> None:
-        """Take a request's pages; what it computed stays in the tree while there is room."""
-        self._release(request, now, keep=True)
-        request.status = Status.WAITING
-        request.num_preemptions += 1
-        self._num_preemptions += 1
-        self._running.remove(request)
-        self._wait(request)  # at its place, which it keeps
-
-    def _wait(self, request: Request) -> None:
-        request.num_expected = self.cache.peek(request.namespace, request.tokens)
-        self.waiting.add(request)
-
-    def _release(self, request: Request, now: float, keep: bool) -> None:
-        """Give back the pages of a request, if it holds any; what is in them stays in the tree with `keep`."""
-        if request.lease is None:
+        if not self.memory.grow(step, request, end + len(drafts), now):
             return
-        # Admitted but not placed yet: the page that its match ends in has not been copied.
-        num_held = min(request.num_computed, len(request.lease.pages) * self.cache.page_size)
-        self.cache.finish(request.lease, request.tokens[:num_held] if keep else [], now)
-        request.lease = None
-
-    def _start_over(self, step: _StepInMaking, now: float) -> None:
-        """The only running request finds no page, though it fits alone: what pins the rest is how the tree divides
-        its prefix. It starts over with an empty tree, so that it always ends.
-        """
-        for request in list(self._running):
-            self._preempt(request, now)
-            step.preempted.append(request)
-        self.cache.reset()
+        assert request.lease is not None
+        ids, samples = tokens[start:end], end == len(tokens)
+        step.chunks.append(
+            Chunk(
+                request,
+                start,
+                num_tokens + len(drafts),
+                [*ids, *drafts] if drafts else ids,
+                request.lease.pages,
+                samples,
+                len(drafts),
+            )
+        )
+        request.num_planned = end
+        if samples:
+            tokens.append(PENDING)
 
     # --- a result in ---------------------------------------------------------------------------------------
 
     def apply(self, plan: StepPlan, result: StepResult, now: float, seconds: float = 0.0) -> list[Event]:
-        """Take in a step's result, which took `seconds`; the events it caused, aborts included."""
-        events = list(plan.ended)
-        sampled = zip(result.token_ids, result.logprobs, strict=True)
+        """Take in the result of the oldest step in flight, which took `seconds`; the events it caused."""
+        events = []
+        counts = None if result.counts is None else iter(result.counts)
+        row = 0
         for chunk in plan.chunks:
-            token, logprobs = next(sampled) if chunk.samples else (None, None)
+            count = 0 if not chunk.samples else 1 if counts is None else next(counts)
+            first, row = row, row + count
             if chunk.request.status is not Status.RUNNING:
                 continue  # it ended while the step ran
-            self._computed(chunk, now)
-            if token is not None:
-                events.append(self._generated(chunk.request, token, logprobs, now))
-        self._budget.observe(plan.num_decodes, plan.num_tokens - plan.num_decodes, seconds)
+            self._computed(chunk, count, now)
+            if count:
+                tokens, logprobs = result.token_ids[first:row], result.logprobs[first:row]
+                events.append(self._generated(chunk.request, tokens, logprobs, now))
+        self._budget.observe(plan.num_decodes, plan.num_prefill, seconds)
         self._num_steps += 1
+        self._num_in_flight -= 1
         return events
 
     def fail(self, plan: StepPlan, message: str, now: float) -> list[Event]:
         """End all requests of a step that could not be run. Their pages' content is unknown: none is kept."""
+        self._num_in_flight -= 1
         return [
-            *plan.ended,
-            *(self._end(chunk.request, "error", now, keep=False, error=message) for chunk in plan.chunks),
+            self._end(chunk.request, "error", now, keep=False, error=message)
+            for chunk in plan.chunks
+            if chunk.request.status is Status.RUNNING
         ]
 
-    def _computed(self, chunk: Chunk, now: float) -> None:
+    def _computed(self, chunk: Chunk, num_sampled: int, now: float) -> None:
+        """The chunk's KV is there; of its drafts, that of those that proved right."""
         request = chunk.request
-        request.num_computed = end = chunk.start + chunk.num_tokens
+        end = chunk.start + chunk.num_tokens
+        if chunk.num_drafts:
+            end -= chunk.num_drafts + 1 - num_sampled
+            request.num_planned = end
+        request.num_computed = end
         assert request.lease is not None
         if request.lease.source is not None:
             self.cache.release_copy(request.lease)
-        if chunk.num_tokens > 1 or end <= request.num_prompt:  # a decode's tokens enter the tree at its end
+        if (
+            chunk.num_tokens - chunk.num_drafts > 1 or end <= request.num_prompt
+        ):  # a decode's tokens enter the tree at its end
             self.cache.insert(request.lease, request.tokens[:end], now)
 
-    def _generated(self, request: Request, token: int, logprobs: TokenLogprobs | None, now: float) -> Event:
-        if token < 0:
-            return self._end(request, "error", now, keep=False, error="the model computed no valid probabilities")
-        request.tokens.append(token)
+    def _generated(
+        self, request: Request, sampled: Sequence[int], logprobs: Sequence[TokenLogprobs | None], now: float
+    ) -> Event:
+        """Put what was sampled in the place of its `PENDING`, up to the token that ends the request."""
+        known = request.num_computed + 1 - len(sampled)
+        reason = None
+        for num_new, token in enumerate(sampled, 1):
+            if token < 0:
+                error = "the model computed no valid probabilities"
+                return self._end(request, "error", now, keep=False, error=error)
+            reason = self._finish_reason(request, token, known + num_new)
+            if reason is not None:
+                break
+        tokens = tuple(sampled[:num_new])
+        request.tokens[known : known + 1] = tokens
         if request.first_token_at is None:
             request.first_token_at = now
-        reason = self._finish_reason(request, token)
-        reported = () if logprobs is None else (logprobs,)
+        reported = tuple([report for report in logprobs[:num_new] if report is not None])
         if reason is not None:
-            return self._end(request, reason, now, tokens=(token,), logprobs=reported)
+            del request.tokens[known + num_new :]  # what a step in flight samples for it is not wanted
+            return self._end(request, reason, now, tokens=tokens, logprobs=reported)
         timings = None
         if request.num_told != request.num_preemptions:
             request.num_told, timings = request.num_preemptions, _timings(request, now)
-        return Event(request.request_id, (token,), reported, None, request.num_cached or 0, None, timings)
+        return Event(request.request_id, tokens, reported, None, request.num_cached or 0, None, timings)
 
-    def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
-        if token in request.stop_ids and request.num_output > request.sampling.min_tokens:
+    def _finish_reason(self, request: Request, token: int, num_tokens: int) -> FinishReason | None:
+        """Why a request ends with `token` as the last of `num_tokens`; None when it goes on."""
+        if token in request.stop_ids and num_tokens - request.num_prompt > request.sampling.min_tokens:
             return "stop"
-        return "length" if len(request.tokens) >= request.longest else None
+        return "length" if num_tokens >= request.longest else None
 
     def _end(
         self,
@@ -337,11 +273,7 @@ class Scheduler:
         error: str | None = None,
     ) -> Event:
         """Release all that a request holds. With `keep`, what it computed stays in the tree."""
-        self._release(request, now, keep)
-        if request.status is Status.RUNNING:
-            self._running.remove(request)
-        else:
-            self.waiting.remove(request)
+        self.memory.release(request, now, keep=keep)
         request.status = Status.FINISHED
         del self._requests[request.request_id]
         self._ending.pop(request.request_id, None)
@@ -370,18 +302,18 @@ class Scheduler:
     def load(self, now: float) -> EngineLoad:
         """A snapshot of how busy this engine is. O(requests)."""
         return EngineLoad(
-            num_running=len(self._running),
+            num_running=len(self.memory.running),
             num_waiting=len(self.waiting),
-            num_deferred=min(self._num_deferred, len(self.waiting)),
+            num_deferred=min(self.memory.num_deferred, len(self.waiting)),
             waiting_prefill_tokens=self.waiting.num_uncached
-            + sum(request.num_to_compute for request in self._prompts_running()),
+            + sum(request.num_to_compute for request in self.memory.running if request.num_to_compute > 1),
             oldest_wait_seconds=max((now - request.arrival for request in self.waiting), default=0.0),
             pages=self.account(),
             page_size=self.cache.page_size,
             eviction_age=self.cache.eviction_age(now),
             cache=copy.copy(self.cache.stats),
             num_steps=self._num_steps,
-            num_preemptions=self._num_preemptions,
+            num_preemptions=self.memory.num_preemptions,
             num_finished=self._num_finished,
             prefill_rate=self._budget.prefill_rate,
             decode_seconds=self._budget.decode_seconds,
@@ -389,22 +321,9 @@ class Scheduler:
 
     def forget_totals(self) -> None:
         """Let what counts up begin at 0 again; measured rates stay."""
-        self._num_steps = self._num_preemptions = self._num_finished = 0
+        self._num_steps = self.memory.num_preemptions = self._num_finished = 0
         self.cache.stats = CacheStats()
         self.cache.page_ages.drain()
-
-    def _prompts_running(self) -> Iterator[Request]:
-        return (request for request in self._running if request.num_to_compute > 1)
-
-
-class _StepInMaking:
-    """The parts of a plan while it is put together."""
-
-    def __init__(self) -> None:
-        self.chunks: list[Chunk] = []
-        self.copies: list[PageCopy] = []
-        self.prompts: list[Request] = []  # running ones with more than one token to compute
-        self.preempted: list[Request] = []
 
 
 def _timings(request: Request, now: float) -> Timings | None:

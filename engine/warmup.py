@@ -22,7 +22,7 @@ def measure_step(
     runner = with_pages(num_pages)
     pages_bytes = torch.cuda.memory_allocated(device) - before
     torch.cuda.reset_peak_memory_stats(device)
-    runner.run(worst_step(config, max_model_len))
+    runner.prepare(worst_step(config, max_model_len))()
     torch.cuda.synchronize(device)
     step_bytes = torch.cuda.max_memory_allocated(device) - before - pages_bytes
     del runner

@@ -7,22 +7,22 @@ from collections.abc import Collection
 import numpy as np
 import torch
 
-from engine.request import Request
+from engine.sampling.row import Row
 
 
-def is_adjusted(request: Request) -> bool:
+def is_adjusted(row: Row) -> bool:
     """Whether `adjust` would change anything."""
-    params = request.sampling
+    params = row.request.sampling
     return bool(
         params.repetition_penalty != 1.0
         or params.presence_penalty
         or params.frequency_penalty
         or params.logit_bias
-        or request.num_output < params.min_tokens
+        or row.num_output < params.min_tokens
     )
 
 
-def adjust(logits: torch.Tensor, request: Request, eos_token_ids: Collection[int]) -> None:
+def adjust(logits: torch.Tensor, row: Row, eos_token_ids: Collection[int]) -> None:
     """Change one row of logits, float [V], in place.
 
     1. repetition penalty, over prompt and output: positive logits are divided, negative ones multiplied
@@ -31,17 +31,18 @@ def adjust(logits: torch.Tensor, request: Request, eos_token_ids: Collection[int
     3. logit bias, added last so that its size means the same whatever the penalties
     4. before `min_tokens`: whatever would end the request becomes impossible
     """
-    params = request.sampling
+    params = row.request.sampling
     if params.repetition_penalty != 1.0:
-        _penalize_repetition(logits, request.tokens, params.repetition_penalty)
-    if (params.presence_penalty or params.frequency_penalty) and request.num_output:
-        seen, counts = np.unique(np.asarray(request.output_ids), return_counts=True)
+        _penalize_repetition(logits, row.history(), params.repetition_penalty)
+    if (params.presence_penalty or params.frequency_penalty) and row.num_output:
+        output_ids = row.history()[row.request.num_prompt :]
+        seen, counts = np.unique(np.asarray(output_ids), return_counts=True)
         penalty = params.presence_penalty + params.frequency_penalty * counts
         logits[_index(seen, logits)] -= torch.from_numpy(penalty).to(logits)
     if params.logit_bias:
         known = {token: bias for token, bias in params.logit_bias.items() if token < len(logits)}
         logits[_index(list(known), logits)] += torch.tensor(list(known.values())).to(logits)
-    if request.num_output < params.min_tokens:
+    if row.num_output < params.min_tokens:
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         logits[_index([token for token in ends if token < len(logits)], logits)] = -torch.inf
 

@@ -16,7 +16,7 @@ from deployments.replica import EngineReplica, ReplicaSettings
 from deployments.wire_server import WireTimings
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.plan import StepPlan, StepResult
+from engine.plan import Step, StepPlan, StepResult
 from engine.sampling_params import SamplingParams
 from router.fleet import Fleet, ReplicaAddress
 
@@ -44,12 +44,17 @@ class CountingRunner:
         self.gate.set()
         self.step_s = 0.0
 
-    def run(self, plan: StepPlan) -> StepResult:
-        if self.step_s:
-            threading.Event().wait(self.step_s)
-        self.gate.wait()
+    def prepare(self, plan: StepPlan) -> Step:
         chunks = plan.sampling_chunks
-        return StepResult([chunk.request.num_output + 1 for chunk in chunks], [None] * len(chunks))
+        tokens = [chunk.start + chunk.num_tokens - chunk.request.num_prompt + 1 for chunk in chunks]
+
+        def step() -> StepResult:
+            if self.step_s:
+                threading.Event().wait(self.step_s)
+            self.gate.wait()
+            return StepResult(tokens, [None] * len(tokens))
+
+        return step
 
 
 class DirectCall:

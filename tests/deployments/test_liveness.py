@@ -34,7 +34,7 @@ def test_an_engine_whose_steps_fail_is_not_let_loose(engine: Engine, monkeypatch
     def broken(_: Any) -> Any:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(engine.runner, "run", broken)
+    monkeypatch.setattr(engine.runner, "prepare", broken)
     with pytest.raises(EngineUnhealthy, match="first step failed"):
         prove_step(engine)
 

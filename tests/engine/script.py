@@ -8,8 +8,8 @@ from typing import Any
 
 from cache import KVCacheManager, Namespace
 from engine.loop import EngineLoop
-from engine.plan import Chunk, Event, StepPlan, StepResult
-from engine.request import Request, Status
+from engine.plan import Chunk, Event, Step, StepPlan, StepResult, num_accepted
+from engine.request import PENDING, Request, Status
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler, SchedulerLimits
 
@@ -40,13 +40,23 @@ class MemoryRunner:
         self.fail_next = False
         self.mistakes: list[str] = []
         """Contexts that were not what their request holds: the loop must not take them for a failed step."""
+        self._sampled: dict[str, int] = {}
+        self._lost: set[str] = set()  # requests of a step that failed: the next may have been planned with them
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def prepare(self, plan: StepPlan) -> Step:
+        """Read the page tables now: the scheduler changes them while the step is in flight."""
+        self.plans.append(plan)
+        tables = [list(chunk.pages) for chunk in plan.chunks]
+        return lambda: self.run(plan, tables)
+
+    def run(self, plan: StepPlan, tables: list[list[int]]) -> StepResult:
         """Write the chunks' KV, read back each context, and sample."""
+        before, self._sampled = self._sampled, {}
+        lost, self._lost = self._lost, set()
         if self.fail_next:
             self.fail_next = False
+            self._lost = {chunk.request.request_id for chunk in plan.chunks}
             raise RuntimeError("scripted failure")
-        self.plans.append(plan)
         copied = [
             (copy.target, slot, self.memory[copy.source, slot])
             for copy in plan.copies
@@ -54,27 +64,43 @@ class MemoryRunner:
         ]
         for target, slot, value in copied:
             self.memory[target, slot] = value
-        for chunk in plan.chunks:
-            for offset, token in enumerate(chunk.token_ids):
-                page, slot = divmod(chunk.start + offset, self.page_size)
-                self.memory[chunk.pages[page], slot] = (token, chunk.start + offset)
-        for chunk in plan.chunks:
-            self.mistakes += self._check(chunk)
-        tokens = [self._sample(chunk.request) for chunk in plan.sampling_chunks]
-        return StepResult(tokens, [None] * len(tokens))
+        written = []
+        for chunk, table in zip(plan.chunks, tables, strict=True):
+            ids = [before.get(chunk.request.request_id, 1) if t == PENDING else t for t in chunk.token_ids]
+            written.append(ids)
+            for position, token in enumerate(ids, chunk.start):
+                page, slot = divmod(position, self.page_size)
+                self.memory[table[page], slot] = (token, position)
+        tokens: list[int] = []
+        counts = []
+        for chunk, table, ids in zip(plan.chunks, tables, written, strict=True):
+            context = [1] if chunk.request.request_id in lost else self._context(chunk, table, ids)
+            if chunk.samples:
+                first = len(context) - chunk.num_drafts
+                sampled = [self._sample(chunk.request, context[:end]) for end in range(first, len(context) + 1)]
+                counts.append(num_accepted(context[first:], sampled) + 1)
+                tokens += sampled[: counts[-1]]
+                self._sampled[chunk.request.request_id] = sampled[0]
+        return StepResult(tokens, [None] * len(tokens), counts)
 
-    def _check(self, chunk: Chunk) -> list[str]:
+    def _context(self, chunk: Chunk, table: list[int], ids: list[int]) -> list[int]:
+        """What the pages hold of a request; it has to be the tokens it has."""
+        held = []
         for position in range(chunk.start + chunk.num_tokens):
             page, slot = divmod(position, self.page_size)
-            held = self.memory[chunk.pages[page], slot]
-            if held != (chunk.request.tokens[position], position):
-                return [f"{chunk.request.request_id} finds {held} at position {position}"]
-        return []
+            token, written_at = self.memory[table[page], slot]
+            is_right = token == chunk.request.tokens[position] if position < chunk.start else True
+            if written_at != position or not is_right:
+                self.mistakes.append(f"{chunk.request.request_id} finds {token, written_at} at {position}")
+            held.append(token)
+        if held[chunk.start :] != ids:
+            self.mistakes.append(f"{chunk.request.request_id} finds {held[chunk.start :]}, not {ids}")
+        return held
 
-    def _sample(self, request: Request) -> int:
-        if self.eos_after.get(request.request_id) == request.num_output:
+    def _sample(self, request: Request, context: list[int]) -> int:
+        if self.eos_after.get(request.request_id) == len(context) - request.num_prompt:
             return EOS
-        return next_token(request.tokens, request.seed)
+        return next_token(context, request.seed)
 
 
 @dataclass
@@ -85,6 +111,7 @@ class Script:
     page_size: int = 4
     limits: dict[str, Any] = field(default_factory=dict)
     prefix_cache: bool = True
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         self.now = 0.0
@@ -92,7 +119,7 @@ class Script:
         limits = SchedulerLimits(**{"max_model_len": 10**6, **self.limits})
         self.scheduler = Scheduler(self.cache, limits, [EOS])
         self.runner = MemoryRunner(self.page_size)
-        self.loop = EngineLoop(self.scheduler, self.runner, clock=lambda: self.now)
+        self.loop = EngineLoop(self.scheduler, self.runner, clock=lambda: self.now, overlap=self.overlap)
         self.requests: dict[str, Request] = {}
         self.events: dict[str, list[Event]] = {}
 

@@ -98,9 +98,9 @@ def test_load_shows_the_work_of_a_step_that_does_not_end(monkeypatch: pytest.Mon
     shown = []
     run = script.runner.run
 
-    def hanging(plan: StepPlan) -> StepResult:
+    def hanging(plan: StepPlan, tables: list[list[int]]) -> StepResult:
         shown.append(script.loop.load())
-        return run(plan)
+        return run(plan, tables)
 
     monkeypatch.setattr(script.runner, "run", hanging)
     script.arrive([1] * 10)

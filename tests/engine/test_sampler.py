@@ -17,6 +17,7 @@ from engine.request import Request
 from engine.sampler import INVALID, Sampler
 from engine.sampling.choose import draw, probabilities
 from engine.sampling.noise import uniform
+from engine.sampling.row import Row
 from engine.sampling_params import SamplingParams
 
 VOCAB = 40
@@ -38,7 +39,7 @@ def random_logits(rows: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
 
 
 def sample(logits: torch.Tensor, requests: list[Request]) -> list[int]:
-    return Sampler({EOS}).sample(logits.clone(), requests)[0]
+    return Sampler({EOS}).sample(logits.clone(), [Row.of(request) for request in requests])[0].tolist()
 
 
 # --- noise ---------------------------------------------------------------------------------------------------
@@ -198,7 +199,7 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
     logits = random_logits(1)
     theirs = transformers.RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt + output]), logits.clone())
     ours = logits.clone()
-    Sampler({EOS}).sample(ours, [request(output, prompt, temperature=0.0, repetition_penalty=1.7)])
+    Sampler({EOS}).sample(ours, [Row.of(request(output, prompt, temperature=0.0, repetition_penalty=1.7))])
     torch.testing.assert_close(ours, theirs)
 
 
@@ -206,7 +207,7 @@ def test_presence_and_frequency_count_the_output_only() -> None:
     logits = random_logits(1)
     ours = logits.clone()
     params: dict[str, Any] = {"presence_penalty": 0.5, "frequency_penalty": 0.25, "temperature": 0.0}
-    Sampler({EOS}).sample(ours, [request([5, 6, 6, 6], [1, 2, 5], **params)])
+    Sampler({EOS}).sample(ours, [Row.of(request([5, 6, 6, 6], [1, 2, 5], **params))])
     expected = logits.clone()
     expected[0, 5] -= 0.5 + 0.25
     expected[0, 6] -= 0.5 + 0.75
@@ -238,7 +239,7 @@ def test_logprobs_are_of_the_models_own_logits() -> None:
         request(),
         request(logprobs=0, temperature=0.0),
     ]
-    tokens, reports = Sampler({EOS}).sample(logits.clone(), requests)
+    tokens, reports = Sampler({EOS}).sample(logits.clone(), [Row.of(request) for request in requests])
     expected = logits.double().log_softmax(-1)
     first, none, last = reports
     assert none is None and first is not None and last is not None
@@ -260,7 +261,7 @@ def test_a_broken_row_fails_alone(temperature: float, broken: float) -> None:
     requests = [request(seed=i, temperature=temperature, logprobs=2, top_p=0.9) for i in range(3)]
     healthy = sample(logits, requests)
     logits[1, 13] = broken
-    tokens, reports = Sampler({EOS}).sample(logits, requests)
-    assert tokens == [healthy[0], INVALID, healthy[2]]
+    tokens, reports = Sampler({EOS}).sample(logits, [Row.of(request) for request in requests])
+    assert tokens.tolist() == [healthy[0], INVALID, healthy[2]]
     assert reports[1] is None and reports[0] is not None
     assert sample(torch.full((1, VOCAB), -math.inf), requests[:1]) == [INVALID]

@@ -1,0 +1,55 @@
+"""The thread in which steps run while the next one is planned."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class DeviceThread(Generic[T]):
+    """Runs what it is handed, one after the other, in order. Its thread ends with it."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[_Launched[T] | None] = queue.SimpleQueue()
+        threading.Thread(target=_work_off, args=(self._work,), name="engine-device", daemon=True).start()
+        weakref.finalize(self, self._work.put, None)
+
+    def launch(self, work: Callable[[], T]) -> Callable[[], T]:
+        """Have `work` run; returns at once. What is returned waits for its result, or raises what it raised."""
+        launched = _Launched(work)
+        self._work.put(launched)
+        return launched.wait
+
+
+class _Launched(Generic[T]):
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._done = threading.Lock()
+        self._done.acquire()
+        self._error: BaseException | None = None
+        self._result: T
+
+    def run(self) -> None:
+        try:
+            self._result = self._work()
+        except BaseException as error:  # for whoever waits
+            self._error = error
+        self._done.release()
+
+    def wait(self) -> T:
+        self._done.acquire()
+        self._done.release()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+def _work_off(work: queue.SimpleQueue[_Launched[T] | None]) -> None:
+    while (launched := work.get()) is not None:
+        launched.run()
+        del launched  # its result must not live until the next one comes

@@ -1,0 +1,143 @@
+"""A step as the device takes it: everything read from the scheduler's state, but for the tokens still in flight.
+
+ids:    [ 17 | PENDING | 4 5 6 ]         PENDING: a row of the step before, whose token stays on the device
+rows:     0      1           2           whose next tokens are sampled
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+
+from cache import PageCopy
+from engine.attention.batch import AttentionBatch, Ints
+from engine.plan import Chunk, StepPlan, StepResult, TokenLogprobs, num_accepted
+from engine.request import PENDING
+from engine.sampling.row import Row
+
+
+class Places:
+    """How pages are laid out, and which row of the last prepared step belongs to which request."""
+
+    def __init__(self, page_size: int, null_page: int) -> None:
+        self.page_size = page_size
+        self.null_page = null_page
+        self.rows: dict[str, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """One step. Tensors are on the device."""
+
+    copies: Sequence[PageCopy]
+    batch: AttentionBatch | None
+    """None for a step without tokens."""
+    ids: torch.Tensor
+    """int64 [N]: the tokens; 0 where they are pending."""
+    pending: torch.Tensor
+    """int64: which of them are."""
+    sources: torch.Tensor
+    """int64: the rows of the step before that sampled them."""
+    sampled_positions: torch.Tensor
+    """int64 [R]: the tokens after which one is sampled."""
+    chunks: Sequence[Chunk]
+    """The sampling ones. What may change meanwhile is not read from their requests."""
+    tails: Sequence[int | None]
+    """Of each: the row of the step before that sampled its last token; None when that is known."""
+
+    @classmethod
+    def of(cls, plan: StepPlan, places: Places, device: torch.device) -> PreparedStep:
+        """Read a plan; `places` is brought up to date for the plan after it."""
+        chunks, sampling, before = plan.chunks, plan.sampling_chunks, places.rows
+        ids = np.fromiter(chain.from_iterable(chunk.token_ids for chunk in chunks), dtype=np.int64)
+        pending = np.flatnonzero(ids == PENDING)
+        ids[pending] = 0
+        waiting = [chunk for chunk in chunks if chunk.token_ids[-1] == PENDING] if len(pending) else []
+        sources = np.array([before[chunk.request.request_id] for chunk in waiting], dtype=np.int64)
+        tails = [_source(chunk, before) for chunk in sampling] if waiting else [None] * len(sampling)
+        places.rows = _first_rows(sampling)
+
+        def on_device(values: Ints) -> torch.Tensor:
+            return torch.from_numpy(values).to(device, non_blocking=True)
+
+        return cls(
+            plan.copies,
+            AttentionBatch.from_chunks(chunks, places.page_size, places.null_page, device) if chunks else None,
+            on_device(ids),
+            on_device(pending),
+            on_device(sources),
+            on_device(_sampled_positions(chunks)),
+            sampling,
+            tails,
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that are sampled."""
+        return len(self.sampled_positions)
+
+    def token_ids(self, sampled: torch.Tensor | None) -> torch.Tensor:
+        """int64 [N]: the tokens, with what the step before sampled (int64 [rows]; None: nothing) in its place."""
+        if sampled is not None and len(self.pending):
+            # A request without valid choice has ended; its row is computed with any token.
+            self.ids[self.pending] = sampled[self.sources].clamp(min=0)
+        return self.ids
+
+    def rows(self, sampled: Sequence[int]) -> list[Row]:
+        """Whose tokens are sampled, after what; `sampled` is what the step before gave."""
+        rows = []
+        for chunk, source in zip(self.chunks, self.tails, strict=True):
+            end = chunk.start + chunk.num_tokens - chunk.num_drafts
+            if source is not None:
+                rows.append(Row(chunk.request, end - 1, sampled[source : source + 1]))
+            else:
+                rows.append(Row(chunk.request, end))
+            for index in range(chunk.num_drafts):
+                first = chunk.num_tokens - chunk.num_drafts
+                rows.append(Row(chunk.request, end, chunk.token_ids[first : first + index + 1]))
+        return rows
+
+    def result(
+        self, sampled: list[int], logprobs: list[TokenLogprobs | None], prepare: float, sample: float
+    ) -> StepResult:
+        """What came of it: of a chunk with drafts, the tokens up to the first that is not as guessed."""
+        if not any(chunk.num_drafts for chunk in self.chunks):
+            return StepResult(sampled, logprobs, None, prepare, sample)
+        kept: list[int] = []
+        counts, row = [], 0
+        for chunk in self.chunks:
+            drafts = chunk.token_ids[chunk.num_tokens - chunk.num_drafts :]
+            counts.append(num_accepted(drafts, sampled[row : row + chunk.num_drafts]) + 1)
+            kept += range(row, row + counts[-1])
+            row += chunk.num_drafts + 1
+        return StepResult([sampled[i] for i in kept], [logprobs[i] for i in kept], counts, prepare, sample)
+
+
+def _source(chunk: Chunk, before: dict[str, int]) -> int | None:
+    return before[chunk.request.request_id] if chunk.token_ids[-1] == PENDING else None
+
+
+def _first_rows(sampling: Sequence[Chunk]) -> dict[str, int]:
+    """By request: the first of its rows."""
+    rows, row = {}, 0
+    for chunk in sampling:
+        rows[chunk.request.request_id] = row
+        row += 1 + chunk.num_drafts
+    return rows
+
+
+def _sampled_positions(chunks: Sequence[Chunk]) -> Ints:
+    """int64 [R]: index in the step of each token after which one is sampled."""
+    ends = np.cumsum([chunk.num_tokens for chunk in chunks], dtype=np.int64)
+    if not any(chunk.num_drafts for chunk in chunks):
+        return ends[[chunk.samples for chunk in chunks]] - 1 if len(ends) else ends
+    runs = [
+        np.arange(end - 1 - chunk.num_drafts, end)
+        for chunk, end in zip(chunks, ends.tolist(), strict=True)
+        if chunk.samples
+    ]
+    return np.concatenate(runs)

@@ -1,0 +1,22 @@
+"""A step while it is put together."""
+
+from __future__ import annotations
+
+from cache import PageCopy
+from engine.plan import Chunk, Event, StepPlan
+from engine.request import Request
+
+
+class StepInMaking:
+    """The parts of a plan."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.copies: list[PageCopy] = []
+        self.prompts: list[Request] = []
+        """Running requests with more than one token to compute."""
+        self.preempted: list[Request] = []
+
+    def plan(self, ended: list[Event]) -> StepPlan:
+        """The finished plan; `ended` are the last events of requests that ended without a step."""
+        return StepPlan(tuple(self.chunks), tuple(self.copies), tuple(self.preempted), tuple(ended))
