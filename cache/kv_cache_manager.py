@@ -131,8 +131,6 @@ class KVCacheManager:
         Returns the one copy of a match that ends inside a page, the first time and only then. Raises OutOfPages,
         with nothing changed, when too few pages are available.
         """
-        if lease.is_admitted and num_tokens <= len(lease.pages) * self.page_size:
-            return []  # what nearly every decode finds
         held = held_node(lease)
         needed = self.pages_needed(lease, num_tokens)
         if needed > self.available:
@@ -149,6 +147,7 @@ class KVCacheManager:
             lease.partial = 0
             self.stats.copied_pages += 1
         lease.pages += self._pool.allocate(needed - len(copies))
+        lease.capacity = len(lease.pages) * self.page_size
         self._num_private += needed
         if now is not None:
             self.page_ages.taken(lease.pages[num_before:], now)
@@ -197,7 +196,7 @@ class KVCacheManager:
         if lease.is_admitted:
             self._tree.touch(held, now)
         self._tree.unlock(held)
-        lease.node, lease.pages, lease.num_shared = None, [], 0
+        lease.node, lease.pages, lease.num_shared, lease.capacity = None, [], 0, 0
 
     def record_admission(self, query_tokens: int, hit_tokens: int, *, recompute: bool) -> None:
         """Count one admission, the only place where hits are counted; `recompute`: it was preempted before."""

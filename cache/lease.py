@@ -64,5 +64,7 @@ class Lease:
     """Locked as well, until the page it ends in has been copied."""
     partial: int = 0
     """Tokens to be copied; 0 once the copy has been handed out."""
+    capacity: int = 0
+    """Tokens that `extend` made room for: whoever needs no more need not ask."""
     is_admitted: bool = False
     """Whether it ever got pages: only then does its match count as use of the path."""

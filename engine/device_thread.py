@@ -16,14 +16,22 @@ class DeviceThread(Generic[T]):
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[_Launched[T] | None] = queue.SimpleQueue()
-        threading.Thread(target=_work_off, args=(self._work,), name="engine-device", daemon=True).start()
-        weakref.finalize(self, self._work.put, None)
+        self._thread = threading.Thread(target=_work_off, args=(self._work,), name="engine-device", daemon=True)
+        self._thread.start()
+        self._end = weakref.finalize(self, self._work.put, None)
 
     def launch(self, work: Callable[[], T]) -> Callable[[], T]:
         """Have `work` run; returns at once. What is returned waits for its result, or raises what it raised."""
         launched = _Launched(work)
         self._work.put(launched)
         return launched.wait
+
+    def close(self, timeout: float) -> None:
+        """Let what was handed in come to its end, for up to `timeout` seconds: an interpreter that exits in the middle
+        of a model's step crashes. Nothing may be handed in after it. Idempotent.
+        """
+        self._end()
+        self._thread.join(timeout)
 
 
 class _Launched(Generic[T]):

@@ -110,6 +110,8 @@ class EngineLoop:
         self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout)
+        if self._device is not None:
+            self._device.close(timeout)
 
     def _run(self, on_events: Callable[[list[Event]], None]) -> None:
         try:

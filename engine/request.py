@@ -131,11 +131,6 @@ class Request:
         return len(self.tokens) - self.num_planned
 
     @property
-    def has_all_tokens(self) -> bool:
-        """Whether no more may follow those it has, or will have after the step in flight."""
-        return len(self.tokens) >= self.longest
-
-    @property
     def is_filling(self) -> bool:
         """Whether it computes tokens that it has had for longer than since the step before."""
         return len(self.tokens) - self.num_computed - (self.tokens[-1] == PENDING) > 1

@@ -13,6 +13,7 @@ one can be planned. Nothing else changes a request.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -122,9 +123,10 @@ class Scheduler:
         for request in list(self.memory.running):
             if request.status is not Status.RUNNING:
                 continue  # preempted for one before it
-            if request.num_to_compute > 1:
+            num_tokens = len(request.tokens)
+            if num_tokens - request.num_planned > 1:
                 step.prompts.append(request)
-            elif not request.has_all_tokens:
+            elif num_tokens < request.longest:  # else the step in flight samples its last token
                 self._place(step, request, 1, now)
 
     def _place_prompts(self, step: StepInMaking, room: int, now: float) -> None:
@@ -162,23 +164,15 @@ class Scheduler:
         self, step: StepInMaking, request: Request, num_tokens: int, now: float, drafts: Sequence[int] = ()
     ) -> None:
         """Give `request` tokens in this step, and guesses after them; without room it sits this step out."""
-        tokens, start = request.tokens, request.num_planned
+        tokens, start, lease = request.tokens, request.num_planned, request.lease
         end = start + num_tokens
-        if not self.memory.grow(step, request, end + len(drafts), now):
+        assert lease is not None
+        if end + len(drafts) > lease.capacity and not self.memory.grow(step, request, end + len(drafts), now):
             return
-        assert request.lease is not None
         ids, samples = tokens[start:end], end == len(tokens)
-        step.chunks.append(
-            Chunk(
-                request,
-                start,
-                num_tokens + len(drafts),
-                [*ids, *drafts] if drafts else ids,
-                request.lease.pages,
-                samples,
-                len(drafts),
-            )
-        )
+        if drafts:
+            ids += drafts
+        step.chunks.append(Chunk(request, start, len(ids), ids, lease.pages, samples, len(drafts)))
         request.num_planned = end
         if samples:
             tokens.append(PENDING)
@@ -187,18 +181,18 @@ class Scheduler:
 
     def apply(self, plan: StepPlan, result: StepResult, now: float, seconds: float = 0.0) -> list[Event]:
         """Take in the result of the oldest step in flight, which took `seconds`; the events it caused."""
-        events = []
-        counts = None if result.counts is None else iter(result.counts)
-        row = 0
+        events, token_ids = [], tuple(result.token_ids)
+        counts = itertools.repeat(1) if result.counts is None else iter(result.counts)
+        first = 0
         for chunk in plan.chunks:
-            count = 0 if not chunk.samples else 1 if counts is None else next(counts)
-            first, row = row, row + count
-            if chunk.request.status is not Status.RUNNING:
-                continue  # it ended while the step ran
-            self._computed(chunk, count, now)
-            if count:
-                tokens, logprobs = result.token_ids[first:row], result.logprobs[first:row]
-                events.append(self._generated(chunk.request, tokens, logprobs, now))
+            request = chunk.request
+            end = first + next(counts) if chunk.samples else first
+            if request.status is Status.RUNNING:  # else it ended while the step ran
+                self._computed(chunk, request, end - first, now)
+                if end > first:
+                    logprobs = result.logprobs[first:end]
+                    events.append(self._generated(request, token_ids[first:end], logprobs, now))
+            first = end
         self._budget.observe(plan.num_decodes, plan.num_prefill, seconds)
         self._num_steps += 1
         self._num_in_flight -= 1
@@ -213,42 +207,41 @@ class Scheduler:
             if chunk.request.status is Status.RUNNING
         ]
 
-    def _computed(self, chunk: Chunk, num_sampled: int, now: float) -> None:
+    def _computed(self, chunk: Chunk, request: Request, num_sampled: int, now: float) -> None:
         """The chunk's KV is there; of its drafts, that of those that proved right."""
-        request = chunk.request
-        end = chunk.start + chunk.num_tokens
-        if chunk.num_drafts:
-            end -= chunk.num_drafts + 1 - num_sampled
-            request.num_planned = end
+        end, num_drafts, lease = chunk.start + chunk.num_tokens, chunk.num_drafts, request.lease
+        assert lease is not None
+        if num_drafts:
+            request.num_planned = end = end - num_drafts - 1 + num_sampled
         request.num_computed = end
-        assert request.lease is not None
-        if request.lease.source is not None:
-            self.cache.release_copy(request.lease)
-        if (
-            chunk.num_tokens - chunk.num_drafts > 1 or end <= request.num_prompt
-        ):  # a decode's tokens enter the tree at its end
-            self.cache.insert(request.lease, request.tokens[:end], now)
+        if lease.source is not None:
+            self.cache.release_copy(lease)
+        # A decode's tokens enter the tree at its end.
+        if chunk.num_tokens - num_drafts > 1 or end <= len(request.prompt_ids):
+            self.cache.insert(lease, request.tokens[:end], now)
 
     def _generated(
-        self, request: Request, sampled: Sequence[int], logprobs: Sequence[TokenLogprobs | None], now: float
+        self, request: Request, tokens: tuple[int, ...], logprobs: Sequence[TokenLogprobs | None], now: float
     ) -> Event:
         """Put what was sampled in the place of its `PENDING`, up to the token that ends the request."""
-        known = request.num_computed + 1 - len(sampled)
-        reason = None
-        for num_new, token in enumerate(sampled, 1):
+        known = num_tokens = request.num_computed + 1 - len(tokens)
+        reason: FinishReason | None = None
+        for token in tokens:
+            num_tokens += 1
             if token < 0:
                 error = "the model computed no valid probabilities"
                 return self._end(request, "error", now, keep=False, error=error)
-            reason = self._finish_reason(request, token, known + num_new)
-            if reason is not None:
-                break
-        tokens = tuple(sampled[:num_new])
+            if token in request.stop_ids or num_tokens >= request.longest:
+                reason = self._finish_reason(request, token, num_tokens)
+                if reason is not None:
+                    tokens = tokens[: num_tokens - known]
+                    break
         request.tokens[known : known + 1] = tokens
         if request.first_token_at is None:
             request.first_token_at = now
-        reported = tuple([report for report in logprobs[:num_new] if report is not None])
+        reported = () if logprobs[0] is None else tuple(filter(None, logprobs[: len(tokens)]))
         if reason is not None:
-            del request.tokens[known + num_new :]  # what a step in flight samples for it is not wanted
+            del request.tokens[num_tokens:]  # what a step in flight samples for it is not wanted
             return self._end(request, reason, now, tokens=tokens, logprobs=reported)
         timings = None
         if request.num_told != request.num_preemptions:
