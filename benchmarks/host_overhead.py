@@ -2,19 +2,21 @@
 
     python -m benchmarks.host_overhead [--requests 1 64 256] [--json FILE]
 
-N requests decode at once, through the real loop, scheduler and cache. Host time is what a step needs besides the model:
-schedule (which tokens, in whose pages) + prepare (the batch's indices and ids) + apply (the result). With overlap it
-is spent while the step before runs. What is left of it is the time from step to step less the model's:
+N requests decode at once, through the real loop, scheduler and cache. Host time is what a step needs besides the
+model: schedule (which tokens, in whose pages) + prepare (the batch's indices and ids) + apply (the result). With
+overlap it is spent while the step before runs. What is left of it is the time from step to step less the model's:
 
     hidden share = 1 - (wall - model) / host
 
-Models: "none" answers at once, so there is nothing to hide behind; "sleep" takes 5 ms and leaves the processor alone,
-as a GPU does; "demo" is the embedded model, which shares the processor with the host's work. Medians of steps.
+Models: "none" answers at once, so there is nothing to hide behind; "sleep" takes 5 ms and leaves the processor
+alone, as a GPU does; "demo" is the embedded model, which shares the processor with the host's work. Medians of
+steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import statistics
@@ -66,7 +68,7 @@ class Watch:
         """Microseconds, medians; the hidden share is of the host's time."""
         steps = self.steps[WARM_UP : WARM_UP + self._num_steps]
         ends = [at for at, _ in self.steps[WARM_UP - 1 :]]
-        walls = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+        walls = [after - before for before, after in itertools.pairwise(ends)]
         stages = [stats.stages for _, stats in steps]
         parts = {
             "schedule": [stage.schedule for stage in stages],

@@ -15,26 +15,28 @@ class DeviceThread(Generic[T]):
     """Runs what it is handed, one after the other, in order. Its thread ends with it."""
 
     def __init__(self) -> None:
-        self._work: queue.SimpleQueue[_Launched[T] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Launched[T] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=_work_off, args=(self._work,), name="engine-device", daemon=True)
         self._thread.start()
         self._end = weakref.finalize(self, self._work.put, None)
 
-    def launch(self, work: Callable[[], T]) -> Callable[[], T]:
-        """Have `work` run; returns at once. What is returned waits for its result, or raises what it raised."""
-        launched = _Launched(work)
+    def launch(self, work: Callable[[], T]) -> Launched[T]:
+        """Have `work` run; returns at once."""
+        launched = Launched(work)
         self._work.put(launched)
-        return launched.wait
+        return launched
 
     def close(self, timeout: float) -> None:
-        """Let what was handed in come to its end, for up to `timeout` seconds: an interpreter that exits in the middle
-        of a model's step crashes. Nothing may be handed in after it. Idempotent.
+        """Let what was handed in come to its end, for up to `timeout` seconds: an interpreter that exits in the
+        middle of a model's step crashes. Nothing may be handed in after it. Idempotent.
         """
         self._end()
         self._thread.join(timeout)
 
 
-class _Launched(Generic[T]):
+class Launched(Generic[T]):
+    """Work that was handed in."""
+
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
         self._done = threading.Lock()
@@ -43,13 +45,22 @@ class _Launched(Generic[T]):
         self._result: T
 
     def run(self) -> None:
+        """Once, by the thread."""
         try:
             self._result = self._work()
         except BaseException as error:  # for whoever waits
             self._error = error
         self._done.release()
 
+    def is_done_within(self, seconds: float) -> bool:
+        """Wait for its end, but no longer."""
+        if not self._done.acquire(timeout=max(seconds, 0.0)):
+            return False
+        self._done.release()
+        return True
+
     def wait(self) -> T:
+        """Its result, once it is there; raises what it raised."""
         self._done.acquire()
         self._done.release()
         if self._error is not None:
@@ -57,7 +68,7 @@ class _Launched(Generic[T]):
         return self._result
 
 
-def _work_off(work: queue.SimpleQueue[_Launched[T] | None]) -> None:
+def _work_off(work: queue.SimpleQueue[Launched[T] | None]) -> None:
     while (launched := work.get()) is not None:
         launched.run()
         del launched  # its result must not live until the next one comes

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, NoReturn
 
-from engine.device_thread import DeviceThread
+from engine.device_thread import DeviceThread, Launched
 from engine.errors import EngineStopped, QueueFull
 from engine.load import EngineLoad, StageSeconds, StepStats
 from engine.plan import Event, Runner, StepPlan, StepResult
@@ -23,6 +23,11 @@ Clock = Callable[[], float]
 _NOTHING = StepResult((), ())
 # How old `load` may be while steps follow each other faster than anybody could use the news.
 _LOAD_SECONDS = 0.005
+# The next step is planned when this share of the expected time of the one in flight is over, less a lead that is
+# a multiple of what planning took last, and at least so many seconds.
+_CERTAIN_SHARE = 0.9
+_LEAD_FACTOR = 3.0
+_LEAD_SECONDS = 0.001
 
 
 class EngineLoop:
@@ -134,8 +139,9 @@ class EngineLoop:
 
         Without overlap it is the same step, and the tokens are the same.
         """
-        events = self._take_inbox()
         before = self._in_flight
+        self._wait_to_plan(before)
+        events = self._take_inbox()
         if before is not None and self.scheduler.needs_results:
             events += self._take_in(before)
             before = None
@@ -145,6 +151,15 @@ class EngineLoop:
         if before is not None:
             events += self._take_in(before)
         return events
+
+    def _wait_to_plan(self, running: _InFlight | None) -> None:
+        """Plan as late as the step in flight allows: who arrives until then need not wait for one step more."""
+        if running is None or running.launched is None or running.step.began is None:
+            return
+        expected = self.scheduler.expected_seconds(running.plan)
+        ends_at = running.step.began + expected * _CERTAIN_SHARE
+        lead = _LEAD_FACTOR * (running.schedule + running.prepare) + _LEAD_SECONDS
+        running.launched.is_done_within(ends_at - lead - self.clock())
 
     def _launch(self, events: list[Event]) -> _InFlight | None:
         """Plan a step and have it run; None when there is nothing to compute."""
@@ -158,14 +173,14 @@ class EngineLoop:
         if self._load.num_running + self._load.num_waiting == 0:
             self._load = self.scheduler.load(scheduled)  # should this step never end, it shows that there is work
         step = _Timed(self._runner, plan, self.clock)
-        wait = step.run if self._device is None else self._device.launch(step.run)
-        return _InFlight(plan, step, wait, scheduled - started, self.clock() - scheduled)
+        launched = None if self._device is None else self._device.launch(step.run)
+        return _InFlight(plan, step, launched, scheduled - started, self.clock() - scheduled)
 
     def _take_in(self, launched: _InFlight) -> list[Event]:
         """Wait for a step's result and apply it."""
         plan = launched.plan
         try:
-            result = launched.wait()
+            result = launched.step.run() if launched.launched is None else launched.launched.wait()
         except Exception:
             ids = " ".join(chunk.request.request_id for chunk in plan.chunks)
             logger.exception("a step of %d requests failed: %s", len(plan.chunks), ids)
@@ -222,6 +237,7 @@ class _Timed:
     """A prepared step that notes how long it took."""
 
     def __init__(self, runner: Runner, plan: StepPlan, clock: Clock) -> None:
+        self.began: float | None = None
         self.seconds = 0.0
         self._clock = clock
         try:
@@ -231,11 +247,11 @@ class _Timed:
 
     def run(self) -> StepResult:
         """Once."""
-        began = self._clock()
+        self.began = self._clock()
         try:
             return self._step()
         finally:
-            self.seconds = self._clock() - began
+            self.seconds = self._clock() - self.began
 
 
 def _raise(error: Exception) -> NoReturn:
@@ -243,11 +259,12 @@ def _raise(error: Exception) -> NoReturn:
 
 
 class _InFlight(NamedTuple):
-    """A step that was launched."""
+    """A step that was prepared, and runs where steps have a thread of their own."""
 
     plan: StepPlan
     step: _Timed
-    wait: Callable[[], StepResult]
+    launched: Launched[StepResult] | None
+    """None: it runs when its result is asked for."""
     schedule: float
     """Seconds that planning it took."""
     prepare: float

@@ -44,6 +44,10 @@ class PrefillBudget:
             cost = max(0.0, seconds - (self._base or 0.0) * bool(num_decode_tokens))
             self._per_token = _smooth(self._per_token, cost / num_prefill_tokens)
 
+    def seconds(self, num_prefill_tokens: int) -> float:
+        """How long a step with so many prompt tokens will probably take, decodes included; 0 until measured."""
+        return (self._base or 0.0) + (self._per_token or 0.0) * num_prefill_tokens
+
     @property
     def prefill_rate(self) -> float:
         """Prompt tokens per second of steps that prefill, decodes beside them and all; 0 until there was one.

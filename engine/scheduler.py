@@ -102,6 +102,10 @@ class Scheduler:
         """Whether the step in flight has to end before the next one can be planned."""
         return self.memory.is_starved or any(request.is_planned_late for request in self.memory.running)
 
+    def expected_seconds(self, plan: StepPlan) -> float:
+        """How long a step will probably take on the device; 0 until that was measured."""
+        return self._budget.seconds(plan.num_prefill)
+
     def schedule(self, now: float) -> StepPlan:
         """The next step. Pages it needs are taken here; a plan without chunks means there is nothing to do.
 

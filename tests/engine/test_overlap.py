@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.plan import StepPlan
+from engine.plan import StepPlan, StepResult
 from engine.request import PENDING
 from tests.engine.script import Script
 
@@ -91,6 +92,32 @@ def test_a_step_is_planned_while_another_one_runs() -> None:
     script.run()
     assert script.tokens("r0") == script.undisturbed("r0")
     assert len(script.runner.plans) == 4, "no step is planned beyond max_tokens"
+
+
+def test_who_arrives_while_a_step_runs_is_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step is planned late, as the step in flight is expected to take long."""
+    script = Script(overlap=True)
+    a = script.arrive(range(1, 11), max_tokens=4)
+    started, finish = threading.Event(), threading.Event()
+    run = script.runner.run
+
+    def slow(plan: StepPlan, tables: list[list[int]]) -> StepResult:
+        started.set()
+        finish.wait()
+        return run(plan, tables)
+
+    monkeypatch.setattr(script.runner, "run", slow)
+    monkeypatch.setattr(script.scheduler, "expected_seconds", lambda plan: 1e6)
+    script.step()
+    started.wait()
+    planner = threading.Thread(target=script.step)
+    planner.start()
+    b = script.arrive(range(100, 110), max_tokens=4)
+    finish.set()
+    planner.join()
+    assert [chunk.request.request_id for chunk in script.runner.plans[1].chunks] == [a, b]
+    script.run()
+    assert script.tokens(b) == script.undisturbed(b)
 
 
 def test_what_a_stop_token_makes_superfluous_falls_away() -> None:
