@@ -13,3 +13,7 @@ class QueueFull(Exception):
 
 class EngineStopped(RuntimeError):
     """The engine's loop has ended, on request or because of an error; it takes nothing any more."""
+
+
+class InvalidGrammar(ValueError):
+    """No output can be held to this grammar: it is malformed, too complex, or says what is not supported."""

@@ -1,0 +1,149 @@
+"""From a grammar as it is asked for to a matcher that knows which tokens it allows.
+
+    Grammar ──▶ llguidance's own text ──▶ LLMatcher, made once ──▶ a copy per request (`Constraint`)
+
+llguidance works with derivatives of regular expressions and an Earley parser, both of which spend a bounded amount
+of fuel per token: no mask takes long, and what would is an error. Compiling has no such bound (`multipleOf` with a
+large number), so what comes from a client is tried in a process of its own first: `engine.grammar.trial`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from engine.errors import InvalidGrammar
+from engine.grammar.constraint import Constraint
+from engine.grammar.spec import Grammar
+from engine.grammar.vocabulary import Vocabulary
+
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,  # about 20 ms
+    step_lexer_fuel=200_000,  # about 14 ms of a mask
+    step_max_items=50_000,  # about 3 ms of a mask
+    max_lexer_states=50_000,  # about 100 MB, shared by all requests with the grammar
+    verbose_errors=False,
+)
+_MAX_MESSAGE_CHARS = 300
+_JSON_OPTIONS = {
+    # Nothing is passed over and nothing approximated: an answer that validates, or an error.
+    "lenient": False,
+    "coerce_one_of": False,
+    # As much as indentation needs: a model that is unsure of what to write next would write blanks for ever.
+    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}",
+    "whitespace_flexible": True,
+    "item_separator": ",",
+    "key_separator": ":",
+}
+
+
+class Compiler:
+    """Compiled grammars of one model, the most recently used ones. May be called from any thread."""
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary], max_cached: int = 64) -> None:
+        """`vocabulary` is called when the first grammar comes."""
+        self._vocabulary = vocabulary
+        self._max_cached = max_cached
+        self._tokenizer: LLTokenizer | None = None
+        self._loading = threading.Lock()
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compile(self, grammar: Grammar) -> LLMatcher:
+        """The grammar's matcher at its beginning: copy it before use. Raises InvalidGrammar."""
+        with self._lock:
+            if (known := self._compiled.get(grammar)) is not None:
+                self._compiled.move_to_end(grammar)
+                return known
+        with self._loading:
+            if self._tokenizer is None:
+                self._tokenizer = self._vocabulary().load()
+        matcher = compile_grammar(grammar, self._tokenizer)
+        with self._lock:
+            self._compiled[grammar] = matcher
+            if len(self._compiled) > self._max_cached:
+                self._compiled.popitem(last=False)
+        return matcher
+
+    def constraint(self, grammar: Grammar) -> Constraint:
+        """One request's way through a grammar. Raises InvalidGrammar."""
+        matcher = self.compile(grammar)
+        assert self._tokenizer is not None
+        return Constraint(matcher, self._tokenizer.vocab_size)
+
+
+def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
+    """A matcher at its beginning, with its first mask computed once: some errors show only then.
+
+    Raises InvalidGrammar, with a message for whoever wrote the grammar.
+    """
+    matcher = LLMatcher(tokenizer, _as_llguidance(grammar), log_level=0, limits=LIMITS)
+    if not matcher.is_error():
+        probe = matcher.deep_copy()
+        probe.compute_bitmask()
+        if not probe.is_error():
+            return matcher
+        matcher = probe
+    raise InvalidGrammar(explained(matcher.get_error()))
+
+
+def explained(error: str) -> str:
+    """llguidance's message on one line, without what is meant for its own users."""
+    if unsupported := re.search(r"Unimplemented keys: (\[.*?\])", error):
+        keys = json.loads(unsupported[1])
+        return f"{' and '.join(keys)} {'is' if len(keys) == 1 else 'are'} not supported"
+    if "oneOf constraints are not supported" in error:
+        return (
+            "oneOf is only supported where its schemas exclude each other, by their types or by a const; use anyOf"
+        )
+    if error.startswith("NoExtension"):
+        return "it allows no output at all"
+    # What follows "(in regex): " repeats the expression, and lines with a bar are the grammar around it.
+    error = re.sub(r"\A.*?\(in regex\): ", "", error, count=1, flags=re.DOTALL)
+    lines = [
+        line.strip() for line in error.splitlines() if not re.match(r"\s*(\d+ \||\^+\s*$|<non-verbose/>)", line)
+    ]
+    text = " ".join(lines)
+    return text if len(text) <= _MAX_MESSAGE_CHARS else text[:_MAX_MESSAGE_CHARS] + "…"
+
+
+def _as_llguidance(grammar: Grammar) -> str:
+    match grammar.kind:
+        case "json_object":
+            return _json_schema('{"type":"object"}')
+        case "json_schema":
+            return _json_schema(grammar.source)
+        case "regex":
+            return LLMatcher.grammar_from_regex(grammar.source)
+        case "choice":
+            return LLMatcher.grammar_from_regex(_one_of(grammar.source))
+        case "lark":
+            return LLMatcher.grammar_from_lark(grammar.source)
+
+
+def _json_schema(source: str) -> str:
+    schema = "{}" if source.strip() == "true" else source  # options need an object to go along with
+    try:
+        return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
+    except ValueError:
+        raise InvalidGrammar("a schema must be a JSON object, or true") from None
+
+
+def _one_of(source: str) -> str:
+    """A regular expression: one lexeme however many choices there are, where rules would be one item each."""
+    try:
+        choices = json.loads(source)
+    except ValueError as error:
+        raise InvalidGrammar(f"choices are a JSON array of strings: {error}") from None
+    if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
+        raise InvalidGrammar("choices are a JSON array of at least one string")
+    return "|".join("".join(map(_literal, choice)) for choice in choices)
+
+
+def _literal(char: str) -> str:
+    return char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):x}}}"

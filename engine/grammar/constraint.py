@@ -1,0 +1,77 @@
+"""One request's way through its grammar: brought to any history of it, forwards and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from llguidance import LLMatcher
+
+
+class Footing(Enum):
+    """How a history and a grammar go together."""
+
+    FOLLOWED = "followed"
+    ASTRAY = "astray"
+    """Its uncertain end is not allowed: a wrong draft, whose outcome nobody will see."""
+    BROKEN = "broken"
+    """What it certainly holds is not allowed, or llguidance gave up: the request cannot go on."""
+
+
+class Constraint:
+    """A matcher and what it has consumed. Used by one thread at a time.
+
+    output:   [ certain | tail ]        certain: sampled for good; tail: in flight, or a draft that may be wrong
+    consumed: [ kept    | other tail ]  what differs is rolled back, what is missing is consumed
+
+    Overlap, preemption, resuming and speculation are all this one rule.
+    """
+
+    def __init__(self, compiled: LLMatcher, num_tokens: int) -> None:
+        """`compiled`: the grammar at its beginning; it is not changed. `num_tokens`: ids that its masks cover."""
+        self.num_words = -(-num_tokens // 32)
+        """Words of 32 bits in a mask."""
+        self._compiled = compiled
+        self._matcher: LLMatcher | None = None
+        self._consumed: list[int] = []
+        self._num_certain = 0
+        """Leading tokens of `_consumed` that can never change: they need not be compared again."""
+
+    @property
+    def matcher(self) -> LLMatcher:
+        """Where the grammar stands after the last `follow`."""
+        if self._matcher is None:
+            self._matcher = self._compiled.deep_copy()
+        return self._matcher
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether llguidance gave up, its fuel being spent; never true of a token that is not allowed."""
+        return self.matcher.is_error()
+
+    def follow(self, tokens: Sequence[int], start: int, end: int, tail: Sequence[int] = ()) -> Footing:
+        """Bring the grammar to the output `tokens[start:end]`, which is certain, and then `tail`.
+
+        `tokens` may grow behind `end` meanwhile.
+        """
+        rest = [*tokens[start + self._num_certain : end], *tail]
+        had = self._consumed[self._num_certain :]
+        num_same = _common(had, rest)
+        if len(had) > num_same:
+            self.matcher.rollback(len(had) - num_same)
+            del self._consumed[self._num_certain + num_same :]
+        wanted = rest[num_same:]
+        taken = self.matcher.try_consume_tokens(wanted) if wanted else 0
+        self._consumed += wanted[:taken]
+        self._num_certain = min(len(self._consumed), end - start)
+        if self.has_failed or self._num_certain < end - start:
+            return Footing.BROKEN
+        return Footing.FOLLOWED if taken == len(wanted) else Footing.ASTRAY
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    for index, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return index
+    return min(len(one), len(other))
