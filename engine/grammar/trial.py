@@ -1,0 +1,155 @@
+"""Compiling grammars of unknown origin where it can do no harm: in a process that is killed when it takes too long.
+
+    Trial.check ──▶ stdin: one grammar per line ──▶ [timer on, compile, first mask, timer off] ──▶ stdout: a verdict
+
+The process is killed by its own timer, which counts processor time: a busy machine refuses nothing that an idle one
+takes, and nothing burns on when whoever asked is gone. Its memory is bounded too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from typing import IO, Any
+
+from engine.errors import InvalidGrammar
+from engine.grammar.spec import Grammar
+from engine.grammar.vocabulary import Vocabulary
+
+# Seconds on the clock after which a process that used less processor time is given up on: it starts, or is stuck.
+_PATIENCE_S = 120.0
+
+
+class TooComplex(InvalidGrammar):
+    """The grammar takes more time or memory than it may; its process was killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialLimits:
+    """What compiling one grammar may cost."""
+
+    cpu_seconds: float = 2.0
+    memory_bytes: int = 512 * 2**20
+    """Besides what the tokenizer takes."""
+
+
+class Trial:
+    """One such process: started when first needed, and again after it was killed. For one thread at a time."""
+
+    def __init__(self, vocabulary: Vocabulary, limits: TrialLimits) -> None:
+        self._vocabulary, self._limits = vocabulary, limits
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def check(self, grammar: Grammar) -> None:
+        """Return when the grammar compiles. Raises InvalidGrammar, or TooComplex, which is one."""
+        self._start()
+        try:
+            error = self._ask(asdict(grammar))
+        except EOFError:
+            self.close()
+            limits = self._limits
+            raise TooComplex(
+                f"it is too complex: it takes more than {limits.cpu_seconds:g} s or "
+                f"{limits.memory_bytes / 2**20:g} MiB to compile"
+            ) from None
+        if error is not None:
+            raise InvalidGrammar(error)
+
+    @property
+    def pid(self) -> int | None:
+        """The process; None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    def close(self) -> None:
+        """Kill the process, if there is one. Idempotent."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.close()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            start_new_session=True,  # an interrupt from the terminal is for its parent, which then closes its stdin
+        )
+        try:
+            error = self._ask({"vocabulary": asdict(self._vocabulary), "limits": asdict(self._limits)})
+        except EOFError:
+            self.close()
+            raise RuntimeError("the process that tries grammars ended while it started") from None
+        if error is not None:
+            self.close()
+            raise InvalidGrammar(error)
+
+    def _ask(self, question: dict[str, Any]) -> str | None:
+        """What is wrong, or None. Raises EOFError when the process has died, or does not answer."""
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(question).encode() + b"\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            raise EOFError from None
+        answers = select.poll()
+        answers.register(process.stdout, select.POLLIN | select.POLLHUP)
+        line = process.stdout.readline() if answers.poll(_PATIENCE_S * 1000) else b""
+        if not line:
+            raise EOFError
+        answer: str | None = json.loads(line)
+        return answer
+
+
+def main(questions: IO[bytes], answers: IO[bytes]) -> None:
+    """The process: the vocabulary first, then grammars until there are no more."""
+    import resource
+
+    from engine.grammar.compiler import compile_grammar
+
+    first = json.loads(questions.readline())
+    limits = TrialLimits(**first["limits"])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    try:
+        tokenizer = Vocabulary(**first["vocabulary"]).load()
+    except InvalidGrammar as error:
+        return _tell(answers, str(error))
+    with open("/proc/self/statm") as sizes:
+        size = int(sizes.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + limits.memory_bytes,) * 2)
+    _tell(answers, None)
+    for line in questions:
+        signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
+        try:
+            compile_grammar(Grammar(**json.loads(line)), tokenizer)
+            verdict = None
+        except InvalidGrammar as error:
+            verdict = str(error)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _tell(answers, verdict)
+
+
+def _tell(answers: IO[bytes], verdict: str | None) -> None:
+    answers.write(json.dumps(verdict).encode() + b"\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,0 +1,113 @@
+"""Grammars of unknown origin are tried in a process that is killed when one takes too long."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from engine.errors import InvalidGrammar
+from engine.grammar.spec import Grammar
+from engine.grammar.trial import TooComplex, Trial, TrialLimits
+from engine.grammar.vocabulary import Vocabulary
+from tests.engine.grammar.models import EOS, NUM_TOKENS, tokenizer
+
+ENDLESS = Grammar("json_schema", '{"type":"integer","multipleOf":99999999}')
+FUEL = '{"allOf":[%s]}' % ",".join(
+    f'{{"type":"integer","multipleOf":{k}}}' for k in (7, 11, 13, 17, 19, 23, 29, 31)
+)
+FINE = Grammar("json_object")
+
+
+def vocabulary() -> Vocabulary:
+    return Vocabulary.of(tokenizer(), NUM_TOKENS, [EOS])
+
+
+@pytest.fixture
+def trial() -> Iterator[Trial]:
+    trial = Trial(vocabulary(), TrialLimits(cpu_seconds=0.3))
+    yield trial
+    trial.close()
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[Trial]:
+    trial = Trial(vocabulary(), TrialLimits(cpu_seconds=30))
+    yield trial
+    trial.close()
+
+
+def test_what_takes_too_long_is_killed_and_replaced(trial: Trial) -> None:
+    trial.check(FINE)
+    first = trial.pid
+    with pytest.raises(TooComplex, match=r"more than 0\.3 s"):
+        trial.check(ENDLESS)
+    assert first is not None and not psutil.pid_exists(first)
+    trial.check(FINE)
+    assert trial.pid not in (None, first)
+
+
+def test_what_takes_too_much_memory_is_killed() -> None:
+    trial = Trial(vocabulary(), TrialLimits(cpu_seconds=60, memory_bytes=16 * 2**20))
+    try:
+        with pytest.raises(TooComplex, match="16 MiB"):
+            trial.check(ENDLESS)
+    finally:
+        trial.close()
+
+
+def test_a_process_that_died_in_between_is_no_fault_of_the_next_grammar(trial: Trial) -> None:
+    trial.check(FINE)
+    assert trial.pid is not None
+    os.kill(trial.pid, signal.SIGKILL)
+    psutil.Process(trial.pid).wait(timeout=60)
+    trial.check(FINE)
+
+
+def test_nothing_is_left_when_it_is_closed(trial: Trial) -> None:
+    trial.check(FINE)
+    process = psutil.Process(trial.pid)
+    trial.close()
+    assert not process.is_running()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "complaint"),
+    [
+        (Grammar("json_schema", '{"type":"array","uniqueItems":true}'), "uniqueItems is not supported"),
+        (Grammar("json_schema", '{"if":{},"then":{}}'), "if and then are not supported"),
+        (Grammar("json_schema", '{"not":{},"x-guidance":{"lenient":true}}'), "not is not supported"),
+        (Grammar("json_schema", '{"$ref":"http://127.0.0.1:1/schema"}'), "127.0.0.1"),
+        (Grammar("json_schema", '{"$ref":"#/nowhere"}'), "'/nowhere' does not exist"),
+        (Grammar("json_schema", '{"oneOf":[{"minimum":1},{"maximum":5}]}'), "oneOf"),
+        (Grammar("json_schema", '{"type":"text"}'), "Invalid type: text"),
+        (Grammar("json_schema", '{"type":"integer","minimum":3,"maximum":1}'), "minimum"),
+        (Grammar("json_schema", '{"pattern":"(?=a)b"}'), "look-around"),
+        (Grammar("json_schema", '{"type":'), "must be a JSON object"),
+        (Grammar("json_schema", "[1]"), "must be a JSON object"),
+        (Grammar("json_schema", '{"anyOf":' * 500 + "1" + "}" * 500), "must be a JSON object"),
+        (Grammar("json_schema", '{"$ref":"#"}'), "no output"),
+        (Grammar("regex", "(a"), "^regex parse error: .* unclosed group$"),
+        (Grammar("regex", r"(a)\1"), "backreferences are not supported$"),
+        (Grammar("regex", "(" * 20000), "regex"),
+        (Grammar("choice", "[]"), "at least one"),
+        (Grammar("choice", '["a",1]'), "array of at least one string"),
+        (Grammar("lark", ""), "Empty grammar"),
+        (Grammar("lark", "start: foo"), 'unknown name: "foo"$'),
+        (Grammar("lark", 'start: start "a"'), "no output"),
+        (Grammar("json_schema", FUEL), "fuel exhausted"),
+    ],
+)
+def test_what_is_wrong_is_said(patient: Trial, grammar: Grammar, complaint: str) -> None:
+    with pytest.raises(InvalidGrammar, match=complaint) as caught:
+        patient.check(grammar)
+    assert not isinstance(caught.value, TooComplex)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_model_that_never_ends_can_have_no_grammar() -> None:
+    with pytest.raises(InvalidGrammar, match="no end-of-text token"):
+        Vocabulary.of(tokenizer(), NUM_TOKENS, [])
