@@ -48,13 +48,15 @@ class EngineConfig:
     """Attention backend; "auto" takes the best that imports."""
     block_tokens: int = 16
     """Tokens of the blocks in which routers are told what is cached; the same in all engines of a model."""
+    max_grammars: int = 64
+    """Compiled grammars to keep for requests to come: up to some 50 MB each, seldom over one."""
     threads: int | None = None
     """CPU threads of torch; None leaves its default."""
 
     def __post_init__(self) -> None:
         _check_range("page_size", self.page_size, 1, 256)
         _check_range("block_tokens", self.block_tokens, 1, 2**20)
-        for name in ("max_running", "max_step_tokens", "max_waiting", "max_waiting_tokens"):
+        for name in ("max_running", "max_step_tokens", "max_waiting", "max_waiting_tokens", "max_grammars"):
             _check_range(name, getattr(self, name), 1, 2**40)
         for name in ("kv_pages", "max_model_len", "threads"):
             if getattr(self, name) is not None:

@@ -9,6 +9,8 @@ from typing import Protocol
 
 from cache import KVCacheManager, Namespace
 from engine.config import EngineConfig
+from engine.grammar.compiler import Compiler
+from engine.grammar.vocabulary import Vocabulary
 from engine.loop import EngineLoop
 from engine.plan import Runner
 from engine.request import Request
@@ -72,6 +74,7 @@ class Engine:
             max_step_seconds=None if config.max_step_ms is None else config.max_step_ms / 1000,
         )
         self.scheduler = Scheduler(self.cache, limits, self.model.eos_token_ids)
+        self.grammars = Compiler(self._vocabulary, config.max_grammars)
         self.loop = EngineLoop(self.scheduler, runner, overlap=config.overlap)
 
     @classmethod
@@ -99,14 +102,18 @@ class Engine:
         priority: int = 0,
         tenant: str = "",
     ) -> Request:
-        """A request for this engine, arriving now. Raises ValueError when a token id is not in the vocabulary."""
+        """A request for this engine, arriving now.
+
+        Raises ValueError when a token id is not in the vocabulary, and InvalidGrammar, which is one. A grammar
+        that `grammars` does not know yet is compiled here: have it compiled before where this must not take long.
+        """
         for name, ids in (("prompt", prompt_ids), ("output", output_ids)):
             outside = next((token for token in ids if not 0 <= token < self.model.vocab_size), None)
             if outside is not None:
                 raise ValueError(
                     f"token id {outside} in the {name} is not in the vocabulary of {self.model.vocab_size} tokens"
                 )
-        return Request.make(
+        request = Request.make(
             request_id,
             prompt_ids,
             sampling,
@@ -117,6 +124,15 @@ class Engine:
             priority=priority,
             tenant=tenant,
         )
+        if sampling.grammar is not None:
+            request.constraint = self.grammars.constraint(sampling.grammar)
+        return request
+
+    def _vocabulary(self) -> Vocabulary:
+        from engine.tokenizer import load_tokenizer
+
+        tokenizer = load_tokenizer(model_directory(self.config))
+        return Vocabulary.of(tokenizer, self.model.vocab_size, self.model.eos_token_ids)
 
 
 def model_directory(config: EngineConfig) -> Path:

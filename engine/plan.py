@@ -18,6 +18,9 @@ import msgspec
 from cache import PageCopy
 from engine.request import Request
 
+GRAMMAR_FAILED = -2
+"""In place of a token: the request's grammar cannot be followed any further."""
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 

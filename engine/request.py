@@ -5,9 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from cache import Lease, Namespace
 from engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.grammar.constraint import Constraint
 
 PENDING = -1
 """In place of a token that a step in flight samples: only the device knows it yet."""
@@ -48,6 +52,8 @@ class Request:
     """Higher goes first and is preempted last."""
     tenant: str = ""
     """Who asks."""
+    constraint: Constraint | None = None
+    """Its way through `sampling.grammar`; only the sampler looks at it."""
     is_planned_late: bool = False
     """Whether its next step depends on more than that its last one samples a token: on which, or how many."""
     num_resumed: int = 0

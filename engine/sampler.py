@@ -6,9 +6,10 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from engine.plan import TokenLogprobs
+from engine.plan import GRAMMAR_FAILED, TokenLogprobs
 from engine.sampling.adjust import adjust, is_adjusted
 from engine.sampling.choose import draw, probabilities
+from engine.sampling.masks import GrammarMasks
 from engine.sampling.noise import uniform
 from engine.sampling.row import Row
 
@@ -22,24 +23,27 @@ class Sampler:
     The order of things, row by row:
     1. log-probabilities are taken from the model's own logits
     2. penalties, bias, forbidden ends (`engine.sampling.adjust`)
-    3. temperature 0: the most likely token, the lowest id among equals
-    4. else temperature, top-k, top-p, min-p (`engine.sampling.choose`), then the token under the noise
+    3. what the request's grammar forbids becomes impossible (`engine.sampling.masks`)
+    4. temperature 0: the most likely token, the lowest id among equals
+    5. else temperature, top-k, top-p, min-p (`engine.sampling.choose`), then the token under the noise
     """
 
     def __init__(self, eos_token_ids: Collection[int]) -> None:
         self._eos = frozenset(eos_token_ids)
+        self._masks = GrammarMasks(self._eos)
 
     def sample(self, logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, list[TokenLogprobs | None]]:
         """One token per row, int64 [R] on the logits' device, and log-probabilities where asked for.
 
         logits: float32 [R, V], overwritten; row r belongs to rows[r]. A row that has no valid choice gets
-        `INVALID` and no log-probabilities; the other rows are as if it were not there.
+        `INVALID`, or `GRAMMAR_FAILED`, and no log-probabilities; the other rows are as if it were not there.
         """
         wanting = [index for index, row in enumerate(rows) if row.request.sampling.logprobs is not None]
         logprobs = torch.log_softmax(logits[wanting].float(), dim=-1) if wanting else None
         for index, row in enumerate(rows):
             if is_adjusted(row):
                 adjust(logits[index], row, self._eos)
+        failed = self._masks.apply(logits, rows)
         best, tokens = logits.max(-1)  # NaN and infinity win the maximum
         valid = torch.isfinite(best)
         drawing = [index for index, row in enumerate(rows) if not row.request.sampling.is_greedy]
@@ -48,6 +52,7 @@ class Sampler:
         if drawing:
             tokens[drawing] = _draw_rows(logits[drawing], [rows[index] for index in drawing])
         chosen = torch.where(valid, tokens, INVALID)
+        chosen[failed] = GRAMMAR_FAILED
         reports: list[TokenLogprobs | None] = [None] * len(rows)
         if logprobs is not None:
             counts = [rows[index].request.sampling.logprobs or 0 for index in wanting]
@@ -69,7 +74,7 @@ def _report(logprobs: torch.Tensor, counts: Sequence[int], chosen: Sequence[int]
     of_chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
     reports: list[TokenLogprobs | None] = []
     for index, (token, count) in enumerate(zip(chosen, counts, strict=True)):
-        if token == INVALID:
+        if token < 0:
             reports.append(None)
             continue
         top = zip(best.indices[index, :count].tolist(), best.values[index, :count].tolist(), strict=True)

@@ -64,6 +64,11 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._check_ranges()
         self._check_stops()
+        _require(
+            "ignore_eos",
+            not self.ignore_eos or self.grammar is None,
+            "must be false where the output has to match a grammar, which says where it ends",
+        )
         for token, bias in self.logit_bias.items():
             _require("logit_bias", _is_int(token) and token >= 0, f"has the key {token!r}; keys are token ids")
             _require("logit_bias", _in(bias, -100, 100), f"must hold values in [-100, 100], got {bias!r}")

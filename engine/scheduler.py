@@ -21,7 +21,7 @@ from cache import CacheStats, KVCacheManager, PageAccount
 from engine.errors import NeverFits
 from engine.load import EngineLoad
 from engine.memory import Memory
-from engine.plan import Chunk, Event, FinishReason, StepPlan, StepResult, Timings, TokenLogprobs
+from engine.plan import GRAMMAR_FAILED, Chunk, Event, FinishReason, StepPlan, StepResult, Timings, TokenLogprobs
 from engine.prefill_budget import PrefillBudget
 from engine.request import PENDING, Request, Status
 from engine.step import StepInMaking
@@ -233,8 +233,7 @@ class Scheduler:
         for token in tokens:
             num_tokens += 1
             if token < 0:
-                error = "the model computed no valid probabilities"
-                return self._end(request, "error", now, keep=False, error=error)
+                return self._end(request, "error", now, keep=False, error=_why(token))
             if token in request.stop_ids or num_tokens >= request.longest:
                 reason = self._finish_reason(request, token, num_tokens)
                 if reason is not None:
@@ -254,7 +253,9 @@ class Scheduler:
 
     def _finish_reason(self, request: Request, token: int, num_tokens: int) -> FinishReason | None:
         """Why a request ends with `token` as the last of `num_tokens`; None when it goes on."""
-        if token in request.stop_ids and num_tokens - request.num_prompt > request.sampling.min_tokens:
+        is_long_enough = num_tokens - request.num_prompt > request.sampling.min_tokens
+        # A grammar that allows nothing but the end goes before `min_tokens`.
+        if token in request.stop_ids and (is_long_enough or request.constraint is not None):
             return "stop"
         return "length" if num_tokens >= request.longest else None
 
@@ -321,6 +322,12 @@ class Scheduler:
         self._num_steps = self.memory.num_preemptions = self._num_finished = 0
         self.cache.stats = CacheStats()
         self.cache.page_ages.drain()
+
+
+def _why(token: int) -> str:
+    if token == GRAMMAR_FAILED:
+        return "the request's grammar became too complex to follow"
+    return "the model computed no valid probabilities"
 
 
 def _timings(request: Request, now: float) -> Timings | None:

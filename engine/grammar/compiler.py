@@ -34,8 +34,8 @@ _JSON_OPTIONS = {
     # Nothing is passed over and nothing approximated: an answer that validates, or an error.
     "lenient": False,
     "coerce_one_of": False,
-    # As much as indentation needs: a model that is unsure of what to write next would write blanks for ever.
-    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}",
+    # A blank, or a new line and its indentation: a model unsure of what comes next would write blanks for ever.
+    "whitespace_pattern": r" |\n[ \t]{0,64}",
     "whitespace_flexible": True,
     "item_separator": ",",
     "key_separator": ":",

@@ -7,6 +7,8 @@ from enum import Enum
 
 from llguidance import LLMatcher
 
+from engine.sampling.row import Row
+
 
 class Footing(Enum):
     """How a history and a grammar go together."""
@@ -21,8 +23,8 @@ class Footing(Enum):
 class Constraint:
     """A matcher and what it has consumed. Used by one thread at a time.
 
-    output:   [ certain | tail ]        certain: sampled for good; tail: in flight, or a draft that may be wrong
-    consumed: [ kept    | other tail ]  what differs is rolled back, what is missing is consumed
+    output:   [ known | tail ]        tail: in flight, or a draft that may be wrong
+    consumed: [ known | other tail ]  what differs is rolled back, what is missing is consumed
 
     Overlap, preemption, resuming and speculation are all this one rule.
     """
@@ -49,22 +51,21 @@ class Constraint:
         """Whether llguidance gave up, its fuel being spent; never true of a token that is not allowed."""
         return self.matcher.is_error()
 
-    def follow(self, tokens: Sequence[int], start: int, end: int, tail: Sequence[int] = ()) -> Footing:
-        """Bring the grammar to the output `tokens[start:end]`, which is certain, and then `tail`.
-
-        `tokens` may grow behind `end` meanwhile.
-        """
-        rest = [*tokens[start + self._num_certain : end], *tail]
+    def follow(self, row: Row) -> Footing:
+        """Bring the grammar to the output that a row comes after. Costs what is new of it."""
+        num_known = row.num_known - row.request.num_prompt
+        rest = row.output(self._num_certain)
         had = self._consumed[self._num_certain :]
         num_same = _common(had, rest)
         if len(had) > num_same:
             self.matcher.rollback(len(had) - num_same)
             del self._consumed[self._num_certain + num_same :]
         wanted = rest[num_same:]
-        taken = self.matcher.try_consume_tokens(wanted) if wanted else 0
+        valid = next((index for index, token in enumerate(wanted) if token < 0), len(wanted))  # no token was found
+        taken = self.matcher.try_consume_tokens(wanted[:valid]) if valid else 0
         self._consumed += wanted[:taken]
-        self._num_certain = min(len(self._consumed), end - start)
-        if self.has_failed or self._num_certain < end - start:
+        self._num_certain = min(len(self._consumed), num_known)
+        if self.has_failed or self._num_certain < num_known:
             return Footing.BROKEN
         return Footing.FOLLOWED if taken == len(wanted) else Footing.ASTRAY
 

@@ -1,9 +1,9 @@
-"""Compiling grammars of unknown origin where it can do no harm: in a process that is killed when it takes too long.
+"""Compiling grammars of unknown origin where it does no harm: in a process that is killed when it takes too long.
 
-    Trial.check ──▶ stdin: one grammar per line ──▶ [timer on, compile, first mask, timer off] ──▶ stdout: a verdict
+Trial.check ──▶ stdin: one grammar a line ──▶ [timer on, compile, first mask, timer off] ──▶ stdout: a verdict
 
-The process is killed by its own timer, which counts processor time: a busy machine refuses nothing that an idle one
-takes, and nothing burns on when whoever asked is gone. Its memory is bounded too.
+The process is killed by its own timer, which counts processor time: a busy machine refuses nothing that an idle
+one takes, and nothing burns on when whoever asked is gone. Its memory is bounded too.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Trial:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            start_new_session=True,  # an interrupt from the terminal is for its parent, which then closes its stdin
+            start_new_session=True,  # an interrupt from the terminal is for its parent, with which it ends
         )
         try:
             error = self._ask({"vocabulary": asdict(self._vocabulary), "limits": asdict(self._limits)})

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from engine.sampling.row import Row
+from engine.sampling_params import SamplingParams
 
 
 def is_adjusted(row: Row) -> bool:
@@ -18,7 +19,7 @@ def is_adjusted(row: Row) -> bool:
         or params.presence_penalty
         or params.frequency_penalty
         or params.logit_bias
-        or row.num_output < params.min_tokens
+        or _must_go_on(row)
     )
 
 
@@ -35,16 +36,25 @@ def adjust(logits: torch.Tensor, row: Row, eos_token_ids: Collection[int]) -> No
     if params.repetition_penalty != 1.0:
         _penalize_repetition(logits, row.history(), params.repetition_penalty)
     if (params.presence_penalty or params.frequency_penalty) and row.num_output:
-        output_ids = row.history()[row.request.num_prompt :]
-        seen, counts = np.unique(np.asarray(output_ids), return_counts=True)
+        seen, counts = np.unique(np.asarray(row.output()), return_counts=True)
         penalty = params.presence_penalty + params.frequency_penalty * counts
         logits[_index(seen, logits)] -= torch.from_numpy(penalty).to(logits)
     if params.logit_bias:
         known = {token: bias for token, bias in params.logit_bias.items() if token < len(logits)}
         logits[_index(list(known), logits)] += torch.tensor(list(known.values())).to(logits)
-    if row.num_output < params.min_tokens:
-        ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+    if _must_go_on(row):
+        ends = forbidden_ends(params, eos_token_ids)
         logits[_index([token for token in ends if token < len(logits)], logits)] = -torch.inf
+
+
+def forbidden_ends(params: SamplingParams, eos_token_ids: Collection[int]) -> set[int]:
+    """The tokens that may not come before `min_tokens`."""
+    return {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+
+
+def _must_go_on(row: Row) -> bool:
+    """With a grammar it may be that nothing but an end is allowed: `engine.sampling.masks` sees to that."""
+    return row.num_output < row.request.sampling.min_tokens and row.request.constraint is None
 
 
 def _penalize_repetition(logits: torch.Tensor, tokens: list[int], penalty: float) -> None:

@@ -30,6 +30,10 @@ class Row(NamedTuple):
         """All tokens before the one to choose."""
         return [*self.request.tokens[: self.num_known], *self.tail]
 
+    def output(self, start: int = 0) -> list[int]:
+        """Those of them that were generated, from the one numbered `start` on; it lies among the known ones."""
+        return [*self.request.tokens[self.request.num_prompt + start : self.num_known], *self.tail]
+
     @classmethod
     def of(cls, request: Request) -> Row:
         """The row of a request at rest: all its tokens are known."""

@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from cache import Namespace
 from engine.grammar.compiler import Compiler
 from engine.grammar.constraint import Constraint, Footing
-from engine.grammar.masking import ConstrainedRow, GrammarMasks
 from engine.grammar.spec import Grammar
 from engine.grammar.vocabulary import Vocabulary
+from engine.request import Request
+from engine.sampling.masks import GrammarMasks
+from engine.sampling.row import Row
+from engine.sampling_params import SamplingParams
 from tests.engine.grammar.models import EOS, NUM_TOKENS, compiler, ids, tokenizer
 
 SCHEMA = Grammar(
@@ -27,14 +31,17 @@ def constraint(grammar: Grammar = SCHEMA) -> Constraint:
     return compiler().constraint(grammar)
 
 
-def row(at: Constraint, certain: Sequence[int], tail: Sequence[int] = (), number: int = 0) -> ConstrainedRow:
-    return ConstrainedRow(number, at, [*PROMPT, *certain], len(PROMPT), len(PROMPT) + len(certain), tail)
+def row(at: Constraint, certain: Sequence[int], tail: Sequence[int] = (), **sampling: Any) -> Row:
+    params = SamplingParams(max_tokens=100, **sampling)
+    request = Request.make("r", PROMPT, params, arrival=0.0, seed=0, namespace=Namespace("m"), output_ids=certain)
+    request.constraint = at
+    return Row(request, len(PROMPT) + len(certain), tail)
 
 
-def allowed(*rows: ConstrainedRow, width: int = NUM_TOKENS) -> list[set[int]]:
+def allowed(*rows: Row, width: int = NUM_TOKENS) -> list[set[int]]:
     """The tokens that each row may choose from."""
     logits = torch.zeros(len(rows), width)
-    assert GrammarMasks().apply(logits, rows) == []
+    assert GrammarMasks([EOS]).apply(logits, rows) == []
     return [set(torch.isfinite(row).nonzero()[:, 0].tolist()) for row in logits]
 
 
@@ -46,7 +53,7 @@ def test_wherever_it_was_before_it_allows_what_a_fresh_one_does() -> None:
     while num_certain < len(tokens):
         num_certain = draw.randint(num_certain, len(tokens))
         draft = ids(draw.choice(["", "5,", "9]", TEXT, "no"]))
-        wandering.follow([*PROMPT, *tokens], len(PROMPT), len(PROMPT) + num_certain, draft)
+        wandering.follow(row(wandering, tokens[:num_certain], draft))
         tail = tokens[num_certain : draw.randint(num_certain, len(tokens))]
         (here,) = allowed(row(wandering, tokens[:num_certain], tail))
         (fresh,) = allowed(row(constraint(), [*tokens[:num_certain], *tail]))
@@ -64,8 +71,7 @@ def test_the_end_is_allowed_exactly_when_the_grammar_is_satisfied() -> None:
 
 def test_ends_that_are_forbidden_are_allowed_when_nothing_else_is() -> None:
     open_end, closed = constraint(Grammar("regex", "ab*")), constraint(Grammar("regex", "ab"))
-    rows = [row(open_end, ids("a")), row(closed, ids("ab"), number=1)]
-    rows = [ConstrainedRow(r.row, r.constraint, r.tokens, r.start, r.end, (), (EOS,)) for r in rows]
+    rows = [row(open_end, ids("a"), min_tokens=9), row(closed, ids("ab"), min_tokens=9)]
     may_go_on, must_end = allowed(*rows)
     assert EOS not in may_go_on and ids("b")[0] in may_go_on
     assert must_end == {EOS}
@@ -74,8 +80,8 @@ def test_ends_that_are_forbidden_are_allowed_when_nothing_else_is() -> None:
 def test_drafts_are_masked_as_if_they_were_the_history() -> None:
     tokens = ids(TEXT)
     one, other = constraint(), constraint(Grammar("choice", '["yes","no"]'))
-    rows = [row(one, tokens[:2], tokens[2 : 2 + k], k) for k in range(4)]
-    masks = allowed(*rows, row(other, [], number=4))
+    rows = [row(one, tokens[:2], tokens[2 : 2 + k]) for k in range(4)]
+    masks = allowed(*rows, row(other, []))
     assert masks[:4] == [allowed(row(constraint(), tokens[: 2 + k]))[0] for k in range(4)]
     assert masks[4] == allowed(row(constraint(Grammar("choice", '["yes","no"]')), []))[0]
     assert allowed(row(one, tokens[:3])) == [masks[1]]  # the drafts after it are forgotten
@@ -84,7 +90,7 @@ def test_drafts_are_masked_as_if_they_were_the_history() -> None:
 def test_what_follows_a_forbidden_draft_is_left_alone() -> None:
     tokens, wrong = ids(TEXT), ids("zebra")[0]
     one = constraint()
-    rows = [row(one, tokens[:1], [wrong, tokens[1]][:k], k) for k in range(3)]
+    rows = [row(one, tokens[:1], [wrong, tokens[1]][:k]) for k in range(3)]
     masks = allowed(*rows)
     assert wrong not in masks[0]
     assert len(masks[1]) == len(masks[2]) == NUM_TOKENS
@@ -96,13 +102,13 @@ def test_what_follows_a_forbidden_draft_is_left_alone() -> None:
 def test_a_grammar_that_fails_fails_alone(broken: str) -> None:
     """A history that it cannot have made, or one that costs more than a mask may."""
     if broken == "history":
-        bad = row(constraint(), ids("zebra"), number=1)
+        bad = row(constraint(), ids("zebra"))
     else:  # compiles and begins well, but has more rules at once than the parser takes
         rules = " | ".join(f'"a{number}"' for number in range(5000))
-        bad = row(constraint(Grammar("lark", f"start: {rules}")), ids("a"), number=1)
+        bad = row(constraint(Grammar("lark", f"start: {rules}")), ids("a"))
     logits = torch.zeros(3, NUM_TOKENS)
-    healthy = [row(constraint(), [], number=0), row(constraint(), ids(TEXT), number=2)]
-    assert GrammarMasks().apply(logits, [healthy[0], bad, healthy[1]]) == [1]
+    healthy = [row(constraint(), []), row(constraint(), ids(TEXT))]
+    assert GrammarMasks([EOS]).apply(logits, [healthy[0], bad, healthy[1]]) == [1]
     assert torch.isfinite(logits).sum(-1).tolist() == [len(allowed(healthy[0])[0]), NUM_TOKENS, 1]
 
 
@@ -129,10 +135,11 @@ def test_what_is_certain_is_not_compared_again() -> None:
             Counted.num_read += len(got) if isinstance(got, list) else 1
             return got
 
-    tokens = Counted(ids("[" + "1," * 2000))
-    long = constraint(Grammar("json_schema", '{"type":"array","items":{"type":"integer"}}'))
-    assert long.follow(tokens, 0, len(tokens)) is Footing.FOLLOWED
+    long = row(constraint(Grammar("json_schema", '{"type":"array","items":{"type":"integer"}}')), [])
+    long.request.tokens = Counted([*PROMPT, *ids("[" + "1," * 2000)])
+    at = long.request.constraint
+    assert at is not None and at.follow(Row.of(long.request)) is Footing.FOLLOWED
     Counted.num_read = 0
-    tokens += ids("1")
-    assert long.follow(tokens, 0, len(tokens)) is Footing.FOLLOWED
+    long.request.tokens += ids("1")
+    assert at.follow(Row.of(long.request)) is Footing.FOLLOWED
     assert Counted.num_read < 10

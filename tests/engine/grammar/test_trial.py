@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -16,8 +17,8 @@ from engine.grammar.vocabulary import Vocabulary
 from tests.engine.grammar.models import EOS, NUM_TOKENS, tokenizer
 
 ENDLESS = Grammar("json_schema", '{"type":"integer","multipleOf":99999999}')
-FUEL = '{"allOf":[%s]}' % ",".join(
-    f'{{"type":"integer","multipleOf":{k}}}' for k in (7, 11, 13, 17, 19, 23, 29, 31)
+FUEL = json.dumps(
+    {"allOf": [{"type": "integer", "multipleOf": prime} for prime in (7, 11, 13, 17, 19, 23, 29, 31)]}
 )
 FINE = Grammar("json_object")
 

@@ -1,0 +1,114 @@
+"""What requests with a grammar may choose from: all masks of a step at once, and the logits cut to them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from llguidance import LLExecutor
+from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmask_par_with_draft_tokens
+
+from engine.grammar.constraint import Constraint, Footing
+from engine.sampling.adjust import forbidden_ends
+from engine.sampling.row import Row
+
+Masks = npt.NDArray[np.int32]
+"""[rows, words]: bit i of a row says whether token i is allowed, lowest bits first."""
+
+
+class _Run(NamedTuple):
+    """The rows of one request: those after the first verify its drafts, each with one of them more in its tail."""
+
+    constraint: Constraint
+    start: int
+    """Index of the first."""
+    drafts: list[int]
+
+    @property
+    def rows(self) -> range:
+        return range(self.start, self.start + 1 + len(self.drafts))
+
+
+class GrammarMasks:
+    """Computes masks with llguidance's threads and applies them. One per sampler, used by its thread."""
+
+    def __init__(self, eos_token_ids: Collection[int]) -> None:
+        self._eos = eos_token_ids
+        self._executor: LLExecutor | None = None
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
+        """Set what grammars forbid to -inf, in place. Returns the rows whose grammar failed, which are left alone.
+
+        logits: float [R, V]; rows without a grammar are left alone too, and those after a draft that is forbidden,
+        as nobody will see what comes of them.
+        """
+        constrained = [index for index, row in enumerate(rows) if row.request.constraint is not None]
+        if not constrained:
+            return []
+        mine = [rows[index] for index in constrained]
+        masks, failed = self._fill(mine)
+        for mask, row in zip(masks, mine, strict=True):
+            if row.num_output < row.request.sampling.min_tokens:
+                _forbid_if_possible(mask, [*forbidden_ends(row.request.sampling, self._eos)])
+        index = torch.tensor(constrained, device=logits.device)
+        logits[index] = logits[index].masked_fill_(_forbidden(masks, logits), -torch.inf)
+        return [constrained[at] for at in failed]
+
+    def _fill(self, rows: Sequence[Row]) -> tuple[Masks, list[int]]:
+        """Masks of `rows`, with all bits set where nothing is forbidden; and which rows failed."""
+        runs = list(_runs(rows))
+        masks: Masks = np.full((len(rows), runs[0].constraint.num_words), -1, dtype=np.int32)
+        footings = [run.constraint.follow(rows[run.start]) for run in runs]
+        self._compute(
+            [run for run, footing in zip(runs, footings, strict=True) if footing is Footing.FOLLOWED], masks
+        )
+        failed = [
+            row
+            for run, footing in zip(runs, footings, strict=True)
+            if footing is Footing.BROKEN or run.constraint.has_failed
+            for row in run.rows
+        ]
+        masks[failed] = -1
+        return masks, failed
+
+    def _compute(self, runs: Sequence[_Run], masks: Masks) -> None:
+        """In parallel, and without the interpreter's lock."""
+        self._executor = self._executor or LLExecutor()  # its threads: only where there are grammars
+        plain = [(run.constraint.matcher, run.start) for run in runs if not run.drafts]
+        if plain:
+            fill_next_token_bitmask_par(self._executor, plain, masks)
+        drafted = [(run.constraint.matcher, run.start, run.drafts) for run in runs if run.drafts]
+        if drafted:
+            fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafted, masks)
+
+
+def _runs(rows: Sequence[Row]) -> Iterator[_Run]:
+    start = 0
+    while start < len(rows):
+        constraint = rows[start].request.constraint
+        assert constraint is not None
+        end = start + 1
+        while end < len(rows) and rows[end].request.constraint is constraint:
+            end += 1
+        yield _Run(constraint, start, list(rows[end - 1].tail[len(rows[start].tail) :]))
+        start = end
+
+
+def _forbid_if_possible(mask: npt.NDArray[np.int32], tokens: Sequence[int]) -> None:
+    """Take `tokens` out of a mask that allows something else as well."""
+    known = np.array([token for token in tokens if token < 32 * len(mask)], dtype=np.int32)
+    without = mask.copy()
+    np.bitwise_and.at(without, known // 32, ~np.left_shift(np.int32(1), known % 32))
+    if without.any():
+        mask[:] = without
+
+
+def _forbidden(masks: Masks, logits: torch.Tensor) -> torch.Tensor:
+    """bool [rows, V] on the logits' device, to which only the bits travel: byte k has tokens 8k to 8k + 7."""
+    packed = torch.from_numpy(masks.astype("<i4", copy=False).view(np.uint8)).to(logits.device)
+    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    bits = (packed[:, :, None] >> shifts) & 1
+    return bits.flatten(1)[:, : logits.shape[1]] == 0
