@@ -1,0 +1,40 @@
+"""What a model thinks before it answers: <think>...</think> at the beginning of its text."""
+
+from __future__ import annotations
+
+from deployments.api.tools.pieces import Piece, Reading
+from deployments.api.tools.scanner import Scanner
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+def read_thoughts(*, is_open: bool) -> Reading[None]:
+    """Reasoning, then text. `is_open`: the prompt ended with the opening mark, so the text begins inside.
+
+    White space around the marks is nobody's. Reasoning that nothing closes is reasoning to its end.
+    """
+    at = Scanner()
+    yield from at.spaces()
+    found = yield from at.mark(OPEN, CLOSE)
+    if found != OPEN and not is_open:
+        yield from at.look()
+        yield from at.release()
+        return
+    yield Piece("reasoning")
+    if found == OPEN:
+        at.drop()
+        yield from at.spaces()
+    if not at.held.strip():
+        at.drop()
+    while found != CLOSE:
+        yield from at.spaces()
+        found = yield from at.mark(CLOSE)
+        if not found and not (yield from at.look()):
+            if at.held.strip():
+                yield from at.release("reasoning")
+            break
+        if not found:
+            yield from at.text("reasoning")
+    at.drop()
+    yield Piece("end")
+    yield from at.spaces()

@@ -1,0 +1,40 @@
+"""Calls as Hermes and Qwen write them: <tool_call>{"name": ..., "arguments": {...}}</tool_call>, anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from deployments.api.tools.pieces import Reading
+from deployments.api.tools.scanner import Malformed, Scanner, read_call
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+def read_hermes(names: Collection[str]) -> Reading[None]:
+    """Text, and calls of the functions `names`. White space around calls is nobody's.
+
+    A call that nothing closes ends where its object does, and of a closing mark its beginning will do at the end.
+    """
+    at = Scanner()
+    is_open = has_called = False
+    while True:
+        yield from at.spaces()
+        found = yield from at.mark(OPEN, CLOSE)
+        if found == OPEN:
+            try:
+                yield from at.spaces()
+                is_open = yield from read_call(at, names, ("arguments",))
+                has_called = True
+            except Malformed:
+                yield from at.release()
+        elif found == CLOSE and is_open:
+            at.drop()
+            is_open = False
+        elif (yield from at.look()):
+            yield from at.text()
+        else:
+            rest = at.held.strip()
+            is_layout = (is_open and CLOSE.startswith(rest)) or (has_called and not rest)
+            if not is_layout:
+                yield from at.release()
+            return

@@ -1,0 +1,50 @@
+"""Calls as Llama 3.1 and later write them: {"name": ..., "parameters": {...}}, several with ; between them.
+
+An answer is calls from its beginning on, or from <|python_tag|> on; anything else is text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from deployments.api.tools.pieces import Reading
+from deployments.api.tools.scanner import Malformed, Scanner, read_call
+
+PYTHON_TAG = "<|python_tag|>"
+
+
+def read_llama3(names: Collection[str]) -> Reading[None]:
+    """Text, and calls of the functions `names`. White space around calls is nobody's."""
+    at = Scanner()
+    has_called = yield from _calls(at, names)
+    while True:
+        yield from at.spaces()
+        if (yield from at.mark(PYTHON_TAG)):
+            has_called = yield from _calls(at, names)
+        elif (yield from at.look()):
+            yield from at.text()
+        else:
+            is_layout = has_called and at.held.strip() in ("", ";")
+            if not is_layout:
+                yield from at.release()
+            return
+
+
+def _calls(at: Scanner, names: Collection[str]) -> Reading[bool]:
+    """All calls that follow one another here, and whether there is one. What is no call is text."""
+    has_called = is_complete = False
+    while True:
+        char = yield from at.spaces()
+        if char == ";" and is_complete:
+            at.take()
+            char = yield from at.spaces()
+        if char != "{":
+            break
+        try:
+            is_complete = yield from read_call(at, names, ("parameters", "arguments"))
+        except Malformed:
+            break
+        has_called = True
+    if not has_called or (yield from at.look()):
+        yield from at.release()
+    return has_called
