@@ -1,0 +1,50 @@
+"""Settings of speculative decoding: `engine.speculation` in `deployments.yaml`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Method = Literal["ngram", "draft_model"]
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Who guesses, and how much. Raises ValueError when a value is out of range."""
+
+    method: Method = "ngram"
+    """"ngram": what followed the same tokens earlier in the request. "draft_model": what a smaller model says."""
+    model: str | None = None
+    """The draft model, as `EngineConfig.model`: of the same vocabulary. Only with "draft_model"."""
+    max_drafts: int = 4
+    """Most tokens guessed for a request in one step, 1 to 64."""
+    adaptive: bool = True
+    """Guess only as far ahead as it pays, by measured cost and acceptance. Off only to measure."""
+    min_match: int = 2
+    """"ngram": fewest tokens that must be equal, 1 to `max_match`."""
+    max_match: int = 8
+    """"ngram": tokens compared at most; the place where most are equal is taken. Up to 64."""
+    window: int = 16_384
+    """"ngram": how many of a request's last tokens are searched; each takes 8 bytes."""
+    max_prefill_tokens: int = 512
+    """"draft_model": most prompt tokens it computes between two steps, to catch up with new requests."""
+    kv_pages: int | None = None
+    """"draft_model": its own KV pages; None: as many as the model has."""
+
+    def __post_init__(self) -> None:
+        if self.method not in ("ngram", "draft_model"):
+            raise ValueError(f'speculation.method must be "ngram" or "draft_model", got {self.method!r}')
+        if (self.method == "draft_model") != (self.model is not None):
+            expected = "name a draft model" if self.model is None else "leave it out"
+            raise ValueError(f'speculation.model goes with the method "draft_model", not "ngram": {expected}')
+        for name, low, high in (
+            ("max_drafts", 1, 64),
+            ("max_match", 1, 64),
+            ("min_match", 1, self.max_match),
+            ("window", 16, 2**24),
+            ("max_prefill_tokens", 1, 2**40),
+            ("kv_pages", 1, 2**40),
+        ):
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ValueError(f"speculation.{name} must be in [{low}, {high}], got {value}")
