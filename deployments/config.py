@@ -27,6 +27,7 @@ from deployments.settings import (
 )
 from deployments.tenants import KeyHash, TenantSettings, distinct_tenants
 from engine.config import EngineConfig
+from engine.drafting.settings import Speculation
 from router.placer import PlacerSettings
 
 ENGINE_DEPLOYMENT = "EngineReplica"
@@ -36,11 +37,17 @@ ENGINE_DEPLOYMENT = "EngineReplica"
 def _known_engine_keys(value: Any) -> Any:
     """Pydantic lets a dataclass ignore keys it does not know; a typing error must not go unnoticed."""
     if isinstance(value, dict):
-        known = {field.name for field in dataclasses.fields(EngineConfig)}
+        _refuse_unknown("engine", value, EngineConfig)
+        _refuse_unknown("engine.speculation", value.get("speculation"), Speculation)
+    return value
+
+
+def _refuse_unknown(section: str, value: Any, settings: type[Any]) -> None:
+    if isinstance(value, dict):
+        known = {field.name for field in dataclasses.fields(settings)}
         unknown = sorted(str(key) for key in value.keys() - known)
         if unknown:
-            raise ValueError(f"unknown engine settings {unknown}; there are {sorted(known)}")
-    return value
+            raise ValueError(f"unknown {section} settings {unknown}; there are {sorted(known)}")
 
 
 Engine = Annotated[EngineConfig, BeforeValidator(_known_engine_keys)]

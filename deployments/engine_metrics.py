@@ -21,7 +21,7 @@ class EngineMetrics:
         self._metrics = metrics
         # Counted in plain numbers, passed on before each snapshot: a step of a small model takes little longer.
         self._stage_seconds = dict.fromkeys(StageSeconds._fields, 0.0)
-        self._num_generated = self._num_steps = 0
+        self._num_generated = self._num_steps = self._num_drafts = self._num_accepted = 0
 
     def describe(self, *, version: str, attention: str, device: str, dtype: str, page_size: int) -> None:
         """What does not change while the engine runs."""
@@ -39,8 +39,11 @@ class EngineMetrics:
         metrics, phase = self._metrics, stats.phase
         metrics.observe("engine_step_seconds", sum(stats.stages), phase=phase)
         metrics.observe("engine_batch_requests", stats.num_requests, phase=phase)
-        metrics.observe("engine_batch_tokens", stats.num_decode_tokens + stats.num_prefill_tokens, phase=phase)
+        num_tokens = stats.num_decode_tokens + stats.num_prefill_tokens + stats.num_draft_tokens
+        metrics.observe("engine_batch_tokens", num_tokens, phase=phase)
         self._num_steps += 1
+        self._num_drafts += stats.num_draft_tokens
+        self._num_accepted += stats.num_accepted_tokens
         for stage, spent in zip(StageSeconds._fields, stats.stages, strict=True):
             self._stage_seconds[stage] += spent
 
@@ -76,6 +79,8 @@ class EngineMetrics:
         metrics.count_to("engine_steps_total", self._num_steps)
         metrics.count_to("engine_graph_replays_total", self._num_steps, mode="eager")
         metrics.count_to("generation_tokens_total", self._num_generated)
+        metrics.count_to("spec_draft_tokens_total", self._num_drafts)
+        metrics.count_to("spec_accepted_tokens_total", self._num_accepted)
         metrics.count_to("kv_evictions_total", cache.evicted_pages, tier=_TIER, reason="capacity")
         metrics.count_to("kv_evictions_total", cache.reset_pages, tier=_TIER, reason="reset")
         metrics.count_to("preemptions_total", load.num_preemptions, mode="recompute")

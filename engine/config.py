@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.drafting.settings import Speculation
+
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -52,6 +54,8 @@ class EngineConfig:
     """Compiled grammars to keep for requests to come: up to some 50 MB each, seldom over one."""
     threads: int | None = None
     """CPU threads of torch; None leaves its default."""
+    speculation: Speculation | None = None
+    """Guess tokens and check many in one step; None: one token per request and step."""
 
     def __post_init__(self) -> None:
         _check_range("page_size", self.page_size, 1, 256)

@@ -32,7 +32,11 @@ class StepStats:
     num_decode_tokens: int
     """Tokens of rows that had one token left to compute: one per decoding request."""
     num_prefill_tokens: int
-    """All other tokens."""
+    """All other tokens but guesses."""
+    num_draft_tokens: int = 0
+    """Guesses that were checked."""
+    num_accepted_tokens: int = 0
+    """Those of them that were right."""
 
     @property
     def phase(self) -> str:

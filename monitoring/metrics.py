@@ -136,6 +136,8 @@ METRICS: tuple[Metric, ...] = (
     _counter("prompt_tokens_total", "engine", "Prompt tokens, computed or found on the device.", "tokens",
              source=("computed", "device")),
     _counter("generation_tokens_total", "engine", "Generated tokens.", "tokens"),
+    _counter("spec_draft_tokens_total", "engine", "Guessed tokens that the model checked.", "tokens"),
+    _counter("spec_accepted_tokens_total", "engine", "Guessed tokens that were right.", "tokens"),
     _counter("prefix_cache_query_tokens_total", "engine", "Prompt tokens looked up in the cache.", "tokens"),
     _counter("prefix_cache_hit_tokens_total", "engine", "Looked-up tokens whose KV was there.", "tokens",
              tier=_TIER),

@@ -31,6 +31,7 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     engine = EngineMetrics(metrics)
     engine.on_step(StepStats(StageSeconds(0.001, 0.002, 0.010, 0.003, 0.004), 4, 4, 0))
     engine.on_step(StepStats(StageSeconds(0.001), 1, 0, 9))
+    engine.on_step(StepStats(StageSeconds(0.0), 2, 2, 0, num_draft_tokens=8, num_accepted_tokens=5))
     engine.on_evicted([EvictedPage(60.0, 5.0)])
     cache = CacheStats(query_tokens=10, hit_tokens=4, evicted_pages=7, reset_pages=2)
     pages = PageAccount(free=1, evictable=2, locked=3, private=4)
@@ -39,14 +40,16 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     assert values["engine_stage_seconds_total"] == pytest.approx(
         {("schedule",): 0.002, ("prepare",): 0.002, ("forward",): 0.010, ("sample",): 0.003, ("output",): 0.004}
     )
-    assert values["engine_steps_total"] == {(): 2}
-    assert values["engine_graph_replays_total"] == {("graph",): 0, ("eager",): 2}
+    assert values["engine_steps_total"] == {(): 3}
+    assert values["engine_graph_replays_total"] == {("graph",): 0, ("eager",): 3}
+    assert values["spec_draft_tokens_total"] == {(): 8}
+    assert values["spec_accepted_tokens_total"] == {(): 5}
     assert values["requests_waiting"] == {("capacity",): 3, ("deferred",): 2}
     assert values["kv_evictions_total"] == {("device", "capacity"): 7, ("device", "reset"): 2}
     assert values["kv_pages"] == {("free", "device"): 1, ("active", "device"): 7, ("cached", "device"): 2}
     assert values["prefix_cache_hit_tokens_total"] == {("device",): 4}
     assert counts["kv_page_lifetime_seconds"] == counts["kv_page_idle_before_evict_seconds"] == 1
-    assert counts["engine_step_seconds"] == 2
+    assert counts["engine_step_seconds"] == 3
 
 
 class Connections:

@@ -21,6 +21,7 @@ from deployments.config import AppArgs
 from deployments.settings import Autoscaling
 from deployments.tenants import TenantSettings
 from engine.config import EngineConfig
+from engine.drafting.settings import Speculation
 from monitoring.metrics import METRICS, PREFIX
 
 REQUIRED = object()
@@ -45,13 +46,22 @@ def _settings(
         if isinstance(default, BaseModel):
             yield from _settings(type(default), default, f"{path}.")
         elif isinstance(default, EngineConfig):
-            yield from ((f"{path}.{f.name}", f.default) for f in dataclasses.fields(EngineConfig))
+            yield from _fields(EngineConfig, path)
         elif name in _LISTS:
             yield from _settings(kind, None, f"{path}[].") if (kind := _LISTS[name]) else ()
         elif Autoscaling in get_args(info.annotation):
             yield from _settings(Autoscaling, None, f"{path}.")
         else:
             yield path, REQUIRED if default is PydanticUndefined else default
+
+
+def _fields(kind: type[Any], path: str) -> Iterator[tuple[str, Any]]:
+    """The settings of a dataclass; those of the part that can be left out too."""
+    for field in dataclasses.fields(kind):
+        if field.name == "speculation":
+            yield from _fields(Speculation, f"{path}.{field.name}")
+        else:
+            yield f"{path}.{field.name}", field.default
 
 
 def metric_names() -> set[str]:
