@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from engine.drafting.base import Drafter
 from engine.drafting.payoff import Payoff, Price
 from engine.request import Request
+
+logger = logging.getLogger(__name__)
 
 
 class Speculator:
@@ -19,11 +22,12 @@ class Speculator:
         self._price = Price()
         self._payoffs: dict[str, Payoff] = {}
         self._stepped_at: float | None = None
+        self._has_failed = False
 
     def wants(self, request: Request) -> bool:
         """Whether the request's next step may hold guesses: then it is planned when all its tokens are known."""
         payoff = self._payoffs.get(request.request_id)
-        return payoff is None or request.num_tokens >= payoff.resumes_at
+        return not self._has_failed and (payoff is None or request.num_tokens >= payoff.resumes_at)
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Sequence[int]]:
         """Guesses for decoding requests, none or up to `room` (one number each) tokens for each. Once per step."""
@@ -38,7 +42,7 @@ class Speculator:
         }
         if not asked:
             return guesses
-        found = self._drafter.propose([requests[index] for index in asked], list(asked.values()))
+        found = self._ask([requests[index] for index in asked], list(asked.values()))
         for index, guess in zip(asked, found, strict=True):
             guesses[index] = guess
             if not guess and self._adaptive:
@@ -64,6 +68,15 @@ class Speculator:
         """The request gave its pages back."""
         self._payoffs.pop(request.request_id, None)
         self._drafter.forget(request)
+
+    def _ask(self, requests: Sequence[Request], most: Sequence[int]) -> list[Sequence[int]]:
+        """A drafter that breaks must not take the model's requests along: they go on without."""
+        try:
+            return self._drafter.propose(requests, most)
+        except Exception:
+            logger.exception("the drafter failed: from here on, nothing is guessed")
+            self._has_failed = True
+            return [()] * len(requests)
 
     def _num_wanted(self, request: Request, most: int, price: float) -> int:
         payoff = self._payoffs.setdefault(request.request_id, Payoff())

@@ -1,0 +1,59 @@
+"""Whether two models mean the same by a token id."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from engine.models.config import ModelConfig
+from engine.models.errors import ModelLoadError
+
+logger = logging.getLogger(__name__)
+
+
+def check_same_vocabulary(model: str, directory: Path, draft: str, draft_directory: Path) -> None:
+    """Raise ModelLoadError when the draft model's token ids are not the model's; the names are for the message.
+
+    Compared are the sizes of the vocabularies and the token-to-id maps of tokenizer.json, added tokens included.
+    """
+    size = ModelConfig.from_directory(directory).vocab_size
+    draft_size = ModelConfig.from_directory(draft_directory).vocab_size
+    if size != draft_size:
+        raise _another_vocabulary(model, draft, f"it has {draft_size} tokens, not {size}")
+    ids, draft_ids = _token_ids(directory), _token_ids(draft_directory)
+    if ids is None or draft_ids is None:
+        logger.warning("%s and %s: no tokenizer.json to compare; taken to be of one vocabulary", model, draft)
+        return
+    differing = sorted(token for token in ids.keys() | draft_ids.keys() if ids.get(token) != draft_ids.get(token))
+    if differing:
+        first = differing[0]
+        raise _another_vocabulary(
+            model,
+            draft,
+            f"{len(differing)} tokens have other ids, among them {first!r}: {_said(draft_ids, first)} instead of "
+            f"{_said(ids, first)}",
+        )
+
+
+def _another_vocabulary(model: str, draft: str, difference: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"the draft model {draft} has another vocabulary than {model}: {difference}; name a smaller model of the "
+        'same family in speculation.model, or set speculation.method to "ngram", which needs none'
+    )
+
+
+def _said(ids: dict[str, int], token: str) -> str:
+    return str(ids.get(token, "none"))
+
+
+def _token_ids(directory: Path) -> dict[str, int] | None:
+    path = directory / "tokenizer.json"
+    if not path.exists():
+        return None
+    from tokenizers import Tokenizer  # only where there is something to compare
+
+    try:
+        ids: dict[str, int] = Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
+    except Exception as error:
+        raise ModelLoadError(f"{path} cannot be read as a tokenizer: {' '.join(str(error).split())}") from None
+    return ids

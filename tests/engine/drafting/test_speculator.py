@@ -1,0 +1,137 @@
+"""Whom the speculator asks, how much, and what it does about a drafter that breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from cache import Namespace
+from engine.drafting.speculator import Speculator
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+
+
+class Scripted:
+    """Guesses as many tokens as it may, or none."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, int]] = []
+        self.is_silent = self.is_broken = False
+        self.forgotten: list[str] = []
+
+    def propose(self, requests: Sequence[Request], max_tokens: Sequence[int]) -> list[Sequence[int]]:
+        if self.is_broken:
+            raise RuntimeError("scripted failure")
+        self.asked.append({request.request_id: most for request, most in zip(requests, max_tokens, strict=True)})
+        return [[] if self.is_silent else [1] * most for most in max_tokens]
+
+    def forget(self, request: Request) -> None:
+        self.forgotten.append(request.request_id)
+
+
+def request(name: str = "r", num_tokens: int = 10) -> Request:
+    params = SamplingParams(max_tokens=1000)
+    return Request.make(name, [1] * num_tokens, params, arrival=0.0, seed=0, namespace=Namespace("m"))
+
+
+class Rig:
+    """A speculator whose steps take what the test says."""
+
+    def __init__(self, *, adaptive: bool = True) -> None:
+        self.drafter = Scripted()
+        self.speculator = Speculator(self.drafter, max_drafts=4, adaptive=adaptive)
+        self.now = 0.0
+        self.speculator.stepped(0, 0, 0, self.now)
+
+    def step(self, one: Request, accepted: float = 1.0, cost: float = 0.0, room: int = 100) -> int:
+        """One step of a request alone: 1 s, and `cost` more per guess. Returns the guesses it held."""
+        [guess] = self.speculator.propose([one], [room])
+        num_accepted = int(accepted * len(guess))
+        self.now += 1.0 + cost * len(guess)
+        self.speculator.verified(one, len(guess), num_accepted)
+        self.speculator.stepped(1, len(guess), 0, self.now)
+        one.tokens += [1] * (num_accepted + 1)
+        return len(guess)
+
+
+def test_the_first_step_is_plain_to_compare_with() -> None:
+    rig, one = Rig(), request()
+    assert [rig.step(one) for _ in range(4)] == [0, 4, 4, 4]
+
+
+def test_room_and_setting_bound_the_guesses() -> None:
+    rig = Rig(adaptive=False)
+    found = rig.speculator.propose([request("a"), request("b"), request("c")], [9, 2, 0])
+    assert [len(guess) for guess in found] == [4, 2, 0]
+    assert rig.drafter.asked == [{"a": 4, "b": 2}]
+
+
+def test_wrong_and_costly_guesses_switch_themselves_off_and_are_tried_again() -> None:
+    rig, one = Rig(), request()
+    held = [rig.step(one, accepted=0.0, cost=0.3) for _ in range(300)]
+    assert sum(held[:5]) > 4
+    assert sum(held) < 60
+    assert not all(count == 0 for count in held[100:]), "tried again"
+    assert rig.now < 300 * 1.05 + 3, "it costs little to find out"
+
+
+def test_costly_guesses_that_are_right_stay_on() -> None:
+    rig, one = Rig(), request()
+    held = [rig.step(one, accepted=1.0, cost=0.3) for _ in range(100)]
+    assert sum(count == 4 for count in held) > 90
+
+
+def test_wrong_guesses_that_cost_nothing_stay_on() -> None:
+    rig, one = Rig(), request()
+    held = [rig.step(one, accepted=0.0) for _ in range(100)]
+    assert sum(count == 4 for count in held) > 90
+
+
+def test_one_request_s_luck_is_not_another_s() -> None:
+    rig, good, bad = Rig(), request("good"), request("bad")
+    for _ in range(40):
+        rig.step(good, accepted=1.0, cost=0.3)
+        rig.step(bad, accepted=0.0, cost=0.3)
+    assert [rig.step(good, cost=0.3), rig.step(bad, cost=0.3)] == [4, 0]
+
+
+def test_only_who_may_get_guesses_has_to_wait_for_results() -> None:
+    rig, one = Rig(), request()
+    assert rig.speculator.wants(one)
+    rig.drafter.is_silent = True
+    for _ in range(9):  # the first step is plain
+        rig.step(one)
+    assert not rig.speculator.wants(one)
+    for _ in range(15):
+        rig.step(one)
+    assert len(rig.drafter.asked) == 8
+    rig.step(one)
+    assert rig.speculator.wants(one)
+
+
+def test_without_adaptation_everybody_is_always_asked() -> None:
+    rig, one = Rig(adaptive=False), request()
+    rig.drafter.is_silent = True
+    for _ in range(50):
+        rig.step(one, accepted=0.0, cost=10.0)
+    assert len(rig.drafter.asked) == 50
+
+
+def test_a_drafter_that_breaks_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    rig, one = Rig(adaptive=False), request()
+    rig.drafter.is_broken = True
+    assert rig.speculator.propose([one], [4]) == [()]
+    assert "nothing is guessed" in caplog.text
+    rig.drafter.is_broken = False
+    assert not rig.speculator.wants(one)
+    assert rig.speculator.propose([one], [4]) == [()]
+    assert rig.drafter.asked == []
+
+
+def test_a_request_that_ended_is_forgotten() -> None:
+    rig, one = Rig(), request()
+    rig.step(one)
+    rig.speculator.forget(one)
+    assert rig.drafter.forgotten == ["r"]
+    assert not rig.speculator._payoffs
