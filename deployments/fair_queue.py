@@ -1,30 +1,24 @@
 """Requests that wait for an engine, and whose turn it is: deficit round robin over tenants, in computed tokens.
 
-    tenant a  [ 9k | 2k | 2k | ... ]   credit  -500 ──┐   a turn: credit += quantum * weight; send while credit > 0
-    tenant b  [ 1k ]                   credit  1100   │   what is sent beyond the credit is a debt of later turns
-    tenant c  [ 30k | 30k ]            credit -27k  ◀─┘
+    tenant a  [ 9k | 2k | 2k | ... ]   credit  -500      a turn sends requests while there is credit
+    tenant b  [ 1k ]                   credit  1100      (engine/round_robin.py)
+    tenant c  [ 30k | 30k ]            credit -27k
 
-M. Shreedhar, G. Varghese, "Efficient Fair Queueing using Deficit Round Robin", 1995; with debts instead of saved
-credit, as what a request really computed is known only after it was sent (`charge` corrects it).
-
-- While two tenants both wait, what they were sent, each divided by its weight, differs by at most one quantum and
-  one request of each.
-- A tenant that waits for nothing saves nothing: it comes back with no credit. Its debt shrinks by the turns it did
-  not take, and is gone when nobody waits any more.
-- A tenant that comes back without debt, and has taken no turn for a round, goes first (as in FQ-CoDel, RFC 8290):
-  who asks for less than its share hardly waits.
-- A turn sends a request or pays a quantum of debt: n requests of t tokens take at most n + t / quantum turns.
+A request is charged when it is sent, and corrected (`charge`) when it is known what it really computed. While two
+tenants both wait, what they were sent, each divided by its weight, differs by at most one quantum and one request
+of each.
 
 Pure: no clock, no asyncio. Within a tenant a higher priority goes first, then whoever came first.
 """
 
 from __future__ import annotations
 
-import math
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
+
+from engine.round_robin import RoundRobin
 
 T = TypeVar("T")
 
@@ -68,17 +62,9 @@ class _Level(Generic[T]):
 
 
 @dataclass(eq=False, slots=True)
-class _Account(Generic[T]):
-    """One tenant's queue and what it may send."""
+class _Line(Generic[T]):
+    """One tenant's requests."""
 
-    grant: float
-    """Tokens of credit per turn."""
-    credit: float = 0.0
-    has_turn: bool = False
-    last_turn: float = -math.inf
-    """The round in which its last turn began."""
-    left_at: float = 0.0
-    """The round in which its queue became empty."""
     levels: dict[int, _Level[T]] = field(default_factory=dict)
     num_waiting: int = 0
     tokens: int = 0
@@ -88,11 +74,9 @@ class _Account(Generic[T]):
         level.entries[entry] = None
         self._count(level, 1, entry.cost)
 
-    def take(self) -> Waiting[T]:
-        """Its next request, which leaves the queue."""
-        entry = next(iter(self.levels[max(self.levels)].entries))
-        self.remove(entry)
-        return entry
+    def first(self) -> Waiting[T]:
+        """Its next request."""
+        return next(iter(self.levels[max(self.levels)].entries))
 
     def remove(self, entry: Waiting[T]) -> None:
         """Raises KeyError when it is not here."""
@@ -115,134 +99,82 @@ class FairQueue(Generic[T]):
         self, weights: Mapping[str, float], quantum: int = 2048, bounds: QueueBounds | None = None
     ) -> None:
         """`quantum` is what the tenant of the least weight gets per turn, in tokens; unknown tenants weigh 1."""
-        self._weights = dict(weights)
+        self._turns = RoundRobin(quantum, weights)
         self._bounds = bounds or QueueBounds()
-        self._grant = quantum / min([*self._weights.values(), 1.0])
-        self._accounts: dict[str, _Account[T]] = {}
-        self._active: deque[_Account[T]] = deque()  # those with requests; the first has its turn or is next
-        self._round = 0.0
+        self._lines: dict[str, _Line[T]] = {}  # of tenants with requests
         self.num_waiting = 0
         self.num_tokens = 0
         """Tokens that all waiting requests will compute."""
-        self.num_turns = 0
+
+    @property
+    def num_turns(self) -> int:
         """Turns given since the start."""
+        return self._turns.num_turns
 
     def push(self, entry: Waiting[T]) -> None:
         """Add a request. Raises QueueFull."""
         self._check_room(entry)
-        account = self._accounts.get(entry.tenant)
-        if account is None:
-            account = _Account(self._grant * self._weight(entry.tenant))
-            self._accounts[entry.tenant] = account
-        if not account.num_waiting:
-            self._join(account)
-        account.put(entry)
+        if entry.tenant not in self._lines:
+            self._lines[entry.tenant] = _Line()
+            self._turns.join(entry.tenant)
+        self._lines[entry.tenant].put(entry)
         self.num_waiting += 1
         self.num_tokens += entry.cost
 
     def pop(self) -> Waiting[T] | None:
         """The next request to send, charged to its tenant; None when nobody waits."""
-        while self._active:
-            account = self._active[0]
-            if not account.has_turn:
-                account.has_turn, account.last_turn = True, self._round
-                account.credit += account.grant
-                self.num_turns += 1
-                self._round += 1 / len(self._active)
-            if account.credit > 0:
-                return self._send(account)
-            self._end_turn(account)
-        return None
+        tenant = self._turns.turn()
+        if tenant is None:
+            return None
+        entry = self._lines[tenant].first()
+        self._turns.charge(tenant, entry.cost)
+        self.remove(entry)
+        return entry
 
     def remove(self, entry: Waiting[T]) -> None:
         """Take out a request that waits. Raises KeyError when it does not."""
-        account = self._accounts[entry.tenant]
-        account.remove(entry)
-        self._uncount(entry)
-        if not account.num_waiting:
-            self._active.remove(account)
-            self._leave(account)
+        line = self._lines[entry.tenant]
+        line.remove(entry)
+        self.num_waiting -= 1
+        self.num_tokens -= entry.cost
+        if not line.num_waiting:
+            del self._lines[entry.tenant]
+            self._turns.leave(entry.tenant)
 
     def charge(self, tenant: str, tokens: float) -> None:
         """A request computed so much more (or less) than it was charged for when it was popped."""
-        account = self._accounts.get(tenant)
-        if account is not None:
-            account.credit -= tokens
-            if not account.num_waiting:
-                account.credit = min(account.credit, 0.0)
+        self._turns.charge(tenant, tokens)
 
     def tokens_before(self, tenant: str, cost: int, priority: int = 0) -> float:
         """Tokens that would be sent before a request of `cost` that came now, its tenant's share considered."""
         own = 0
-        if tenant in self._accounts:
-            levels = self._accounts[tenant].levels
+        if tenant in self._lines:
+            levels = self._lines[tenant].levels
             own = sum(level.tokens for rank, level in levels.items() if rank >= priority)
-        weight = self._weight(tenant)
+        weight = self._turns.weight(tenant)
         before = float(own)
-        for name, account in self._accounts.items():
+        for name, line in self._lines.items():
             if name != tenant:
-                before += min(account.tokens, (own + cost) * self._weight(name) / weight)
+                before += min(line.tokens, (own + cost) * self._turns.weight(name) / weight)
         return before
 
     def waiting_of(self, tenant: str) -> int:
         """Requests of a tenant that wait."""
-        account = self._accounts.get(tenant)
-        return account.num_waiting if account is not None else 0
-
-    # --- inside --------------------------------------------------------------------------------------------
-
-    def _weight(self, tenant: str) -> float:
-        return self._weights.get(tenant, 1.0)
+        return self._lines[tenant].num_waiting if tenant in self._lines else 0
 
     def _check_room(self, entry: Waiting[T]) -> None:
         """A tenant that has nothing waiting is never kept out, however much others have."""
-        bounds, account = self._bounds, self._accounts.get(entry.tenant)
-        if account is None or not account.num_waiting:
+        bounds, line = self._bounds, self._lines.get(entry.tenant)
+        if line is None:
             return
-        if account.num_waiting >= bounds.max_requests_per_tenant:
-            raise QueueFull("tenant", f"{account.num_waiting} of your requests are waiting, the limit")
-        if account.tokens + entry.cost > bounds.max_tokens_per_tenant:
+        if line.num_waiting >= bounds.max_requests_per_tenant:
+            raise QueueFull("tenant", f"{line.num_waiting} of your requests are waiting, the limit")
+        if line.tokens + entry.cost > bounds.max_tokens_per_tenant:
             limit = f"the limit is {bounds.max_tokens_per_tenant}"
-            raise QueueFull("tenant", f"{account.tokens} of your prompt tokens are waiting, {limit}")
+            raise QueueFull("tenant", f"{line.tokens} of your prompt tokens are waiting, {limit}")
         if self.num_waiting >= bounds.max_requests:
             raise QueueFull("all", f"{self.num_waiting} requests are waiting, the limit")
         if self.num_tokens + entry.cost > bounds.max_tokens:
             raise QueueFull(
                 "all", f"{self.num_tokens} prompt tokens are waiting, the limit is {bounds.max_tokens}"
             )
-
-    def _join(self, account: _Account[T]) -> None:
-        """It waits from now on: before all others when it owes nothing and took no turn for a round."""
-        missed = self._round - account.left_at
-        account.credit = min(account.credit + missed * account.grant, 0.0)
-        if account.credit == 0 and self._round - account.last_turn >= 1:
-            self._active.appendleft(account)
-        else:
-            self._active.append(account)
-
-    def _send(self, account: _Account[T]) -> Waiting[T]:
-        entry = account.take()
-        self._uncount(entry)
-        account.credit -= entry.cost
-        if not account.num_waiting:
-            self._active.popleft()
-            self._leave(account)
-        elif account.credit <= 0:
-            self._end_turn(account)
-        return entry
-
-    def _end_turn(self, account: _Account[T]) -> None:
-        account.has_turn = False
-        self._active.rotate(-1)
-
-    def _leave(self, account: _Account[T]) -> None:
-        """Its queue is empty: what credit it has is gone."""
-        account.has_turn = False
-        account.credit = min(account.credit, 0.0)
-        account.left_at = self._round
-        if not self._active:
-            self._accounts.clear()  # debts too: they are owed to those who wait
-
-    def _uncount(self, entry: Waiting[T]) -> None:
-        self.num_waiting -= 1
-        self.num_tokens -= entry.cost
