@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from engine.drafting.settings import Speculation
+from engine.order import POLICIES
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+# Eleven days: in practice priorities then do not age, and seconds on a clock are still told apart.
+_LONGEST_HALF_LIFE_S = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,17 @@ class EngineConfig:
     """Most tokens computed in one step: bounds the time a long prompt can hold up running decodes."""
     max_step_ms: float | None = 100.0
     """Aimed length of a step beside running decodes, in milliseconds: bounds its prefill. None: no aim."""
+    max_step_stretch: float | None = 0.75
+    """How much longer each prompt may make a step beside running decodes, as a share of what they take alone: with
+    0.75 streams keep within twice the time per token while one long prompt is computed. None: no such bound."""
     overlap: bool = True
     """Plan the next step while one runs. Without it the tokens are the same, and each step waits for its plan."""
+    policy: str = "priority"
+    """Who goes first: "fcfs", "priority" (with ageing) or "fair" (tenants take turns); see `engine/order.py`."""
+    priority_half_life_s: float = 30.0
+    """Seconds of waiting that weigh as much as one level of priority."""
+    fair_quantum_tokens: int = 256
+    """Tokens that a tenant may have computed in a turn, when the policy is "fair"."""
     max_waiting: int = 1024
     """Most requests waiting for admission; more are refused with "queue full"."""
     max_waiting_tokens: int = 4_000_000
@@ -60,11 +73,28 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _check_range("page_size", self.page_size, 1, 256)
         _check_range("block_tokens", self.block_tokens, 1, 2**20)
-        for name in ("max_running", "max_step_tokens", "max_waiting", "max_waiting_tokens", "max_grammars"):
+        for name in (
+            "max_running",
+            "max_step_tokens",
+            "max_waiting",
+            "max_waiting_tokens",
+            "max_grammars",
+            "fair_quantum_tokens",
+        ):
             _check_range(name, getattr(self, name), 1, 2**40)
         for name in ("kv_pages", "max_model_len", "threads"):
             if getattr(self, name) is not None:
                 _check_range(name, getattr(self, name), 1, 2**40)
+        for name in ("max_step_ms", "max_step_stretch"):
+            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be a number above 0, or None for no bound; got {value}")
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}; got {self.policy!r}")
+        if not 0 < self.priority_half_life_s <= _LONGEST_HALF_LIFE_S:
+            raise ValueError(
+                f"priority_half_life_s must be above 0 and at most {_LONGEST_HALF_LIFE_S:g}, "
+                f"got {self.priority_half_life_s}"
+            )
         if not 0 < self.kv_memory_share <= 1:
             raise ValueError(f"kv_memory_share must be in (0, 1], got {self.kv_memory_share}")
         if self.max_step_tokens < self.max_running:

@@ -72,6 +72,10 @@ class Engine:
             max_waiting=config.max_waiting,
             max_waiting_tokens=config.max_waiting_tokens,
             max_step_seconds=None if config.max_step_ms is None else config.max_step_ms / 1000,
+            max_step_stretch=config.max_step_stretch,
+            policy=config.policy,
+            priority_half_life_s=config.priority_half_life_s,
+            fair_quantum_tokens=config.fair_quantum_tokens,
         )
         self.scheduler = Scheduler(self.cache, limits, self.model.eos_token_ids)
         self.grammars = Compiler(self._vocabulary, config.max_grammars)

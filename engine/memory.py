@@ -2,7 +2,8 @@
 
     waiting ── admit: its prompt fits ──▶ running ── grow, page by page ──▶ release
        ▲                                     │
-       └──────────── preempt ────────────────┘   when another one cannot grow: lowest priority, then newest
+       └──────────── preempt ────────────────┘   when one before it cannot grow, or, of a higher priority, not
+                                                 start: the last in order first
 
 Pages are taken from running requests only while no step is in flight: what it writes must go somewhere.
 """
@@ -30,6 +31,8 @@ class Memory:
         """Whether a step is, so that nobody can be preempted."""
         self.is_starved = False
         """Whether somebody could not grow because of that: the step in flight has to end first."""
+        self.refused: Request | None = None
+        """Who found no room in the last step."""
         self.num_preemptions = 0
         self.num_deferred = 0
         """Prompts that the last step passed over: another one computes their beginning."""
@@ -48,18 +51,48 @@ class Memory:
         Returns whether there was room, so that a younger request may be tried; the request's status says whether
         it was started: it also waits while a running prompt computes what it could share in the next step.
         """
-        if step.preempted or len(self.running) >= self._max_running:
+        if step.preempted:
             return False
+        has_room = len(self.running) < self._max_running and self._start_if_it_fits(step, request, now)
+        if not has_room:
+            self.refused = request
+        return has_room
+
+    def make_way(self, step: StepInMaking, now: float) -> None:
+        """Let who was refused have the place of running requests that it may push out, if theirs is enough."""
+        request, self.refused = self.refused, None
+        if request is None or request.status is not Status.WAITING:
+            return
+        victims = [other for other in self.running if request.place.may_push_out(other.place)]
+        if not victims or not self._would_fit(request, victims):
+            return
+        if self.is_in_flight:
+            self.is_starved, self.refused = True, request
+            return
+        while victims:
+            self._preempt(step, victims.pop(), now)
+            if self._start_if_it_fits(step, request, now):
+                return
+
+    def _would_fit(self, request: Request, victims: Sequence[Request]) -> bool:
+        """Whether there would be room for it without these; more than there would be when they share pages."""
+        others = [other for other in self.running if other not in victims]
+        room = self.cache.available - self._pages_promised(others)
+        room += sum(len(victim.lease.pages) for victim in victims if victim.lease is not None)
+        num_missing = request.num_tokens + 1 - self.cache.peek(request.namespace, request.tokens)
+        return num_missing <= room * self.cache.page_size
+
+    def _start_if_it_fits(self, step: StepInMaking, request: Request, now: float) -> bool:
         match = self.cache.match(request.namespace, request.tokens, now)
         if self._is_being_computed(step, request, match.length):
             self.num_deferred += 1
             return True
         lease = self.cache.lock(match, priority=request.priority)
         # Locking may have made evictable pages unavailable: what counts is the room left after it.
-        room = self.cache.available - self._pages_promised()
+        room = self.cache.available - self._pages_promised(self.running)
         if self.cache.pages_needed(lease, request.num_tokens + 1) > room:
             self.cache.drop_partial(lease)  # its source page is unlocked: one page more to evict
-            room = self.cache.available - self._pages_promised()
+            room = self.cache.available - self._pages_promised(self.running)
             if self.cache.pages_needed(lease, request.num_tokens + 1) > room:
                 self.cache.finish(lease, [], now)
                 return False
@@ -115,11 +148,11 @@ class Memory:
         request.num_computed = request.num_planned = num_cached
         request.status = Status.RUNNING
 
-    def _pages_promised(self) -> int:
-        """Pages that the running requests still need for their prompts and next token."""
+    def _pages_promised(self, running: Sequence[Request]) -> int:
+        """Pages that running requests still need for their prompts and next token."""
         return sum(
             self.cache.pages_needed(request.lease, request.num_tokens + 1)
-            for request in self.running
+            for request in running
             if request.lease is not None
         )
 

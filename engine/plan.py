@@ -76,6 +76,12 @@ class StepPlan:
         """All other tokens."""
         return self.num_tokens - self.num_decodes - self.num_drafts
 
+    @property
+    def prefill_context(self) -> float:
+        """Tokens that each of those attends to, on average; 0 without any."""
+        fills = [(c.start, c.num_tokens) for c in self.chunks if c.num_tokens - c.num_drafts > 1]
+        return sum([size * (start + size / 2) for start, size in fills]) / max(1, sum([size for _, size in fills]))
+
     @cached_property
     def sampling_chunks(self) -> list[Chunk]:
         """The chunks that tokens are sampled for, in order: the order of `StepResult.token_ids`."""

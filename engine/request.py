@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cache import Lease, Namespace
 from engine.sampling_params import SamplingParams
@@ -23,6 +23,29 @@ class Status(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+class Place(NamedTuple):
+    """Where a request stands, for as long as it lives. The smallest goes first and is preempted last."""
+
+    at: float
+    """Seconds on the engine's clock: when a request of priority 0 would have come to stand here."""
+    arrival: float
+    """Seconds on the engine's clock."""
+    line: str
+    """Lines take turns with each other."""
+    level: int
+    """Whom it may push out: see `may_push_out`."""
+
+    def may_push_out(self, running: Place) -> bool:
+        """Whether who waits here may take the pages and the place in the batch of who runs there.
+
+        Never among equals: a request that was preempted does not preempt in its turn whoever was let in since.
+        """
+        return self.line == running.line and self.level > running.level and self < running
+
+
+_NOWHERE = Place(0.0, 0.0, "", 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +91,8 @@ class Request:
     """Leading tokens whose KV lies in `lease.pages`."""
     num_planned: int = 0
     """Leading tokens whose KV does, once the steps in flight are done; without any, `num_computed`."""
+    place: Place = _NOWHERE
+    """Where it stands among the requests of its engine."""
     status: Status = Status.WAITING
     lease: Lease | None = None
     """Its hold on KV pages while running."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
 
 
@@ -73,6 +73,14 @@ class RoundRobin:
         if not self._active:
             self._accounts.clear()  # debts too: they are owed to those who take part
 
+    def take_part(self, names: Collection[str]) -> None:
+        """These take part from now on, and nobody else."""
+        for name in names:
+            if name not in self._active:
+                self.join(name)
+        for name in [name for name in self._active if name not in names]:
+            self.leave(name)
+
     def turn(self, among: Container[str] | None = None) -> str | None:
         """Whose turn it is, of all or `among` some (others keep theirs for later); None when nobody takes part."""
         while True:
@@ -108,12 +116,10 @@ class RoundRobin:
         """Its share beside that of another one."""
         return self._weights.get(name, 1.0)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._active
-
-    def __len__(self) -> int:
-        """How many take part."""
-        return len(self._active)
+    @property
+    def num_known(self) -> int:
+        """Names that take part, or took part while others did and still do."""
+        return len(self._accounts)
 
     def _end_turn(self, name: str, account: _Account) -> None:
         account.has_turn = False

@@ -2,9 +2,9 @@
 
 One rule: a request is given tokens until `num_computed` reaches `num_tokens`. A step is filled in this order:
 
-    decodes                 every running request with one token to compute
-    the oldest prompt       at least a quarter of the prefill budget: it always gets on
-    the other prompts       shortest remainder first: a 100k-token prompt does not hold up a 50-token one
+    decodes     every running request with one token to compute
+    prompts     as many tokens as the time they take allows (engine/prefill_budget.py),
+                shared so that each gets on (engine/prefill_sharing.py)
 
 `schedule` makes the step a value, `apply` takes its result in. In between, while the step is in flight, the next
 one can be planned. Nothing else changes a request.
@@ -21,16 +21,13 @@ from cache import CacheStats, KVCacheManager, PageAccount
 from engine.errors import NeverFits
 from engine.load import EngineLoad
 from engine.memory import Memory
+from engine.order import order_of
 from engine.plan import GRAMMAR_FAILED, Chunk, Event, FinishReason, StepPlan, StepResult, Timings, TokenLogprobs
 from engine.prefill_budget import PrefillBudget
+from engine.prefill_sharing import PrefillSharing
 from engine.request import PENDING, Request, Status
 from engine.step import StepInMaking
-from engine.waiting_queue import WaitingQueue, precedence
-
-# Prompts beyond this many in the queue are not looked at for the step's remaining room.
-_WINDOW = 64
-# The oldest prompt's guaranteed part of the prefill budget: one in this many tokens.
-_OLDEST_SHARE = 4
+from engine.waiting_queue import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +40,10 @@ class SchedulerLimits:
     max_waiting: int = 1024
     max_waiting_tokens: int = 4_000_000
     max_step_seconds: float | None = None
+    max_step_stretch: float | None = None
+    policy: str = "priority"
+    priority_half_life_s: float = 30.0
+    fair_quantum_tokens: int = 256
 
 
 class Scheduler:
@@ -54,7 +55,9 @@ class Scheduler:
         pool_tokens = cache.num_pages * cache.page_size
         self.limits = replace(limits, max_model_len=min(limits.max_model_len, pool_tokens))
         self._eos = frozenset(eos_token_ids)
-        self._budget = PrefillBudget(limits.max_step_tokens, limits.max_step_seconds)
+        self._order = order_of(limits.policy, limits.priority_half_life_s)
+        self._budget = PrefillBudget(limits.max_step_tokens, limits.max_step_seconds, limits.max_step_stretch)
+        self._sharing = PrefillSharing(limits.fair_quantum_tokens)
         self._requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(limits.max_waiting, limits.max_waiting_tokens)
         self.memory = Memory(cache, self.waiting, limits.max_running)
@@ -83,6 +86,7 @@ class Scheduler:
         params = request.sampling
         request.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         request.longest = min(request.num_prompt + params.max_tokens, self.limits.max_model_len)
+        request.place = self._order.place(request)
         self._requests[request.request_id] = request
         self.memory.wait(request)
         last = request.tokens[-1]
@@ -115,9 +119,10 @@ class Scheduler:
         step, memory = StepInMaking(), self.memory
         memory.is_in_flight, memory.is_starved = self._num_in_flight > 0, False
         memory.num_deferred = 0
+        memory.make_way(step, now)
         self._place_decodes(step, now)
-        room = self._budget.tokens(len(step.chunks))
-        self._place_prompts(step, room, now)
+        self._sharing.charge(step.chunks)
+        self._place_prompts(step, now)
         if memory.running and not step.chunks and not memory.is_in_flight:
             memory.start_over(step, now)
         self._num_in_flight += bool(step.chunks)
@@ -133,46 +138,27 @@ class Scheduler:
             elif num_tokens < request.longest:  # else the step in flight samples its last token
                 self._place(step, request, 1, now)
 
-    def _place_prompts(self, step: StepInMaking, room: int, now: float) -> None:
-        """Share the prefill budget: the oldest prompt first, the shortest next, then who can use the rest."""
-        running = (prompt for prompt in step.prompts if prompt.status is Status.RUNNING)
-        prompts = [*running, *self.waiting.first(_WINDOW)]
-        if not prompts or room <= 0:
-            return
-        oldest = min(prompts, key=precedence)
-        others = sorted(
-            (p for p in prompts if p is not oldest), key=lambda p: (-p.priority, p.num_to_compute, p.arrival)
+    def _place_prompts(self, step: StepInMaking, now: float) -> None:
+        """Share what the step has room for, and admit whoever gets some of it."""
+        running = [prompt for prompt in step.prompts if prompt.status is Status.RUNNING]
+        num_startable = min(len(self.waiting), self.limits.max_running - len(self.memory.running))
+        room = self._budget.room(len(step.chunks), len(running) + num_startable)
+        shares = self._sharing.share(
+            running, self.waiting, room, admit=lambda prompt: self.memory.admit(step, prompt, now)
         )
-        guaranteed = max(1, room // _OLDEST_SHARE) if others else room
-        has_memory = oldest.status is Status.RUNNING or self.memory.admit(step, oldest, now)
-        given = {oldest.request_id: 0}
-        if oldest.status is Status.RUNNING:
-            given[oldest.request_id] = min(guaranteed, oldest.num_to_compute)
-        room -= given[oldest.request_id]
-        for prompt in others:
-            if room <= 0:
-                break
-            if prompt.status is Status.WAITING and has_memory:
-                # Nobody overtakes an older request into the memory that it waits for.
-                has_memory = self.memory.admit(step, prompt, now)
-            if prompt.status is Status.RUNNING:
-                given[prompt.request_id] = min(room, prompt.num_to_compute)
-                room -= given[prompt.request_id]
-        if oldest.status is Status.RUNNING:
-            given[oldest.request_id] += min(room, oldest.num_to_compute - given[oldest.request_id])
-        for prompt in prompts:
-            if given.get(prompt.request_id) and prompt.status is Status.RUNNING:
-                self._place(step, prompt, given[prompt.request_id], now)
+        for prompt, num_tokens in shares.items():
+            if prompt.status is not Status.RUNNING or not self._place(step, prompt, num_tokens, now):
+                self._sharing.give_back(prompt, num_tokens)
 
     def _place(
         self, step: StepInMaking, request: Request, num_tokens: int, now: float, drafts: Sequence[int] = ()
-    ) -> None:
-        """Give `request` tokens in this step, and guesses after them; without room it sits this step out."""
+    ) -> bool:
+        """Give `request` tokens in this step, and guesses after them; False: without room it sits it out."""
         tokens, start, lease = request.tokens, request.num_planned, request.lease
         end = start + num_tokens
         assert lease is not None
         if end + len(drafts) > lease.capacity and not self.memory.grow(step, request, end + len(drafts), now):
-            return
+            return False
         ids, samples = tokens[start:end], end == len(tokens)
         if drafts:
             ids += drafts
@@ -180,6 +166,7 @@ class Scheduler:
         request.num_planned = end
         if samples:
             tokens.append(PENDING)
+        return True
 
     # --- a result in ---------------------------------------------------------------------------------------
 
@@ -197,7 +184,7 @@ class Scheduler:
                     logprobs = result.logprobs[first:end]
                     events.append(self._generated(request, token_ids[first:end], logprobs, now))
             first = end
-        self._budget.observe(plan.num_decodes, plan.num_prefill, seconds)
+        self._budget.observe(plan.num_decodes, plan.num_prefill, seconds, plan.prefill_context)
         self._num_steps += 1
         self._num_in_flight -= 1
         return events

@@ -1,17 +1,17 @@
-"""The requests that wait for admission, in order of precedence, within bounds."""
+"""The requests that wait for admission, each in its line and at its place there, within bounds."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterator, KeysView
+from itertools import chain
+from operator import attrgetter
 
 from engine.errors import QueueFull
 from engine.request import Request
 
-
-def precedence(request: Request) -> tuple[int, float]:
-    """Order of admission, and against the order of preemption: high priority first, then by arrival."""
-    return (-request.priority, request.arrival)
+precedence = attrgetter("place")
+"""Sort key: order of admission, and against the order of preemption."""
 
 
 class WaitingQueue:
@@ -19,7 +19,8 @@ class WaitingQueue:
 
     def __init__(self, max_requests: int, max_tokens: int) -> None:
         self._max_requests, self._max_tokens = max_requests, max_tokens
-        self._requests: list[Request] = []
+        self._lines: dict[str, list[Request]] = {}  # none of them empty
+        self._num_requests = 0
         self.num_tokens = 0
         """Prompt and output tokens of all that wait."""
         self.num_uncached = 0
@@ -27,7 +28,7 @@ class WaitingQueue:
 
     def check_room(self, request: Request, num_coming: int = 0, tokens_coming: int = 0) -> None:
         """Raise QueueFull when there is no room beside what else is coming. Has no side effects."""
-        waiting, tokens = len(self._requests) + num_coming, self.num_tokens + tokens_coming
+        waiting, tokens = self._num_requests + num_coming, self.num_tokens + tokens_coming
         if waiting >= self._max_requests:
             raise QueueFull(f"{waiting} requests are waiting, the limit")
         if waiting and tokens + request.num_tokens > self._max_tokens:
@@ -35,22 +36,33 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         """Put a request at its place."""
-        bisect.insort(self._requests, request, key=precedence)
-        self.num_tokens += request.num_tokens
-        self.num_uncached += request.num_tokens - request.num_expected
+        bisect.insort(self._lines.setdefault(request.place.line, []), request, key=precedence)
+        self._count(request, 1)
 
     def remove(self, request: Request) -> None:
         """Take a request out: it was admitted, or has ended."""
-        self._requests.remove(request)
-        self.num_tokens -= request.num_tokens
-        self.num_uncached -= request.num_tokens - request.num_expected
+        line = self._lines[request.place.line]
+        line.remove(request)
+        if not line:
+            del self._lines[request.place.line]
+        self._count(request, -1)
 
-    def first(self, count: int) -> list[Request]:
-        """The next `count` requests in order."""
-        return self._requests[:count]
+    @property
+    def lines(self) -> KeysView[str]:
+        """The lines in which anybody waits."""
+        return self._lines.keys()
+
+    def first(self, line: str, count: int) -> list[Request]:
+        """The next `count` requests of a line, in order."""
+        return self._lines.get(line, [])[:count]
+
+    def _count(self, request: Request, sign: int) -> None:
+        self._num_requests += sign
+        self.num_tokens += sign * request.num_tokens
+        self.num_uncached += sign * (request.num_tokens - request.num_expected)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
+        return chain.from_iterable(self._lines.values())
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return self._num_requests

@@ -126,7 +126,7 @@ class Script:
     def arrive(self, prompt: Sequence[int], *, salt: str = "", **options: Any) -> str:
         """A request comes in; `options` are those of Request.make, or sampling params."""
         name = f"r{len(self.requests)}"
-        made = {key: options.pop(key) for key in ("output_ids", "priority") if key in options}
+        made = {key: options.pop(key) for key in ("output_ids", "priority", "tenant") if key in options}
         request = Request.make(
             name,
             list(prompt),

@@ -106,7 +106,7 @@ def test_short_prompts_do_not_wait_for_a_long_one() -> None:
 def test_a_stream_of_short_prompts_does_not_starve_a_long_one() -> None:
     script = Script(num_pages=2000, page_size=16, limits={"max_step_tokens": 64, "max_running": 8})
     long = script.arrive([1] * 640, max_tokens=1)
-    for i in range(40):
+    for i in range(160):  # a sixteenth of each step is its own
         if script.reason(long) is not None:
             break
         for j in range(2):

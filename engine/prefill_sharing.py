@@ -1,0 +1,115 @@
+"""How a step's prefill is shared among the prompts that wait for it.
+
+Between lines, turns: `room` goes round in quanta (engine/round_robin.py). Within a line:
+
+    the first in order      at least a sixteenth: it always gets on
+    the others              shortest remainder first: a 100k-token prompt does not hold up a 50-token one
+    the first in order      what is left
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from engine.plan import Chunk
+from engine.prefill_budget import Room
+from engine.request import Request, Status
+from engine.round_robin import RoundRobin
+from engine.waiting_queue import WaitingQueue, precedence
+
+# Waiting prompts of a line beyond this many are not looked at for the step's remaining room.
+_WINDOW = 64
+# The guaranteed part of the first in order: one in this many tokens. 10 prompts of 1k tokens beside one of 100k so
+# take at most two steps more than without it, even when a step has but 256 tokens.
+_FIRST_SHARE = 1 / 16
+
+Admit = Callable[[Request], bool]
+"""Starts a waiting request, unless it should wait a step for another one's pages, which its status tells. False:
+there is no room for it."""
+
+
+class PrefillSharing:
+    """Knows whose turn it is, from step to step."""
+
+    def __init__(self, quantum: int) -> None:
+        """`quantum`: tokens of a line's turn."""
+        self._turns = RoundRobin(quantum)
+
+    def share(
+        self, running: Sequence[Request], waiting: WaitingQueue, room: Room, admit: Admit
+    ) -> dict[Request, int]:
+        """Tokens for each prompt that gets some, in order of their places; those that wait are admitted before."""
+        lines: dict[str, list[Request]] = {line: [] for line in waiting.lines}
+        for request in running:
+            lines.setdefault(request.place.line, []).append(request)
+        self._turns.take_part(lines)
+        step = _Shares(room, admit)
+        open_lines: dict[str, _Line | None] = dict.fromkeys(lines)
+        while room.tokens > 0 and (name := self._turns.turn(among=open_lines)) is not None:
+            line = open_lines[name]
+            if line is None:
+                line = open_lines[name] = _Line([*lines[name], *waiting.first(name, _WINDOW)])
+            # Who is alone needs no turns; what it takes is a debt that it pays by turns of its own.
+            most = room.tokens if len(open_lines) == 1 else min(room.tokens, math.ceil(self._turns.credit(name)))
+            used = line.take(step, most)
+            self._turns.charge(name, used)
+            if used < most:
+                del open_lines[name]  # nobody in it can use more
+        return {request: step.given[request] for request in sorted(step.given, key=precedence)}
+
+    def charge(self, chunks: Iterable[Chunk]) -> None:
+        """These are computed besides what is shared: decodes."""
+        if self._turns.num_known > 1:
+            for chunk in chunks:
+                self._turns.charge(chunk.request.place.line, chunk.num_tokens)
+
+    def give_back(self, request: Request, num_tokens: int) -> None:
+        """A share was not computed after all."""
+        self._turns.charge(request.place.line, -num_tokens)
+
+
+class _Shares:
+    """What a step gives to prompts, while it is worked out."""
+
+    def __init__(self, room: Room, admit: Admit) -> None:
+        self.room = room
+        self.given: dict[Request, int] = {}
+        self._admit = admit
+        self._has_memory = True
+
+    def give(self, prompt: Request, most: int, share: float = 1.0) -> int:
+        """Let a prompt have up to `most` tokens, and up to this share of the room; how many it got."""
+        if prompt.status is Status.WAITING and self._has_memory:
+            # Nobody overtakes another one into the memory that it waits for.
+            self._has_memory = self._admit(prompt)
+        if prompt.status is not Status.RUNNING:
+            return 0
+        given = self.given.get(prompt, 0)
+        start = prompt.num_planned + given
+        num_tokens = self.room.most(start, min(most, prompt.num_to_compute - given), share)
+        if num_tokens:
+            self.room.take(start, num_tokens)
+            self.given[prompt] = given + num_tokens
+        return num_tokens
+
+
+class _Line:
+    """The prompts of one line in a step."""
+
+    def __init__(self, prompts: list[Request]) -> None:
+        self._first = min(prompts, key=precedence)
+        self._others = sorted(
+            (prompt for prompt in prompts if prompt is not self._first),
+            key=lambda prompt: (-prompt.place.level, prompt.num_to_compute, prompt.place),
+        )
+
+    def take(self, step: _Shares, most: int) -> int:
+        """Give up to `most` tokens to its prompts; how many they took."""
+        share = _FIRST_SHARE if self._others else 1.0
+        used = step.give(self._first, math.ceil(most * share), share)
+        for prompt in (*self._others, self._first):
+            if used >= most:
+                break
+            used += step.give(prompt, most - used)
+        return used
