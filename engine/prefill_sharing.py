@@ -2,9 +2,9 @@
 
 Between lines, turns: `room` goes round in quanta (engine/round_robin.py). Within a line:
 
-    the first in order      at least a sixteenth: it always gets on
-    the others              shortest remainder first: a 100k-token prompt does not hold up a 50-token one
-    the first in order      what is left
+    the first in order      a sixteenth: it always gets on
+    all of them             what is left, of the highest priority first and then of the shortest remainder:
+                            a 100k-token prompt does not hold up a 50-token one
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from engine.waiting_queue import WaitingQueue, precedence
 
 # Waiting prompts of a line beyond this many are not looked at for the step's remaining room.
 _WINDOW = 64
-# The guaranteed part of the first in order: one in this many tokens. 10 prompts of 1k tokens beside one of 100k so
-# take at most two steps more than without it, even when a step has but 256 tokens.
+# The guaranteed part of the first in order. So small, ten prompts of 1k tokens take at most two steps more beside
+# one of 100k than without it, even when a step has but 256 tokens.
 _FIRST_SHARE = 1 / 16
 
 Admit = Callable[[Request], bool]
@@ -50,10 +50,12 @@ class PrefillSharing:
             line = open_lines[name]
             if line is None:
                 line = open_lines[name] = _Line([*lines[name], *waiting.first(name, _WINDOW)])
-            # Who is alone needs no turns; what it takes is a debt that it pays by turns of its own.
-            most = room.tokens if len(open_lines) == 1 else min(room.tokens, math.ceil(self._turns.credit(name)))
+            is_alone = len(open_lines) == 1
+            most = room.tokens if is_alone else min(room.tokens, math.ceil(self._turns.credit(name)))
             used = line.take(step, most)
             self._turns.charge(name, used)
+            if is_alone:  # nobody else wants the turns by which it pays for all it took
+                self._turns.turn(among=open_lines)
             if used < most:
                 del open_lines[name]  # nobody in it can use more
         return {request: step.given[request] for request in sorted(step.given, key=precedence)}
@@ -99,16 +101,14 @@ class _Line:
 
     def __init__(self, prompts: list[Request]) -> None:
         self._first = min(prompts, key=precedence)
-        self._others = sorted(
-            (prompt for prompt in prompts if prompt is not self._first),
-            key=lambda prompt: (-prompt.place.level, prompt.num_to_compute, prompt.place),
+        self._prompts = sorted(
+            prompts, key=lambda prompt: (-prompt.place.level, prompt.num_to_compute, prompt.place)
         )
 
     def take(self, step: _Shares, most: int) -> int:
         """Give up to `most` tokens to its prompts; how many they took."""
-        share = _FIRST_SHARE if self._others else 1.0
-        used = step.give(self._first, math.ceil(most * share), share)
-        for prompt in (*self._others, self._first):
+        used = step.give(self._first, math.ceil(most * _FIRST_SHARE), _FIRST_SHARE)
+        for prompt in self._prompts:
             if used >= most:
                 break
             used += step.give(prompt, most - used)

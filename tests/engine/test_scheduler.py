@@ -56,7 +56,7 @@ def test_a_burst_that_begins_alike_computes_the_common_part_once() -> None:
 
 
 def test_who_waits_for_another_ones_page_is_told_from_who_waits_for_room() -> None:
-    script = Script(num_pages=512, limits={"max_step_tokens": 50, "max_running": 2})
+    script = Script(num_pages=512, limits={"max_step_tokens": 120, "max_running": 2})
     system = list(range(1, 101))
     for i in range(4):
         script.arrive([*system, 200 + i])
