@@ -36,6 +36,8 @@ class CacheStats:
     """Tokens of requests admitted again after a preemption."""
     recompute_hit_tokens: int = 0
     """Of these, tokens whose KV was still there."""
+    recompute_host_tokens: int = 0
+    """Of these, tokens whose KV was no longer there, but came back from host memory."""
     inserted_tokens: int = 0
     """Tokens that became reusable, each counted when the tree took its KV."""
     copied_pages: int = 0

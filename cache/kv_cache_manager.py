@@ -105,6 +105,16 @@ class KVCacheManager:
         pages = tree.table(held)
         return Lease(pages, len(pages), match.length, priority, held, match.source, match.partial)
 
+    def shared_tokens(self, lease: Lease) -> int:
+        """Leading tokens that are held for something else as well: once this lease ends, those behind may go.
+
+        Something else is another lease, or a copy that has not been done. O(depth).
+        """
+        node = held_node(lease)
+        while node.parent is not None and node.pins == 1:  # this lease's, or that of the one child below
+            node = node.parent
+        return node.end
+
     def pages_needed(self, lease: Lease, num_tokens: int) -> int:
         """Pages that `extend` would allocate, that of the copy included."""
         held_node(lease)
@@ -198,13 +208,19 @@ class KVCacheManager:
         self._tree.unlock(held)
         lease.node, lease.pages, lease.num_shared, lease.capacity = None, [], 0, 0
 
-    def record_admission(self, query_tokens: int, hit_tokens: int, *, recompute: bool) -> None:
-        """Count one admission, the only place where hits are counted; `recompute`: it was preempted before."""
-        if not 0 <= hit_tokens <= query_tokens:
-            raise ValueError(f"{hit_tokens} hit tokens of {query_tokens} query tokens")
+    def record_admission(
+        self, query_tokens: int, hit_tokens: int, *, recompute: bool, host_tokens: int = 0
+    ) -> None:
+        """Count one admission, the only place where hits are counted; `recompute`: it was preempted before.
+
+        `host_tokens`, in addition to those found here, come back from where a preemption had put them.
+        """
+        if not 0 <= hit_tokens <= hit_tokens + host_tokens <= query_tokens:
+            raise ValueError(f"{hit_tokens} + {host_tokens} hit tokens of {query_tokens} query tokens")
         if recompute:
             self.stats.recompute_query_tokens += query_tokens
             self.stats.recompute_hit_tokens += hit_tokens
+            self.stats.recompute_host_tokens += host_tokens
         else:
             self.stats.query_tokens += query_tokens
             self.stats.hit_tokens += hit_tokens

@@ -196,10 +196,10 @@ def test_8_hits_are_counted_at_admission_and_nowhere_else() -> None:
 def test_8_recompute_after_a_preemption_is_counted_apart() -> None:
     cache = KVCacheManager(8, 4)
     cache.record_admission(10, 4, recompute=False)
-    cache.record_admission(14, 12, recompute=True)
+    cache.record_admission(14, 8, recompute=True, host_tokens=4)
     stats = cache.stats
     assert (stats.query_tokens, stats.hit_tokens) == (10, 4)
-    assert (stats.recompute_query_tokens, stats.recompute_hit_tokens) == (14, 12)
+    assert (stats.recompute_query_tokens, stats.recompute_hit_tokens, stats.recompute_host_tokens) == (14, 8, 4)
 
 
 def test_9_a_split_removes_nothing() -> None:

@@ -259,5 +259,13 @@ class World:
             locked_children = sum(child.is_locked for child in node.children.values())
             assert node.pins == pins.get(node, 0) + locked_children
             assert node.copying == sum(client.lease.source is node for client in self.clients)
+        for client in self.clients:
+            assert client.lease.node is not None
+            others = [c.lease.node for c in self.clients if c is not client] + [
+                c.lease.source for c in self.clients
+            ]
+            above = {node for other in others if other is not None for node in self.cache._tree.path(other)}
+            ends = [node.end for node in self.cache._tree.path(client.lease.node) if node in above]
+            assert self.cache.shared_tokens(client.lease) == max(ends, default=0)
         private = sum(len(c.lease.pages) - c.lease.num_shared for c in self.clients)
         assert self.cache.account().private == private
