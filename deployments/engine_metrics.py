@@ -11,7 +11,8 @@ from engine.precompute import Precomputed
 from monitoring.metrics import Metrics
 
 _TIER = "device"
-"""Where all KV lies so far."""
+_HOST = "host"
+"""Where the KV of preempted requests may wait."""
 
 
 class EngineMetrics:
@@ -74,6 +75,9 @@ class EngineMetrics:
         metrics.set("kv_pages", pages.locked + pages.private, state="active", tier=_TIER)
         metrics.set("kv_pages", pages.evictable, state="cached", tier=_TIER)
         metrics.set("kv_pages_capacity", sum(pages), tier=_TIER)
+        metrics.set("kv_pages", load.host_pages.free, state="free", tier=_HOST)
+        metrics.set("kv_pages", load.host_pages.held, state="active", tier=_HOST)
+        metrics.set("kv_pages_capacity", load.host_pages.total, tier=_HOST)
         for stage, seconds in self._stage_seconds.items():
             metrics.count_to("engine_stage_seconds_total", seconds, stage=stage)
         metrics.count_to("engine_steps_total", self._num_steps)
@@ -83,10 +87,12 @@ class EngineMetrics:
         metrics.count_to("spec_accepted_tokens_total", self._num_accepted)
         metrics.count_to("kv_evictions_total", cache.evicted_pages, tier=_TIER, reason="capacity")
         metrics.count_to("kv_evictions_total", cache.reset_pages, tier=_TIER, reason="reset")
-        metrics.count_to("preemptions_total", load.num_preemptions, mode="recompute")
+        metrics.count_to("preemptions_total", load.num_preemptions - load.num_swapped, mode="recompute")
+        metrics.count_to("preemptions_total", load.num_swapped, mode="swap")
         metrics.count_to("prompt_tokens_total", cache.query_tokens - cache.hit_tokens, source="computed")
         metrics.count_to("prompt_tokens_total", cache.hit_tokens, source="device")
         metrics.count_to("prefix_cache_query_tokens_total", cache.query_tokens)
         metrics.count_to("prefix_cache_hit_tokens_total", cache.hit_tokens, tier=_TIER)
         metrics.count_to("prefix_cache_recompute_query_tokens_total", cache.recompute_query_tokens)
         metrics.count_to("prefix_cache_recompute_hit_tokens_total", cache.recompute_hit_tokens, tier=_TIER)
+        metrics.count_to("prefix_cache_recompute_hit_tokens_total", cache.recompute_host_tokens, tier=_HOST)

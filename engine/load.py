@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cache import CacheStats, PageAccount
+from engine.swap import HostAccount
 
 
 class StageSeconds(NamedTuple):
@@ -66,6 +67,9 @@ class EngineLoad:
     cache: CacheStats = field(default_factory=CacheStats)
     num_steps: int = 0
     num_preemptions: int = 0
+    num_swapped: int = 0
+    """Of these preemptions: with KV copied to host memory."""
+    host_pages: HostAccount = field(default_factory=HostAccount)
     num_finished: int = 0
     prefill_rate: float = 0.0
     """Uncached prompt tokens per second of engine time while prefilling, a moving average; 0 until measured."""

@@ -37,11 +37,11 @@ def gateway_gauges(gauges: Gauges, clock: Callable[[], float] = time.time) -> li
         labels=["model_name", "max_lora", "waiting_lora_adapters", "running_lora_adapters"],
     )
     for model in models:
-        pages = _sum(gauges, "kv_pages_capacity", model)
+        pages = _sum(gauges, "kv_pages_capacity", model, lambda key: "device" in key[2:])
         page_size = max(value for key, value in gauges["kv_page_size_tokens"].items() if key[0] == model)
         running.add_metric([model], _sum(gauges, "requests_running", model))
         waiting.add_metric([model], sum(_sum(gauges, name, model) for name in _WAITING))
-        active = _sum(gauges, "kv_pages", model, lambda key: "active" in key[2:])
+        active = _sum(gauges, "kv_pages", model, lambda key: {"active", "device"} <= set(key[2:]))
         usage.add_metric([model], active / pages if pages else 0.0)
         config.add_metric([model, f"{page_size:.0f}", f"{pages:.0f}"], 1)
         adapters.add_metric([model, "0", "", ""], clock())

@@ -75,6 +75,7 @@ _REASON = ("holder", "cheaper", "cold", "session", "hash", "spill", "load", "ran
 _PHASE = ("prefill", "decode", "mixed")
 _STAGE = ("schedule", "prepare", "forward", "sample", "output")
 _TIER = ("device",)
+_TIERS = ("device", "host")
 _METHOD = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "other")
 
 
@@ -144,11 +145,12 @@ METRICS: tuple[Metric, ...] = (
     _counter("prefix_cache_recompute_query_tokens_total", "engine",
              "Tokens looked up when a preempted request was resumed.", "tokens"),
     _counter("prefix_cache_recompute_hit_tokens_total", "engine",
-             "Tokens found when a preempted request was resumed.", "tokens", tier=_TIER),
+             "Tokens found when a preempted request was resumed.", "tokens", tier=_TIERS),
+    # In host memory lies what preempted requests had computed.
     _gauge("kv_pages", "KV pages by state; active ones belong to requests, cached ones can be evicted.", "pages",
-           state=("free", "active", "cached"), tier=_TIER),
+           state=("free", "active", "cached"), tier=_TIERS),
     # Not kv_pages_total: Prometheus keeps that suffix for counters.
-    _gauge("kv_pages_capacity", "KV pages there are.", "pages", tier=_TIER),
+    _gauge("kv_pages_capacity", "KV pages there are.", "pages", tier=_TIERS),
     _gauge("kv_page_size_tokens", "Tokens that fit in a KV page.", "tokens"),
     _counter("kv_evictions_total", "engine", "KV pages evicted from the prefix cache.", "pages", tier=_TIER,
              reason=("capacity", "reset")),
@@ -157,7 +159,7 @@ METRICS: tuple[Metric, ...] = (
     _histogram("kv_page_idle_before_evict_seconds", "engine",
                "From the last use of a KV page to its eviction, of sampled pages.", "seconds", _AGES),
     _counter("preemptions_total", "engine", "Requests put back in the queue for want of KV pages.", "events",
-             mode=("recompute",)),
+             mode=("recompute", "swap")),
     _histogram("engine_step_seconds", "engine", "Duration of an engine step.", "seconds", _TOKEN_LATENCY,
                phase=_PHASE),
     _histogram("engine_batch_requests", "engine", "Requests in a step.", "requests", _REQUESTS, phase=_PHASE),

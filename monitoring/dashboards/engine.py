@@ -7,7 +7,8 @@ from monitoring.dashboards.model import Dashboard, Panel, Row, Target, Threshold
 
 _STAGES = ENGINES.rate("engine_stage_seconds_total", "stage")
 _ACTIVE = ENGINES.share(
-    ENGINES.gauge("kv_pages", "replica", state="active"), ENGINES.gauge("kv_pages_capacity", "replica")
+    ENGINES.gauge("kv_pages", "replica", state="active", tier="device"),
+    ENGINES.gauge("kv_pages_capacity", "replica", tier="device"),
 )
 
 
@@ -130,8 +131,7 @@ _MEMORY = Row(
             "Active pages belong to requests, cached ones hold prefixes and can be evicted, free ones hold "
             "nothing. A full cache is good: free pages are unused memory.",
             Unit.COUNT,
-            (Target(ENGINES.gauge("kv_pages", "state"), "{{state}}"),),
-            width=12,
+            (Target(ENGINES.gauge("kv_pages", "state", tier="device"), "{{state}}"),),
             is_stacked=True,
         ),
         Panel(
@@ -140,16 +140,26 @@ _MEMORY = Row(
             "prompts, or more memory.",
             Unit.SHARE,
             (Target(_ACTIVE, "{{replica}}"),),
-            width=12,
             thresholds=(Threshold(0.8, "orange"), Threshold(0.95, "red")),
             max=1.0,
         ),
         Panel(
+            "KV in host memory",
+            "Host pages with what preempted requests had computed, and all there are, by replica. When none is "
+            "left, KV is computed again.",
+            Unit.COUNT,
+            (
+                Target(ENGINES.gauge("kv_pages", "replica", state="active", tier="host"), "{{replica}}"),
+                Target(ENGINES.gauge("kv_pages_capacity", "replica", tier="host"), "{{replica}}, all"),
+            ),
+        ),
+        Panel(
             "Preemptions",
             "Requests put back in the queue for want of KV pages, per second. Now and then is fine; steadily "
-            "means that memory is too small for the load.",
+            "means that memory is too small for the load. Their KV is copied to host memory (swap) or computed "
+            "again.",
             Unit.EVENTS_PER_SECOND,
-            (Target(ENGINES.rate("preemptions_total", "replica"), "{{replica}}"),),
+            (Target(ENGINES.rate("preemptions_total", "replica", "mode"), "{{replica}} {{mode}}"),),
         ),
         Panel(
             "Evictions",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -11,6 +13,7 @@ from deployments.devices import gpu_utilization
 from deployments.engine_metrics import EngineMetrics
 from deployments.ingress_metrics import IngressMetrics
 from engine.load import EngineLoad, StageSeconds, StepStats
+from engine.swap import HostAccount
 from monitoring.metrics import Metrics, Snapshot
 from router.fleet import Fleet
 from router.placer import Placer
@@ -34,8 +37,11 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     engine.on_step(StepStats(StageSeconds(0.0), 2, 2, 0, num_draft_tokens=8, num_accepted_tokens=5))
     engine.on_evicted([EvictedPage(60.0, 5.0)])
     cache = CacheStats(query_tokens=10, hit_tokens=4, evicted_pages=7, reset_pages=2)
+    cache.recompute_hit_tokens, cache.recompute_host_tokens = 5, 6
     pages = PageAccount(free=1, evictable=2, locked=3, private=4)
-    engine.on_load(EngineLoad(num_waiting=5, num_deferred=2, pages=pages, cache=cache))
+    host = HostAccount(free=11, held=12)
+    load = EngineLoad(num_waiting=5, num_deferred=2, pages=pages, cache=cache, host_pages=host)
+    engine.on_load(replace(load, num_preemptions=9, num_swapped=2))
     values, counts = taken(metrics)
     assert values["engine_stage_seconds_total"] == pytest.approx(
         {("schedule",): 0.002, ("prepare",): 0.002, ("forward",): 0.010, ("sample",): 0.003, ("output",): 0.004}
@@ -46,7 +52,12 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     assert values["spec_accepted_tokens_total"] == {(): 5}
     assert values["requests_waiting"] == {("capacity",): 3, ("deferred",): 2}
     assert values["kv_evictions_total"] == {("device", "capacity"): 7, ("device", "reset"): 2}
-    assert values["kv_pages"] == {("free", "device"): 1, ("active", "device"): 7, ("cached", "device"): 2}
+    on_device = {("free", "device"): 1, ("active", "device"): 7, ("cached", "device"): 2}
+    in_host = {("free", "host"): 11, ("active", "host"): 12, ("cached", "host"): 0}
+    assert values["kv_pages"] == {**on_device, **in_host}
+    assert values["kv_pages_capacity"] == {("device",): 10, ("host",): 23}
+    assert values["preemptions_total"] == {("recompute",): 7, ("swap",): 2}
+    assert values["prefix_cache_recompute_hit_tokens_total"] == {("device",): 5, ("host",): 6}
     assert values["prefix_cache_hit_tokens_total"] == {("device",): 4}
     assert counts["kv_page_lifetime_seconds"] == counts["kv_page_idle_before_evict_seconds"] == 1
     assert counts["engine_step_seconds"] == 3

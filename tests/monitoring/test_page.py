@@ -65,6 +65,8 @@ def test_the_inference_gateways_gauges_sum_over_replicas_by_model() -> None:
         metrics.set("kv_pages", active, state="active", tier="device")
         metrics.set("kv_pages", 100 - active, state="cached", tier="device")
         metrics.set("kv_pages_capacity", 100, tier="device")
+        metrics.set("kv_pages", 50, state="active", tier="host")
+        metrics.set("kv_pages_capacity", 60, tier="host")
         metrics.set("kv_page_size_tokens", 16)
         hub.push(replica, metrics.snapshot(), 0.0)
     ingress = Metrics("a", "i1", "ingress")
