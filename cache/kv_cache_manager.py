@@ -250,6 +250,22 @@ class KVCacheManager:
         self.stats.reset_pages += len(pages)
         return len(pages)
 
+    def compact(self, lease: Lease) -> None:
+        """Leave the pages in the lease's table as the only ones on its path, and nothing that is not locked.
+
+        A path may hold more pages than its table: where a node overrides its parent's last page, the tree owns
+        both. So a request may find no room that would fit alone. No-op while anything else holds a part of the
+        path. O(tree).
+        """
+        if self.shared_tokens(lease):
+            return
+        self.reset()  # No other node is left that goes on in one of these pages.
+        for node in self._tree.path(held_node(lease)):
+            is_override = node.start % self.page_size and node.first_slot == node.start // self.page_size
+            if is_override and node.parent is not None and node.pages:
+                page = self._tree.merge_tail(node.parent, node)
+                self._pool.free([] if page is None else [page])
+
     def _find(self, namespace: Namespace, tokens: Sequence[int]) -> tuple[Node | None, int]:
         root = self._tree.find_root(namespace)
         if root is None or len(tokens) < 2:

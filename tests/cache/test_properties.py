@@ -32,6 +32,7 @@ class Driver:
             (self.overtake, 4),
             (self.evict, 3),
             (self.reset, 1),
+            (self.compact, 2),
         ]
 
     def step(self) -> None:
@@ -100,6 +101,20 @@ class Driver:
         assert self.world.cache.reset() == evictable
         assert self.world.cache.account().evictable == 0
         self.world.forget_evicted()
+
+    def compact(self) -> None:
+        """Some time with company, some time as the only one left."""
+        if not (client := self.client()):
+            return
+        if self.draw.random() < 0.5:
+            self.world.finish_copy(client)
+            for other in [each for each in self.world.clients if each is not client]:
+                self.world.finish(other, other.computed)
+        self.world.cache.compact(client.lease)
+        self.world.forget_evicted()
+        if self.world.clients == [client] and client.lease.source is None:
+            account = self.world.cache.account()
+            assert account.evictable == 0 and account.locked + account.private == len(client.lease.pages)
 
 
 def run_history(seed: int, page_size: int, num_pages: int, eviction: str, num_operations: int) -> World:

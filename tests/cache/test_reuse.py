@@ -213,6 +213,23 @@ def test_reset_drops_all_that_is_not_in_use() -> None:
     assert w.cache.reset() == 3 and w.cache.account() == (64, 0, 0, 0)
 
 
+def test_pages_that_a_path_holds_twice_can_be_had_back() -> None:
+    """Two conversations go on inside one page, so each has its own: of one's path, the other's is given up."""
+    w = world(num_pages=5)
+    for tokens in ([0] * 10, [0] * 10 + [1, 1], [0] * 10 + [2, 2]):
+        w.serve(tokens)
+    client = w.admit(NAMESPACES[0], [0] * 10 + [2, 2, 3, 3, 3])
+    assert client is not None and client.lease.num_cached == 12
+    w.compute(client, 15)
+    assert (len(client.lease.pages), w.cache.account().locked) == (4, 4), "three of its own, and the other's third"
+    assert not w.extend(client, 17)
+    w.cache.compact(client.lease)
+    w.forget_evicted()
+    assert w.extend(client, 17)
+    w.end(client)
+    assert w.serve([0] * 10 + [2, 2, 3, 3, 3]) == 14
+
+
 def test_misuse_is_refused_with_a_reason() -> None:
     w = world()
     with pytest.raises(ValueError, match="between 1 and 256"):
