@@ -2,6 +2,7 @@
 
 match ──▶ lock ──▶ extend ──▶ [ step computes KV ] ──▶ insert ──▶ extend ──▶ ... ──▶ finish
 read       Lease    pages                             reusable by others             all given back
+                                                        └─ fork: a second Lease that goes on from there
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class KVCacheManager:
         prefix_cache: bool = True,
         block_tokens: int | None = None,
     ) -> None:
-        """`page_size` in tokens. Without `prefix_cache` nothing is found and all pages are private.
+        """`page_size` in tokens. Without `prefix_cache` nothing is found: only forks share pages, while they live.
 
         With `block_tokens` (of any size, whatever the pages') `prefix_log` tells which blocks are held.
         """
@@ -54,8 +55,8 @@ class KVCacheManager:
         record = BlockRecord(block_tokens) if block_tokens else None
         self.prefix_log: PrefixLog | None = record.log if record is not None else None
         """What else than this process may know of the cache; None without `block_tokens`."""
-        self._tree = RadixTree(page_size, eviction_strategy(eviction), record)
-        self._num_private = 0
+        self._tree = RadixTree(page_size, eviction_strategy(eviction), record if prefix_cache else None)
+        self._num_private = self._num_groups = 0
 
     @property
     def available(self) -> int:
@@ -97,7 +98,7 @@ class KVCacheManager:
         for node, end in ((match.node, match.aligned), (match.source, match.length)):
             if node is not None and (node.parent is None or node.end != end):
                 raise ValueError("the match is out of date: match again and lock before any other change")
-        held = match.node or tree.root(match.namespace)
+        held = match.node or tree.root(self._own(match.namespace))
         tree.lock(held)
         if match.source is not None:
             tree.lock(match.source)
@@ -178,12 +179,40 @@ class KVCacheManager:
         pages and the duplicates are freed. The lock moves along; the lease may go on writing behind `tokens`.
         O(tokens since the last insert). Raises ValueError when `tokens` are not what the pages can hold.
         """
+        held_node(lease)
+        if self._prefix_cache:
+            self._insert(lease, tokens, now)
+
+    def fork(self, lease: Lease, tokens: Sequence[int], now: float) -> Lease:
+        """A second lease that goes on behind `tokens`, the first one's leading tokens whose KV is computed.
+
+        They become the tree's, and both hold them: whole pages are shared, and a page they end in is copied when
+        the new lease first extends, as after a match. `num_cached` is how many of them it holds: all, unless
+        somebody is copying a page that has to change hands first. O(pages + tokens since the last insert).
+        """
+        self._insert(lease, tokens, now)
+        tree, held = self._tree, held_node(lease)
+        node, length = held, len(tokens)
+        if length > held.end:
+            node, length = tree.walk(held, tokens, length)
+        partial = length % self.page_size
+        aligned = length - partial
+        source = tree.cut(node, length) if partial else None
+        above = tree.cut(source or node, aligned) if aligned else tree.root(held.namespace)
+        tree.lock(above)
+        if source is not None:
+            tree.lock(source)
+            source.copying += 1
+        pages = lease.pages[: aligned // self.page_size]
+        return Lease(pages, len(pages), length, lease.priority, above, source, partial, is_admitted=True)
+
+    def _insert(self, lease: Lease, tokens: Sequence[int], now: float) -> None:
         held = held_node(lease)
         if len(tokens) > len(lease.pages) * self.page_size:
             raise ValueError(
                 f"{len(tokens)} tokens cannot lie in {len(lease.pages)} pages of {self.page_size} tokens"
             )
-        if not self._prefix_cache or len(tokens) <= held.end:
+        if len(tokens) <= held.end:
             return
         if held.tokens and tokens[held.end - 1] != held.tokens[-1]:
             raise ValueError(f"the tokens are not those inserted before: they differ at {held.end - 1}")
@@ -205,7 +234,7 @@ class KVCacheManager:
         self._num_private -= len(lease.pages) - lease.num_shared
         if lease.is_admitted:
             self._tree.touch(held, now)
-        self._tree.unlock(held)
+        self._unlock(held)
         lease.node, lease.pages, lease.num_shared, lease.capacity = None, [], 0, 0
 
     def record_admission(
@@ -275,8 +304,20 @@ class KVCacheManager:
     def _release_source(self, lease: Lease) -> None:
         assert lease.source is not None
         lease.source.copying -= 1
-        self._tree.unlock(lease.source)
+        self._unlock(lease.source)
         lease.source = None
+
+    def _unlock(self, node: Node) -> None:
+        self._tree.unlock(node)
+        if not self._prefix_cache:  # What no lease of its group holds is of use to nobody.
+            self._pool.free(self._tree.evict())
+
+    def _own(self, namespace: Namespace) -> Namespace:
+        """Where a new lease's tokens go: to its namespace, or to a root that it shares with its forks alone."""
+        if self._prefix_cache:
+            return namespace
+        self._num_groups += 1
+        return namespace._replace(group=self._num_groups)
 
 
 def held_node(lease: Lease) -> Node:

@@ -13,6 +13,8 @@ class Namespace(NamedTuple):
     adapter: str = ""
     salt: str = ""
     """Set by tenants who ask not to share prefixes with others."""
+    group: int = 0
+    """Set where nothing is to be found by others: there a lease shares with its forks alone."""
 
 
 class Node:

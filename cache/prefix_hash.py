@@ -23,7 +23,7 @@ from cache.node import Namespace
 def prefix_root(namespace: Namespace) -> int:
     """What the chains of a namespace begin with: chains of two namespaces have nothing in common. 64 bits."""
     digest = xxhash.xxh3_64()
-    for part in namespace:
+    for part in (namespace.model, namespace.adapter, namespace.salt):
         encoded = part.encode()
         digest.update(len(encoded).to_bytes(4, "little"))  # lengths keep ("ab", "c") and ("a", "bc") apart
         digest.update(encoded)

@@ -67,9 +67,10 @@ class PrefillBudget:
         else:
             self._paces.append(seconds / num_prefill_tokens)
 
-    def seconds(self, num_prefill_tokens: int) -> float:
-        """How long a step with so many prompt tokens will probably take, decodes included; 0 until measured."""
-        return (self._base or 0.0) + (self._per_token or 0.0) * num_prefill_tokens
+    def seconds(self, num_decodes: int, num_prefill_tokens: int) -> float:
+        """How long a step of so many tokens will probably take, contexts apart; 0 until that was measured."""
+        decodes = self._decodes.at(num_decodes) if num_decodes and self._decodes.is_known else 0.0
+        return max(decodes, num_prefill_tokens / self.prefill_rate if self.prefill_rate else 0.0)
 
     @property
     def prefill_rate(self) -> float:

@@ -108,7 +108,7 @@ class Scheduler:
 
     def expected_seconds(self, plan: StepPlan) -> float:
         """How long a step will probably take on the device; 0 until that was measured."""
-        return self._budget.seconds(plan.num_prefill)
+        return self._budget.seconds(plan.num_decodes, plan.num_prefill)
 
     def schedule(self, now: float) -> StepPlan:
         """The next step. Pages it needs are taken here; a plan without chunks means there is nothing to do.

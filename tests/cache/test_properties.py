@@ -30,6 +30,7 @@ class Driver:
             (self.finish, 10),
             (self.preempt, 4),
             (self.overtake, 4),
+            (self.fork, 6),
             (self.evict, 3),
             (self.reset, 1),
             (self.compact, 2),
@@ -90,6 +91,13 @@ class Driver:
                 self.world.compute(other, len(tokens))
                 self.world.insert(other, other.computed)
 
+    def fork(self) -> None:
+        """Some of its tokens, or all; the fork goes on as it likes, as the first does."""
+        if (client := self.client()) and len(self.world.clients) < 40:
+            shorter = self.draw.choice((0, 0, 0, 1, 3))
+            fork = self.world.fork(client, max(client.computed - shorter, 0))
+            fork.tokens.extend(self.more_tokens()[: max(self.longest - len(fork.tokens), 1)])
+
     def evict(self) -> None:
         evictable = self.world.cache.account().evictable
         wanted = self.draw.randint(0, 6)
@@ -117,8 +125,10 @@ class Driver:
             assert account.evictable == 0 and account.locked + account.private == len(client.lease.pages)
 
 
-def run_history(seed: int, page_size: int, num_pages: int, eviction: str, num_operations: int) -> World:
-    world = World(KVCacheManager(num_pages, page_size, eviction=eviction))
+def run_history(
+    seed: int, page_size: int, num_pages: int, eviction: str, num_operations: int, *, prefix_cache: bool = True
+) -> World:
+    world = World(KVCacheManager(num_pages, page_size, eviction=eviction, prefix_cache=prefix_cache))
     driver = Driver(world, seed)
     for _ in range(num_operations):
         driver.step()
@@ -140,8 +150,9 @@ def run_history(seed: int, page_size: int, num_pages: int, eviction: str, num_op
     page_size=st.sampled_from((1, 2, 3, 4, 4, 5, 8, 16, 256)),
     num_pages=st.integers(6, 60),
     eviction=st.sampled_from(("lru", "lfu", "priority")),
+    prefix_cache=st.sampled_from((True, True, False)),
 )
 def test_any_history_reads_its_own_kv_and_loses_no_page(
-    seed: int, page_size: int, num_pages: int, eviction: str
+    seed: int, page_size: int, num_pages: int, eviction: str, prefix_cache: bool
 ) -> None:
-    run_history(seed, page_size, num_pages, eviction, OPERATIONS)
+    run_history(seed, page_size, num_pages, eviction, OPERATIONS, prefix_cache=prefix_cache)

@@ -6,18 +6,20 @@ somebody else wrote on in, or one that was never written, thus shows as a wrong 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from cache import KVCacheManager, Lease, Namespace, OutOfPages, PageCopy
 from cache.node import Node
 
+T = TypeVar("T")
 NAMESPACES = (Namespace("m"), Namespace("m", "adapter"), Namespace("m", "", "salt"))
 
 
 def kv_of(namespace: Namespace, tokens: Sequence[int]) -> list[int]:
     """The KV content at each position."""
-    content, chain = [], hash(namespace)
+    content, chain = [], hash(namespace._replace(group=0))
     for token in tokens:
         chain = hash((chain, token))
         content.append(chain)
@@ -107,7 +109,10 @@ class World:
         client.copy, client.computed = None, client.computed + num_tokens
 
     def compute(self, client: Client, num_tokens: int) -> None:
-        """Write the KV of the next tokens, if there are so many and there is room."""
+        """Write the KV of the next tokens, if there are so many and there is room. A fork gets its copy first."""
+        if client.lease.partial:
+            self.extend(client, client.lease.num_cached + 1)
+            return
         self.finish_copy(client)
         stop = min(client.computed + num_tokens, len(client.tokens))
         if not self.extend(client, stop):
@@ -122,6 +127,21 @@ class World:
         self.now += 1
         self._insert(client, num_tokens, finish=False)
 
+    def fork(self, client: Client, num_tokens: int) -> Client:
+        """A second client goes on from the first tokens that were computed."""
+        self.now += 1
+        tokens = client.tokens[: min(num_tokens, client.computed)]
+        before, copied = self.cache.account(), self.cache.stats.copied_pages
+        lease = self._hold(client, tokens, lambda: self.cache.fork(client.lease, tokens, self.now))
+        after = self.cache.account()
+        assert after.private + after.locked <= before.private + before.locked + before.evictable
+        assert after.free >= before.free and self.cache.stats.copied_pages == copied
+        assert lease.num_cached == len(tokens) or self.is_copying
+        assert lease.pages == client.lease.pages[: lease.num_cached // self.cache.page_size]
+        fork = Client(client.namespace, tokens, lease, lease.num_cached - lease.partial, None)
+        self.clients.append(fork)
+        return fork
+
     def finish(self, client: Client, num_tokens: int) -> None:
         """Finish, keeping the first tokens that were computed."""
         self.now += 1
@@ -129,15 +149,31 @@ class World:
         self._insert(client, num_tokens, finish=True)
 
     def _insert(self, client: Client, num_tokens: int, *, finish: bool) -> None:
-        num_tokens = min(num_tokens, client.computed)
-        inserted = self.cache.stats.inserted_tokens
-        is_copying = any(other.copy is not None for other in self.clients)
-        (self.cache.finish if finish else self.cache.insert)(client.lease, client.tokens[:num_tokens], self.now)
-        if is_copying:  # It may be put off then, but not done by halves.
-            num_tokens = self.cache.peek(client.namespace, [*client.tokens[:num_tokens], -1])
-        new = set(kv_of(client.namespace, client.tokens[:num_tokens])) - self.held
-        assert self.cache.stats.inserted_tokens - inserted == len(new)
-        self.held |= new
+        tokens = client.tokens[: min(num_tokens, client.computed)]
+        act = self.cache.finish if finish else self.cache.insert
+        self._hold(client, tokens, lambda: act(client.lease, tokens, self.now))
+
+    def _hold(self, client: Client, tokens: list[int], act: Callable[[], T]) -> T:
+        """Do what should make `tokens` reusable."""
+        inserted, is_copying = self.cache.stats.inserted_tokens, self.is_copying
+        result = act()
+        if self.has_prefix_cache:
+            if is_copying:  # It may be put off then, but not done by halves.
+                tokens = tokens[: self.cache.peek(client.namespace, [*tokens, -1])]
+            new = set(kv_of(client.namespace, tokens)) - self.held
+            assert self.cache.stats.inserted_tokens - inserted == len(new)
+            self.held |= new
+        return result
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether the source of a copy is held for anyone."""
+        return any(client.lease.source is not None for client in self.clients)
+
+    @property
+    def has_prefix_cache(self) -> bool:
+        """Whether anything can be found."""
+        return self.cache._prefix_cache
 
     # Whole stories, for tests that are about something else
 
@@ -182,6 +218,8 @@ class World:
 
     def forget_evicted(self) -> None:
         """After an eviction, what is left is what may be found; nothing may have come up that was not there."""
+        if not self.has_prefix_cache:
+            return
         present = {kv for _, content in self.paths() for kv in content}
         assert present <= self.held
         self.held = present
@@ -202,7 +240,10 @@ class World:
         assert account.total == self.cache.num_pages
         assert self.cache.available == account.free + account.evictable
         nodes = list(self.paths())
-        assert {kv for _, content in nodes for kv in content} == self.held
+        if self.has_prefix_cache:
+            assert {kv for _, content in nodes for kv in content} == self.held
+        else:
+            assert account.evictable == 0
         for node, content in nodes:
             self.check_node(node)
             pages = self.cache._tree.table(node)
@@ -220,6 +261,10 @@ class World:
         content = kv_of(client.namespace, client.tokens)
         for position in range(client.computed):
             assert self.memory[self.place(lease.pages, position)] == content[position]
+        if client.lease.partial:
+            assert lease.source is not None
+            source = self.cache._tree.tail_page(lease.source)
+            assert self.memory[source, lease.partial - 1] == content[lease.num_cached - 1]
         if client.copy is not None:
             assert self.memory[client.copy.source, client.copy.num_tokens - 1] == content[lease.num_cached - 1]
 
