@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import transformers
 
+from engine.beam_search import BeamParams, Hypothesis
+
 VOCAB = 101
 _COMMON: Mapping[str, Any] = {
     "vocab_size": VOCAB,
@@ -109,3 +111,40 @@ def oracle_greedy(directory: Path, prompt_ids: Sequence[int], n: int) -> list[in
         tokens.append(int(out.logits[0, -1].argmax()))
         given = torch.tensor([tokens[-1:]])
     return tokens[len(prompt_ids) :]
+
+
+@torch.inference_mode()
+def oracle_beams(
+    directory: Path, prompt_ids: Sequence[int], params: BeamParams, n: int, eos: Sequence[int] = (), **options: Any
+) -> list[Hypothesis]:
+    """What transformers' beam search finds within `n` tokens, best first. `options` are those of `generate`."""
+    prompt = torch.tensor([list(prompt_ids)])
+    found = oracle_model(directory).generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),  # else a prompt's token 0 would be taken for padding
+        do_sample=False,
+        num_beams=params.width,
+        num_return_sequences=params.num_returned,
+        length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping,
+        max_new_tokens=n,
+        eos_token_id=list(eos) or None,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **options,
+    )
+    outputs = found.sequences[:, len(prompt_ids) :].tolist()
+    if params.width == 1:  # that is greedy decoding for transformers, which reports no score of the whole
+        steps = zip(found.scores, outputs[0], strict=True)
+        total = sum(float(torch.log_softmax(logits[0], -1)[token]) for logits, token in steps)
+        return [Hypothesis(tuple(outputs[0]), total / len(outputs[0]) ** params.length_penalty)]
+    return [
+        Hypothesis(tuple(_up_to(output, eos)), float(score))
+        for output, score in zip(outputs, found.sequences_scores, strict=True)
+    ]
+
+
+def _up_to(tokens: Sequence[int], ends: Sequence[int]) -> Sequence[int]:
+    stops = [position for position, token in enumerate(tokens) if token in ends]
+    return tokens[: stops[0] + 1] if stops else tokens

@@ -1,0 +1,124 @@
+"""Beam search: which hypotheses go on, which are finished, and when it is over.
+
+                      ┌─ ends, and is among the first `width`: finished; the best `width` of these are kept
+    best candidates ──┤
+     of all beams     └─ goes on: the best `width` of these are the next step's beams
+
+Token for token what transformers' `generate(num_beams=width, do_sample=False)` makes of equal log-probabilities.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+EarlyStopping = bool | Literal["never"]
+
+
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """How to search. `engine.sampling_params` checks the ranges."""
+
+    width: int
+    """Hypotheses followed at a time."""
+    num_returned: int = 1
+    """The best so many are the answer; at most `width`."""
+    length_penalty: float = 1.0
+    """A hypothesis scores sum of log-probabilities / length ** length_penalty: above 0 favours long ones."""
+    early_stopping: EarlyStopping = False
+    """Once `width` are finished, True ends the search; False goes on while the best running one, ending now, would
+    be among them; "never" while it could be at any length."""
+
+    def num_candidates(self, num_stop_ids: int) -> int:
+        """So many candidates that `width` of them do not end: each beam can end in each of the stop tokens."""
+        return max(2, 1 + num_stop_ids) * self.width
+
+
+class Candidate(NamedTuple):
+    """A beam and a token to follow it."""
+
+    score: float
+    """Sum of the log-probabilities of all tokens generated, this one included."""
+    beam: int
+    """Index of the beam in its step."""
+    token_id: int
+
+
+class Hypothesis(NamedTuple):
+    """A finished output."""
+
+    token_ids: tuple[int, ...]
+    """Generated ids, the stop token that ended it included."""
+    score: float
+    """Sum of log-probabilities / length ** length_penalty."""
+
+
+@dataclass(slots=True)
+class BeamSearch:
+    """One search. It knows scores and what is finished; whose KV is where is the scheduler's business."""
+
+    params: BeamParams
+    stop_ids: Collection[int]
+    max_output: int
+    """Tokens at which every hypothesis ends."""
+    num_generated: int = 0
+    """Tokens in each running beam."""
+    scores: list[float] = field(default_factory=lambda: [0.0])
+    """Of the running beams, best first; at first that is the prompt alone."""
+    finished: list[Hypothesis] = field(default_factory=list)
+    """At most `width`, best first."""
+
+    def advance(
+        self, outputs: Sequence[Sequence[int]], continuations: Sequence[Sequence[tuple[int, float]]]
+    ) -> list[Candidate]:
+        """One step: the next beams, best first; none when the search is over.
+
+        outputs: each running beam's generated ids. continuations: each one's (token, log-probability), best first,
+        at least `num_candidates` of them if the vocabulary has so many.
+        """
+        candidates = best_candidates(self.scores, continuations, self.params.num_candidates(len(self.stop_ids)))
+        self.num_generated += 1
+        is_last = self.num_generated >= self.max_output
+        running = []
+        for rank, candidate in enumerate(candidates):
+            if not is_last and candidate.token_id not in self.stop_ids:
+                running.append(candidate)
+            elif rank < self.params.width:
+                self._finish([*outputs[candidate.beam], candidate.token_id], candidate.score)
+        del running[self.params.width :]
+        self.scores = [candidate.score for candidate in running]
+        return running if self._goes_on() else []
+
+    def _finish(self, token_ids: list[int], score: float) -> None:
+        self.finished.append(Hypothesis(tuple(token_ids), self._normalized(score, self.num_generated)))
+        self.finished.sort(key=lambda hypothesis: -hypothesis.score)
+        del self.finished[self.params.width :]
+
+    def _goes_on(self) -> bool:
+        """Whether a running beam could still become one of the finished."""
+        if not self.scores or len(self.finished) < self.params.width:
+            return bool(self.scores)
+        if self.params.early_stopping is True or self.params.width == 1:  # A single beam is greedy decoding.
+            return False
+        is_longer_better = self.params.early_stopping == "never" and self.params.length_penalty > 0
+        length = self.max_output if is_longer_better else self.num_generated
+        return self._normalized(self.scores[0], length) > self.finished[-1].score
+
+    def _normalized(self, score: float, length: int) -> float:
+        return score / math.pow(length, self.params.length_penalty)
+
+
+def best_candidates(
+    scores: Sequence[float], continuations: Sequence[Sequence[tuple[int, float]]], count: int
+) -> list[Candidate]:
+    """The `count` best of all beams' continuations, best first; what is impossible (-inf) is none."""
+    candidates = [
+        Candidate(score + logprob, beam, token)
+        for beam, (score, continuation) in enumerate(zip(scores, continuations, strict=True))
+        for token, logprob in continuation
+        if logprob > float("-inf")
+    ]
+    candidates.sort(key=lambda candidate: (-candidate.score, candidate.beam, candidate.token_id))
+    return candidates[:count]
