@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from deployments.api.best_of import num_candidates
 from deployments.api.choices import Delta
 from deployments.api.errors import invalid
 from deployments.api.exchange import Plan
@@ -25,6 +26,7 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -
     # All but the prompt's length is checked before the prompt is worked on.
     unbounded = 2**31 - 1 if asked is None else asked
     sampling = sampling_params(request, limits, model, max_tokens=unbounded, logprobs=logprobs)
+    candidates = num_candidates(request, limits)
     ids = await encode_messages(limits, served, request.messages)
     check_prompt(model, ids, "messages")
     left = room(len(ids), model.max_model_len, "messages")
@@ -40,7 +42,7 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -
         include_timings=bool(request.include_timings),
     )
     wording = ChatWording(answer, served.codec, logprobs)
-    return Plan(served, request, with_max_tokens(sampling, asked or left), wording)
+    return Plan(served, request, with_max_tokens(sampling, asked or left), wording, candidates)
 
 
 def _asked_tokens(request: ChatRequest) -> int | None:

@@ -57,7 +57,13 @@ class Choice:
         self.ended_at: float | None = None
         """Clock when its last one did."""
         self.finish_reason: str | None = None
+        self._sum_logprobs = 0.0
         self._text = text
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens, a stop token included, where log-probabilities were asked for; an empty one's is 0."""
+        return self._sum_logprobs / max(self.num_generated, 1)
 
     def take(self, event: Event) -> Delta:
         """What `event` adds. Raises `ApiError` when the engine failed."""
@@ -77,6 +83,7 @@ class Choice:
             num_generated = len(event.token_ids)
             text += self._text.finish() if finish_reason else ""
         self.num_generated += num_generated
+        self._sum_logprobs += sum(at.logprob for at in event.logprobs[:num_generated])
         self.finish_reason, now = finish_reason, time.monotonic()
         if self.first_at is None and num_generated:
             self.first_at = now

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from deployments.api.best_of import num_candidates
 from deployments.api.choices import Delta
 from deployments.api.errors import at_most, invalid
 from deployments.api.exchange import Plan
@@ -23,12 +24,11 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
     model = served.card
     at_most("prompt", len(request.prompt), limits.max_prompts, "prompts")
     in_range("logprobs", request.logprobs, 0, limits.max_completion_logprobs)
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        raise invalid("best_of is not supported beyond n; leave it out.", "best_of")
     if request.echo and request.logprobs is not None:
         raise invalid("echo and logprobs cannot be combined: prompts have no logprobs here.", "logprobs")
     max_tokens = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     echoes_only = bool(request.echo) and max_tokens == 0
+    candidates = num_candidates(request, limits)
     sampling = sampling_params(
         request, limits, model, max_tokens=1 if echoes_only else max_tokens, logprobs=request.logprobs
     )
@@ -46,7 +46,7 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
         include_timings=bool(request.include_timings),
     )
     wording = CompletionWording(answer, served.codec, request.logprobs)
-    return Plan(served, request, sampling, wording, echoes_only=echoes_only)
+    return Plan(served, request, sampling, wording, candidates, echoes_only=echoes_only)
 
 
 async def _prompt(limits: Limits, served: ServedModel, given: str | list[int], echo: bool) -> Prompt:

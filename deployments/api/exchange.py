@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.responses import Response
 
+from deployments.api.best_of import best
 from deployments.api.choices import Choices, Delta
 from deployments.api.errors import ApiError, from_client, internal
 from deployments.api.limits import Limits
@@ -42,6 +43,8 @@ class Plan:
     request: ChatRequest | CompletionRequest
     sampling: SamplingParams
     wording: Wording
+    num_candidates: int = 1
+    """Answers to generate for each prompt; `wording.answer.num_choices` of them are given."""
     echoes_only: bool = False
     """Answer with the prompts and generate nothing."""
 
@@ -73,7 +76,7 @@ class Exchange:
         self, limits: Limits, plan: Plan, recorder: Recorder, request_id: str, hints: Hints, caller: Caller
     ) -> None:
         self._limits = limits
-        self._wording = plan.wording
+        self._wording, self._num_candidates = plan.wording, plan.num_candidates
         self._recorder = recorder
         self._request_id = request_id
         self._is_stream = bool(plan.request.stream)
@@ -138,9 +141,12 @@ class Exchange:
                 yield delta
 
     async def _whole(self, deltas: AsyncIterator[Delta]) -> Response:
+        answer = self._wording.answer
         by_choice: list[list[Delta]] = [[] for _ in range(self._num_echoed or len(self._choices.choices))]
         async for delta in deltas:
             by_choice[delta.index].append(delta)
+        if self._num_candidates > answer.num_choices and not self._num_echoed:
+            by_choice = best(self._choices.choices, by_choice, len(answer.prompts), answer.num_choices)
         body = self._wording.whole(by_choice, self._extras(is_whole=True))
         self._recorder.finished(by_choice[0][-1].finish_reason or "stop")
         return Response(body, headers=self._headers(), media_type="application/json")
@@ -225,15 +231,17 @@ class Exchange:
 def _parts(
     plan: Plan, hints: Hints, tenant: Tenant, x_request_id: str
 ) -> list[tuple[GenerateRequest, TextStream]]:
-    """One generation for each choice of each prompt; choice i of any prompt has the same seed."""
-    request, sampling, answer = plan.request, plan.sampling, plan.wording.answer
+    """One generation for each candidate of each prompt; candidate i of any prompt has the same seed."""
+    request, sampling, answer, count = plan.request, plan.sampling, plan.wording.answer, plan.num_candidates
+    if count > answer.num_choices:  # They are ranked by it.
+        sampling = replace(sampling, logprobs=sampling.logprobs or 0)
     parts = []
-    for index in range(len(answer.prompts) * answer.num_choices):
+    for index in range(len(answer.prompts) * count):
         generate = GenerateRequest(
             request_id=f"{answer.id}-{index}",
             model=plan.served.card.id,
-            prompt_ids=answer.prompt_of(index).token_ids,
-            sampling=for_choice(sampling, index % answer.num_choices),
+            prompt_ids=answer.prompts[index // count].token_ids,
+            sampling=for_choice(sampling, index % count),
             priority=request.priority or 0,
             salt=tenant.salt(request.cache_salt or ""),
             session_id=hints.session_id or request.prompt_cache_key,

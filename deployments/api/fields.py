@@ -45,7 +45,6 @@ CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
     "audio": (),
-    "best_of": (1,),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),

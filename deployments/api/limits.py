@@ -27,6 +27,8 @@ class Limits(BaseModel):
     """Headers of a request."""
     max_choices: int = Field(default=8, ge=1)
     """Largest `n`: choices per prompt."""
+    max_best_of: int = Field(default=16, ge=1)
+    """Largest `best_of`: answers generated per prompt, of which `n` are given."""
     max_prompts: int = Field(default=64, ge=1)
     """Prompts in one completions request."""
     max_messages: int = Field(default=4096, ge=1)

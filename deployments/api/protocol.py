@@ -151,6 +151,7 @@ class _Generating(_Strict):
     ignore_eos: bool | None = None
     seed: Int | None = None
     n: Int | None = None
+    best_of: Int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
@@ -179,7 +180,6 @@ class CompletionRequest(_Generating):
 
     prompt: Annotated[list[Any], BeforeValidator(_parse_prompt)]
     """As parsed: a list of prompts, each a string or a list of ids."""
-    best_of: Int | None = None
     echo: bool | None = None
     logprobs: Int | None = None
 

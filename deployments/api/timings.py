@@ -22,6 +22,7 @@ import msgspec
 
 from deployments.api.choices import Choice
 from deployments.api.report import Began, Report
+from deployments.api.wording import Prompt
 from deployments.course import Course
 from engine.plan import Timings
 
@@ -83,7 +84,7 @@ def _of_choice(report: Report, began: Began, choice: Choice, course: Course, now
         queue_s=None if queued is None else _seconds(admission + queued),
         prefill_s=_rounded(_told(course, lambda timings: timings.prefill)),
         decode_s=_rounded(_sum(leg.decode_s for leg in legs)),
-        prompt_tokens=len(began.answer.prompt_of(choice.index).token_ids),
+        prompt_tokens=len(_prompt_of(began, choice).token_ids),
         cached_tokens=choice.num_cached,
         recomputed_tokens=_told(course, lambda timings: timings.num_recomputed),
         output_tokens=choice.num_generated,
@@ -91,6 +92,12 @@ def _of_choice(report: Report, began: Began, choice: Choice, course: Course, now
         migrations=len(course.migrations),
         replica=legs[-1].replica if legs else None,
     )
+
+
+def _prompt_of(began: Began, choice: Choice) -> Prompt:
+    """Candidates that were not among the best are told of too, so there may be more of them than choices given."""
+    prompts = began.answer.prompts
+    return prompts[choice.index * len(prompts) // len(began.choices.choices)]
 
 
 def _of_all(report: Report, began: Began, each: list[RequestTimings], now: float) -> RequestTimings:

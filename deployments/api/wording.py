@@ -64,7 +64,7 @@ class Answer:
         """Each prompt counts once however many choices it has, and so do its cached tokens."""
         prompt_tokens = self.num_prompt_tokens
         completion_tokens = sum(choice.num_generated for choice in choices)
-        cached = sum(choice.num_cached for choice in choices[:: self.num_choices])
+        cached = sum(choice.num_cached for choice in choices[:: max(len(choices) // len(self.prompts), 1)])
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,

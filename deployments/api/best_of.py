@@ -1,0 +1,49 @@
+"""`best_of`: several answers are generated and the likeliest are given.
+
+    prompt 0 ─ candidate 0 .. best_of - 1 ─▶ the n of them with the highest mean log-probability, best first
+    prompt 1 ─ candidate 0 ..
+
+Usage and rate limits count all that was generated, as OpenAI's did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deployments.api.choices import Choice, Delta
+from deployments.api.errors import invalid
+from deployments.api.limits import Limits
+from deployments.api.protocol import ChatRequest, CompletionRequest
+from deployments.api.sampling import in_range
+
+
+def num_candidates(request: ChatRequest | CompletionRequest, limits: Limits) -> int:
+    """Answers to generate for each prompt. Raises `ApiError` 400 that names the field."""
+    wanted = request.n or 1
+    if request.best_of is None:
+        return wanted
+    in_range("best_of", request.best_of, 1, limits.max_best_of)
+    if request.best_of < wanted:
+        raise invalid(
+            f"best_of must be at least n ({wanted}): n of the best_of answers generated are given; "
+            f"got {request.best_of}.",
+            "best_of",
+        )
+    if request.best_of > wanted and request.stream:
+        raise invalid(
+            "stream cannot be combined with a best_of above n: which answers are the best is known at the end.",
+            "stream",
+        )
+    return request.best_of
+
+
+def best(
+    choices: Sequence[Choice], deltas: Sequence[Sequence[Delta]], num_prompts: int, n: int
+) -> list[list[Delta]]:
+    """The deltas of each prompt's `n` likeliest choices, best first; of equally likely ones the first."""
+    per_prompt = len(choices) // num_prompts
+    kept = []
+    for first in range(0, len(choices), per_prompt):
+        ranked = sorted(choices[first : first + per_prompt], key=lambda choice: -choice.mean_logprob)
+        kept += [list(deltas[choice.index]) for choice in ranked[:n]]
+    return kept
