@@ -58,6 +58,9 @@ class SamplingParams:
     """Token id to a value added to its logit. [-100, 100]."""
     logprobs: int | None = None
     """Report the log-probability of each chosen token and of this many alternatives; None reports none."""
+    prompt_logprobs: int | None = None
+    """Report the log-probability and rank of each prompt token but the first, and this many alternatives to it;
+    None reports none. The prompt is computed whatever the cache holds: its logits are needed."""
     grammar: Grammar | None = None
     """What the output must match; None: anything goes."""
 
@@ -114,11 +117,13 @@ class SamplingParams:
             self.seed is None or (_is_int(self.seed) and -MAX_SEED <= self.seed <= MAX_SEED),
             f"must be a 64-bit integer, got {self.seed!r}",
         )
-        _require(
-            "logprobs",
-            self.logprobs is None or (_is_int(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS),
-            f"must be an integer in [0, {MAX_LOGPROBS}], got {self.logprobs!r}",
-        )
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            _require(
+                name,
+                count is None or (_is_int(count) and 0 <= count <= MAX_LOGPROBS),
+                f"must be an integer in [0, {MAX_LOGPROBS}], got {count!r}",
+            )
 
     def _check_stops(self) -> None:
         _require(

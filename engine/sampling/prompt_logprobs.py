@@ -1,0 +1,87 @@
+"""Scoring prompts: the log-probability and rank of each prompt token, and the likeliest tokens in its place.
+
+Logits of a whole prompt chunk would be gigabytes: 2048 tokens of a vocabulary of 150k are 1.2 GB in float32. They
+are computed a slice at a time, and of each slice only the packed records stay:
+
+    hidden [N, H] ── rows that score ──▶ [ slice | slice | ... ] ── logits, log-softmax ──▶ [ rows, 2 + 2 * top ]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.prompt_logprobs import PromptLogprobs
+
+SLICE_BYTES = 64 * 2**20
+"""Float32 logits held at a time. The log-softmax of them takes as much again, comparing them a quarter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Consecutive tokens of one prompt that a step can score."""
+
+    row: int
+    """Of the step's hidden states: the one that predicts the first of `targets`. The others' follow it."""
+    targets: Sequence[int]
+    """The prompt's own tokens."""
+    start: int
+    """Position of the first of them in the prompt."""
+    num_top: int
+    """Alternatives to report."""
+
+
+def score(
+    logits: Callable[[torch.Tensor], torch.Tensor],
+    hidden: torch.Tensor,
+    wanted: Sequence[Wanted],
+    vocab_size: int,
+    slice_bytes: int = SLICE_BYTES,
+) -> list[PromptLogprobs]:
+    """The records of each of `wanted` (not empty), which may ask for different numbers of alternatives.
+
+    logits: [R, H] hidden states to float32 [R, vocab_size]; hidden: [N, H], the step's. No more than
+    `slice_bytes` of logits exist at any time, a single row excepted. One copy to the host.
+    """
+    rows = _on(hidden.device, chain.from_iterable(range(w.row, w.row + len(w.targets)) for w in wanted))
+    targets = _on(hidden.device, chain.from_iterable(w.targets for w in wanted))
+    num_top = min(max(w.num_top for w in wanted), vocab_size)
+    packed = torch.empty(len(rows), 2 + 2 * num_top, dtype=torch.int32, device=hidden.device)
+    step = max(1, slice_bytes // (4 * vocab_size))
+    for begin in range(0, len(rows), step):
+        part = slice(begin, begin + step)
+        _pack(torch.log_softmax(logits(hidden[rows[part]]), dim=-1), targets[part], packed[part])
+    records = packed.cpu().numpy().astype("<i4", copy=False)
+    borders = np.cumsum([len(w.targets) for w in wanted])[:-1]
+    return [
+        PromptLogprobs(w.start, min(w.num_top, num_top), _narrowed(own, num_top, w.num_top).tobytes())
+        for w, own in zip(wanted, np.split(records, borders), strict=True)
+    ]
+
+
+def _pack(logprobs: torch.Tensor, targets: torch.Tensor, out: torch.Tensor) -> None:
+    """Write the records of `logprobs`, float32 [R, V], to `out`, int32 [R, 2 + 2 * num_top]."""
+    num_top = out.shape[1] // 2 - 1
+    own = logprobs.gather(1, targets[:, None])
+    best = logprobs.topk(num_top, dim=-1)
+    out[:, 0:1] = own.view(torch.int32)
+    out[:, 1] = (logprobs > own).sum(-1) + 1
+    out[:, 2 : 2 + num_top] = best.indices
+    out[:, 2 + num_top :] = best.values.view(torch.int32)
+
+
+def _narrowed(records: npt.NDArray[np.int32], held: int, wanted: int) -> npt.NDArray[np.int32]:
+    """Records of `held` alternatives cut to `wanted`."""
+    if wanted >= held:
+        return records
+    return np.concatenate((records[:, : 2 + wanted], records[:, 2 + held : 2 + held + wanted]), axis=1)
+
+
+def _on(device: torch.device, numbers: chain[int]) -> torch.Tensor:
+    """int64 [n] on the device."""
+    return torch.from_numpy(np.fromiter(numbers, dtype=np.int64)).to(device, non_blocking=True)
