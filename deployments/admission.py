@@ -222,7 +222,7 @@ class AdmissionClient:
 
 
 class _Watched(PassedOn):
-    """Its first event is looked at, and its course begins with the wait here."""
+    """Its first token (or its end) is looked at, and its course begins with the wait here."""
 
     def __init__(self, generation: Generation, wait: tuple[float, float], began: Callable[[Event], None]) -> None:
         super().__init__(generation)
@@ -237,7 +237,7 @@ class _Watched(PassedOn):
     async def __anext__(self) -> Event:
         """The next event."""
         event = await super().__anext__()
-        if self._began is not None:
+        if self._began is not None and (event.token_ids or event.finish_reason is not None):
             began, self._began = self._began, None
             began(event)
         return event

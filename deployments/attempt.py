@@ -156,7 +156,7 @@ class Attempt:
             self.replica = replica
             self.stream.accept(replica, self._explain)
         if not output.token_ids and output.finish_reason is None:
-            return True
+            return self._feed_scores(output)
         if not self.began.done():
             self.began.set_result(None)
             self._desk.placer.settle(self.wire_id, output.num_cached)
@@ -171,6 +171,12 @@ class Attempt:
         if self._leg is not None:
             self._leg.feed(event, now)
         return True
+
+    def _feed_scores(self, output: Output) -> bool:
+        """Take in what comes before the first token: log-probabilities of its prompt, or just that it runs."""
+        if output.prompt_logprobs is None:
+            return True
+        return self.stream.feed(self._base + output.start, to_event(output), time.monotonic())
 
     def lose(self, loss: LossReason, reason: str) -> None:
         """Its replica does not answer any more, or does not know it."""

@@ -30,6 +30,8 @@ class GenerateRequest:
     """`seed` is always set, so that a stream resumed elsewhere goes on as it would have."""
     output_ids: list[int] = field(default_factory=list)
     """What was already generated for it elsewhere."""
+    num_prompt_reported: int = 0
+    """Leading prompt tokens whose log-probabilities were received already, if they were asked for."""
     priority: int = 0
     """Higher goes first and is preempted last."""
     salt: str = ""

@@ -17,6 +17,7 @@ from typing import Any
 from deployments.client import GenerateRequest
 from deployments.course import Course, Leg
 from deployments.journal import Journal
+from engine.logprobs import PackedLogprobs, joined
 from engine.plan import Event, FinishReason, Timings, TokenLogprobs
 
 
@@ -30,10 +31,11 @@ class _Unread:
     finish_reason: FinishReason | None = None
     error: str | None = None
     timings: Timings | None = None
+    prompt_logprobs: PackedLogprobs | None = None
 
     @property
     def is_empty(self) -> bool:
-        return not self.token_ids and self.finish_reason is None
+        return not self.token_ids and self.finish_reason is None and self.prompt_logprobs is None
 
 
 class Stream:
@@ -75,13 +77,13 @@ class Stream:
     def feed(self, start: int, event: Event, now: float) -> bool:
         """Take in an event whose tokens begin at position `start` of the stream; what was received is skipped.
 
-        False when tokens before it are missing: it has to be asked for again.
+        False when something before it is missing: it has to be asked for again.
         """
-        repeated = len(self.journal) - start
         if self.ended.is_set():
             return True
-        if repeated < 0:
+        if not self.journal.is_next(start, event):
             return False
+        repeated = len(self.journal) - start
         if not len(self.journal):
             self._num_cached = event.num_cached  # Later ones are hits of what this very stream computed.
         fresh = event.token_ids[repeated:]
@@ -91,6 +93,9 @@ class Stream:
         unread.token_ids += fresh
         unread.logprobs += event.logprobs[repeated:]
         unread.num_cached = self._num_cached
+        if event.prompt_logprobs is not None:
+            fresh_scores = self.journal.record_scores(event.prompt_logprobs)
+            unread.prompt_logprobs = joined(unread.prompt_logprobs, fresh_scores)
         if event.finish_reason is not None:
             unread.finish_reason, unread.error, unread.timings = event.finish_reason, event.error, event.timings
             self.ended.set()
@@ -142,6 +147,7 @@ class Stream:
             unread.num_cached,
             unread.error,
             unread.timings,
+            unread.prompt_logprobs,
         )
 
     async def aclose(self) -> None:

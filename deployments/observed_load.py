@@ -135,7 +135,8 @@ class _Observed(PassedOn):
         except Exception:
             self._load.began(self._sent, None)
             raise
-        self._load.began(self._sent, event.num_cached if event.token_ids else None)
+        if event.token_ids or event.finish_reason is not None:  # a prompt's log-probabilities come before
+            self._load.began(self._sent, event.num_cached if event.token_ids else None)
         return event
 
     async def aclose(self) -> None:

@@ -211,6 +211,7 @@ class EngineReplica:
                 request.sampling,
                 salt=request.salt,
                 output_ids=request.output_ids,
+                num_prompt_reported=request.num_prompt_reported,
                 priority=request.priority,
                 tenant=request.tenant,
             )

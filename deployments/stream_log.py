@@ -10,10 +10,14 @@ is bounded by the requests' own lengths, and a late ingress gets everything merg
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
-from deployments.wire import Logprob, Output, to_logprobs, to_timings
+from msgspec import Raw
+
+from deployments.wire import Logprob, Output, encode_logprobs, to_timings
+from engine.logprobs import PackedLogprobs, joined
 from engine.plan import Event, Timings
 
 
@@ -24,8 +28,12 @@ class StreamLog:
     request_id: str
     ingress_id: str
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[Logprob] = field(default_factory=list)
+    logprobs: list[Raw] = field(default_factory=list)
+    """Of the tokens, when asked for, as the wire has them."""
+    prompt_logprobs: PackedLogprobs | None = None
     num_sent: int = 0
+    prompt_sent: int = 0
+    """Position in the prompt up to which its log-probabilities were sent."""
     num_cached: int = 0
     timings: Timings | None = None
     """The latest, told after so many tokens: `timed_at`."""
@@ -37,16 +45,29 @@ class StreamLog:
     def unsent(self) -> Output:
         """Everything from `num_sent` on as one output."""
         start, end = self.num_sent, self.end
+        scores = None if self.prompt_logprobs is None else self.prompt_logprobs.since(self.prompt_sent)
         return Output(
             self.request_id,
             start,
             self.tokens[start:],
             self.num_cached,
             None if end is None else end.finish_reason,
-            self.logprobs[start:],
+            cast(Sequence[Logprob], self.logprobs[start:]),
             None if end is None else end.error,
             to_timings(self.timings) if end is not None or self.timed_at > start else None,
+            scores,
         )
+
+    def mark_sent(self) -> None:
+        """Everything was."""
+        self.num_sent = len(self.tokens)
+        self.prompt_sent = 0 if self.prompt_logprobs is None else self.prompt_logprobs.end
+
+    def rewind(self, num_received: int) -> None:
+        """Only so many tokens arrived. A prompt's log-probabilities have if any token has."""
+        self.num_sent = max(0, min(num_received, len(self.tokens)))
+        if not self.num_sent:
+            self.prompt_sent = 0
 
 
 class StreamLogs:
@@ -75,7 +96,9 @@ class StreamLogs:
             return None
         log.tokens += event.token_ids
         if event.logprobs:
-            log.logprobs += to_logprobs(event.logprobs)
+            log.logprobs += encode_logprobs(event.logprobs)
+        if event.prompt_logprobs is not None:
+            log.prompt_logprobs = joined(log.prompt_logprobs, event.prompt_logprobs)
         log.num_cached = event.num_cached
         if event.timings is not None:
             log.timings, log.timed_at = event.timings, len(log.tokens)
@@ -93,7 +116,7 @@ class StreamLogs:
             if log is None or log.ingress_id != ingress_id:
                 unknown.append(request_id)
                 continue
-            log.num_sent = max(0, min(num_received, len(log.tokens)))
+            log.rewind(num_received)
             self._touch(ingress_id, request_id)
         return unknown
 
@@ -105,7 +128,7 @@ class StreamLogs:
         """All that `unsent` returned was sent."""
         for request_id in self._dirty.pop(ingress_id, ()):
             if request_id in self._logs:
-                self._logs[request_id].num_sent = len(self._logs[request_id].tokens)
+                self._logs[request_id].mark_sent()
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drop streams whatever their state."""

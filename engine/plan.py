@@ -16,6 +16,8 @@ from typing import Literal, Protocol
 import msgspec
 
 from cache import PageCopy
+from engine.logprobs import PackedLogprobs
+from engine.logprobs import TokenLogprobs as TokenLogprobs
 from engine.request import Request
 
 GRAMMAR_FAILED = -2
@@ -89,16 +91,6 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Natural log-probabilities at one position, before temperature and penalties."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-    """The most likely (token id, log-probability), best first."""
-
-
-@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step produced: the sampled tokens of the plan's sampling chunks, in their order."""
 
@@ -145,6 +137,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     timings: Timings | None = None
     """With a request's first token, with the first one after each preemption, and with its end if it was admitted:
     whoever stops listening in between knows all but how long it decoded."""
+    prompt_logprobs: PackedLogprobs | None = None
+    """Of further prompt tokens, when asked for; the last of them come with the first new token."""
 
 
 Step = Callable[[], StepResult]

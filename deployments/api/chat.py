@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from deployments.api.best_of import num_candidates
@@ -10,12 +11,14 @@ from deployments.api.choices import Delta
 from deployments.api.errors import invalid
 from deployments.api.exchange import Plan
 from deployments.api.limits import Limits
+from deployments.api.logprobs import chat_logprobs, prompt_logprobs
+from deployments.api.prompt_scores import PromptScores, asked_scores, scores_of
 from deployments.api.prompts import check_prompt, encode_messages
 from deployments.api.protocol import ChatRequest
 from deployments.api.sampling import check_room, in_range, room, sampling_params, with_max_tokens
 from deployments.api.service import ServedModel
 from deployments.api.text_codec import TextCodec
-from deployments.api.wording import Answer, Frames, Prompt, Whole, encode_json, finite
+from deployments.api.wording import Answer, Frames, Prompt, Whole, encode_json
 from engine.plan import TokenLogprobs
 
 
@@ -23,6 +26,7 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -
     """Check everything, tokenize, and say what to generate. Raises `ApiError`."""
     model = served.card
     asked, logprobs = _asked_tokens(request), _asked_logprobs(request, limits.max_top_logprobs)
+    num_scored = asked_scores(request, limits)
     # All but the prompt's length is checked before the prompt is worked on.
     unbounded = 2**31 - 1 if asked is None else asked
     sampling = sampling_params(request, limits, model, max_tokens=unbounded, logprobs=logprobs)
@@ -31,6 +35,7 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -
     check_prompt(model, ids, "messages")
     left = room(len(ids), model.max_model_len, "messages")
     check_room(len(ids), asked or left, model, "messages")
+    scores = scores_of(request, limits, [ids], num_scored)
     options = request.stream_options
     answer = Answer.begin(
         "chatcmpl",
@@ -41,8 +46,9 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -
         with_token_ids=bool(request.return_token_ids),
         include_timings=bool(request.include_timings),
     )
-    wording = ChatWording(answer, served.codec, logprobs)
-    return Plan(served, request, with_max_tokens(sampling, asked or left), wording, candidates)
+    wording = ChatWording(answer, served.codec, logprobs, scores)
+    sampling = replace(with_max_tokens(sampling, asked or left), prompt_logprobs=num_scored)
+    return Plan(served, request, sampling, wording, candidates, scores=scores)
 
 
 def _asked_tokens(request: ChatRequest) -> int | None:
@@ -66,10 +72,14 @@ def _asked_logprobs(request: ChatRequest, limit: int) -> int | None:
 class ChatWording:
     """Spells answers as chat completions."""
 
-    def __init__(self, answer: Answer, codec: TextCodec, logprobs: int | None) -> None:
+    def __init__(
+        self, answer: Answer, codec: TextCodec, logprobs: int | None, scores: PromptScores | None = None
+    ) -> None:
+        """`logprobs` are the alternatives asked for; `scores` are the prompt's."""
         self.answer = answer
         self._codec = codec
         self._num_top = logprobs
+        self._scores = scores
         self._frames = Frames(answer, "chat.completion.chunk")
 
     def opening(self, index: int) -> bytes:
@@ -120,6 +130,8 @@ class ChatWording:
         head = self.answer.head("chat.completion")
         if self.answer.with_token_ids:
             head["prompt_token_ids"] = self.answer.prompts[0].token_ids
+        if self._scores is not None:
+            head["prompt_logprobs"] = prompt_logprobs(self._codec, self._scores.of(0), self._scores.num_top)
         return encode_json({**head, "choices": spelled, **extras})
 
     def _whole_choice(self, index: int, whole: Whole) -> dict[str, Any]:
@@ -134,12 +146,4 @@ class ChatWording:
         return choice
 
     def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        content = []
-        for at in logprobs:
-            top = [self._token(token, logprob) for token, logprob in at.top[: self._num_top or 0]]
-            content.append({**self._token(at.token_id, at.logprob), "top_logprobs": top})
-        return {"content": content, "refusal": None}
-
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text, spelled = self._codec.token_text(token_id)
-        return {"token": text, "logprob": finite(logprob), "bytes": spelled}
+        return chat_logprobs(self._codec, logprobs, self._num_top or 0)

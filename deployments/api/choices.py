@@ -14,11 +14,14 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from deployments.api.errors import RETRY_AFTER_S, ApiError
 from deployments.client import EngineClient, GenerateRequest, Generation
 from deployments.course import Course
 from engine.detokenizer import TextStream
-from engine.plan import Event, TokenLogprobs
+from engine.logprobs import PackedLogprobs
+from engine.plan import Event, FinishReason, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,8 @@ class Delta:
     """Tokens the engine generated for it, a stop token included: what usage counts."""
     finish_reason: str | None = None
     """"stop" or "length" on the choice's last delta."""
+    prompt_logprobs: PackedLogprobs | None = None
+    """Scores of further tokens of its prompt, which come before all text."""
 
     @property
     def says_something(self) -> bool:
@@ -47,7 +52,8 @@ class Delta:
 class Choice:
     """One choice as it grows."""
 
-    def __init__(self, index: int, text: TextStream) -> None:
+    def __init__(self, index: int, text: TextStream, *, scores_only: bool = False) -> None:
+        """With `scores_only` nothing was to be generated: the one token that an engine cannot but is dropped."""
         self.index = index
         self.num_generated = 0
         self.num_cached = 0
@@ -58,7 +64,7 @@ class Choice:
         """Clock when its last one did."""
         self.finish_reason: str | None = None
         self._sum_logprobs = 0.0
-        self._text = text
+        self._text, self._scores_only = text, scores_only
 
     @property
     def mean_logprob(self) -> float:
@@ -70,6 +76,8 @@ class Choice:
         if event.finish_reason in ("error", "abort"):
             raise _failed(event)
         self.num_cached = max(self.num_cached, event.num_cached)
+        if self._scores_only:
+            event = _without_output(event)
         # The engine stops for stop tokens only, and reports the one it stopped for: it is not part of the text.
         num_shown = len(event.token_ids) - (1 if event.finish_reason == "stop" and event.token_ids else 0)
         before = self._text.num_tokens
@@ -96,6 +104,7 @@ class Choice:
             event.logprobs[:num_shown],
             num_generated,
             finish_reason,
+            event.prompt_logprobs,
         )
 
 
@@ -103,14 +112,20 @@ class Choices:
     """All choices of one request. Close it whatever happens: open generations hold engine memory."""
 
     def __init__(
-        self, client: EngineClient, parts: Sequence[tuple[GenerateRequest, TextStream]], idle_timeout_s: float
+        self,
+        client: EngineClient,
+        parts: Sequence[tuple[GenerateRequest, TextStream]],
+        idle_timeout_s: float,
+        *,
+        scores_only: bool = False,
     ) -> None:
+        """`scores_only` as in `Choice`."""
         self._client = client
         self._requests = [request for request, _ in parts]
         self._idle_timeout_s = idle_timeout_s
         self._generations: list[Generation] = []
         self._pumps: list[asyncio.Task[None]] = []
-        self.choices = [Choice(index, text) for index, (_, text) in enumerate(parts)]
+        self.choices = [Choice(index, text, scores_only=scores_only) for index, (_, text) in enumerate(parts)]
 
     @property
     def first(self) -> Generation | None:
@@ -189,6 +204,12 @@ class Choices:
             yield delta
             if delta.finish_reason:
                 return
+
+
+def _without_output(event: Event) -> Event:
+    """Only what it says of the prompt, and that it is the end."""
+    ends: FinishReason | None = "length" if event.finish_reason else None
+    return structs.replace(event, token_ids=(), logprobs=(), finish_reason=ends)
 
 
 def _failed(event: Event | None) -> ApiError:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from deployments.api.best_of import num_candidates
 from deployments.api.choices import Delta
-from deployments.api.errors import at_most, invalid
+from deployments.api.errors import at_most
 from deployments.api.exchange import Plan
 from deployments.api.limits import Limits
+from deployments.api.logprobs import (
+    Offsets,
+    completion_logprobs,
+    echo_logprobs,
+    output_offsets,
+    prompt_logprobs,
+)
+from deployments.api.prompt_scores import PromptScores, asked_scores, scores_of
 from deployments.api.prompts import check_prompt, encode_text
 from deployments.api.protocol import CompletionRequest
 from deployments.api.sampling import COMPLETION_MAX_TOKENS, check_room, in_range, sampling_params
 from deployments.api.service import ServedModel
 from deployments.api.text_codec import TextCodec
-from deployments.api.wording import Answer, Frames, Prompt, Whole, encode_json, finite
+from deployments.api.wording import Answer, Frames, Prompt, Whole, encode_json
 from engine.plan import TokenLogprobs
 
 
@@ -24,13 +33,12 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
     model = served.card
     at_most("prompt", len(request.prompt), limits.max_prompts, "prompts")
     in_range("logprobs", request.logprobs, 0, limits.max_completion_logprobs)
-    if request.echo and request.logprobs is not None:
-        raise invalid("echo and logprobs cannot be combined: prompts have no logprobs here.", "logprobs")
+    num_scored = asked_scores(request, limits, echoed=request.logprobs if request.echo else None)
     max_tokens = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-    echoes_only = bool(request.echo) and max_tokens == 0
+    is_silent = max_tokens == 0 and (bool(request.echo) or num_scored is not None)
     candidates = num_candidates(request, limits)
     sampling = sampling_params(
-        request, limits, model, max_tokens=1 if echoes_only else max_tokens, logprobs=request.logprobs
+        request, limits, model, max_tokens=1 if is_silent else max_tokens, logprobs=request.logprobs
     )
     prompts = [await _prompt(limits, served, prompt, bool(request.echo)) for prompt in request.prompt]
     for prompt in prompts:
@@ -45,8 +53,18 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
         with_token_ids=bool(request.return_token_ids),
         include_timings=bool(request.include_timings),
     )
-    wording = CompletionWording(answer, served.codec, request.logprobs)
-    return Plan(served, request, sampling, wording, candidates, echoes_only=echoes_only)
+    scores = scores_of(request, limits, [prompt.token_ids for prompt in prompts], num_scored)
+    wording = CompletionWording(answer, served.codec, request.logprobs, scores, request.prompt_logprobs)
+    return Plan(
+        served,
+        request,
+        replace(sampling, prompt_logprobs=num_scored),
+        wording,
+        candidates,
+        echoes_only=is_silent and scores is None,
+        scores=scores,
+        scores_only=is_silent and scores is not None,
+    )
 
 
 async def _prompt(limits: Limits, served: ServedModel, given: str | list[int], echo: bool) -> Prompt:
@@ -62,20 +80,35 @@ async def _prompt(limits: Limits, served: ServedModel, given: str | list[int], e
 class CompletionWording:
     """Spells answers as text completions."""
 
-    def __init__(self, answer: Answer, codec: TextCodec, logprobs: int | None) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        codec: TextCodec,
+        logprobs: int | None,
+        scores: PromptScores | None = None,
+        prompt_logprobs: int | None = None,
+    ) -> None:
+        """`logprobs` and `prompt_logprobs` are the alternatives asked for; `scores` are the prompts'."""
         self.answer = answer
         self._codec = codec
-        self._num_top = logprobs
+        self._num_top, self._num_prompt_top = logprobs, prompt_logprobs
+        self._scores = scores
         self._frames = Frames(answer, "text_completion")
-        self._offsets: dict[int, int] = {}
-        """By choice: where in the text its next token's logprob entry begins."""
+        self._offsets = [
+            Offsets(len(prompt.echo or "")) for prompt in answer.prompts for _ in range(answer.num_choices)
+        ]
 
     def opening(self, index: int) -> bytes:
-        """The echoed prompt, when one was asked for."""
+        """The echoed prompt with its logprobs, when one was asked for."""
         prompt = self.answer.prompt_of(index)
-        if not prompt.echo and not self.answer.with_token_ids:
+        if prompt.echo is None and not self.answer.with_token_ids:
             return b""
-        choice: dict[str, Any] = {"index": index, "text": prompt.echo, "logprobs": None, "finish_reason": None}
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": prompt.echo or "",
+            "logprobs": self._echoed_logprobs(index),
+            "finish_reason": None,
+        }
         if self.answer.with_token_ids:
             choice["prompt_token_ids"] = prompt.token_ids
         return self._frames.choice(encode_json(choice))
@@ -107,31 +140,29 @@ class CompletionWording:
 
     def _whole_choice(self, index: int, whole: Whole) -> dict[str, Any]:
         prompt = self.answer.prompt_of(index)
+        logprobs = None if self._num_top is None else self._logprobs(index, whole.logprobs)
+        if logprobs is not None and (echoed := self._echoed_logprobs(index)):
+            logprobs = {name: echoed[name] + values for name, values in logprobs.items()}
         choice: dict[str, Any] = {
             "index": index,
-            "text": prompt.echo + "".join(whole.text),
-            "logprobs": None if self._num_top is None else self._logprobs(index, whole.logprobs),
+            "text": (prompt.echo or "") + "".join(whole.text),
+            "logprobs": logprobs,
             "finish_reason": whole.finish_reason,
         }
+        if self._scores is not None and self._num_prompt_top is not None:
+            scores = self._scores.of(index)
+            choice["prompt_logprobs"] = prompt_logprobs(self._codec, scores, self._num_prompt_top)
         if self.answer.with_token_ids:
             choice |= {"prompt_token_ids": prompt.token_ids, "token_ids": whole.token_ids}
         return choice
 
+    def _echoed_logprobs(self, index: int) -> dict[str, Any] | None:
+        """Those of the echoed prompt, when both were asked for."""
+        prompt = self.answer.prompt_of(index)
+        if self._scores is None or self._num_top is None or prompt.echo is None:
+            return None
+        return echo_logprobs(self._codec, prompt.token_ids, prompt.echo, self._scores.of(index), self._num_top)
+
     def _logprobs(self, index: int, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        tokens, offsets, tops = [], [], []
-        for at in logprobs:
-            key = self._codec.token_key(at.token_id)
-            offset = self._offsets.get(index, 0)
-            self._offsets[index] = offset + len(self._codec.token_text(at.token_id)[0])
-            tokens.append(key)
-            offsets.append(offset)
-            # The chosen token is always among them, so there may be one more than asked for.
-            likely = at.top[: self._num_top or 0]
-            top = {self._codec.token_key(token): finite(logprob) for token, logprob in likely}
-            tops.append(top | {key: finite(at.logprob)})
-        return {
-            "tokens": tokens,
-            "token_logprobs": [finite(at.logprob) for at in logprobs],
-            "top_logprobs": tops,
-            "text_offset": offsets,
-        }
+        offsets = output_offsets(self._codec, self._offsets[index], (at.token_id for at in logprobs))
+        return completion_logprobs(self._codec, logprobs, self._num_top or 0, offsets)

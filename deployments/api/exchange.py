@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -18,6 +19,7 @@ from deployments.api.best_of import best
 from deployments.api.choices import Choices, Delta
 from deployments.api.errors import ApiError, from_client, internal
 from deployments.api.limits import Limits
+from deployments.api.prompt_scores import PromptScores
 from deployments.api.protocol import ChatRequest, CompletionRequest
 from deployments.api.recording import Recorder
 from deployments.api.report import Began
@@ -47,6 +49,10 @@ class Plan:
     """Answers to generate for each prompt; `wording.answer.num_choices` of them are given."""
     echoes_only: bool = False
     """Answer with the prompts and generate nothing."""
+    scores: PromptScores | None = None
+    """Where the prompts' log-probabilities are gathered, if any were asked for."""
+    scores_only: bool = False
+    """Answer with these and generate nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,8 @@ class Exchange:
         parts = [] if plan.echoes_only else _parts(plan, hints, caller.tenant, request_id)
         self._hints, self._ticket = hints, caller.ticket
         self._num_prompt_tokens = plan.wording.answer.num_prompt_tokens
-        self._choices = Choices(plan.served.client, parts, limits.idle_timeout_s)
+        self._choices = Choices(plan.served.client, parts, limits.idle_timeout_s, scores_only=plan.scores_only)
+        self._scores, self._num_top = plan.scores, plan.sampling.logprobs
         recorder.report.began = Began(plan.wording.answer, plan.sampling, self._is_stream, self._choices)
         self._num_echoed = len(plan.wording.answer.prompts) * (plan.request.n or 1) if plan.echoes_only else 0
         self._deadline = asyncio.get_running_loop().time() + limits.request_timeout_s
@@ -91,7 +98,7 @@ class Exchange:
     async def respond(self) -> Response:
         """The answer. Raises `ApiError` when it fails before its first event."""
         self._recorder.accepted(stream=self._is_stream)
-        deltas = self._deltas()
+        deltas = self._deltas() if self._scores is None else self._scores.gathered(self._deltas())
         is_handed_over = False
         try:
             async with asyncio.timeout_at(self._deadline):
@@ -147,7 +154,7 @@ class Exchange:
             by_choice[delta.index].append(delta)
         if self._num_candidates > answer.num_choices and not self._num_echoed:
             by_choice = best(self._choices.choices, by_choice, len(answer.prompts), answer.num_choices)
-        body = self._wording.whole(by_choice, self._extras(is_whole=True))
+        body = await self._spell(lambda: self._wording.whole(by_choice, self._extras(is_whole=True)))
         self._recorder.finished(by_choice[0][-1].finish_reason or "stop")
         return Response(body, headers=self._headers(), media_type="application/json")
 
@@ -178,7 +185,7 @@ class Exchange:
         while delta is not None:
             if delta.index not in opened:
                 opened.add(delta.index)
-                if opening := self._wording.opening(delta.index):
+                if opening := await self._spell(partial(self._wording.opening, delta.index)):
                     yield opening
             if event := self._wording.delta(delta):
                 yield event
@@ -187,6 +194,15 @@ class Exchange:
             yield self._wording.closing(extras)
         self._recorder.finished(last.finish_reason or "stop")
         yield DONE
+
+    async def _spell(self, spell: Callable[[], bytes]) -> bytes:
+        """The bytes of a large part of the answer: in a thread when log-probabilities make it take long."""
+        num_logprobs = 0 if self._scores is None else self._scores.num_entries
+        if self._num_top is not None:
+            num_logprobs += (self._num_top + 1) * sum(choice.num_generated for choice in self._choices.choices)
+        if num_logprobs <= self._limits.inline_logprobs:
+            return spell()
+        return await asyncio.to_thread(spell)
 
     def _extras(self, *, is_whole: bool) -> dict[str, Any]:
         """What is said of all choices together. A stream's client gets what it asked for, in the last event."""

@@ -29,7 +29,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": (),
     "length_penalty": (1.0,),
     "logits_processors": ([],),
-    "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),

@@ -51,6 +51,10 @@ class Limits(BaseModel):
     """Largest `top_logprobs` of a chat completion."""
     max_completion_logprobs: int = Field(default=5, ge=0, le=engine_bounds.MAX_LOGPROBS)
     """Largest `logprobs` of a completion."""
+    max_prompt_logprobs: int = Field(default=5, ge=0, le=engine_bounds.MAX_LOGPROBS)
+    """Largest `prompt_logprobs`."""
+    max_prompt_logprob_entries: int = Field(default=200_000, ge=0)
+    """Log-probabilities of prompt tokens in one answer, echoed ones too: tokens x (alternatives + 1) x `n`."""
     max_priority: int = Field(default=100, ge=0)
     """`priority` lies between minus this and this."""
     max_hint_chars: int = Field(default=256, ge=1)
@@ -65,5 +69,7 @@ class Limits(BaseModel):
     """Seconds a client may leave a chunk of its stream unread."""
     inline_text_chars: int = Field(default=8192, ge=0)
     """Texts longer than this many characters are tokenized in a thread, so that no stream waits for them."""
+    inline_logprobs: int = Field(default=4096, ge=0)
+    """Answers with more log-probabilities than this are spelled in a thread."""
     inline_body_bytes: int = Field(default=256 * 1024, ge=0)
     """Bodies larger than this many bytes are parsed in a thread."""

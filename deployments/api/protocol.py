@@ -160,6 +160,8 @@ class _Generating(_Strict):
     """Higher goes first."""
     prompt_cache_key: str | None = None
     """A hint that requests share a prefix; `x-session-id` goes before it."""
+    prompt_logprobs: Int | None = None
+    """Report the log-probability and rank of each prompt token, and so many alternatives to it."""
     return_token_ids: bool | None = None
     """Report the prompt's and each choice's token ids."""
     include_timings: bool | None = None

@@ -62,12 +62,12 @@ def with_max_tokens(sampling: SamplingParams, max_tokens: int) -> SamplingParams
 
 
 def for_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
-    """Sampling of another choice of the same prompt: the same but for its noise."""
+    """Sampling of another choice of the same prompt: the same but for its noise. The first scores the prompt."""
     assert sampling.seed is not None
     if choice == 0:
         return sampling
     seed = sampling.seed + choice
-    return replace(sampling, seed=seed if seed <= MAX_SEED else seed - 2 * MAX_SEED)
+    return replace(sampling, seed=seed if seed <= MAX_SEED else seed - 2 * MAX_SEED, prompt_logprobs=None)
 
 
 def _check_limits(request: ChatRequest | CompletionRequest, limits: Limits, model: ModelCard) -> None:

@@ -59,12 +59,22 @@ class TextCodec:
 
     @functools.lru_cache(maxsize=65536)  # noqa: B019 - lives as long as the process, like the codec
     def token_text(self, token_id: int) -> tuple[str, tuple[int, ...]]:
-        """How one token reads alone, and its bytes: a token may be a part of a character only."""
+        """How one token reads within a text, and its bytes: a token may be a part of a character only."""
         text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        if not self.is_special(token_id):
+            # Tokenizers of the SentencePiece kind drop the space of a word that begins a text: the second of two
+            # equal words has it.
+            twice = self._tokenizer.decode([token_id, token_id], skip_special_tokens=False)
+            text = twice.removeprefix(text) or text
         if "\ufffd" not in text:
             return text, tuple(text.encode())
         (spelling,) = self._tokenizer.convert_ids_to_tokens([token_id])
         return text, tuple(_spelled_bytes(spelling) or text.encode())
+
+    @functools.lru_cache(maxsize=65536)  # noqa: B019 - as above
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is no text: generated text is without it."""
+        return self.decode([token_id], skip_special_tokens=True) == "" != self.decode([token_id])
 
     def token_key(self, token_id: int) -> str:
         """One token as a key of an object: parts of characters are spelled as bytes, as they all read alike."""

@@ -14,8 +14,6 @@ from deployments.api.choices import Choice, Delta
 
 encode_json = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
-_LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +21,8 @@ class Prompt:
     """One prompt of a request, and what of it goes into the answer."""
 
     token_ids: list[int]
-    echo: str = ""
-    """Text that precedes each of its choices."""
+    echo: str | None = None
+    """Text that precedes each of its choices; None: it is not echoed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +138,3 @@ class Frames:
 def error_event(body: bytes) -> bytes:
     """How a stream that has begun reports a failure."""
     return b"data: " + body + b"\n\n"
-
-
-def finite(logprob: float) -> float:
-    """A log-probability that JSON can say; NaN and minus infinity are as unlikely as can be."""
-    return logprob if logprob > _LOWEST_LOGPROB else _LOWEST_LOGPROB

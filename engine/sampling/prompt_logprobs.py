@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from engine.prompt_logprobs import PromptLogprobs
+from engine.logprobs import PackedLogprobs
 
 SLICE_BYTES = 64 * 2**20
 """Float32 logits held at a time. The log-softmax of them takes as much again, comparing them a quarter."""
@@ -42,7 +41,7 @@ def score(
     wanted: Sequence[Wanted],
     vocab_size: int,
     slice_bytes: int = SLICE_BYTES,
-) -> list[PromptLogprobs]:
+) -> list[PackedLogprobs]:
     """The records of each of `wanted` (not empty), which may ask for different numbers of alternatives.
 
     logits: [R, H] hidden states to float32 [R, vocab_size]; hidden: [N, H], the step's. No more than
@@ -59,27 +58,19 @@ def score(
     records = packed.cpu().numpy().astype("<i4", copy=False)
     borders = np.cumsum([len(w.targets) for w in wanted])[:-1]
     return [
-        PromptLogprobs(w.start, min(w.num_top, num_top), _narrowed(own, num_top, w.num_top).tobytes())
+        PackedLogprobs(w.start, min(w.num_top, num_top), own[:, : 2 + 2 * w.num_top].tobytes())
         for w, own in zip(wanted, np.split(records, borders), strict=True)
     ]
 
 
 def _pack(logprobs: torch.Tensor, targets: torch.Tensor, out: torch.Tensor) -> None:
     """Write the records of `logprobs`, float32 [R, V], to `out`, int32 [R, 2 + 2 * num_top]."""
-    num_top = out.shape[1] // 2 - 1
     own = logprobs.gather(1, targets[:, None])
-    best = logprobs.topk(num_top, dim=-1)
+    best = logprobs.topk(out.shape[1] // 2 - 1, dim=-1)
     out[:, 0:1] = own.view(torch.int32)
     out[:, 1] = (logprobs > own).sum(-1) + 1
-    out[:, 2 : 2 + num_top] = best.indices
-    out[:, 2 + num_top :] = best.values.view(torch.int32)
-
-
-def _narrowed(records: npt.NDArray[np.int32], held: int, wanted: int) -> npt.NDArray[np.int32]:
-    """Records of `held` alternatives cut to `wanted`."""
-    if wanted >= held:
-        return records
-    return np.concatenate((records[:, : 2 + wanted], records[:, 2 + held : 2 + held + wanted]), axis=1)
+    out[:, 2::2] = best.indices
+    out[:, 3::2] = best.values.view(torch.int32)
 
 
 def _on(device: torch.device, numbers: chain[int]) -> torch.Tensor:

@@ -9,30 +9,29 @@ import msgspec
 import pytest
 import torch
 
-from engine.prompt_logprobs import PromptLogprob, PromptLogprobs, joined
+from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
 from engine.sampling.prompt_logprobs import Wanted, score
 
 VOCAB, HIDDEN = 50, 12
 
 
-def records(start: int, *values: float, num_top: int = 1) -> PromptLogprobs:
-    packed = b"".join(
-        struct.pack(f"<fI{num_top}I{num_top}f", value, 3, *[7] * num_top, *[-0.25] * num_top) for value in values
-    )
-    return PromptLogprobs(start, num_top, packed)
+def records(start: int, *values: float, num_top: int = 1) -> PackedLogprobs:
+    packed = b"".join(struct.pack("<fI" + "If" * num_top, value, 3, *[7, -0.25] * num_top) for value in values)
+    return PackedLogprobs(start, num_top, packed)
 
 
 # --- the value ------------------------------------------------------------------------------------------------
 
 
-def test_records_are_read_with_the_prompt_s_tokens() -> None:
+def test_records_are_read_with_their_tokens() -> None:
     part = records(2, -0.5, -1.5)
     assert part.end == 4
-    assert part.read([10, 11, 12, 13, 14]) == [
-        PromptLogprob(12, -0.5, 3, ((7, -0.25),)),
-        PromptLogprob(13, -1.5, 3, ((7, -0.25),)),
-    ]
-    assert records(1, -0.5, num_top=0).read([1, 2]) == [PromptLogprob(2, -0.5, 3)]
+    read = [TokenLogprobs(12, -0.5, ((7, -0.25),), 3), TokenLogprobs(13, -1.5, ((7, -0.25),), 3)]
+    assert part.read([12, 13]) == read
+    assert records(1, -0.5, num_top=0).read([2]) == [TokenLogprobs(2, -0.5, (), 3)]
+    for wrong in ([12], [12, 13, 14]):
+        with pytest.raises(ValueError):
+            part.read(wrong)
 
 
 def test_parts_are_cut_and_joined_by_position() -> None:
@@ -50,10 +49,10 @@ def test_parts_are_cut_and_joined_by_position() -> None:
 def test_the_wire_carries_them_and_refuses_half_a_record() -> None:
     part = records(5, -0.5, -0.75)
     data = msgspec.msgpack.encode(part)
-    assert msgspec.msgpack.decode(data, type=PromptLogprobs) == part
+    assert msgspec.msgpack.decode(data, type=PackedLogprobs) == part
     for wrong in ([1, 1, b"x" * 15], [0, 1, b""], [1, -1, b""]):
         with pytest.raises(msgspec.ValidationError):
-            msgspec.msgpack.decode(msgspec.msgpack.encode(wrong), type=PromptLogprobs)
+            msgspec.msgpack.decode(msgspec.msgpack.encode(wrong), type=PackedLogprobs)
 
 
 # --- computing it ---------------------------------------------------------------------------------------------
@@ -86,8 +85,7 @@ def test_scores_are_the_log_softmax_in_slices_of_any_size(rows_at_once: int) -> 
     assert head.most_rows == min(rows_at_once, 17)
     for want, part in zip(wanted, parts, strict=True):
         assert (part.start, part.num_top) == (want.start, want.num_top)
-        prompt = [0] * want.start + list(want.targets)
-        for offset, at in enumerate(part.read(prompt)):
+        for offset, at in enumerate(part.read(want.targets)):
             row = expected[want.row + offset]
             assert at.token_id == want.targets[offset]
             assert at.logprob == pytest.approx(row[at.token_id].item(), abs=1e-5)
@@ -102,7 +100,7 @@ def test_a_likeliest_token_has_the_same_number_in_both_places() -> None:
     head, hidden = Head(), torch.randn(9, HIDDEN)
     targets = (hidden @ head.weight.T).argmax(-1).tolist()
     (part,) = score(head, hidden, [Wanted(0, targets, 1, 1)], VOCAB)
-    for at in part.read([0, *targets]):
+    for at in part.read(targets):
         assert at.rank == 1 and at.top == ((at.token_id, at.logprob),)
 
 
@@ -111,4 +109,4 @@ def test_a_slice_is_a_row_at_least_and_alternatives_no_more_than_the_vocabulary(
     (part,) = score(head, torch.randn(3, HIDDEN), [Wanted(0, [1, 2, 3], 1, VOCAB + 9)], VOCAB, slice_bytes=1)
     assert head.most_rows == 1
     assert part.num_top == VOCAB
-    assert [sum(math.exp(p) for _, p in at.top) for at in part.read([0, 1, 2, 3])] == pytest.approx([1.0] * 3)
+    assert [sum(math.exp(p) for _, p in at.top) for at in part.read([1, 2, 3])] == pytest.approx([1.0] * 3)

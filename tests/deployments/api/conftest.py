@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import deployments.demo_model
 from deployments.api import ApiService, Limits, ModelCard, ServedModel, TextCodec, create_app
 from deployments.client import FleetHealth, GenerateRequest, ReplicaHealth
 from deployments.course import Course
+from engine.logprobs import PackedLogprobs
 from engine.plan import Event, TokenLogprobs
 from engine.tokenizer import load_tokenizer
 from monitoring.metrics import Metrics
@@ -67,6 +70,8 @@ class ScriptedEngine:
     refuse_with: Exception | None = None
     fail_after: tuple[int, Exception | Event] | None = None
     state: str = "healthy"
+    scores: bool = True
+    """Whether it scores prompts when it is asked to."""
     requests: list[GenerateRequest] = field(default_factory=list)
     generations: list[ScriptedGeneration] = field(default_factory=list)
 
@@ -93,7 +98,7 @@ class ScriptedEngine:
         reason = "stop"
         if len(ids) > request.sampling.max_tokens:
             ids, reason = ids[: request.sampling.max_tokens], "length"
-        events: list[Event | Exception] = []
+        events: list[Event | Exception] = list(self._scores(request))
         for start in range(0, len(ids), self.chunk):
             part = tuple(ids[start : start + self.chunk])
             is_last = start + self.chunk >= len(ids) and not self.hangs
@@ -111,6 +116,22 @@ class ScriptedEngine:
         if self.fail_after is not None:
             events[self.fail_after[0] :] = [self.fail_after[1]]
         return events
+
+    def _scores(self, request: GenerateRequest) -> Iterator[Event]:
+        """Two prompt tokens at a time, as `scripted_score` has them."""
+        top, prompt = request.sampling.prompt_logprobs, request.prompt_ids
+        if top is not None and self.scores:
+            for start in range(1, len(prompt), 2):
+                rows = [scripted_score(prompt, at, top) for at in range(start, min(start + 2, len(prompt)))]
+                flat = [(row.logprob, row.rank, *chain.from_iterable(row.top)) for row in rows]
+                records = b"".join(struct.pack("<fI" + "If" * top, *numbers) for numbers in flat)
+                yield Event(request.request_id, prompt_logprobs=PackedLogprobs(start, top, records))
+
+
+def scripted_score(prompt: Sequence[int], position: int, top: int) -> TokenLogprobs:
+    """Token p of a prompt has log-probability -p and rank p; the likeliest are those with the lowest ids."""
+    alternatives = tuple((number, -0.125 * number) for number in range(top))
+    return TokenLogprobs(prompt[position], -float(position), alternatives, position)
 
 
 def _logprobs(token: int, top: int | None) -> TokenLogprobs:

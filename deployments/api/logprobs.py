@@ -1,0 +1,125 @@
+"""How log-probabilities are spelled: OpenAI's way for completions and for chat, vLLM's for prompts.
+
+completions   {"tokens": [...], "token_logprobs": [...], "top_logprobs": [{...}], "text_offset": [...]}
+chat          {"content": [{"token", "logprob", "bytes", "top_logprobs": [...]}], "refusal": null}
+prompt        [null, {"2023": {"logprob", "rank", "decoded_token"}, ...}, ...]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from deployments.api.text_codec import TextCodec
+from engine.logprobs import TokenLogprobs
+
+_LOWEST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+
+def finite(logprob: float) -> float:
+    """A log-probability that JSON can say; NaN and minus infinity are as unlikely as can be."""
+    return logprob if logprob > _LOWEST_LOGPROB else _LOWEST_LOGPROB
+
+
+class Offsets:
+    """Where in a text its tokens begin, in characters, whatever bytes of a character a token has."""
+
+    def __init__(self, start: int = 0) -> None:
+        self._at = start  # characters that have begun
+
+    def add(self, spelled: bytes) -> int:
+        """The offset of a token of these UTF-8 bytes, which follow those before."""
+        is_inside = bool(spelled) and spelled[0] & 0xC0 == 0x80
+        offset = max(self._at - is_inside, 0)
+        self._at += sum(byte & 0xC0 != 0x80 for byte in spelled)
+        return offset
+
+
+def prompt_offsets(codec: TextCodec, prompt_ids: Iterable[int], text: str) -> list[int]:
+    """Where each token of a prompt begins in its text, as it was given or decoded.
+
+    Tokens that the tokenizer added are not in it, and where it changed what was written, offsets are near.
+    """
+    data, at = text.encode(), 0
+    offsets, numbers = Offsets(), []
+    for token in prompt_ids:
+        spelled = bytes(codec.token_text(token)[1])
+        if not data.startswith(spelled, at):
+            # A word that begins a text lacks the space it has elsewhere; a special token may not be in it at all.
+            spelled = b"" if codec.is_special(token) else spelled.removeprefix(b" ")
+        numbers.append(min(offsets.add(spelled), len(text)))
+        at += len(spelled)
+    return numbers
+
+
+def completion_logprobs(
+    codec: TextCodec, at: Sequence[TokenLogprobs], num_top: int, offsets: Sequence[int]
+) -> dict[str, Any]:
+    """OpenAI's four lists; `offsets` has one more than `at` when a prompt's first token precedes them."""
+    tops = []
+    for token in at:
+        top: dict[str, float] = {}
+        # The chosen token is always among them, so there may be one more than asked for. Of tokens that read
+        # alike the likelier one counts.
+        for token_id, logprob in (*token.top[:num_top], (token.token_id, token.logprob)):
+            top.setdefault(codec.token_key(token_id), finite(logprob))
+        tops.append(top)
+    return {
+        "tokens": [codec.token_key(token.token_id) for token in at],
+        "token_logprobs": [finite(token.logprob) for token in at],
+        "top_logprobs": tops,
+        "text_offset": list(offsets),
+    }
+
+
+def output_offsets(codec: TextCodec, offsets: Offsets, token_ids: Iterable[int]) -> list[int]:
+    """Where generated tokens begin in the text; special ones are not in it."""
+    return [
+        offsets.add(b"" if codec.is_special(token) else bytes(codec.token_text(token)[1])) for token in token_ids
+    ]
+
+
+def echo_logprobs(
+    codec: TextCodec, prompt_ids: Sequence[int], text: str, scores: Sequence[TokenLogprobs], num_top: int
+) -> dict[str, Any]:
+    """Those of an echoed prompt, whose first token has none: nothing comes before it."""
+    spelled = completion_logprobs(codec, scores, num_top, prompt_offsets(codec, prompt_ids, text))
+    return spelled | {
+        "tokens": [codec.token_key(prompt_ids[0]), *spelled["tokens"]],
+        "token_logprobs": [None, *spelled["token_logprobs"]],
+        "top_logprobs": [None, *spelled["top_logprobs"]],
+    }
+
+
+def chat_logprobs(codec: TextCodec, at: Sequence[TokenLogprobs], num_top: int) -> dict[str, Any]:
+    """OpenAI's list of tokens, each with its bytes: a token may be a part of a character."""
+
+    def spell(token_id: int, logprob: float) -> dict[str, Any]:
+        text, spelled = codec.token_text(token_id)
+        return {"token": text, "logprob": finite(logprob), "bytes": spelled}
+
+    content = [
+        {
+            **spell(token.token_id, token.logprob),
+            "top_logprobs": [spell(token_id, logprob) for token_id, logprob in token.top[:num_top]],
+        }
+        for token in at
+    ]
+    return {"content": content, "refusal": None}
+
+
+def prompt_logprobs(codec: TextCodec, scores: Sequence[TokenLogprobs], num_top: int) -> list[Any]:
+    """vLLM's list, one entry per prompt token by token id; the first is null."""
+    spelled: list[Any] = [None]
+    for at in scores:
+        entries = {str(at.token_id): (at.logprob, at.rank)}
+        for rank, (token_id, logprob) in enumerate(at.top[:num_top], 1):
+            entries.setdefault(str(token_id), (logprob, rank))
+        spelled.append(
+            {
+                key: {"logprob": finite(logprob), "rank": rank, "decoded_token": codec.token_text(int(key))[0]}
+                for key, (logprob, rank) in entries.items()
+            }
+        )
+    return spelled

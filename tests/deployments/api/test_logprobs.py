@@ -1,0 +1,157 @@
+"""How log-probabilities are spelled, with tokenizers of both kinds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
+
+from deployments.api.logprobs import (
+    Offsets,
+    chat_logprobs,
+    completion_logprobs,
+    echo_logprobs,
+    output_offsets,
+    prompt_logprobs,
+    prompt_offsets,
+)
+from deployments.api.text_codec import TextCodec
+from engine.logprobs import TokenLogprobs
+
+LETTERS = ["▁", "t", "h", "e", "a", "▁t", "▁th", "▁the", "th", "the", "▁a"]
+
+
+@pytest.fixture(scope="module")
+def sentencepiece() -> TextCodec:
+    """A tokenizer of Llama 2's kind: words bear their space, and what it has no letters for is bytes."""
+    vocabulary = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *LETTERS]
+    merges = [("▁", "t"), ("▁t", "h"), ("▁th", "e"), ("t", "h"), ("th", "e"), ("▁", "a")]
+    ids = {token: number for number, token in enumerate(vocabulary)}
+    inner = Tokenizer(models.BPE(ids, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    inner.decoder = decoders.Sequence(steps)
+    inner.add_special_tokens([AddedToken(text, special=True) for text in ("<unk>", "<s>", "</s>")])
+    return TextCodec(cast(Any, PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")))
+
+
+def ids_of(codec: TextCodec, text: str) -> list[int]:
+    return codec.encode(text, add_special_tokens=False)
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------
+
+
+def test_a_word_keeps_the_space_it_has_within_a_text(sentencepiece: TextCodec) -> None:
+    with_space, without = sentencepiece.encode("the")[0], ids_of(sentencepiece, "athe")[-1]
+    assert with_space != without
+    assert sentencepiece.token_text(with_space) == (" the", tuple(b" the"))
+    assert sentencepiece.token_text(without) == ("the", tuple(b"the"))
+    assert sentencepiece.token_key(with_space) == " the"
+
+
+def test_special_tokens_read_as_they_are_written(sentencepiece: TextCodec, codec: TextCodec) -> None:
+    assert sentencepiece.token_text(1) == ("<s>", tuple(b"<s>")) and sentencepiece.is_special(1)
+    (end,) = ids_of(codec, "<|im_end|>")
+    assert codec.token_key(end) == "<|im_end|>" and codec.is_special(end)
+    assert not codec.is_special(ids_of(codec, "the")[0])
+
+
+def test_parts_of_characters_are_bytes(sentencepiece: TextCodec, codec: TextCodec) -> None:
+    for tokenizer in (sentencepiece, codec):
+        ids = ids_of(tokenizer, "€")
+        assert len(ids) > 1
+        assert b"".join(bytes(tokenizer.token_text(token)[1]) for token in ids).decode().strip() == "€"
+    assert "bytes:\\xe2" in [codec.token_key(token) for token in ids_of(codec, "€")]
+
+
+# --- where they are in the text --------------------------------------------------------------------------------
+
+
+def pieces(codec: TextCodec, ids: list[int], text: str) -> list[str]:
+    """The text cut where tokens begin."""
+    offsets = prompt_offsets(codec, ids, text)
+    return [text[start:end] for start, end in zip(offsets, [*offsets[1:], len(text)], strict=True)]
+
+
+def test_offsets_cut_a_prompt_where_its_tokens_begin(codec: TextCodec) -> None:
+    text = "the café costs 5 € or 🙂 less"
+    ids = ids_of(codec, text)
+    cut = pieces(codec, ids, text)
+    assert "".join(cut) == text
+    whole = [(codec.token_text(token)[0], piece) for token, piece in zip(ids, cut, strict=True)]
+    assert [piece for spelled, piece in whole if "\ufffd" not in spelled] == [
+        spelled for spelled, _ in whole if "\ufffd" not in spelled
+    ]
+
+
+def test_a_text_that_begins_with_a_word_has_no_space_there(sentencepiece: TextCodec) -> None:
+    ids = ids_of(sentencepiece, "the athe the")
+    assert pieces(sentencepiece, ids, "the athe the") == ["the", " a", "the", " the"]
+
+
+def test_what_the_tokenizer_added_has_no_place_in_the_text(sentencepiece: TextCodec) -> None:
+    ids = [1, *ids_of(sentencepiece, "the a")]
+    assert prompt_offsets(sentencepiece, ids, "the a") == [0, 0, 3]
+    assert prompt_offsets(sentencepiece, ids, "<s>the a") == [0, 3, 6]  # written, or decoded from ids
+
+
+def test_offsets_never_leave_a_text_that_the_tokenizer_changed(codec: TextCodec) -> None:
+    ids = ids_of(codec, "something else altogether, and longer")
+    offsets = prompt_offsets(codec, ids, "short")
+    assert offsets == sorted(offsets) and offsets[-1] <= len("short")
+
+
+def test_offsets_of_output_go_on_where_the_prompt_ends(codec: TextCodec) -> None:
+    (end,) = ids_of(codec, "<|im_end|>")
+    ids = [*ids_of(codec, "é a"), end, *ids_of(codec, " b")]
+    offsets = output_offsets(codec, Offsets(10), ids)
+    assert offsets[0] == 10 and offsets[-1] == 10 + len("é a")
+    assert Offsets(3).add(b"\xa0") == 2  # the rest of a character that has begun
+
+
+# --- the formats -----------------------------------------------------------------------------------------------
+
+
+def test_of_tokens_that_read_alike_the_likelier_one_counts(codec: TextCodec) -> None:
+    """A harness that asks for one alternative compares it with the token's own: it must not be overwritten."""
+    a, b = ids_of(codec, "a")[0], ids_of(codec, "b")[0]
+    (top,) = completion_logprobs(codec, [TokenLogprobs(a, -3.0, ((a, -0.1),))], 1, [0])["top_logprobs"]
+    assert top == {"a": -0.1}
+    (top,) = completion_logprobs(codec, [TokenLogprobs(b, -3.0, ((a, -0.1),))], 1, [0])["top_logprobs"]
+    assert top == {"a": -0.1, "b": -3.0}
+
+
+def test_a_prompt_s_first_token_has_no_logprob(codec: TextCodec) -> None:
+    ids = ids_of(codec, "the a")
+    scores = [TokenLogprobs(token, -0.5, ((token, -0.5),), 1) for token in ids[1:]]
+    echoed = echo_logprobs(codec, ids, "the a", scores, 1)
+    assert {name: len(values) for name, values in echoed.items()} == dict.fromkeys(echoed, len(ids))
+    assert "".join(echoed["tokens"]) == "the a"
+    assert echoed["token_logprobs"][0] is None and echoed["top_logprobs"][0] is None
+    assert prompt_logprobs(codec, scores, 1)[0] is None
+    assert echo_logprobs(codec, ids[:1], "the", [], 1)["token_logprobs"] == [None]
+
+
+def test_prompt_logprobs_are_by_token_id_with_ranks(codec: TextCodec) -> None:
+    ids = [10, 11, 12]
+    top = ((ids[0], -0.25), (ids[1], -1.0))
+    unlikely, likely = TokenLogprobs(ids[2], -5.0, top, 17), TokenLogprobs(ids[1], -1.0, top, 2)
+    _, first, second = prompt_logprobs(codec, [unlikely, likely], 2)
+    assert first == {
+        str(ids[2]): {"logprob": -5.0, "rank": 17, "decoded_token": codec.token_text(ids[2])[0]},
+        str(ids[0]): {"logprob": -0.25, "rank": 1, "decoded_token": codec.token_text(ids[0])[0]},
+        str(ids[1]): {"logprob": -1.0, "rank": 2, "decoded_token": codec.token_text(ids[1])[0]},
+    }
+    assert list(second) == [str(ids[1]), str(ids[0])]
+
+
+def test_what_json_cannot_say_is_as_unlikely_as_can_be(codec: TextCodec) -> None:
+    impossible = TokenLogprobs(5, -math.inf, ((6, math.nan),), 9)
+    assert [at["logprob"] for at in prompt_logprobs(codec, [impossible], 1)[1].values()] == [-9999.0] * 2
+    assert completion_logprobs(codec, [impossible], 1, [0])["token_logprobs"] == [-9999.0]
+    content = chat_logprobs(codec, [TokenLogprobs(5, -math.inf, ((6, -1.0),))], 1)["content"]
+    assert content[0]["logprob"] == -9999.0 and content[0]["top_logprobs"][0]["logprob"] == -1.0
