@@ -103,11 +103,13 @@ class Engine:
         *,
         salt: str = "",
         output_ids: Sequence[int] = (),
+        num_prompt_reported: int = 0,
         priority: int = 0,
         tenant: str = "",
     ) -> Request:
         """A request for this engine, arriving now.
 
+        An engine before it may have generated `output_ids` and scored `num_prompt_reported` prompt tokens.
         Raises ValueError when a token id is not in the vocabulary, and InvalidGrammar, which is one. A grammar
         that `grammars` does not know yet is compiled here: have it compiled before where this must not take long.
         """
@@ -127,6 +129,7 @@ class Engine:
             output_ids=output_ids,
             priority=priority,
             tenant=tenant,
+            num_prompt_reported=num_prompt_reported,
         )
         if sampling.grammar is not None:
             request.constraint = self.grammars.constraint(sampling.grammar)

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from engine.config import EngineConfig
 from engine.detokenizer import TextStream
 from engine.engine import Engine, model_directory
 from engine.errors import QueueFull
-from engine.plan import Event, FinishReason, TokenLogprobs
+from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
+from engine.plan import Event, FinishReason
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import load_tokenizer
 
@@ -40,6 +41,8 @@ class RequestOutput:
     logprobs: list[TokenLogprobs]
     """One per generated token when asked for, else empty."""
     error: str | None = None
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    """One per prompt token when asked for, else empty; nothing comes before the first, so it has none."""
 
 
 class LLM:
@@ -130,12 +133,14 @@ class _Job:
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
+        self._scores: PackedLogprobs | None = None
         self._end: Event | None = None
 
     def take(self, event: Event) -> bool:
         """Add an event's tokens; whether a stop string was found, so that the request should be ended."""
         if event.finish_reason is not None:
             self._end = event
+        self._scores = joined(self._scores, event.prompt_logprobs)
         if self._stream.stopped:
             return False
         shown = event.token_ids[:-1] if event.finish_reason == "stop" else event.token_ids
@@ -156,7 +161,13 @@ class _Job:
             cached_tokens=self._end.num_cached,
             logprobs=self._logprobs,
             error=self._end.error,
+            prompt_logprobs=self._prompt_logprobs(),
         )
+
+    def _prompt_logprobs(self) -> list[TokenLogprobs | None]:
+        if self.request.sampling.prompt_logprobs is None:
+            return []
+        return [None, *(self._scores.read(self.request.prompt_ids[1:]) if self._scores is not None else ())]
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -40,7 +40,7 @@ class Memory:
 
     def wait(self, request: Request) -> None:
         """Put a request in the queue, at its place."""
-        request.num_expected = self.cache.peek(request.namespace, request.tokens)
+        request.num_expected = self.cache.peek(request.namespace, request.reusable)
         self.waiting.add(request)
 
     # --- more ----------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Memory:
         return num_missing <= room * self.cache.page_size
 
     def _start_if_it_fits(self, step: StepInMaking, request: Request, now: float) -> bool:
-        match = self.cache.match(request.namespace, request.tokens, now)
+        match = self.cache.match(request.namespace, request.reusable, now)
         if self._is_being_computed(step, request, match.length):
             self.num_deferred += 1
             return True
@@ -124,12 +124,13 @@ class Memory:
         A burst of prompts that begin alike then computes the common part once, not once each.
         """
         end = num_cached + self.cache.page_size
-        page = request.tokens[num_cached:end]
-        return request.num_tokens > end and any(
+        tokens = request.reusable
+        page = tokens[num_cached:end]
+        return len(tokens) > end and any(
             other.num_computed < end < other.num_tokens
             and other.namespace == request.namespace
             and other.tokens[num_cached:end] == page
-            and other.tokens[:num_cached] == request.tokens[:num_cached]
+            and other.tokens[:num_cached] == tokens[:num_cached]
             for other in self.running
             if other.is_filling
         )

@@ -19,6 +19,7 @@ from engine.models.weights import load_decoder
 from engine.plan import Step, StepPlan, StepResult
 from engine.prepared_step import Places, PreparedStep
 from engine.sampler import Sampler
+from engine.sampling.prompt_logprobs import SLICE_BYTES, score
 from engine.stage_clock import StageClock
 from engine.warmup import measure_step
 
@@ -121,13 +122,16 @@ class ModelRunner:
             return StepResult((), ())
         stages.begin_forward()
         hidden = self._decoder(*inputs, self._pages)
+        vocab_size = self.model_config.vocab_size
+        scores = score(self._decoder.logits, hidden, step.wanted, vocab_size, SLICE_BYTES)
         if not step.num_rows:
-            return StepResult((), (), None, stages.prepare_seconds)
+            return StepResult((), (), None, stages.prepare_seconds, prompt_logprobs=scores)
         logits = self._decoder.logits(hidden[step.sampled_positions])
         stages.begin_sampling()
         rows = step.rows([] if before is None else before.tolist())
         self._sampled, logprobs = self._sampler.sample(logits, rows)
-        return step.result(self._sampled.tolist(), logprobs, stages.prepare_seconds, stages.sample_seconds())
+        sampled, sample_s = self._sampled.tolist(), stages.sample_seconds()
+        return step.result(sampled, logprobs, stages.prepare_seconds, sample_s, scores)
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:

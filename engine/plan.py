@@ -8,8 +8,8 @@ and as nothing refers back to them, the garbage collector need not look at them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, Protocol
 
@@ -103,6 +103,8 @@ class StepResult:
     """Of the step's time: until the forward pass began."""
     sample_seconds: float = 0.0
     """Of the step's time: after the forward pass. What neither says is the forward pass."""
+    prompt_logprobs: Mapping[str, PackedLogprobs] = field(default_factory=dict)
+    """By request id: of the prompt tokens that the logits of its chunk predict, where asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     """With a request's first token, with the first one after each preemption, and with its end if it was admitted:
     whoever stops listening in between knows all but how long it decoded."""
     prompt_logprobs: PackedLogprobs | None = None
-    """Of further prompt tokens, when asked for; the last of them come with the first new token."""
+    """Of further prompt tokens, when asked for; all of them come before the first new token."""
 
 
 Step = Callable[[], StepResult]

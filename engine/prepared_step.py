@@ -6,7 +6,7 @@ rows:     0      1           2           whose next tokens are sampled
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -15,8 +15,10 @@ import torch
 
 from cache import PageCopy
 from engine.attention.batch import AttentionBatch, Ints
-from engine.plan import Chunk, StepPlan, StepResult, TokenLogprobs, num_accepted
+from engine.logprobs import PackedLogprobs, TokenLogprobs
+from engine.plan import Chunk, StepPlan, StepResult, num_accepted
 from engine.request import PENDING
+from engine.sampling.prompt_logprobs import Wanted, wanted_of
 from engine.sampling.row import Row
 
 
@@ -48,6 +50,8 @@ class PreparedStep:
     """The sampling ones. What may change meanwhile is not read from their requests."""
     tails: Sequence[int | None]
     """Of each: the row of the step before that sampled its last token; None when that is known."""
+    wanted: Sequence[Wanted]
+    """Prompt tokens to score."""
 
     @classmethod
     def of(cls, plan: StepPlan, places: Places, device: torch.device) -> PreparedStep:
@@ -73,6 +77,7 @@ class PreparedStep:
             on_device(_sampled_positions(chunks)),
             sampling,
             tails,
+            wanted_of(chunks),
         )
 
     @property
@@ -102,11 +107,16 @@ class PreparedStep:
         return rows
 
     def result(
-        self, sampled: list[int], logprobs: list[TokenLogprobs | None], prepare: float, sample: float
+        self,
+        sampled: list[int],
+        logprobs: list[TokenLogprobs | None],
+        prepare: float,
+        sample: float,
+        scores: Mapping[str, PackedLogprobs],
     ) -> StepResult:
         """What came of it: of a chunk with drafts, the tokens up to the first that is not as guessed."""
         if not any(chunk.num_drafts for chunk in self.chunks):
-            return StepResult(sampled, logprobs, None, prepare, sample)
+            return StepResult(sampled, logprobs, None, prepare, sample, scores)
         kept: list[int] = []
         counts, row = [], 0
         for chunk in self.chunks:
@@ -114,7 +124,8 @@ class PreparedStep:
             counts.append(num_accepted(drafts, sampled[row : row + chunk.num_drafts]) + 1)
             kept += range(row, row + counts[-1])
             row += chunk.num_drafts + 1
-        return StepResult([sampled[i] for i in kept], [logprobs[i] for i in kept], counts, prepare, sample)
+        kept_logprobs = [logprobs[i] for i in kept]
+        return StepResult([sampled[i] for i in kept], kept_logprobs, counts, prepare, sample, scores)
 
 
 def _source(chunk: Chunk, before: dict[str, int]) -> int | None:

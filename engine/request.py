@@ -81,6 +81,8 @@ class Request:
     """Whether its next step depends on more than that its last one samples a token: on which, or how many."""
     num_resumed: int = 0
     """How many output ids it arrived with: tokens generated elsewhere before this engine took over."""
+    num_prompt_reported: int = 0
+    """Leading prompt tokens whose log-probabilities were reported, here or elsewhere, if they are asked for."""
     tokens: list[int] = field(default_factory=list)
     """Prompt and output ids in one list; `PENDING` in place of those that are being sampled."""
     stop_ids: frozenset[int] = frozenset()
@@ -121,8 +123,11 @@ class Request:
         output_ids: Sequence[int] = (),
         priority: int = 0,
         tenant: str = "",
+        num_prompt_reported: int = 0,
     ) -> Request:
-        """A request as it arrives; `output_ids` holds what another engine already generated for it."""
+        """A request as it arrives; `output_ids` holds what another engine already generated for it, and the
+        log-probabilities of `num_prompt_reported` prompt tokens were reported by it.
+        """
         return cls(
             request_id,
             prompt_ids,
@@ -133,6 +138,7 @@ class Request:
             priority,
             tenant,
             num_resumed=len(output_ids),
+            num_prompt_reported=num_prompt_reported,
             tokens=[*prompt_ids, *output_ids],
         )
 
@@ -160,6 +166,16 @@ class Request:
     def num_to_compute(self) -> int:
         """Tokens that no step was given yet: 1 while decoding, more while a prompt is being worked through."""
         return len(self.tokens) - self.num_planned
+
+    @property
+    def reusable(self) -> Sequence[int]:
+        """Leading tokens, of which a cache may give all but the last.
+
+        A prompt that is being scored needs the logits at each token whose successor was not reported.
+        """
+        if self.sampling.prompt_logprobs is None or self.num_prompt_reported >= self.num_prompt:
+            return self.tokens
+        return self.tokens[: max(self.num_prompt_reported, 1)]
 
     @property
     def is_filling(self) -> bool:

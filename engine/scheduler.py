@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 from cache import CacheStats, KVCacheManager, PageAccount
 from engine.errors import NeverFits
 from engine.load import EngineLoad
+from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.memory import Memory
 from engine.order import order_of
-from engine.plan import GRAMMAR_FAILED, Chunk, Event, FinishReason, StepPlan, StepResult, Timings, TokenLogprobs
+from engine.plan import GRAMMAR_FAILED, Chunk, Event, FinishReason, StepPlan, StepResult, Timings
 from engine.prefill_budget import PrefillBudget
 from engine.prefill_sharing import PrefillSharing
 from engine.request import PENDING, Request, Status
@@ -180,6 +181,8 @@ class Scheduler:
             end = first + next(counts) if chunk.samples else first
             if request.status is Status.RUNNING:  # else it ended while the step ran
                 self._computed(chunk, request, end - first, now)
+                if request.request_id in result.prompt_logprobs:
+                    events.append(self._scored(request, result.prompt_logprobs[request.request_id]))
                 if end > first:
                     logprobs = result.logprobs[first:end]
                     events.append(self._generated(request, token_ids[first:end], logprobs, now))
@@ -210,6 +213,10 @@ class Scheduler:
         # A decode's tokens enter the tree at its end.
         if chunk.num_tokens - num_drafts > 1 or end <= len(request.prompt_ids):
             self.cache.insert(lease, request.tokens[:end], now)
+
+    def _scored(self, request: Request, scores: PackedLogprobs) -> Event:
+        request.num_prompt_reported = scores.end
+        return Event(request.request_id, num_cached=request.num_cached or 0, prompt_logprobs=scores)
 
     def _generated(
         self, request: Request, tokens: tuple[int, ...], logprobs: Sequence[TokenLogprobs | None], now: float

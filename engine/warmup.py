@@ -32,18 +32,20 @@ def measure_step(
 
 
 def worst_step(config: EngineConfig, max_model_len: int) -> StepPlan:
-    """A step as large as any: the most tokens, at the end of the longest prompt, and the most rows sampled.
+    """A step as large as any: the most tokens, at the end of the longest prompt, all of them scored, and the most
+    rows sampled.
 
     All rows share the same pages; what is computed is meaningless, its memory is not.
     """
     pages = range(-(-max_model_len // config.page_size))
-    sampling = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, logprobs=20)
+    sampling = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, logprobs=20, prompt_logprobs=20)
     longest = min(config.max_step_tokens - config.max_running + 1, max_model_len)
     sizes = [1] * (config.max_running - 1) + [max(1, longest)]
     chunks = []
     for row, size in enumerate(sizes):
+        prompt = [0] * max_model_len if row == len(sizes) - 1 else ()
         request = Request.make(
-            f"warmup-{row}", range(0), sampling, arrival=0.0, seed=row, namespace=Namespace("warmup")
+            f"warmup-{row}", prompt, sampling, arrival=0.0, seed=row, namespace=Namespace("warmup")
         )
         start = max_model_len - size
         chunks.append(Chunk(request, start, size, [0] * size, pages, samples=True))

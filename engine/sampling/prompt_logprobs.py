@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from engine.logprobs import PackedLogprobs
+from engine.plan import Chunk
 
 SLICE_BYTES = 64 * 2**20
 """Float32 logits held at a time. The log-softmax of them takes as much again, comparing them a quarter."""
@@ -25,6 +26,7 @@ SLICE_BYTES = 64 * 2**20
 class Wanted:
     """Consecutive tokens of one prompt that a step can score."""
 
+    request_id: str
     row: int
     """Of the step's hidden states: the one that predicts the first of `targets`. The others' follow it."""
     targets: Sequence[int]
@@ -35,18 +37,40 @@ class Wanted:
     """Alternatives to report."""
 
 
+def wanted_of(chunks: Sequence[Chunk]) -> list[Wanted]:
+    """What of the chunks' prompts a step can score and nobody was told yet.
+
+    tokens:        [ computed already | this chunk ]
+    predicted by it                     [ one behind ]     those from `num_prompt_reported` to the prompt's end
+    """
+    if not any(chunk.request.sampling.prompt_logprobs is not None for chunk in chunks):
+        return []
+    wanted, row = [], 0
+    for chunk in chunks:
+        request, num_top = chunk.request, chunk.request.sampling.prompt_logprobs
+        first = max(chunk.start + 1, request.num_prompt_reported)
+        end = min(chunk.start + chunk.num_tokens + 1, request.num_prompt)
+        if num_top is not None and first < end:
+            targets = request.prompt_ids[first:end]
+            wanted.append(Wanted(request.request_id, row + first - 1 - chunk.start, targets, first, num_top))
+        row += chunk.num_tokens
+    return wanted
+
+
 def score(
     logits: Callable[[torch.Tensor], torch.Tensor],
     hidden: torch.Tensor,
     wanted: Sequence[Wanted],
     vocab_size: int,
-    slice_bytes: int = SLICE_BYTES,
-) -> list[PackedLogprobs]:
-    """The records of each of `wanted` (not empty), which may ask for different numbers of alternatives.
+    slice_bytes: int,
+) -> dict[str, PackedLogprobs]:
+    """The records of each of `wanted`, by request id; they may ask for different numbers of alternatives.
 
     logits: [R, H] hidden states to float32 [R, vocab_size]; hidden: [N, H], the step's. No more than
     `slice_bytes` of logits exist at any time, a single row excepted. One copy to the host.
     """
+    if not wanted:
+        return {}
     rows = _on(hidden.device, chain.from_iterable(range(w.row, w.row + len(w.targets)) for w in wanted))
     targets = _on(hidden.device, chain.from_iterable(w.targets for w in wanted))
     num_top = min(max(w.num_top for w in wanted), vocab_size)
@@ -57,10 +81,10 @@ def score(
         _pack(torch.log_softmax(logits(hidden[rows[part]]), dim=-1), targets[part], packed[part])
     records = packed.cpu().numpy().astype("<i4", copy=False)
     borders = np.cumsum([len(w.targets) for w in wanted])[:-1]
-    return [
-        PackedLogprobs(w.start, min(w.num_top, num_top), own[:, : 2 + 2 * w.num_top].tobytes())
+    return {
+        w.request_id: PackedLogprobs(w.start, min(w.num_top, num_top), own[:, : 2 + 2 * w.num_top].tobytes())
         for w, own in zip(wanted, np.split(records, borders), strict=True)
-    ]
+    }
 
 
 def _pack(logprobs: torch.Tensor, targets: torch.Tensor, out: torch.Tensor) -> None:

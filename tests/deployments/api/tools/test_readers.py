@@ -159,7 +159,9 @@ CASES: list[tuple[Read, str, str, list[tuple[str, str]]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("read, whole, content, made", CASES, ids=lambda value: getattr(value, "__name__", str(value))[:50])
+@pytest.mark.parametrize(
+    "read, whole, content, made", CASES, ids=lambda value: getattr(value, "__name__", str(value))[:50]
+)
 def test_what_is_a_call_and_what_is_text(
     read: Read, whole: str, content: str, made: list[tuple[str, str]]
 ) -> None:
