@@ -167,7 +167,8 @@ def test_no_more_logits_at_a_time_than_the_bound(model: Path, monkeypatch: pytes
 
     def spy(hidden: torch.Tensor) -> torch.Tensor:
         counted.append(len(hidden))
-        return logits(hidden)
+        scored: torch.Tensor = logits(hidden)
+        return scored
 
     monkeypatch.setattr(decoder, "logits", spy)
     prompts = [ids_of(50, 90), ids_of(51, 30)]
