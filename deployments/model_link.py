@@ -15,6 +15,7 @@ from deployments.cluster import ClusterModel
 from deployments.config import AppArgs, ModelArgs
 from deployments.delivery import Persistence
 from deployments.engine_client import WireEngineClient
+from deployments.grammar_check import GrammarCheck, GrammarCheckLimits
 from deployments.handle_control import HandleControl
 from deployments.ingress_metrics import IngressMetrics
 from deployments.model_switch import PUT_AWAY, DeploymentSwitch, SwitchedEngines
@@ -25,6 +26,7 @@ from deployments.tenants import KeyRing
 from deployments.warm_up import Post
 from engine.config import EngineConfig
 from engine.engine import model_directory
+from engine.grammar.vocabulary import Vocabulary
 from engine.hub import fingerprint
 from engine.models.config import ModelConfig
 from engine.tokenizer import load_tokenizer
@@ -48,6 +50,8 @@ class ModelLink:
         self._warm_up, self._admission, self._num_ingresses = args.warm_up, args.admission, args.ingresses.count
         self._health, self._sync_timeout_s = args.health, args.router.sync_timeout_s
         self._switch = DeploymentSwitch(control, engines.deployment_name, model.num_when_loaded)
+        self._grammars: GrammarCheck | None = None
+        self._grammar_limits = GrammarCheckLimits.of(args.limits)
         self._client: WireEngineClient | None = None
         self._routing_metrics = IngressMetrics(self.metrics, self._placer, self._fleet)
         self._watch: asyncio.Task[None] | None = None
@@ -79,13 +83,20 @@ class ModelLink:
         """What the API needs of the model, for the tenants with these keys. Reads its files."""
         assert self._client is not None, "start() comes first"
         directory = model_directory(self._model.engine)
-        card = _card(self._model.engine, ModelConfig.from_directory(directory))
+        config = ModelConfig.from_directory(directory)
+        card = _card(self._model.engine, config)
         load = ObservedLoad(
             SwitchedEngines(self._client, self._switch), self._num_ingresses, self._placer.uncached_tokens
         )
         tenants = {tenant.name: tenant for tenant in keys.tenants}
         client = AdmissionClient(load, load, self._admission, tenants, self.metrics)
-        return ServedModel(card, client, TextCodec(load_tokenizer(directory)), self.metrics, self._switch)
+        tokenizer = load_tokenizer(directory)
+        self._grammars = GrammarCheck(
+            lambda: Vocabulary.of(tokenizer, card.vocab_size, config.eos_token_ids),
+            self._grammar_limits,
+            self.metrics,
+        )
+        return ServedModel(card, client, TextCodec(tokenizer), self.metrics, self._switch, self._grammars)
 
     def in_cluster(self) -> ClusterModel:
         """What the cluster's state needs of the model."""
@@ -96,6 +107,8 @@ class ModelLink:
         """Disconnect. Idempotent."""
         if self._watch is not None:
             self._watch.cancel()
+        if self._grammars is not None:
+            self._grammars.close()
         if self._client is not None:
             await self._client.aclose()
 

@@ -30,7 +30,7 @@ from deployments.wire_server import WireServer, WireTimings
 from deployments.work_meter import WorkMeter
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import EngineStopped, NeverFits, QueueFull
+from engine.errors import EngineStopped, InvalidGrammar, NeverFits, QueueFull
 from engine.load import StepStats
 from engine.plan import Event
 from monitoring.metrics import Metrics
@@ -188,7 +188,7 @@ class EngineReplica:
             return {"refused": "never_fits", "reason": reason, "replica": self.replica}
         self._ends[request_id] = end = self._event_loop.create_future()
         try:
-            refusal = self._submit(request, ingress_id)
+            refusal = await self._compile(request) or self._submit(request, ingress_id)
             if refusal is not None:
                 return {**refusal, "replica": self.replica}
             self._wire.accept(request_id, ingress_id)
@@ -201,6 +201,16 @@ class EngineReplica:
             raise
         finally:
             self._ends.pop(request_id, None)
+
+    async def _compile(self, request: GenerateRequest) -> dict[str, Any] | None:
+        """Have the request's grammar compiled, in another thread as it may take long; what to answer if it cannot."""
+        if request.sampling.grammar is None:
+            return None
+        try:
+            await asyncio.to_thread(self._engine.grammars.compile, request.sampling.grammar)
+            return None
+        except InvalidGrammar as error:
+            return {"refused": "never_fits", "reason": f"the grammar cannot be used: {error}"}
 
     def _submit(self, request: GenerateRequest, ingress_id: str) -> dict[str, Any] | None:
         """Hand a request to the engine; what to answer when it does not take it."""

@@ -207,6 +207,11 @@ METRICS: tuple[Metric, ...] = (
              "requests", reason=_LOSS),
     _counter("hedges_total", "ingress", "Requests that were slow to begin and therefore sent twice.",
              "requests", outcome=("won", "lost", "over_budget")),
+    _counter("grammar_requests_total", "ingress",
+             "Requests whose answer must match a grammar: known to be usable, found to be, not so, too complex.",
+             "requests", result=("hit", "miss", "rejected", "timeout")),
+    _histogram("grammar_compile_seconds", "ingress", "Time to find out whether a grammar can be used.", "seconds",
+               _LATENCY),
     _counter("stream_disconnects_total", "ingress", "Streams whose client left before the end.", "streams"),
     # `route` is a template of our own, never the path that was asked for.
     _counter("http_requests_total", "ingress", "HTTP requests answered; status 499: the client left first.",

@@ -63,12 +63,12 @@ def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid("The body must be a JSON object.")
     # Nesting is at most the number of opening brackets: most bodies need no walk.
-    if body.count(b"[") + body.count(b"{") > max_depth and _is_deeper(value, max_depth):
+    if body.count(b"[") + body.count(b"{") > max_depth and is_deeper(value, max_depth):
         raise invalid(f"The body is nested deeper than {max_depth} levels.")
     return value
 
 
-def _is_deeper(value: object, depth: int) -> bool:
+def is_deeper(value: object, depth: int) -> bool:
     """Whether `value` nests more than `depth` levels; level by level, so its own stack stays flat."""
     level = [value]
     for _ in range(depth):

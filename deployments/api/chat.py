@@ -15,8 +15,9 @@ from deployments.api.logprobs import chat_logprobs, prompt_logprobs
 from deployments.api.prompt_scores import PromptScores, asked_scores, scores_of
 from deployments.api.prompts import check_prompt, encode_messages
 from deployments.api.protocol import ChatRequest
-from deployments.api.sampling import check_room, in_range, room, sampling_params, with_max_tokens
+from deployments.api.sampling import check_room, in_range, room, sampling_params, with_grammar, with_max_tokens
 from deployments.api.service import ServedModel
+from deployments.api.structured import asked_grammar
 from deployments.api.text_codec import TextCodec
 from deployments.api.wording import Answer, Frames, Prompt, Whole, encode_json
 from engine.plan import TokenLogprobs
@@ -31,6 +32,8 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -
     unbounded = 2**31 - 1 if asked is None else asked
     sampling = sampling_params(request, limits, model, max_tokens=unbounded, logprobs=logprobs)
     candidates = num_candidates(request, limits)
+    grammar = await asked_grammar(limits, served.grammars, request.response_format, request.structured_outputs)
+    sampling = with_grammar(sampling, grammar)
     ids = await encode_messages(limits, served, request.messages)
     check_prompt(model, ids, "messages")
     left = room(len(ids), model.max_model_len, "messages")

@@ -21,8 +21,9 @@ from deployments.api.logprobs import (
 from deployments.api.prompt_scores import PromptScores, asked_scores, scores_of
 from deployments.api.prompts import check_prompt, encode_text
 from deployments.api.protocol import CompletionRequest
-from deployments.api.sampling import COMPLETION_MAX_TOKENS, check_room, in_range, sampling_params
+from deployments.api.sampling import COMPLETION_MAX_TOKENS, check_room, in_range, sampling_params, with_grammar
 from deployments.api.service import ServedModel
+from deployments.api.structured import asked_grammar
 from deployments.api.text_codec import TextCodec
 from deployments.api.wording import Answer, Frames, Prompt, Whole, encode_json
 from engine.plan import TokenLogprobs
@@ -40,6 +41,8 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
     sampling = sampling_params(
         request, limits, model, max_tokens=1 if is_silent else max_tokens, logprobs=request.logprobs
     )
+    grammar = await asked_grammar(limits, served.grammars, request.response_format, request.structured_outputs)
+    sampling = with_grammar(sampling, grammar)
     prompts = [await _prompt(limits, served, prompt, bool(request.echo)) for prompt in request.prompt]
     for prompt in prompts:
         check_room(len(prompt.token_ids), max_tokens, model, "prompt")

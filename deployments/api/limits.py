@@ -59,6 +59,24 @@ class Limits(BaseModel):
     """`priority` lies between minus this and this."""
     max_hint_chars: int = Field(default=256, ge=1)
     """Characters of a session id, a cache salt or a prompt cache key."""
+    max_grammar_bytes: int = Field(default=64 * 1024, ge=1)
+    """Largest JSON schema, regular expression, list of choices or grammar, in bytes."""
+    max_schema_depth: int = Field(default=32, ge=1)
+    """Deepest nesting of objects and arrays in a JSON schema."""
+    max_regex_chars: int = Field(default=2048, ge=1)
+    """Characters of a regular expression."""
+    max_grammar_choices: int = Field(default=1000, ge=1)
+    """Entries in `structured_outputs.choice`."""
+    grammar_compile_s: float = Field(default=2.0, gt=0)
+    """Seconds of processor time that compiling a grammar may take, in a process that is killed then."""
+    grammar_compile_bytes: int = Field(default=512 * MIB, ge=16 * MIB)
+    """Memory that it may take there, besides the tokenizer's."""
+    grammar_processes: int = Field(default=2, ge=1)
+    """Such processes of each ingress and model; started when the first grammar comes."""
+    max_waiting_grammars: int = Field(default=64, ge=1)
+    """Grammars that are tried or wait for it; more are refused with 429."""
+    max_known_grammars: int = Field(default=4096, ge=0)
+    """Grammars of which an ingress remembers whether they can be used, about 300 bytes each."""
     body_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds a client may take to send its body."""
     request_timeout_s: float = Field(default=3600.0, gt=0)

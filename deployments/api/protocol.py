@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, FailFast, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import ApiError, at_most, invalid, quoted
@@ -20,14 +20,10 @@ from deployments.api.fields import (
     keep_known,
 )
 from deployments.api.limits import Limits
+from deployments.api.strict import Strict as _Strict
+from deployments.api.structured import STRUCTURED_OUTPUTS_UNSUPPORTED, ResponseFormat, StructuredOutputs
 
 Role = Literal["system", "user", "assistant"]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(
-        strict=True, extra="forbid", allow_inf_nan=False, frozen=True, hide_input_in_errors=True
-    )
 
 
 def _parse_stop(value: object) -> object:
@@ -154,6 +150,9 @@ class _Generating(_Strict):
     best_of: Int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    """What the answer must match; not together with `response_format`."""
     cache_salt: str | None = None
     """Prefixes in the cache are shared only among requests with the same salt."""
     priority: Int | None = None
@@ -217,6 +216,11 @@ def parse(body: dict[str, Any], kind: type[Parsed], limits: Limits) -> Parsed:
     fields = keep_known(body, kind.model_fields.keys(), _UNSUPPORTED.get(kind, {}))
     if isinstance(fields.get("messages"), list):
         fields["messages"] = _clean_messages(fields["messages"], limits)
+    if isinstance(structured := fields.get("structured_outputs"), dict):
+        known = [field.alias or name for name, field in StructuredOutputs.model_fields.items()]
+        fields["structured_outputs"] = keep_known(
+            structured, known, STRUCTURED_OUTPUTS_UNSUPPORTED, "structured_outputs."
+        )
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
@@ -255,7 +259,9 @@ _EXPECTED = {
     "less_than": "must be a 64-bit integer",
     "extra_forbidden": "is not a known field",
 }
-_OURS = frozenset({"ids", "stop", "logit_bias", "content", "role", "prompt"})
+_OURS = frozenset(
+    {"ids", "stop", "logit_bias", "content", "role", "prompt", "response_format", "structured_outputs"}
+)
 """Error types raised above, with messages of our own."""
 
 

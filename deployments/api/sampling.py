@@ -9,6 +9,7 @@ from deployments.api.errors import ApiError, at_most, invalid
 from deployments.api.limits import Limits
 from deployments.api.protocol import ChatRequest, CompletionRequest
 from deployments.api.service import ModelCard
+from engine.grammar.spec import Grammar
 from engine.sampling_params import MAX_SEED, InvalidSamplingParams, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
@@ -57,6 +58,14 @@ def with_max_tokens(sampling: SamplingParams, max_tokens: int) -> SamplingParams
     """`sampling` once it is known how much may be generated. Raises `ApiError` when `min_tokens` is more."""
     try:
         return replace(sampling, max_tokens=max_tokens)
+    except InvalidSamplingParams as error:
+        raise invalid(f"{error}.", error.param) from None
+
+
+def with_grammar(sampling: SamplingParams, grammar: Grammar | None) -> SamplingParams:
+    """`sampling` of an answer that must match `grammar`. Raises `ApiError` when something else excludes that."""
+    try:
+        return replace(sampling, grammar=grammar)
     except InvalidSamplingParams as error:
         raise invalid(f"{error}.", error.param) from None
 

@@ -10,6 +10,7 @@ from deployments.api.cluster import ClusterSource
 from deployments.api.errors import invalid, model_not_found
 from deployments.api.limits import Limits
 from deployments.api.report import Listener
+from deployments.api.structured import GrammarChecker
 from deployments.api.text_codec import TextCodec
 from deployments.client import EngineClient, ModelSwitch
 from deployments.settings import SloSettings
@@ -42,6 +43,8 @@ class ServedModel:
     """Where its requests are counted; None counts nothing."""
     switch: ModelSwitch | None = None
     """What loads it and puts it away; None: it is always there."""
+    grammars: GrammarChecker | None = None
+    """Checks what answers shall match; None leaves that to the engines."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,6 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"cache_salt": "x" * 1000}, "cache_salt"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"guided_json": {}}, "guided_json"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),
     ({"chat_template": "{{ evil }}"}, "chat_template"),

@@ -1,0 +1,188 @@
+"""`response_format` and `structured_outputs`: what an answer must match, as a checked `Grammar`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Protocol
+
+import msgspec
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from deployments.api.body import is_deeper
+from deployments.api.errors import at_most, from_client, invalid, quoted
+from deployments.api.limits import Limits
+from deployments.api.strict import Strict
+from deployments.client import Overloaded
+from engine.errors import InvalidGrammar
+from engine.grammar.spec import Grammar, GrammarKind
+
+FormatType = Literal["text", "json_object", "json_schema"]
+
+STRUCTURED_OUTPUTS_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "disable_additional_properties": (False,),
+    "disable_any_whitespace": (False,),
+    "disable_fallback": (False, True),
+    "structural_tag": (),
+    "whitespace_pattern": (),
+}
+"""Keys of vLLM's that are not supported, with the values besides null that ask for nothing."""
+
+
+class GrammarChecker(Protocol):
+    """Knows whether a model's engines can hold an answer to a grammar."""
+
+    async def check(self, grammar: Grammar) -> None:
+        """Return when they can. Raises InvalidGrammar, or Overloaded when too many wait to know."""
+        ...
+
+
+def _parse_type(value: object) -> object:
+    if value not in ("text", "json_object", "json_schema"):
+        raise PydanticCustomError(
+            "response_format", f"must be one of text, json_object and json_schema, got {quoted(value)}"
+        )
+    return value
+
+
+def _parse_schema(value: object) -> object:
+    if not isinstance(value, dict | bool):
+        raise PydanticCustomError("response_format", "must be a JSON schema: an object, or true")
+    return value
+
+
+def _parse_json(value: object) -> object:
+    """A schema, or its text."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.MsgspecError, RecursionError):
+            raise PydanticCustomError(
+                "structured_outputs", "must be a JSON schema; this text is no JSON"
+            ) from None
+    return value if value is None else _parse_schema(value)
+
+
+def _parse_choice(value: object) -> object:
+    if value is None or (isinstance(value, list) and value and all(isinstance(choice, str) for choice in value)):
+        return value
+    raise PydanticCustomError("structured_outputs", "must be an array of at least one string")
+
+
+class JsonSchemaFormat(Strict):
+    """A schema with its name."""
+
+    name: str
+    """Labels it; changes nothing."""
+    description: str | None = None
+    """Labels it; changes nothing."""
+    strict: bool | None = None
+    """Changes nothing: answers always match."""
+    schema_: Annotated[Any, BeforeValidator(_parse_schema)] = Field(alias="schema")
+
+
+class ResponseFormat(Strict):
+    """OpenAI's way to say what an answer must match."""
+
+    type: Annotated[FormatType, BeforeValidator(_parse_type)]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Strict):
+    """vLLM's: exactly one of these."""
+
+    json_: Annotated[Any, BeforeValidator(_parse_json)] = Field(default=None, alias="json")
+    """A JSON schema, or its text."""
+    json_object: bool | None = None
+    """Any JSON object."""
+    regex: str | None = None
+    """A regular expression that the whole answer matches."""
+    choice: Annotated[list[str] | None, BeforeValidator(_parse_choice)] = None
+    """The answer is one of these."""
+    grammar: str | None = None
+    """A grammar in Lark's syntax."""
+
+
+async def asked_grammar(
+    limits: Limits,
+    checker: GrammarChecker | None,
+    response_format: ResponseFormat | None,
+    structured_outputs: StructuredOutputs | None,
+) -> Grammar | None:
+    """What a request asks for, checked; None when anything goes. Raises `ApiError` that names the field."""
+    asked = [*_of_format(limits, response_format), *_of_structured(limits, structured_outputs)]
+    if len(asked) > 1:
+        names = " and ".join(param for _, param in asked)
+        raise invalid(f"{names} exclude each other; give one of them.", asked[1][1])
+    if not asked:
+        return None
+    grammar, param = asked[0]
+    await check_grammar(checker, grammar, param)
+    return grammar
+
+
+async def check_grammar(checker: GrammarChecker | None, grammar: Grammar, param: str) -> None:
+    """Raise `ApiError` when a model's engines cannot hold an answer to `grammar`, which came in field `param`.
+
+    Without a checker nothing is checked: engines refuse what they cannot do.
+    """
+    if checker is None:
+        return
+    try:
+        await checker.check(grammar)
+    except InvalidGrammar as error:
+        raise invalid(f"{param} cannot be used: {error}.", param) from None
+    except Overloaded as error:
+        raise from_client(error, "") from None
+
+
+def schema_grammar(limits: Limits, schema: object, param: str) -> Grammar:
+    """The grammar of a JSON schema that came in field `param`. Raises `ApiError` when it is too large."""
+    if isinstance(schema, dict) and is_deeper(schema, limits.max_schema_depth):
+        raise invalid(f"{param} is nested deeper than {limits.max_schema_depth} levels.", param)
+    return _sized(limits, "json_schema", msgspec.json.encode(schema).decode(), param)
+
+
+def _of_format(limits: Limits, given: ResponseFormat | None) -> Sequence[tuple[Grammar, str]]:
+    if given is None:
+        return []
+    if given.type != "json_schema":
+        if given.json_schema is not None:
+            raise invalid("json_schema is only allowed with the type json_schema.", "response_format.json_schema")
+        return [(Grammar("json_object"), "response_format")] if given.type == "json_object" else []
+    if given.json_schema is None:
+        raise invalid("response_format.json_schema is required with this type.", "response_format.json_schema")
+    param = "response_format.json_schema.schema"
+    return [(schema_grammar(limits, given.json_schema.schema_, param), param)]
+
+
+def _of_structured(limits: Limits, given: StructuredOutputs | None) -> Sequence[tuple[Grammar, str]]:
+    if given is None:
+        return []
+    asked = []
+    if given.json_ is not None:
+        asked.append((schema_grammar(limits, given.json_, "structured_outputs.json"), "structured_outputs.json"))
+    if given.json_object:
+        asked.append((Grammar("json_object"), "structured_outputs.json_object"))
+    if given.regex is not None:
+        param = "structured_outputs.regex"
+        at_most(param, len(given.regex), limits.max_regex_chars, "characters")
+        asked.append((_sized(limits, "regex", given.regex, param), param))
+    if given.choice is not None:
+        param = "structured_outputs.choice"
+        at_most(param, len(given.choice), limits.max_grammar_choices, "choices")
+        asked.append((_sized(limits, "choice", json.dumps(given.choice, ensure_ascii=False), param), param))
+    if given.grammar is not None:
+        param = "structured_outputs.grammar"
+        asked.append((_sized(limits, "lark", given.grammar, param), param))
+    if not asked:
+        raise invalid(
+            "structured_outputs needs one of json, json_object, regex, choice and grammar.", "structured_outputs"
+        )
+    return asked
+
+
+def _sized(limits: Limits, kind: GrammarKind, source: str, param: str) -> Grammar:
+    at_most(param, len(source.encode()), limits.max_grammar_bytes, "bytes")
+    return Grammar(kind, source)

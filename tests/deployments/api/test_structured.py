@@ -1,0 +1,234 @@
+"""What an answer must match: from the request's fields to the grammar that engines get, and every bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from deployments.api import ApiService, Limits
+from deployments.client import Overloaded
+from deployments.grammar_check import GrammarCheck, GrammarCheckLimits
+from engine.errors import InvalidGrammar
+from engine.grammar.spec import Grammar
+from engine.grammar.trial import TooComplex, TrialLimits
+from engine.grammar.vocabulary import Vocabulary
+from monitoring.metrics import Metrics, Snapshot
+from tests.deployments.api.conftest import MODEL, Client, ScriptedEngine
+from tests.engine.grammar.models import EOS, NUM_TOKENS, tokenizer
+
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}, "required": ["b"]}
+ENDLESS = {"type": "integer", "multipleOf": 99999999}
+STRICT = GrammarCheckLimits(TrialLimits(cpu_seconds=0.3), processes=1, max_waiting=3)
+
+
+def check_with(limits: GrammarCheckLimits, metrics: Metrics | None = None) -> GrammarCheck:
+    return GrammarCheck(lambda: Vocabulary.of(tokenizer(), NUM_TOKENS, [EOS]), limits, metrics)
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[GrammarCheck]:
+    checker = check_with(GrammarCheckLimits(TrialLimits(cpu_seconds=1.0)))
+    yield checker
+    checker.close()
+
+
+@pytest.fixture
+def service(service: ApiService, checker: GrammarCheck) -> ApiService:
+    served = replace(service.models[MODEL], grammars=checker)
+    return replace(service, models={MODEL: served}, limits=Limits.model_validate({"max_grammar_choices": 3}))
+
+
+def ask(client: Client, path: str = "/v1/completions", **fields: Any) -> Any:
+    prompt = {"prompt": "hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hi"}]}
+    return client.post(path, {"model": MODEL, "max_tokens": 64, **prompt, **fields})
+
+
+def json_schema(schema: object, **more: object) -> dict[str, object]:
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, **more}}
+
+
+# --- what engines get ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"response_format": None, "structured_outputs": None}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Grammar("json_object")),
+        (
+            {"response_format": json_schema(SCHEMA, strict=True, description="d")},
+            Grammar("json_schema", json.dumps(SCHEMA, separators=(",", ":"))),
+        ),
+        ({"structured_outputs": {"json": True}}, Grammar("json_schema", "true")),
+        ({"structured_outputs": {"json": '{ "type": "null" }', "regex": None}},
+         Grammar("json_schema", '{"type":"null"}')),
+        ({"structured_outputs": {"json_object": True, "disable_fallback": False}}, Grammar("json_object")),
+        ({"structured_outputs": {"regex": "[a-z]+"}}, Grammar("regex", "[a-z]+")),
+        ({"structured_outputs": {"choice": ["ja", "né\n"]}}, Grammar("choice", '["ja", "né\\n"]')),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, Grammar("lark", 'start: "a"')),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}}, Grammar("regex", "a")),
+    ],
+)  # fmt: skip
+def test_the_grammar_that_is_asked_for(
+    client: Client, engine: ScriptedEngine, path: str, fields: dict[str, Any], expected: Grammar | None
+) -> None:
+    """Properties keep their order, in which they will be generated."""
+    assert ask(client, path, **fields).status_code == 200
+    assert engine.requests[0].sampling.grammar == expected
+
+
+# --- bad input -----------------------------------------------------------------------------------------------
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": "json_object"}, "response_format", "must be an object"),
+    ({"response_format": {}}, "response_format.type", "is required"),
+    ({"response_format": {"type": "json"}}, "response_format.type", "must be one of text, json_object and"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is required"),
+    ({"response_format": {"type": "text", "json_schema": {"name": "n", "schema": {}}}},
+     "response_format.json_schema", "only allowed"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+     "response_format.json_schema.name", "is required"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+     "response_format.json_schema.schema", "is required"),
+    ({"response_format": json_schema("{}")}, "response_format.json_schema.schema", "must be a JSON schema"),
+    ({"response_format": json_schema({}, schemas=1)}, "response_format.json_schema.schemas", "not a known field"),
+    ({"response_format": json_schema({"uniqueItems": True})},
+     "response_format.json_schema.schema", "uniqueItems is not supported"),
+    ({"response_format": json_schema({"type": "array", "items": {"if": {}, "not": {}}})},
+     "response_format.json_schema.schema", "if and not are not supported"),
+    ({"response_format": json_schema({"type": "strnig"})}, "response_format.json_schema.schema", "strnig"),
+    ({"response_format": json_schema(False)}, "response_format.json_schema.schema", "a JSON object, or true"),
+    ({"response_format": json_schema({"description": "x" * 70000})},
+     "response_format.json_schema.schema", "at most 65536"),
+    ({"response_format": json_schema(ENDLESS)}, "response_format.json_schema.schema", "too complex"),
+    ({"structured_outputs": []}, "structured_outputs", "must be an object"),
+    ({"structured_outputs": {}}, "structured_outputs", "needs one of"),
+    ({"structured_outputs": {"json_object": False}}, "structured_outputs", "needs one of"),
+    ({"structured_outputs": {"rexeg": "a"}}, "structured_outputs.rexeg", "Did you mean regex"),
+    ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag", "not supported"),
+    ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "no JSON"),
+    ({"structured_outputs": {"json": [1]}}, "structured_outputs.json", "must be a JSON schema"),
+    ({"structured_outputs": {"json": "[" * 60000}}, "structured_outputs.json", "no JSON"),
+    ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex", "must be a string"),
+    ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "unclosed group"),
+    ({"structured_outputs": {"regex": "a" * 2049}}, "structured_outputs.regex", "at most 2048"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least one string"),
+    ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice", "at least one string"),
+    ({"structured_outputs": {"choice": ["a"] * 4}}, "structured_outputs.choice", "at most 3"),
+    ({"structured_outputs": {"grammar": "start: foo"}}, "structured_outputs.grammar", 'unknown name: "foo"'),
+    ({"structured_outputs": {"grammar": "start: %json {\"multipleOf\": 99999999}"}},
+     "structured_outputs.grammar", "too complex"),
+    ({"structured_outputs": {"grammar": "#" * 70000}}, "structured_outputs.grammar", "at most 65536"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "exclude each other"),
+    ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+     "structured_outputs.regex", "exclude each other"),
+    ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "must be false"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param", "complaint"), BAD)
+def test_bad_input_is_a_400_that_names_the_field(
+    client: Client, engine: ScriptedEngine, fields: dict[str, Any], param: str, complaint: str
+) -> None:
+    answer = ask(client, **fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param), error
+    assert complaint in error["message"] and len(error["message"]) < 500
+    assert engine.requests == []
+
+
+def test_a_schema_may_be_so_deep_and_no_deeper(client: Client) -> None:
+    def nested(levels: int) -> dict[str, Any]:
+        schema: dict[str, Any] = {"type": "integer"}
+        for _ in range(levels - 1):
+            schema = {"items": schema}
+        return {"response_format": json_schema(schema)}
+
+    assert ask(client, **nested(32)).status_code == 200
+    refused = ask(client, **nested(33)).json()["error"]
+    assert refused["param"] == "response_format.json_schema.schema" and "32 levels" in refused["message"]
+
+
+# --- the check itself ----------------------------------------------------------------------------------------
+
+
+def run(
+    limits: GrammarCheckLimits, work: Callable[[GrammarCheck], Awaitable[None]]
+) -> dict[tuple[str, ...], float]:
+    """What was counted while `work` was done with a check of its own, whose processes end with it."""
+    metrics = Metrics(MODEL, "i", "ingress")
+
+    async def main() -> None:
+        check = check_with(limits, metrics)
+        try:
+            await work(check)
+        finally:
+            check.close()
+
+    asyncio.run(main())
+    values = msgspec.msgpack.decode(metrics.snapshot(), type=Snapshot).values["grammar_requests_total"]
+    return {key: count for key, count in values if count}
+
+
+async def verdict(check: GrammarCheck, grammar: Grammar) -> str:
+    try:
+        await check.check(grammar)
+    except (InvalidGrammar, Overloaded) as error:
+        return type(error).__name__
+    return "fine"
+
+
+def test_verdicts_are_remembered_and_counted() -> None:
+    fine, wrong = Grammar("json_object"), Grammar("regex", "(")
+    endless = Grammar("json_schema", json.dumps(ENDLESS))
+
+    async def work(check: GrammarCheck) -> None:
+        for _ in range(2):
+            got = [await verdict(check, grammar) for grammar in (fine, wrong, endless)]
+            assert got == ["fine", InvalidGrammar.__name__, TooComplex.__name__]
+
+    assert run(STRICT, work) == {("hit",): 1, ("miss",): 1, ("rejected",): 2, ("timeout",): 2}
+
+
+def test_what_many_ask_for_at_once_is_compiled_once() -> None:
+    async def work(check: GrammarCheck) -> None:
+        many = [verdict(check, Grammar("json_object")) for _ in range(20)]
+        first = asyncio.ensure_future(many[0])
+        others = [asyncio.ensure_future(one) for one in many[1:]]
+        await asyncio.sleep(0)
+        first.cancel()  # its client went away: the others still get their answer
+        assert await asyncio.gather(*others) == ["fine"] * 19
+
+    assert run(STRICT, work) == {("miss",): 19}
+
+
+def test_no_more_than_so_many_wait() -> None:
+    async def work(check: GrammarCheck) -> None:
+        got = await asyncio.gather(*(verdict(check, Grammar("regex", f"a{n}")) for n in range(5)))
+        assert sorted(got) == ["Overloaded", "Overloaded", "fine", "fine", "fine"]
+
+    run(STRICT, work)
+
+
+def test_one_that_takes_too_long_holds_up_nobody_but_those_behind_it_and_leaves_nothing() -> None:
+    before = set(psutil.Process().children(recursive=True))
+
+    async def work(check: GrammarCheck) -> None:
+        endless = asyncio.ensure_future(verdict(check, Grammar("json_schema", json.dumps(ENDLESS))))
+        for number in range(20):  # the other process
+            assert await verdict(check, Grammar("regex", f"b{number}")) == "fine"
+        assert await endless == TooComplex.__name__
+
+    run(replace(STRICT, processes=2), work)
+    left = set(psutil.Process().children(recursive=True)) - before
+    assert psutil.wait_procs(left, timeout=60)[1] == []
