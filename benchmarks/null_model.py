@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.plan import Step, StepPlan, StepResult
+from engine.swap import HostMemory
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class NullRunner:
     """Samples the same token every time; a step takes `step_s`, 0 for as fast as the loop can go."""
 
     attention_name = device = dtype = "none"
+    host_memory = HostMemory()
 
     def __init__(self, num_pages: int = 65_536, step_s: float = 0.0, token: int = 101) -> None:
         self.model_config = NullModelConfig()

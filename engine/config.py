@@ -10,6 +10,7 @@ from engine.drafting.settings import Speculation
 from engine.order import POLICIES
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Preemption = Literal["auto", "swap", "recompute"]
 # Eleven days: in practice priorities then do not age, and seconds on a clock are still told apart.
 _LONGEST_HALF_LIFE_S = 1e6
 
@@ -32,6 +33,11 @@ class EngineConfig:
     """KV pages to allocate; None sizes them from `kv_memory_share`."""
     kv_memory_share: float = 0.25
     """Share of memory for KV pages when `kv_pages` is None: of free GPU memory, or of a CPU machine's RAM."""
+    preemption: Preemption = "auto"
+    """What becomes of the KV of a preempted request: "swap" copies it to host memory while there is room,
+    "recompute" leaves it to be computed again, "auto" takes what will probably be cheaper."""
+    host_kv_gib: float = 0.0
+    """Host memory for that, in GiB, allocated at the start and pinned on a GPU's machine. 0: always recompute."""
     max_model_len: int | None = None
     """Most tokens of prompt and output together; None takes the model's own limit."""
     max_running: int = 256
@@ -97,6 +103,10 @@ class EngineConfig:
             )
         if not 0 < self.kv_memory_share <= 1:
             raise ValueError(f"kv_memory_share must be in (0, 1], got {self.kv_memory_share}")
+        if not 0 <= self.host_kv_gib < 2**20:
+            raise ValueError(f"host_kv_gib must be in [0, {2**20}), got {self.host_kv_gib}")
+        if self.preemption == "swap" and not self.host_kv_gib:
+            raise ValueError('preemption is "swap", but host_kv_gib is 0: set it, or use "auto" or "recompute"')
         if self.max_step_tokens < self.max_running:
             raise ValueError(
                 f"max_step_tokens must be at least max_running ({self.max_running}), as every running request "

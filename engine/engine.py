@@ -16,6 +16,7 @@ from engine.plan import Runner
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler, SchedulerLimits
+from engine.swap import HostMemory, SwapSpace
 
 
 class ModelFacts(Protocol):
@@ -50,6 +51,11 @@ class LoadedRunner(Runner, Protocol):
         """KV pages it allocated."""
         ...
 
+    @property
+    def host_memory(self) -> HostMemory:
+        """Pages that it can copy KV pages to."""
+        ...
+
 
 class Engine:
     """One replica's engine. Start its `loop`, hand in what `new_request` makes, listen to the events."""
@@ -77,7 +83,8 @@ class Engine:
             priority_half_life_s=config.priority_half_life_s,
             fair_quantum_tokens=config.fair_quantum_tokens,
         )
-        self.scheduler = Scheduler(self.cache, limits, self.model.eos_token_ids)
+        swap = SwapSpace(runner.host_memory, config.page_size, config.preemption)
+        self.scheduler = Scheduler(self.cache, limits, self.model.eos_token_ids, swap)
         self.grammars = Compiler(self._vocabulary, config.max_grammars)
         self.loop = EngineLoop(self.scheduler, runner, overlap=config.overlap)
 

@@ -27,6 +27,23 @@ def pages_for(config: EngineConfig, bytes_free: int, bytes_per_token: int, max_m
     return min(fitting, useful)
 
 
+def host_pages_for(config: EngineConfig, bytes_per_token: int, bytes_free: int | None = None) -> int:
+    """Pages of host memory for the KV of preempted requests, of `bytes_free` bytes of RAM (None: all there are).
+
+    Raises ValueError when `config.host_kv_gib` is more than that, or less than a page.
+    """
+    if config.preemption == "recompute" or not config.host_kv_gib:
+        return 0
+    bytes_free = available_ram() if bytes_free is None else bytes_free
+    wanted, bytes_per_page = int(config.host_kv_gib * 2**30), bytes_per_token * config.page_size
+    if not bytes_per_page <= wanted <= bytes_free:
+        raise ValueError(
+            f"host_kv_gib is {config.host_kv_gib:g}, but a page takes {bytes_per_page / 2**30:.6f} GiB and "
+            f"{bytes_free / 2**30:.1f} GiB of RAM are free; set it between these, or to 0 to do without"
+        )
+    return wanted // bytes_per_page
+
+
 def available_ram() -> int:
     """Bytes of RAM that can still be taken: the machine's, or the container's where that is less."""
     limits = [_machine_ram(Path("/proc/meminfo")), _container_ram(Path("/sys/fs/cgroup"))]

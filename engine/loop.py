@@ -167,7 +167,7 @@ class EngineLoop:
         plan = self.scheduler.schedule(started)
         scheduled = self.clock()
         events += plan.ended
-        if not plan.chunks:
+        if plan.is_empty:
             self._update_load()
             return None
         if self._load.num_running + self._load.num_waiting == 0:
@@ -230,6 +230,8 @@ class EngineLoop:
             self._load, self._load_at = self.scheduler.load(now), now
             if sum(self._load.pages) != self.scheduler.cache.num_pages:
                 logger.error("KV pages do not add up: %s", self._load.pages)
+            if self._load.host_pages.total != self.scheduler.memory.swap.num_pages:
+                logger.error("host pages do not add up: %s", self._load.host_pages)
         return now
 
 

@@ -13,17 +13,30 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 
-from cache import KVCacheManager, OutOfPages
+from cache import KVCacheManager, Lease, OutOfPages
+from engine.prefill_budget import PrefillBudget
 from engine.request import Request, Status
 from engine.step import StepInMaking
+from engine.swap import SwapSpace
 from engine.waiting_queue import WaitingQueue, precedence
+
+# Tokens that a request must have room to grow by when it is admitted, and all who run with it.
+_GROWTH = 1
 
 
 class Memory:
     """The requests that hold pages, and those that wait for some."""
 
-    def __init__(self, cache: KVCacheManager, waiting: WaitingQueue, max_running: int) -> None:
+    def __init__(
+        self,
+        cache: KVCacheManager,
+        waiting: WaitingQueue,
+        max_running: int,
+        swap: SwapSpace,
+        budget: PrefillBudget,
+    ) -> None:
         self.cache = cache
+        self.swap = swap
         self.waiting = waiting
         self.running: list[Request] = []
         """In order of precedence."""
@@ -33,14 +46,26 @@ class Memory:
         """Whether somebody could not grow because of that: the step in flight has to end first."""
         self.refused: Request | None = None
         """Who found no room in the last step."""
+        self.is_swapping = False
+        """Whether the last step copies to the host: nothing is read from there before that is known to be done."""
         self.num_preemptions = 0
+        self.num_swapped = 0
+        """Preemptions with a copy to the host."""
         self.num_deferred = 0
         """Prompts that the last step passed over: another one computes their beginning."""
         self._max_running = max_running
+        self._budget = budget
+
+    def begin(self, *, is_in_flight: bool) -> None:
+        """A new step is planned."""
+        self.is_in_flight, self.is_starved, self.is_swapping = is_in_flight, False, False
+        self.num_deferred = 0
+        self.swap.settle()
 
     def wait(self, request: Request) -> None:
         """Put a request in the queue, at its place."""
-        request.num_expected = self.cache.peek(request.namespace, request.reusable)
+        num_found = self.cache.peek(request.namespace, request.reusable)
+        request.num_expected = self.swap.reach(request.request_id, num_found)
         self.waiting.add(request)
 
     # --- more ----------------------------------------------------------------------------------------------
@@ -77,46 +102,62 @@ class Memory:
     def _would_fit(self, request: Request, victims: Sequence[Request]) -> bool:
         """Whether there would be room for it without these; more than there would be when they share pages."""
         others = [other for other in self.running if other not in victims]
-        room = self.cache.available - self._pages_promised(others)
+        growth = _growth(request)
+        room = self.cache.available - self._pages_promised(others, growth)
         room += sum(len(victim.lease.pages) for victim in victims if victim.lease is not None)
-        num_missing = request.num_tokens + 1 - self.cache.peek(request.namespace, request.tokens)
+        num_missing = _length_after(request, growth) - self.cache.peek(request.namespace, request.tokens)
         return num_missing <= room * self.cache.page_size
 
     def _start_if_it_fits(self, step: StepInMaking, request: Request, now: float) -> bool:
         match = self.cache.match(request.namespace, request.reusable, now)
-        if self._is_being_computed(step, request, match.length):
+        num_reached = self.swap.reach(request.request_id, match.length)
+        if self._is_being_computed(step, request, num_reached):
             self.num_deferred += 1
             return True
         lease = self.cache.lock(match, priority=request.priority)
-        # Locking may have made evictable pages unavailable: what counts is the room left after it.
-        room = self.cache.available - self._pages_promised(self.running)
-        if self.cache.pages_needed(lease, request.num_tokens + 1) > room:
-            self.cache.drop_partial(lease)  # its source page is unlocked: one page more to evict
-            room = self.cache.available - self._pages_promised(self.running)
-            if self.cache.pages_needed(lease, request.num_tokens + 1) > room:
+        # The host has the page that the match ends in. And without room a copy may be what is too much.
+        if num_reached > match.length or not self._fits(request, lease):
+            self.cache.drop_partial(lease)
+        if not self._fits(request, lease):
+            if self.running:
                 self.cache.finish(lease, [], now)
                 return False
+            self.cache.compact(lease)  # It fits alone.
         self.waiting.remove(request)
         bisect.insort(self.running, request, key=precedence)
         self._start(request, lease.num_cached, now)
         request.lease = lease
         return True
 
+    def _fits(self, request: Request, lease: Lease) -> bool:
+        """Whether there is room for a request beside what is running, for a while at least.
+
+        Locking the lease may have made evictable pages unavailable: what counts is the room left after it.
+        """
+        growth = _growth(request)
+        needed = self.cache.pages_needed(lease, _length_after(request, growth))
+        return needed + self._pages_promised(self.running, growth) <= self.cache.available
+
     def grow(self, step: StepInMaking, request: Request, num_tokens: int, now: float) -> bool:
         """Make a running request's pages cover `num_tokens` tokens; False when it has to sit this step out."""
-        assert request.lease is not None
+        lease = request.lease
+        assert lease is not None
+        begins = not lease.is_admitted
         while True:
             try:
-                step.copies += self.cache.extend(request.lease, num_tokens, now)
-                return True
+                step.copies += self.cache.extend(lease, num_tokens, now)
+                break
             except OutOfPages:
                 if self.is_in_flight:
                     self.is_starved = True
                     return False
-                victim = self._victim(step, request)
-                if victim is None:
+                if victim := self._victim(step, request):
+                    self._preempt(step, victim, now)
+                elif self.running != [request] or not self.cache.compact(lease):
                     return False
-                self._preempt(step, victim, now)
+        if begins:
+            step.swap_in += self.swap.come_back(request.request_id, lease.pages, lease.num_cached)
+        return True
 
     def _is_being_computed(self, step: StepInMaking, request: Request, num_cached: int) -> bool:
         """Whether a running prompt is computing the page that `request` would begin with.
@@ -138,21 +179,24 @@ class Memory:
     def _start(self, request: Request, num_cached: int, now: float) -> None:
         """Book an admission. Hits count once, at the first; what preemption or migration repeats is kept apart."""
         is_repeat = request.num_cached is not None or request.num_resumed > 0
-        self.cache.record_admission(request.num_tokens, num_cached, recompute=is_repeat)
+        num_reached = self.swap.reach(request.request_id, num_cached)
+        self.cache.record_admission(
+            request.num_tokens, num_cached, recompute=is_repeat, host_tokens=num_reached - num_cached
+        )
         num_before = request.num_computed
         if request.num_cached is None:
             request.num_cached = min(num_cached, request.num_prompt)
             request.admitted_at = now
             if request.num_resumed:  # the engine it comes from had computed all but its last token
                 num_before = request.num_tokens - 1
-        request.num_recomputed += max(0, num_before - num_cached)
-        request.num_computed = request.num_planned = num_cached
+        request.num_recomputed += max(0, num_before - num_reached)
+        request.num_computed = request.num_planned = num_reached
         request.status = Status.RUNNING
 
-    def _pages_promised(self, running: Sequence[Request]) -> int:
-        """Pages that running requests still need for their prompts and next token."""
+    def _pages_promised(self, running: Sequence[Request], growth: int) -> int:
+        """Pages that running requests still need for the tokens they have and `growth` more each."""
         return sum(
-            self.cache.pages_needed(request.lease, request.num_tokens + 1)
+            self.cache.pages_needed(request.lease, _length_after(request, growth))
             for request in running
             if request.lease is not None
         )
@@ -166,18 +210,11 @@ class Memory:
         Its pages may still be written by a step in flight. Whoever gets them next writes in a later step.
         """
         self._give_back(request, now, keep)
+        self.swap.forget(request.request_id)
         if request.status is Status.RUNNING:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
-
-    def start_over(self, step: StepInMaking, now: float) -> None:
-        """The only running request finds no page, though it fits alone: what pins the rest is how the tree divides
-        its prefix. It starts over with an empty tree, so that it always ends.
-        """
-        for request in list(self.running):
-            self._preempt(step, request, now)
-        self.cache.reset()
 
     def _victim(self, step: StepInMaking, request: Request) -> Request | None:
         """The lowest-priority, newest running request after `request` that is not part of this step."""
@@ -190,7 +227,16 @@ class Memory:
         return None
 
     def _preempt(self, step: StepInMaking, request: Request, now: float) -> None:
-        """Take a request's pages; what it computed stays in the tree while there is room."""
+        """Take a request's pages; what it computed stays in the tree while there is room, and goes to the host if
+        that pays.
+        """
+        if request.lease is not None:
+            start, end = self.cache.shared_tokens(request.lease), len(self._held_tokens(request))
+            rate = self._budget.prefill_rate
+            copies = self.swap.leave(request.request_id, request.lease.pages, start, end, rate)
+            step.swap_out += copies
+            self.is_swapping |= bool(copies)
+            self.num_swapped += bool(copies)
         self._give_back(request, now, keep=True)
         request.status = Status.WAITING
         request.num_preemptions += 1
@@ -210,3 +256,15 @@ class Memory:
         assert request.lease is not None
         # Admitted but not placed yet: the page that its match ends in has not been copied.
         return request.tokens[: min(request.num_computed, len(request.lease.pages) * self.cache.page_size)]
+
+
+def _growth(request: Request) -> int:
+    """Tokens for which there must be room when it is admitted: twice as many each time it was preempted.
+
+    So it is preempted about as often as its tokens can be doubled, not every few tokens.
+    """
+    return _GROWTH << request.num_preemptions
+
+
+def _length_after(request: Request, growth: int) -> int:
+    return min(request.num_tokens + growth, max(request.longest, request.num_tokens))

@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from engine.attention.base import AttentionBackend, AttentionShape, AttentionStep, choose_backend
+from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import KVPages
 from engine.config import EngineConfig
 from engine.hub import fingerprint, resolve_model
-from engine.kv_memory import available_ram, pages_for
+from engine.kv_memory import available_ram, host_pages_for, pages_for
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder, Rotation
 from engine.models.weights import load_decoder
@@ -21,6 +22,7 @@ from engine.prepared_step import Places, PreparedStep
 from engine.sampler import Sampler
 from engine.sampling.prompt_logprobs import SLICE_BYTES, score
 from engine.stage_clock import StageClock
+from engine.swap import HostMemory
 from engine.warmup import measure_step
 
 logger = logging.getLogger(__name__)
@@ -46,6 +48,9 @@ class ModelRunner:
         self._attention = attention
         self._pages = pages
         self._sampler = Sampler(model_config.eos_token_ids)
+        self._host: HostKVPages | None = None
+        self.host_memory = HostMemory()
+        """The host pages there are; none until `add_host_pages`."""
         self._places = Places(pages.page_size, pages.null_page)
         self._sampled: torch.Tensor | None = None  # by the last step; the next one begins with it
         rope = model_config.rope
@@ -87,8 +92,9 @@ class ModelRunner:
             free = measure_step(config, limit, with_pages, device)
         num_pages = pages_for(config, free, model.kv_bytes_per_token(dtype.itemsize), limit)
         runner = with_pages(num_pages)
+        runner.add_host_pages(host_pages_for(config, model.kv_bytes_per_token(dtype.itemsize)))
         logger.info(
-            "%s: %.1fM parameters, %s on %s, %s attention, %d KV pages of %d tokens (%.0f MiB)",
+            "%s: %.1fM parameters, %s on %s, %s attention, %d KV pages of %d tokens (%.0f MiB), %d in host memory",
             model.architecture,
             model.num_parameters / 1e6,
             dtype,
@@ -97,8 +103,15 @@ class ModelRunner:
             num_pages,
             config.page_size,
             runner._pages.data.nbytes / 2**20,
+            runner.host_memory.num_pages,
         )
         return runner
+
+    def add_host_pages(self, num_pages: int) -> None:
+        """Allocate pages in host memory for what preempted requests have computed, and measure the way there."""
+        if num_pages:
+            self._host = HostKVPages(self._pages, num_pages)
+            self.host_memory = HostMemory(num_pages, self._host.measure())
 
     def run(self, plan: StepPlan) -> StepResult:
         """Prepare a step and compute it at once."""
@@ -145,6 +158,9 @@ class ModelRunner:
         self, step: PreparedStep, before: torch.Tensor | None
     ) -> tuple[torch.Tensor, Rotation, AttentionStep] | None:
         """What the decoder takes for all tokens of a step; None when there are none. Copies pages first."""
+        if self._host is not None:
+            self._host.copy_out(step.swap_out)
+            self._host.copy_in(step.swap_in)
         self._pages.copy(step.copies)
         if step.batch is None:
             return None

@@ -19,6 +19,7 @@ from cache import PageCopy
 from engine.logprobs import PackedLogprobs
 from engine.logprobs import TokenLogprobs as TokenLogprobs
 from engine.request import Request
+from engine.swap import PagePair
 
 GRAMMAR_FAILED = -2
 """In place of a token: the request's grammar cannot be followed any further."""
@@ -49,14 +50,24 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One step: the copies come first, then all chunks run in one batch, decode rows before prefill rows."""
+    """One step: pages go to the host, from the host, then to other pages; then all chunks run in one batch, decode
+    rows before prefill rows."""
 
     chunks: tuple[Chunk, ...] = ()
     copies: tuple[PageCopy, ...] = ()
-    """Pages to copy before anything else; sources are read before any destination is written."""
+    """Pages to copy before the chunks run; sources are read before any destination is written."""
+    swap_out: tuple[PagePair, ...] = ()
+    """Pages to copy to the host, before anything else is written."""
+    swap_in: tuple[PagePair, ...] = ()
+    """Pages to copy from the host after that, before `copies`."""
     preempted: tuple[Request, ...] = ()
     ended: tuple[Event, ...] = ()
     """Last events of requests that ended without a step: aborted meanwhile, or resumed when they had ended."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to run."""
+        return not self.chunks and not self.swap_out
 
     @cached_property
     def num_tokens(self) -> int:

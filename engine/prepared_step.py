@@ -20,6 +20,7 @@ from engine.plan import Chunk, StepPlan, StepResult, num_accepted
 from engine.request import PENDING
 from engine.sampling.prompt_logprobs import Wanted, wanted_of
 from engine.sampling.row import Row
+from engine.swap import PagePair
 
 
 class Places:
@@ -36,6 +37,8 @@ class PreparedStep:
     """One step. Tensors are on the device."""
 
     copies: Sequence[PageCopy]
+    swap_out: Sequence[PagePair]
+    swap_in: Sequence[PagePair]
     batch: AttentionBatch | None
     """None for a step without tokens."""
     ids: torch.Tensor
@@ -70,6 +73,8 @@ class PreparedStep:
 
         return cls(
             plan.copies,
+            plan.swap_out,
+            plan.swap_in,
             AttentionBatch.from_chunks(chunks, places.page_size, places.null_page, device) if chunks else None,
             on_device(ids),
             on_device(pending),

@@ -28,6 +28,7 @@ from engine.prefill_budget import PrefillBudget
 from engine.prefill_sharing import PrefillSharing
 from engine.request import PENDING, Request, Status
 from engine.step import StepInMaking
+from engine.swap import HostMemory, SwapSpace
 from engine.waiting_queue import WaitingQueue
 
 
@@ -50,9 +51,17 @@ class SchedulerLimits:
 class Scheduler:
     """Owns the requests of one engine, from `add` to their last event. Not thread-safe: the loop calls it."""
 
-    def __init__(self, cache: KVCacheManager, limits: SchedulerLimits, eos_token_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        cache: KVCacheManager,
+        limits: SchedulerLimits,
+        eos_token_ids: Iterable[int] = (),
+        swap: SwapSpace | None = None,
+    ) -> None:
+        """Without `swap`, the KV of preempted requests stays where it is or is computed again."""
         self.cache = cache
         # What fits alone in all pages always fits in the end: nothing admitted can get stuck for ever.
+        self._page_size = cache.page_size
         pool_tokens = cache.num_pages * cache.page_size
         self.limits = replace(limits, max_model_len=min(limits.max_model_len, pool_tokens))
         self._eos = frozenset(eos_token_ids)
@@ -61,7 +70,8 @@ class Scheduler:
         self._sharing = PrefillSharing(limits.fair_quantum_tokens)
         self._requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(limits.max_waiting, limits.max_waiting_tokens)
-        self.memory = Memory(cache, self.waiting, limits.max_running)
+        swap = swap or SwapSpace(HostMemory(), cache.page_size)
+        self.memory = Memory(cache, self.waiting, limits.max_running, swap, self._budget)
         self._ending: dict[str, FinishReason] = {}  # to end at the next border between steps, and why
         self._num_steps = self._num_finished = self._num_in_flight = 0
 
@@ -105,7 +115,11 @@ class Scheduler:
     @property
     def needs_results(self) -> bool:
         """Whether the step in flight has to end before the next one can be planned."""
-        return self.memory.is_starved or any(request.is_planned_late for request in self.memory.running)
+        return (
+            self.memory.is_starved
+            or self.memory.is_swapping
+            or any(request.is_planned_late for request in self.memory.running)
+        )
 
     def expected_seconds(self, plan: StepPlan) -> float:
         """How long a step will probably take on the device; 0 until that was measured."""
@@ -118,16 +132,14 @@ class Scheduler:
         """
         ended = [self._end(self._requests[id_], reason, now) for id_, reason in list(self._ending.items())]
         step, memory = StepInMaking(), self.memory
-        memory.is_in_flight, memory.is_starved = self._num_in_flight > 0, False
-        memory.num_deferred = 0
+        memory.begin(is_in_flight=self._num_in_flight > 0)
         memory.make_way(step, now)
         self._place_decodes(step, now)
         self._sharing.charge(step.chunks)
         self._place_prompts(step, now)
-        if memory.running and not step.chunks and not memory.is_in_flight:
-            memory.start_over(step, now)
-        self._num_in_flight += bool(step.chunks)
-        return step.plan(ended)
+        plan = step.plan(ended)
+        self._num_in_flight += not plan.is_empty
+        return plan
 
     def _place_decodes(self, step: StepInMaking, now: float) -> None:
         for request in list(self.memory.running):
@@ -158,7 +170,9 @@ class Scheduler:
         tokens, start, lease = request.tokens, request.num_planned, request.lease
         end = start + num_tokens
         assert lease is not None
-        if end + len(drafts) > lease.capacity and not self.memory.grow(step, request, end + len(drafts), now):
+        # A prompt takes its pages at once: what it was promised, nobody else gets meanwhile.
+        wanted = max(end + len(drafts), len(tokens))
+        if wanted > lease.capacity and not self.memory.grow(step, request, wanted, now):
             return False
         ids, samples = tokens[start:end], end == len(tokens)
         if drafts:
@@ -187,7 +201,8 @@ class Scheduler:
                     logprobs = result.logprobs[first:end]
                     events.append(self._generated(request, token_ids[first:end], logprobs, now))
             first = end
-        self._budget.observe(plan.num_decodes, plan.num_prefill, seconds, plan.prefill_context)
+        if plan.chunks:
+            self._budget.observe(plan.num_decodes, plan.num_prefill, seconds, plan.prefill_context)
         self._num_steps += 1
         self._num_in_flight -= 1
         return events
@@ -195,6 +210,8 @@ class Scheduler:
     def fail(self, plan: StepPlan, message: str, now: float) -> list[Event]:
         """End all requests of a step that could not be run. Their pages' content is unknown: none is kept."""
         self._num_in_flight -= 1
+        for request in plan.preempted:
+            self.memory.swap.forget(request.request_id)
         return [
             self._end(chunk.request, "error", now, keep=False, error=message)
             for chunk in plan.chunks
@@ -210,8 +227,13 @@ class Scheduler:
         request.num_computed = end
         if lease.source is not None:
             self.cache.release_copy(lease)
-        # A decode's tokens enter the tree at its end.
-        if chunk.num_tokens - num_drafts > 1 or end <= len(request.prompt_ids):
+        # A decode's tokens enter the tree at its end, unless it came back from the host: its prompt does at once.
+        num_prompt = len(request.prompt_ids)
+        if (
+            chunk.num_tokens - num_drafts > 1
+            or end <= num_prompt
+            or lease.num_shared * self._page_size < num_prompt
+        ):
             self.cache.insert(lease, request.tokens[:end], now)
 
     def _scored(self, request: Request, scores: PackedLogprobs) -> Event:
@@ -306,6 +328,8 @@ class Scheduler:
             cache=copy.copy(self.cache.stats),
             num_steps=self._num_steps,
             num_preemptions=self.memory.num_preemptions,
+            num_swapped=self.memory.num_swapped,
+            host_pages=self.memory.swap.account(),
             num_finished=self._num_finished,
             prefill_rate=self._budget.prefill_rate,
             decode_seconds=self._budget.decode_seconds,
@@ -313,7 +337,8 @@ class Scheduler:
 
     def forget_totals(self) -> None:
         """Let what counts up begin at 0 again; measured rates stay."""
-        self._num_steps = self.memory.num_preemptions = self._num_finished = 0
+        self._num_steps = self._num_finished = 0
+        self.memory.num_preemptions = self.memory.num_swapped = 0
         self.cache.stats = CacheStats()
         self.cache.page_ages.drain()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cache import PageCopy
 from engine.plan import Chunk, Event, StepPlan
 from engine.request import Request
+from engine.swap import PagePair
 
 
 class StepInMaking:
@@ -16,7 +17,16 @@ class StepInMaking:
         self.prompts: list[Request] = []
         """Running requests with more than one token to compute."""
         self.preempted: list[Request] = []
+        self.swap_out: list[PagePair] = []
+        self.swap_in: list[PagePair] = []
 
     def plan(self, ended: list[Event]) -> StepPlan:
         """The finished plan; `ended` are the last events of requests that ended without a step."""
-        return StepPlan(tuple(self.chunks), tuple(self.copies), tuple(self.preempted), tuple(ended))
+        return StepPlan(
+            tuple(self.chunks),
+            tuple(self.copies),
+            tuple(self.swap_out),
+            tuple(self.swap_in),
+            tuple(self.preempted),
+            tuple(ended),
+        )

@@ -44,6 +44,14 @@ class HostAccount(NamedTuple):
         return self.free + self.held
 
 
+class HostMemory(NamedTuple):
+    """What a runner has of it."""
+
+    num_pages: int = 0
+    page_seconds: float = 0.0
+    """To copy one page one way, among others."""
+
+
 class _Absence(NamedTuple):
     """What a preempted request left behind."""
 
@@ -61,15 +69,17 @@ class SwapSpace:
     That order is what makes reuse safe: pages that a step reads are handed out again from the next plan on.
     """
 
-    def __init__(self, num_pages: int, page_size: int, *, page_seconds: float = 0.0, mode: str = "auto") -> None:
-        """`page_size` in tokens; `page_seconds` to copy one page one way. ValueError for an unknown mode."""
+    def __init__(self, memory: HostMemory, page_size: int, mode: str = "auto") -> None:
+        """`page_size` in tokens; `mode` is one of `MODES`. Raises ValueError when it is not."""
         if mode not in MODES:
             raise ValueError(f"unknown preemption mode {mode!r}; known are {', '.join(sorted(MODES))}")
-        self.num_pages = num_pages
+        self.num_pages = memory.num_pages
         self._page_size = page_size
-        self._page_seconds = page_seconds
+        self._page_seconds = memory.page_seconds
         self._pays = MODES[mode]
-        self._free = list(range(num_pages))  # a heap: the lowest first, so that neighbours are copied at once
+        self._free = list(
+            range(memory.num_pages)
+        )  # a heap: the lowest first, so that neighbours are copied at once
         self._absences: dict[str, _Absence] = {}
         self._being_read: list[int] = []
         self._share_lost = 1.0  # of what only a preempted request held: what was gone when it came back

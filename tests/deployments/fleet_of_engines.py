@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.plan import Step, StepPlan, StepResult
 from engine.sampling_params import SamplingParams
+from engine.swap import HostMemory
 from router.fleet import Fleet, ReplicaAddress
 
 TIMINGS = ClientTimings(accept_s=5, lost_after_s=0.6, delivery_s=2, tick_s=0.03)
@@ -36,6 +37,7 @@ class CountingRunner:
     """Token k of a request's output is k + 1. `gate` holds steps back while it is clear; `step_s` slows them."""
 
     attention_name = device = dtype = "none"
+    host_memory = HostMemory()
 
     def __init__(self, num_pages: int) -> None:
         self.model_config = Model()

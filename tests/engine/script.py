@@ -12,6 +12,7 @@ from engine.plan import Chunk, Event, Step, StepPlan, StepResult, num_accepted
 from engine.request import PENDING, Request, Status
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler, SchedulerLimits
+from engine.swap import HostMemory, SwapSpace
 
 VOCABULARY = 1000
 EOS = 0
@@ -34,6 +35,7 @@ class MemoryRunner:
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.memory: dict[tuple[int, int], tuple[int, int]] = {}
+        self.host: dict[tuple[int, int], tuple[int, int]] = {}
         self.plans: list[StepPlan] = []
         self.eos_after: dict[str, int] = {}
         """Request id to the number of output tokens after which its next token is EOS."""
@@ -57,6 +59,10 @@ class MemoryRunner:
             self.fail_next = False
             self._lost = {chunk.request.request_id for chunk in plan.chunks}
             raise RuntimeError("scripted failure")
+        for device, host in plan.swap_out:
+            _copy_page(self.memory, device, self.host, host, self.page_size)
+        for device, host in plan.swap_in:
+            _copy_page(self.host, host, self.memory, device, self.page_size)
         copied = [
             (copy.target, slot, self.memory[copy.source, slot])
             for copy in plan.copies
@@ -88,7 +94,7 @@ class MemoryRunner:
         held = []
         for position in range(chunk.start + chunk.num_tokens):
             page, slot = divmod(position, self.page_size)
-            token, written_at = self.memory[table[page], slot]
+            token, written_at = self.memory.get((table[page], slot), (-1, -1))
             is_right = token == chunk.request.tokens[position] if position < chunk.start else True
             if written_at != position or not is_right:
                 self.mistakes.append(f"{chunk.request.request_id} finds {token, written_at} at {position}")
@@ -103,6 +109,17 @@ class MemoryRunner:
         return next_token(context, request.seed)
 
 
+def _copy_page(
+    source: dict[tuple[int, int], tuple[int, int]],
+    page: int,
+    target: dict[tuple[int, int], tuple[int, int]],
+    to: int,
+    page_size: int,
+) -> None:
+    for slot in range(page_size):
+        target[to, slot] = source.get((page, slot), (-1, -1))
+
+
 @dataclass
 class Script:
     """One engine of a scenario: pages of `page_size` tokens, a clock that ticks once per step."""
@@ -112,12 +129,15 @@ class Script:
     limits: dict[str, Any] = field(default_factory=dict)
     prefix_cache: bool = True
     overlap: bool = False
+    host_pages: int = 0
+    preemption: str = "swap"
 
     def __post_init__(self) -> None:
         self.now = 0.0
         self.cache = KVCacheManager(self.num_pages, self.page_size, prefix_cache=self.prefix_cache)
         limits = SchedulerLimits(**{"max_model_len": 10**6, **self.limits})
-        self.scheduler = Scheduler(self.cache, limits, [EOS])
+        self.swap = SwapSpace(HostMemory(self.host_pages, 0.01), self.page_size, self.preemption)
+        self.scheduler = Scheduler(self.cache, limits, [EOS], self.swap)
         self.runner = MemoryRunner(self.page_size)
         self.loop = EngineLoop(self.scheduler, self.runner, clock=lambda: self.now, overlap=self.overlap)
         self.requests: dict[str, Request] = {}
@@ -154,6 +174,7 @@ class Script:
         assert not self.runner.mistakes, self.runner.mistakes
         account = self.scheduler.account()
         assert sum(account) == self.num_pages, account
+        assert self.swap.account().total == self.host_pages, self.swap.account()
         return events
 
     def run(self, until: Callable[[], bool] = lambda: False, most: int = 5000) -> None:
@@ -187,6 +208,7 @@ class Script:
         return self.requests[name].status is Status.RUNNING
 
     def nothing_held(self) -> bool:
-        """No page is locked or private: the state in which every scenario must end."""
+        """No page is locked or private, here or on the host: the state in which every scenario must end."""
         account = self.scheduler.account()
-        return account.locked == account.private == 0
+        self.swap.settle()
+        return account.locked == account.private == self.swap.account().held == 0

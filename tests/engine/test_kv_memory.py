@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig
-from engine.kv_memory import _container_ram, _machine_ram, available_ram, pages_for
+from engine.kv_memory import _container_ram, _machine_ram, available_ram, host_pages_for, pages_for
 
 MIB = 2**20
 
@@ -29,6 +29,24 @@ def test_stated_pages_are_taken_as_stated() -> None:
 def test_too_little_memory_is_explained() -> None:
     with pytest.raises(ValueError, match="no memory for KV pages"):
         pages_for(EngineConfig(), MIB, MIB, max_model_len=100)
+
+
+def test_host_pages_are_what_was_asked_for_or_none() -> None:
+    config = EngineConfig(host_kv_gib=0.5, page_size=16)
+    assert host_pages_for(config, MIB // 16, 2**30) == 512
+    assert host_pages_for(EngineConfig(preemption="recompute", host_kv_gib=0.5), MIB // 16, 0) == 0
+    assert host_pages_for(EngineConfig(), MIB // 16, 2**30) == 0
+
+
+def test_host_memory_that_is_not_there_is_explained() -> None:
+    with pytest.raises(ValueError, match=r"host_kv_gib is 2, .*1\.0 GiB of RAM"):
+        host_pages_for(EngineConfig(host_kv_gib=2.0), 1024, 2**30)
+    with pytest.raises(ValueError, match="a page takes"):
+        host_pages_for(EngineConfig(host_kv_gib=1e-6), 1024, 2**30)
+    with pytest.raises(ValueError, match='preemption is "swap", but host_kv_gib is 0'):
+        EngineConfig(preemption="swap")
+    with pytest.raises(ValueError, match="host_kv_gib must be in"):
+        EngineConfig(host_kv_gib=float("nan"))
 
 
 def test_a_containers_limit_counts(tmp_path: Path) -> None:

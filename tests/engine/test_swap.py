@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.swap import HostAccount, PagePair, SwapSpace
+from engine.swap import HostAccount, HostMemory, PagePair, SwapSpace
 
 
-def space(num_pages: int = 8, mode: str = "swap", page_seconds: float = 0.0) -> SwapSpace:
-    return SwapSpace(num_pages, 4, mode=mode, page_seconds=page_seconds)
+def space(num_pages: int = 8, mode: str = "swap") -> SwapSpace:
+    return SwapSpace(HostMemory(num_pages), 4, mode)
 
 
 def leave(
@@ -78,12 +78,12 @@ def test_recompute_copies_nothing_and_an_unknown_mode_is_refused() -> None:
 @pytest.mark.parametrize(("rate", "swaps"), [(0.0, True), (3.0, True), (5.0, False)])
 def test_auto_takes_what_is_cheaper(rate: float, swaps: bool) -> None:
     """Two pages of a second each way are 4 s; 16 tokens at `rate` a second are 5.3 s or 3.2 s."""
-    swap = SwapSpace(8, 8, mode="auto", page_seconds=1.0)
+    swap = SwapSpace(HostMemory(8, 1.0), 8)
     assert bool(leave(swap, "a", [1, 2], 0, 16, rate)) == swaps
 
 
 def test_auto_learns_that_the_tree_keeps_what_is_preempted() -> None:
-    swap = SwapSpace(8, 8, mode="auto", page_seconds=1.0)
+    swap = SwapSpace(HostMemory(8, 1.0), 8)
     for _ in range(20):
         leave(swap, "a", [1, 2], 0, 16, 1.0)
         swap.come_back("a", [1, 2], 16)
@@ -113,7 +113,11 @@ def test_no_page_is_lost_shared_or_written_before_it_was_read(
     script: list[tuple[str, int, int, int]], num_pages: int, page_size: int
 ) -> None:
     """A model of the memory: page i of request r holds (r, i), and a step's copies out go before those in."""
-    swap, away, host = SwapSpace(num_pages, page_size, mode="swap"), dict[str, int](), dict[int, tuple[str, int]]()
+    swap, away, host = (
+        SwapSpace(HostMemory(num_pages), page_size, "swap"),
+        dict[str, int](),
+        dict[int, tuple[str, int]](),
+    )
     ins: list[tuple[str, PagePair]] = []
     for action, number, low, high in [*script, ("step", 0, 0, 0)]:
         name, table = str(number), [100 * number + i for i in range(41)]
