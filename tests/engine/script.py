@@ -136,7 +136,7 @@ class Script:
         self.now = 0.0
         self.cache = KVCacheManager(self.num_pages, self.page_size, prefix_cache=self.prefix_cache)
         limits = SchedulerLimits(**{"max_model_len": 10**6, **self.limits})
-        self.swap = SwapSpace(HostMemory(self.host_pages, 0.01), self.page_size, self.preemption)
+        self.swap = SwapSpace(HostMemory(self.host_pages), self.page_size, self.preemption)
         self.scheduler = Scheduler(self.cache, limits, [EOS], self.swap)
         self.runner = MemoryRunner(self.page_size)
         self.loop = EngineLoop(self.scheduler, self.runner, clock=lambda: self.now, overlap=self.overlap)

@@ -72,17 +72,21 @@ def test_greedy_tokens_cold_and_warm(model: Path, page_size: int) -> None:
     assert [events[-1].num_cached for events in warm] == [len(prompt) - 1 for prompt in prompts]
 
 
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_greedy_tokens_under_preemption_and_aborts(model: Path, page_size: int) -> None:
+def test_greedy_tokens_under_preemption_and_aborts(model: Path, page_size: int, preemption: Any) -> None:
     """Memory for about two of six requests, and one of them aborted on the way."""
-    engine = engine_for(model, page_size, 112, max_step_tokens=24, max_running=6)
+    host = {"preemption": preemption, "host_kv_gib": 2**-10}  # 1 MiB
+    engine = engine_for(model, page_size, 112, max_step_tokens=24, max_running=6, **host)
     params = SamplingParams(temperature=0, max_tokens=20)
     prompts = [ids_of(20 + i, 25 + i) for i in range(6)]
     streams = run(engine, prompts, params, abort=2)
     assert streams[2][-1].finish_reason in ("abort", "length")
     for index in (0, 1, 3, 4, 5):
         assert tokens(streams[index]) == oracle_greedy(model, prompts[index], 20)
-    assert engine.loop.load().num_preemptions > 0
+    load = engine.loop.load()
+    assert load.num_preemptions > 0
+    assert (load.num_swapped > 0, load.cache.recompute_host_tokens > 0) == (preemption == "swap",) * 2
 
 
 def test_sampled_tokens_are_the_same_alone_in_a_batch_cold_and_warm(model: Path) -> None:
