@@ -38,7 +38,8 @@ class Api:
 
     def __init__(self, client: WireEngineClient, engines: Engines, listeners: tuple[Listener, ...]) -> None:
         codec = TextCodec(load_tokenizer(Path(deployments.demo_model.__file__).parent))
-        card = ModelCard("m", created=1, max_model_len=512, vocab_size=1000)
+        vocab_size = engines.replicas[0]._engine.model.vocab_size
+        card = ModelCard("m", created=1, max_model_len=512, vocab_size=vocab_size)
         self.client, self.engines, self.codec = client, engines, codec
         self.reports: list[Report] = []
         waiting = AdmissionClient(client, Idle(), AdmissionSettings(), {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,8 +16,10 @@ from deployments.engine_client import WireEngineClient
 from deployments.replica import EngineReplica, ReplicaSettings
 from deployments.wire_server import WireTimings
 from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.plan import Step, StepPlan, StepResult
+from engine.engine import Engine, LoadedRunner
+from engine.logprobs import PackedLogprobs, TokenLogprobs
+from engine.plan import Chunk, Step, StepPlan, StepResult
+from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.swap import HostMemory
 from router.fleet import Fleet, ReplicaAddress
@@ -50,13 +53,32 @@ class CountingRunner:
         chunks = plan.sampling_chunks
         tokens = [chunk.start + chunk.num_tokens - chunk.request.num_prompt + 1 for chunk in chunks]
 
+        logprobs = [logprobs_of(token, chunk.request) for token, chunk in zip(tokens, chunks, strict=True)]
+        scores = {chunk.request.request_id: part for chunk in plan.chunks if (part := scores_of(chunk))}
+
         def step() -> StepResult:
             if self.step_s:
                 threading.Event().wait(self.step_s)
             self.gate.wait()
-            return StepResult(tokens, [None] * len(tokens))
+            return StepResult(tokens, logprobs, prompt_logprobs=scores)
 
         return step
+
+
+def logprobs_of(token: int, asking: Request) -> TokenLogprobs | None:
+    """Those of a generated token, if asked for: eighths, which survive every format."""
+    count = asking.sampling.logprobs
+    return None if count is None else TokenLogprobs(token, -token / 8, ((token, -token / 8), (0, -9.0))[:count])
+
+
+def scores_of(chunk: Chunk) -> PackedLogprobs | None:
+    """Those of the prompt tokens that a chunk predicts, if asked for: token p has -p / 8 and rank p."""
+    asking = chunk.request
+    first = max(chunk.start + 1, asking.num_prompt_reported)
+    end = min(chunk.start + chunk.num_tokens + 1, asking.num_prompt)
+    if asking.sampling.prompt_logprobs is None or first >= end:
+        return None
+    return PackedLogprobs(first, 0, b"".join(struct.pack("<fI", -at / 8, at) for at in range(first, end)))
 
 
 class DirectCall:
@@ -75,12 +97,20 @@ class DirectCall:
 class Engines:
     """Some replicas; `choose` stands in for Serve's router."""
 
-    def __init__(self, count: int, wire: WireTimings = WIRE, **config: Any) -> None:
+    def __init__(
+        self,
+        count: int,
+        wire: WireTimings = WIRE,
+        load: Callable[[EngineConfig], LoadedRunner] | None = None,
+        **config: Any,
+    ) -> None:
+        """`load` gives them real runners instead."""
         settings = ReplicaSettings(stall_timeout_s=0.5, wire=wire)
         engine_config = EngineConfig(**{"served_name": "m", "kv_pages": 64, "page_size": 4, **config})
         self.stopping: set[str] = set()
         """Replicas that Serve has asked to shut down."""
-        self.runners = [CountingRunner(engine_config.kv_pages or 64) for _ in range(count)]
+        self.runners = [CountingRunner(engine_config.kv_pages or 64) for _ in range(0 if load else count)]
+        loaded: Sequence[LoadedRunner] = [load(engine_config) for _ in range(count)] if load else self.runners
         self.replicas = [
             EngineReplica(
                 engine_config,
@@ -90,7 +120,7 @@ class Engines:
                 _located(f"r{number}"),
                 partial(self.stopping.__contains__, f"r{number}"),
             )
-            for number, runner in enumerate(self.runners)
+            for number, runner in enumerate(loaded)
         ]
         self.fleet = Fleet()
         self.calls: list[str] = []
@@ -122,7 +152,7 @@ class Engines:
             replica.close()
 
 
-def _engine_with(runner: CountingRunner) -> Callable[[EngineConfig], Engine]:
+def _engine_with(runner: LoadedRunner) -> Callable[[EngineConfig], Engine]:
     return lambda config: Engine(config, runner)
 
 
