@@ -203,7 +203,7 @@ class EngineReplica:
             self._ends.pop(request_id, None)
 
     async def _compile(self, request: GenerateRequest) -> dict[str, Any] | None:
-        """Have the request's grammar compiled, in another thread as it may take long; what to answer if it cannot."""
+        """Have the request's grammar compiled, in a thread as it may take long; what to answer if it cannot."""
         if request.sampling.grammar is None:
             return None
         try:
