@@ -19,6 +19,17 @@ import httpx
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _SUBJECTS = ("itertools.chain", "os.path.join", "json.dumps", "re.sub", "random.shuffle", "heapq.merge")
+_NUMBERS = {
+    "ignore_eos": False,
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {
+            "name": "numbers",
+            "schema": {"type": "array", "items": {"enum": [3, 17, 256, 1024]}, "minItems": 40, "maxItems": 60},
+        },
+    },
+}
+"""An answer as long as the others that a grammar shapes."""
 _SYSTEM = "You answer questions on the standard library, briefly and with an example. " * 3
 
 
@@ -44,6 +55,8 @@ class Answer:
     reasons: tuple[str, ...]
     num_tokens: int
     """Generated, of all choices, as `usage` says: a token lost or repeated shows even where it has no text."""
+    num_logprobs: int
+    """Tokens whose log-probability was told, of all choices."""
 
 
 @dataclass(slots=True)
@@ -92,6 +105,9 @@ def _make(number: int, draw: random.Random, max_tokens: int) -> Ask:
         ("seeded completion with penalties", COMPLETIONS, {"prompt": question, **drawn, **penalties}),
         ("seeded chat, not streamed", CHAT, {"messages": messages, "stream": False, **drawn}),
         ("seeded completion, 3 choices", COMPLETIONS, {"prompt": question, "n": 3, "top_k": 40, **drawn}),
+        ("seeded chat in JSON, 3 choices", CHAT, {"messages": messages, "n": 3, **drawn, **_NUMBERS}),
+        ("greedy chat in JSON", CHAT, {"messages": messages, "temperature": 0, **_NUMBERS}),
+        ("seeded chat with logprobs", CHAT, {"messages": messages, "logprobs": True, "top_logprobs": 2, **drawn}),
     ]
     name, path, differences = kinds[number % len(kinds)]
     body |= differences
@@ -160,7 +176,7 @@ def _refused(outcome: Outcome, status: int, text: str) -> None:
 async def _read_stream(outcome: Outcome, response: httpx.Response) -> None:
     texts: dict[int, str] = {}
     reasons: dict[int, str] = {}
-    num_tokens, is_done = 0, False
+    num_tokens, num_logprobs, is_done = 0, 0, False
     async for line in response.aiter_lines():
         if not line.startswith("data: "):
             continue
@@ -177,10 +193,11 @@ async def _read_stream(outcome: Outcome, response: httpx.Response) -> None:
         for choice in chunk["choices"]:
             said = choice["text"] if "text" in choice else choice["delta"].get("content") or ""
             texts[choice["index"]] = texts.get(choice["index"], "") + said
+            num_logprobs += _num_logprobs(choice)
             if choice["finish_reason"]:
                 reasons[choice["index"]] = choice["finish_reason"]
     if is_done:
-        outcome.answer = _answer(texts, reasons, num_tokens)
+        outcome.answer = _answer(texts, reasons, num_tokens, num_logprobs)
     else:
         outcome.is_broken_off, outcome.error = True, "the stream ended without an end"
 
@@ -188,12 +205,18 @@ async def _read_stream(outcome: Outcome, response: httpx.Response) -> None:
 def _read_whole(outcome: Outcome, answer: dict[str, Any]) -> None:
     texts = {c["index"]: c["text"] if "text" in c else c["message"]["content"] for c in answer["choices"]}
     reasons = {choice["index"]: choice["finish_reason"] for choice in answer["choices"]}
-    outcome.answer = _answer(texts, reasons, answer["usage"]["completion_tokens"])
+    num_logprobs = sum(_num_logprobs(choice) for choice in answer["choices"])
+    outcome.answer = _answer(texts, reasons, answer["usage"]["completion_tokens"], num_logprobs)
 
 
-def _answer(texts: dict[int, str], reasons: dict[int, str], num_tokens: int) -> Answer:
+def _num_logprobs(choice: dict[str, Any]) -> int:
+    return len((choice.get("logprobs") or {}).get("content") or ())
+
+
+def _answer(texts: dict[int, str], reasons: dict[int, str], num_tokens: int, num_logprobs: int) -> Answer:
     order = sorted(texts)
-    return Answer(tuple(texts[i] for i in order), tuple(reasons.get(i, "none") for i in order), num_tokens)
+    said, ends = tuple(texts[i] for i in order), tuple(reasons.get(i, "none") for i in order)
+    return Answer(said, ends, num_tokens, num_logprobs)
 
 
 # --- load ---------------------------------------------------------------------------------------------------
