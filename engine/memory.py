@@ -105,7 +105,7 @@ class Memory:
         growth = _growth(request)
         room = self.cache.available - self._pages_promised(others, growth)
         room += sum(len(victim.lease.pages) for victim in victims if victim.lease is not None)
-        num_missing = _length_after(request, growth) - self.cache.peek(request.namespace, request.tokens)
+        num_missing = _length_after(request, growth) - self.cache.peek(request.namespace, request.reusable)
         return num_missing <= room * self.cache.page_size
 
     def _start_if_it_fits(self, step: StepInMaking, request: Request, now: float) -> bool:
