@@ -219,6 +219,7 @@ class KVCacheManager:
         num_shared = lease.num_shared
         self.stats.inserted_tokens += insert(self._tree, self._pool, lease, tokens, now)
         self._num_private -= lease.num_shared - num_shared
+        self._free_surplus()
 
     def finish(self, lease: Lease, tokens: Sequence[int], now: float) -> None:
         """Insert `tokens` (may be empty, or fewer than were computed) and give everything back. The lease is dead.
@@ -311,8 +312,13 @@ class KVCacheManager:
 
     def _unlock(self, node: Node) -> None:
         self._tree.unlock(node)
+        self._free_surplus()
         if not self._prefix_cache:  # What no lease of its group holds is of use to nobody.
             self._pool.free(self._tree.evict())
+
+    def _free_surplus(self) -> None:
+        self._pool.free(self._tree.surplus)
+        self._tree.surplus.clear()
 
     def _own(self, namespace: Namespace) -> Namespace:
         """Where a new lease's tokens go: to its namespace, or to a root that it shares with its forks alone."""

@@ -34,6 +34,8 @@ class RadixTree:
         self.evictable_pages = 0
         """Pages of unlocked nodes. All of them can be evicted: nothing below an unlocked node is locked."""
         self.locked_pages = 0
+        self.surplus: list[int] = []
+        """Pages that nobody needs any more: the caller's, who empties this."""
         self._roots: dict[Namespace, Node] = {}
         self._queue = EvictionQueue(strategy)
         self._record = record
@@ -124,12 +126,13 @@ class RadixTree:
                 raise ValueError(f"{step} is not locked: it was unlocked twice")
             step.pins -= 1
             if step.pins:
-                return
+                break
             self.locked_pages -= len(step.pages)
             self.evictable_pages += len(step.pages)
             parent = step.parent
             self._became_idle(step)
             step = parent
+        self._share_tail(node)
 
     # Changing
 
@@ -223,8 +226,9 @@ class RadixTree:
     ) -> list[int]:
         """Take up to `num_pages` pages from unlocked leaves, from their ends; None: empty all that is unlocked.
 
-        O(k log n) for k pages; never a walk of the tree. Returns the pages, which are the caller's. `watch` hears
-        which pages go together, and when what they held was used last.
+        One more comes where nobody else goes on in the page that what leaves went on in. O(k log n) for k pages;
+        never a walk of the tree. Returns the pages, which are the caller's. `watch` hears which pages go together,
+        and when what they held was used last.
         """
         freed: list[int] = []
         while num_pages is None or len(freed) < num_pages:
@@ -240,7 +244,12 @@ class RadixTree:
             if watch is not None:
                 watch(node.pages, node.last_access)
             self.evictable_pages -= len(node.pages)
+            parent = node.parent
             self._remove(node)
+            if parent is not None:
+                self._share_tail(parent)
+            freed.extend(self.surplus)
+            self.surplus.clear()
         return freed
 
     def _remove(self, node: Node) -> None:
@@ -264,6 +273,26 @@ class RadixTree:
             self._record.join(parent, leaf)
         self._remove(leaf)
         return True
+
+    def _share_tail(self, node: Node) -> None:
+        """`node` lost a lease, a copier or a child: if nobody goes on in the page that it ends in, and a child
+        overrides that page, the child's serves both. Else every branch inside a page would keep the pages of those
+        before it, for as long as it lives.
+        """
+        while node.children and (inside := node.end % self.page_size):
+            slot = (node.end - inside) // self.page_size
+            going_on = next((child for child in node.children.values() if child.first_slot > slot), None)
+            if going_on is None:
+                break
+            if going_on.end // self.page_size > slot:
+                return
+            node = going_on  # It may have been waiting for that copier.
+        else:
+            return
+        num_locked = sum(child.is_locked for child in node.children.values())
+        if node.pins == num_locked:  # No lease is here, to write behind the node's tokens.
+            page = self.merge_tail(node, max(node.children.values(), key=lambda child: child.is_locked))
+            self.surplus.extend([] if page is None else [page])
 
     def _became_idle(self, node: Node) -> None:
         """`node` was unlocked or lost a child: it may be evictable now, a root of no use any more."""

@@ -101,12 +101,15 @@ class Driver:
     def evict(self) -> None:
         evictable = self.world.cache.account().evictable
         wanted = self.draw.randint(0, 6)
-        assert self.world.cache.evict(wanted) == min(wanted, evictable)
+        num_free = self.world.cache.account().free
+        evicted = self.world.cache.evict(wanted)
+        assert min(wanted, evictable) <= evicted <= wanted + (wanted > 0)
+        assert self.world.cache.account().free == num_free + evicted
         self.world.forget_evicted()
 
     def reset(self) -> None:
         evictable = self.world.cache.account().evictable
-        assert self.world.cache.reset() == evictable
+        assert self.world.cache.reset() >= evictable
         assert self.world.cache.account().evictable == 0
         self.world.forget_evicted()
 

@@ -125,7 +125,7 @@ def test_a_page_that_the_tree_holds_in_full_elsewhere_is_given_up() -> None:
     assert a.lease.pages[:2] == b.lease.pages[:2]
     w.end(a)
     w.end(b)
-    assert w.cache.account().evictable == 4
+    assert w.cache.account().evictable == 3, "of the last page, too, one is enough when nobody writes in it"
 
 
 def test_a_page_that_somebody_copies_is_not_taken_from_under_the_copy() -> None:
