@@ -38,7 +38,7 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -
     check_prompt(model, ids, "messages")
     left = room(len(ids), model.max_model_len, "messages")
     check_room(len(ids), asked or left, model, "messages")
-    scores = scores_of(request, limits, [ids], num_scored)
+    scores = scores_of(request, limits, [ids], num_scored, candidates)
     options = request.stream_options
     answer = Answer.begin(
         "chatcmpl",

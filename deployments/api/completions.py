@@ -56,7 +56,7 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
         with_token_ids=bool(request.return_token_ids),
         include_timings=bool(request.include_timings),
     )
-    scores = scores_of(request, limits, [prompt.token_ids for prompt in prompts], num_scored)
+    scores = scores_of(request, limits, [prompt.token_ids for prompt in prompts], num_scored, candidates)
     wording = CompletionWording(answer, served.codec, request.logprobs, scores, request.prompt_logprobs)
     return Plan(
         served,

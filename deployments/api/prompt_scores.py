@@ -45,11 +45,15 @@ def scores_of(
     limits: Limits,
     prompts: Sequence[Sequence[int]],
     num_top: int | None,
+    num_candidates: int,
 ) -> PromptScores | None:
-    """Where the scores of `prompts`, as token ids, are gathered. Raises `ApiError` when they are too many."""
+    """Where the scores of `prompts`, as token ids, are gathered from `num_candidates` answers to each.
+
+    Raises `ApiError` when they are too many.
+    """
     if num_top is None:
         return None
-    scores = PromptScores(prompts, request.n or 1, num_top)
+    scores = PromptScores(prompts, request.n or 1, num_top, num_candidates)
     if scores.num_entries > limits.max_prompt_logprob_entries:
         raise invalid(
             f"The answer would have {scores.num_entries} log-probabilities of prompt tokens, at most "
@@ -63,10 +67,15 @@ def scores_of(
 class PromptScores:
     """The scores of one request's prompts. Lives as long as its answer."""
 
-    def __init__(self, prompts: Sequence[Sequence[int]], num_choices: int, num_top: int) -> None:
-        """`prompts` are token ids, with `num_choices` choices each; `num_top` alternatives are asked for."""
+    def __init__(
+        self, prompts: Sequence[Sequence[int]], num_choices: int, num_top: int, num_candidates: int
+    ) -> None:
+        """`prompts` are token ids, each with `num_candidates` answers, of which `num_choices` are given.
+
+        Of each token `num_top` alternatives are asked for.
+        """
         self.num_top = num_top
-        self._prompts, self._num_choices = prompts, num_choices
+        self._prompts, self._num_choices, self._num_candidates = prompts, num_choices, num_candidates
         self._parts: list[PackedLogprobs | None] = [None] * len(prompts)
 
     @property
@@ -84,7 +93,7 @@ class PromptScores:
         """`deltas`, each held back until its prompt's scores are whole. Raises `ApiError` if they never are."""
         held: list[list[Delta]] = [[] for _ in self._prompts]
         async for delta in deltas:
-            prompt = delta.index // self._num_choices
+            prompt = delta.index // self._num_candidates
             self._parts[prompt] = joined(self._parts[prompt], delta.prompt_logprobs)
             held[prompt].append(delta)
             if self._is_whole(prompt):

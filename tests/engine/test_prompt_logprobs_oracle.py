@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ def test_no_more_logits_at_a_time_than_the_bound(model: Path, monkeypatch: pytes
     monkeypatch.setattr("engine.model_runner.SLICE_BYTES", 4 * VOCAB * rows_at_once)
     engine = engine_for(model, max_step_tokens=64)
     decoder, counted = engine.runner._decoder, []  # type: ignore[attr-defined]
-    logits = decoder.logits
+    logits: Callable[[torch.Tensor], torch.Tensor] = decoder.logits
 
     def spy(hidden: torch.Tensor) -> torch.Tensor:
         counted.append(len(hidden))

@@ -119,6 +119,20 @@ def test_prompts_are_scored_once_for_all_their_choices(
     assert [request.sampling.prompt_logprobs for request in engine.requests] == [0, None, 0, None]
 
 
+@pytest.mark.parametrize("max_tokens", [0, 2])
+def test_of_candidates_that_are_not_given_nothing_is_lost(
+    client: Client, engine: ScriptedEngine, max_tokens: int
+) -> None:
+    """The first of three candidates scores the prompt; whichever two are given bear the scores."""
+    asked = {"prompt": [TEXT, "Once"], "n": 2, "best_of": 3, "echo": True, "logprobs": 1, "max_tokens": max_tokens}
+    choices = complete(client, **asked).choices
+    for choice, text in zip(choices, [TEXT, TEXT, "Once", "Once"], strict=True):
+        num = len(engine.codec.encode(text))
+        expected = [None, *(-float(at) for at in range(1, num)), *[-0.5] * max_tokens]
+        assert choice.logprobs.token_logprobs == expected
+    assert [request.sampling.prompt_logprobs for request in engine.requests] == [1, None, None] * 2
+
+
 # --- vLLM's field ---------------------------------------------------------------------------------------------
 
 
