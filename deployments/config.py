@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from deployments.api.limits import Limits
 from deployments.settings import (
     AdmissionSettings,
+    ChatSettings,
     EngineReplicas,
     HealthSettings,
     LogSettings,
@@ -60,6 +61,8 @@ class ModelArgs(Settings):
     """Model and engine of each replica. `served_name` tells models of one directory apart."""
     engines: EngineReplicas = EngineReplicas()
     """Engine replicas."""
+    chat: ChatSettings = ChatSettings()
+    """What its answers hold besides text."""
     load_at_start: bool = True
     """Whether it has replicas from the start; False: from POST /v1/models/{name}/load on."""
 
@@ -105,8 +108,10 @@ class AppArgs(Access):
     """Model and engine of each replica, where there is one model."""
     engines: EngineReplicas = EngineReplicas()
     """Engine replicas, where there is one model."""
+    chat: ChatSettings = ChatSettings()
+    """What its answers hold besides text, where there is one model."""
     models: tuple[ModelArgs, ...] = ()
-    """Several models, each with engine replicas of its own. Not together with `engine` and `engines`."""
+    """Several models, each with engine replicas of its own. Not together with `engine`, `engines` and `chat`."""
     ingresses: Replicas = Replicas(max_ongoing=1000)
     """Ingress replicas: HTTP, chat template, tokenizer. CPU only."""
     limits: Limits = Field(default_factory=lambda: Limits.model_validate({}))
@@ -140,7 +145,7 @@ class AppArgs(Access):
     @classmethod
     def _one_form_or_the_other(cls, data: Any) -> Any:
         if isinstance(data, dict) and "models" in data:
-            both = sorted({"engine", "engines"} & data.keys())
+            both = sorted({"engine", "engines", "chat"} & data.keys())
             if both:
                 raise ValueError(f"give either models or {' and '.join(both)}, not both: move them into models")
             if not data["models"]:
@@ -180,7 +185,7 @@ class AppArgs(Access):
     def served(self) -> dict[str, ModelArgs]:
         """All models by the name of their engine deployment, which stays the same when others come or go."""
         if not self.models:
-            return {ENGINE_DEPLOYMENT: ModelArgs(engine=self.engine, engines=self.engines)}
+            return {ENGINE_DEPLOYMENT: ModelArgs(engine=self.engine, engines=self.engines, chat=self.chat)}
         return {f"{ENGINE_DEPLOYMENT}-{_slug(model.name)}": model for model in self.models}
 
 

@@ -96,7 +96,8 @@ class ModelLink:
             self._grammar_limits,
             self.metrics,
         )
-        return ServedModel(card, client, TextCodec(tokenizer), self.metrics, self._switch, self._grammars)
+        codec = TextCodec(tokenizer, self._model.chat)
+        return ServedModel(card, client, codec, self.metrics, self._switch, self._grammars)
 
     def in_cluster(self) -> ClusterModel:
         """What the cluster's state needs of the model."""

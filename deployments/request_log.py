@@ -12,7 +12,7 @@ Serve's own fields (asctime, levelname, message, ...) and these:
     model, tenant   names from the configuration; model is null when none was found
     outcome         "finished", "aborted" (the client left), "refused" (nothing was generated) or "failed"
     status          HTTP status; 499 when the client left before there was one
-    finish_reason   "stop", "length", "abort" or "error", of the first choice
+    finish_reason   "stop", "length", "tool_calls", "abort" or "error", of the first choice
     error_type      as the client was told; reason: of a refusal, as `admission_rejections_total` counts it
     stream, num_choices
     replica, migrations, preemptions, and all other fields of `timings` (deployments/api/timings.py)

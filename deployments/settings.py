@@ -122,6 +122,16 @@ class TracingSettings(Settings):
         return given if url.path.strip("/") else f"{given.rstrip('/')}/v1/traces"
 
 
+class ChatSettings(Settings):
+    """What a model's answers hold besides text; see `deployments/api/dialect.py`."""
+
+    tools: Literal["auto", "hermes", "llama3", "none"] = "auto"
+    """How the model writes tool calls; "auto" finds it out from the chat template, "none" refuses tools."""
+    reasoning: Literal["auto", "think", "none"] = "auto"
+    """Whether <think>...</think> at the beginning of an answer is told apart from it; "auto" looks at the chat
+    template and the vocabulary."""
+
+
 class Replicas(Settings):
     """How many replicas of a deployment, and what each takes."""
 

@@ -36,6 +36,7 @@ from deployments.api.report import Reporting, report_of
 from deployments.api.routing import add_router_routes
 from deployments.api.sampling import in_vocabulary
 from deployments.api.service import ApiService, ServedModel
+from deployments.api.tools.asked import checked_functions
 from deployments.api.transport import Envelope, error_response, json_response, request_id, until_disconnect
 from deployments.client import Unavailable
 from deployments.rate_limits import RateLimited
@@ -104,8 +105,13 @@ class _Routes:
         if asked.messages:
             if asked.add_special_tokens:
                 raise invalid("add_special_tokens is not supported for messages.", "add_special_tokens")
+            functions = await checked_functions(self._service.limits, asked.tools)
             ids = await encode_messages(
-                self._service.limits, served, asked.messages, add_generation_prompt=asked.add_generation_prompt
+                self._service.limits,
+                served,
+                asked.messages,
+                functions,
+                add_generation_prompt=asked.add_generation_prompt,
             )
         else:
             special = asked.add_special_tokens is not False

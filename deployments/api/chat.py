@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from deployments.api import reasoning
 from deployments.api.best_of import num_candidates
 from deployments.api.choices import Delta
 from deployments.api.errors import invalid
@@ -15,12 +16,17 @@ from deployments.api.logprobs import chat_logprobs, prompt_logprobs
 from deployments.api.prompt_scores import PromptScores, asked_scores, scores_of
 from deployments.api.prompts import check_prompt, encode_messages
 from deployments.api.protocol import ChatRequest
+from deployments.api.reading import CallDelta, Sought
 from deployments.api.sampling import check_room, in_range, room, sampling_params, with_grammar, with_max_tokens
 from deployments.api.service import ServedModel
 from deployments.api.structured import asked_grammar
 from deployments.api.text_codec import TextCodec
+from deployments.api.tools.asked import AskedTools, asked_tools
 from deployments.api.wording import Answer, Frames, Prompt, Whole, encode_json
 from engine.plan import TokenLogprobs
+
+_MARK_TOKENS = 16
+"""No tokenizer takes more for a mark and the white space after it."""
 
 
 async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -> Plan:
@@ -34,7 +40,8 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -
     candidates = num_candidates(request, limits)
     grammar = await asked_grammar(limits, served.grammars, request.response_format, request.structured_outputs)
     sampling = with_grammar(sampling, grammar)
-    ids = await encode_messages(limits, served, request.messages)
+    tools = await asked_tools(limits, request, served.codec.dialect.tools)
+    ids = await encode_messages(limits, served, request.messages, tools.functions if tools else ())
     check_prompt(model, ids, "messages")
     left = room(len(ids), model.max_model_len, "messages")
     check_room(len(ids), asked or left, model, "messages")
@@ -51,7 +58,17 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -
     )
     wording = ChatWording(answer, served.codec, logprobs, scores)
     sampling = replace(with_max_tokens(sampling, asked or left), prompt_logprobs=num_scored)
-    return Plan(served, request, sampling, wording, candidates, scores=scores)
+    sought = _sought(served.codec, tools, ids)
+    return Plan(served, request, sampling, wording, candidates, sought=sought, scores=scores)
+
+
+def _sought(codec: TextCodec, tools: AskedTools | None, prompt_ids: list[int]) -> Sought:
+    """What the answer may hold. Some templates begin the reasoning themselves."""
+    thinks = codec.dialect.thinks
+    is_thinking = thinks and codec.decode(prompt_ids[-_MARK_TOKENS:]).rstrip().endswith(reasoning.OPEN)
+    if tools is None:
+        return Sought(thinks, is_thinking)
+    return Sought(thinks, is_thinking, tools.format, tools.names, tools.is_single)
 
 
 def _asked_tokens(request: ChatRequest) -> int | None:
@@ -98,10 +115,10 @@ class ChatWording:
         return self._frames.choice(encode_json(choice))
 
     def delta(self, delta: Delta) -> bytes:
-        """Text first, the finish reason in a chunk of its own: clients expect the last delta to be empty."""
+        """The finish reason comes in a chunk of its own: clients expect the last delta to be empty."""
         chunks = b""
-        if delta.text or delta.logprobs:
-            chunks = self._frames.choice(self._text_choice(delta))
+        if delta.text or delta.logprobs or delta.reasoning or delta.calls:
+            chunks = self._frames.choice(self._said_choice(delta))
         if delta.finish_reason:
             last = {
                 "index": delta.index,
@@ -112,13 +129,17 @@ class ChatWording:
             chunks += self._frames.choice(encode_json(last))
         return chunks
 
-    def _text_choice(self, delta: Delta) -> bytes:
+    def _said_choice(self, delta: Delta) -> bytes:
         """The hot path: assembled by hand, as only the text differs from chunk to chunk."""
         logprobs = encode_json(self._logprobs(delta.logprobs)) if delta.logprobs else b"null"
         token_ids = b',"token_ids":' + encode_json(delta.token_ids) if self.answer.with_token_ids else b""
-        return b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null%b}' % (
+        if delta.reasoning or delta.calls:
+            said = encode_json(_said(delta.text, delta.reasoning, [_streamed(call) for call in delta.calls]))
+        else:
+            said = b'{"content":%b}' % encode_json(delta.text)
+        return b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null%b}' % (
             delta.index,
-            encode_json(delta.text),
+            said,
             logprobs,
             token_ids,
         )
@@ -138,9 +159,11 @@ class ChatWording:
         return encode_json({**head, "choices": spelled, **extras})
 
     def _whole_choice(self, index: int, whole: Whole) -> dict[str, Any]:
+        text, calls = "".join(whole.text), [_spelled(call) for call in whole.calls]
+        said = _said(text, "".join(whole.reasoning), calls)
         choice: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(whole.text), "refusal": None},
+            "message": {"role": "assistant", "content": None if calls else "", "refusal": None, **said},
             "logprobs": None if self._num_top is None else self._logprobs(whole.logprobs),
             "finish_reason": whole.finish_reason,
         }
@@ -150,3 +173,24 @@ class ChatWording:
 
     def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
         return chat_logprobs(self._codec, logprobs, self._num_top or 0)
+
+
+def _said(text: str, thought: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """The parts of a message, or of what is added to one, that are not empty."""
+    said = {"content": text, "reasoning": thought, "tool_calls": calls}
+    return {part: value for part, value in said.items() if value}
+
+
+def _spelled(call: CallDelta) -> dict[str, Any]:
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def _streamed(call: CallDelta) -> dict[str, Any]:
+    """The first delta of a call says what is called, later ones go on with the arguments."""
+    if call.name is not None:
+        return {"index": call.index, **_spelled(call)}
+    return {"index": call.index, "function": {"arguments": call.arguments}}

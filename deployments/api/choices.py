@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from deployments.api.errors import RETRY_AFTER_S, ApiError
+from deployments.api.reading import AnswerReader, CallDelta
 from deployments.client import EngineClient, GenerateRequest, Generation
 from deployments.course import Course
-from engine.detokenizer import TextStream
 from engine.logprobs import PackedLogprobs
 from engine.plan import Event, FinishReason, TokenLogprobs
 
@@ -39,20 +39,24 @@ class Delta:
     num_generated: int
     """Tokens the engine generated for it, a stop token included: what usage counts."""
     finish_reason: str | None = None
-    """"stop" or "length" on the choice's last delta."""
+    """"stop", "length" or "tool_calls" on the choice's last delta."""
     prompt_logprobs: PackedLogprobs | None = None
     """Scores of further tokens of its prompt, which come before all text."""
+    reasoning: str = ""
+    """What it thought before its text."""
+    calls: Sequence[CallDelta] = ()
+    """What it added to calls of tools."""
 
     @property
     def says_something(self) -> bool:
         """Whether a client could tell that it came."""
-        return bool(self.text or self.logprobs or self.finish_reason)
+        return bool(self.text or self.logprobs or self.finish_reason or self.reasoning or self.calls)
 
 
 class Choice:
     """One choice as it grows."""
 
-    def __init__(self, index: int, text: TextStream, *, scores_only: bool = False) -> None:
+    def __init__(self, index: int, text: AnswerReader, *, scores_only: bool = False) -> None:
         """With `scores_only` nothing was to be generated: the one token that an engine cannot but is dropped."""
         self.index = index
         self.num_generated = 0
@@ -81,15 +85,15 @@ class Choice:
         # The engine stops for stop tokens only, and reports the one it stopped for: it is not part of the text.
         num_shown = len(event.token_ids) - (1 if event.finish_reason == "stop" and event.token_ids else 0)
         before = self._text.num_tokens
-        delta = self._text.push(event.token_ids[:num_shown])
+        said = self._text.push(event.token_ids[:num_shown], is_last=event.finish_reason is not None)
         finish_reason: str | None = event.finish_reason
-        text = delta.text
-        if delta.stopped:
+        if self._text.stopped:
             num_shown = num_generated = self._text.num_tokens - before
             finish_reason = "stop"
         else:
             num_generated = len(event.token_ids)
-            text += self._text.finish() if finish_reason else ""
+        if finish_reason == "stop" and self._text.is_call:
+            finish_reason = "tool_calls"
         self.num_generated += num_generated
         self._sum_logprobs += sum(at.logprob for at in event.logprobs[:num_generated])
         self.finish_reason, now = finish_reason, time.monotonic()
@@ -99,13 +103,20 @@ class Choice:
             self.ended_at = now
         return Delta(
             self.index,
-            text,
+            said.text,
             event.token_ids[:num_shown],
             event.logprobs[:num_shown],
             num_generated,
             finish_reason,
             event.prompt_logprobs,
+            said.reasoning,
+            said.calls,
         )
+
+    @property
+    def num_reasoning(self) -> int:
+        """Generated tokens that were reasoning."""
+        return self._text.num_reasoning
 
 
 class Choices:
@@ -114,7 +125,7 @@ class Choices:
     def __init__(
         self,
         client: EngineClient,
-        parts: Sequence[tuple[GenerateRequest, TextStream]],
+        parts: Sequence[tuple[GenerateRequest, AnswerReader]],
         idle_timeout_s: float,
         *,
         scores_only: bool = False,
@@ -199,7 +210,7 @@ class Choices:
             except TimeoutError:
                 raise ApiError(504, "The engine did not answer in time.", code="engine_timeout") from None
             delta = choice.take(event)
-            if delta.finish_reason and not event.finish_reason:  # a stop string: the engine does not know
+            if delta.finish_reason and not event.finish_reason:  # ended by its text: the engine does not know
                 await generation.aclose()
             yield delta
             if delta.finish_reason:

@@ -21,6 +21,7 @@ from deployments.api.errors import ApiError, from_client, internal
 from deployments.api.limits import Limits
 from deployments.api.prompt_scores import PromptScores
 from deployments.api.protocol import ChatRequest, CompletionRequest
+from deployments.api.reading import NOTHING, AnswerReader, Sought
 from deployments.api.recording import Recorder
 from deployments.api.report import Began
 from deployments.api.sampling import for_choice
@@ -31,7 +32,6 @@ from deployments.api.wording import DONE, Wording, error_event
 from deployments.client import GenerateRequest, Overloaded, Rejected, ReplicaLost, Unavailable
 from deployments.rate_limits import RateLimited, Ticket
 from deployments.tenants import Tenant
-from engine.detokenizer import TextStream
 from engine.sampling_params import SamplingParams
 
 CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost, RateLimited)
@@ -47,6 +47,8 @@ class Plan:
     wording: Wording
     num_candidates: int = 1
     """Answers to generate for each prompt; `wording.answer.num_choices` of them are given."""
+    sought: Sought = NOTHING
+    """What the answers' text is searched for."""
     echoes_only: bool = False
     """Answer with the prompts and generate nothing."""
     scores: PromptScores | None = None
@@ -145,6 +147,8 @@ class Exchange:
             async for delta in self._choices.deltas():
                 self._recorder.tokens(delta.index, delta.num_generated)
                 self._ticket.generated(delta.num_generated)
+                if delta.finish_reason:
+                    self._recorder.reasoned(self._choices.choices[delta.index].num_reasoning)
                 yield delta
 
     async def _whole(self, deltas: AsyncIterator[Delta]) -> Response:
@@ -246,7 +250,7 @@ class Exchange:
 
 def _parts(
     plan: Plan, hints: Hints, tenant: Tenant, x_request_id: str
-) -> list[tuple[GenerateRequest, TextStream]]:
+) -> list[tuple[GenerateRequest, AnswerReader]]:
     """One generation for each candidate of each prompt; candidate i of any prompt has the same seed."""
     request, sampling, answer, count = plan.request, plan.sampling, plan.wording.answer, plan.num_candidates
     if count > answer.num_choices:  # They are ranked by it.
@@ -265,6 +269,7 @@ def _parts(
             max_wait_s=hints.max_wait_s,
             x_request_id=x_request_id,
         )
-        text = plan.served.codec.text_stream(sampling.stop, min_tokens=sampling.min_tokens)
-        parts.append((generate, text))
+        marks = plan.sought.marks
+        text = plan.served.codec.text_stream(sampling.stop, min_tokens=sampling.min_tokens, keep=marks)
+        parts.append((generate, AnswerReader(text, plan.sought)))
     return parts

@@ -12,7 +12,7 @@ from typing import Any
 
 from deployments.api.errors import invalid, quoted
 
-HARMLESS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_retention", "parallel_tool_calls"})
+HARMLESS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_retention"})
 """Accepted with any value: they label a request, or qualify something that is refused itself."""
 
 # Fields that are not supported, with the values besides null that ask for nothing.
@@ -55,8 +55,6 @@ CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "reasoning_effort": (),
     "thinking_token_budget": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": (),
     "web_search_options": (),
 }
@@ -69,12 +67,7 @@ MESSAGE_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "annotations": ([],),
     "audio": (),
     "function_call": (),
-    "name": (),
-    "reasoning": (),
-    "reasoning_content": (),
     "refusal": (),
-    "tool_call_id": (),
-    "tool_calls": ([],),
 }
 
 

@@ -35,6 +35,8 @@ class Limits(BaseModel):
     """Messages in one conversation."""
     max_content_parts: int = Field(default=256, ge=1)
     """Text parts in one message."""
+    max_tools: int = Field(default=128, ge=0)
+    """Tools of a request, and calls of one message."""
     max_stop_strings: int = Field(default=engine_bounds.MAX_STOP_STRINGS, ge=0, le=engine_bounds.MAX_STOP_STRINGS)
     """Strings in `stop`."""
     max_stop_string_chars: int = Field(

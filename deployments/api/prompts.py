@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from deployments.api.errors import invalid
 from deployments.api.limits import Limits
@@ -11,6 +11,9 @@ from deployments.api.protocol import Message
 from deployments.api.sampling import context_exceeded, in_vocabulary, room
 from deployments.api.service import ModelCard, ServedModel
 from deployments.api.text_codec import TemplateRefused
+from deployments.api.tools.asked import check_conversation, size_of
+from deployments.api.tools.protocol import Function
+from deployments.api.tools.rendering import messages_as_text, plain_messages, plain_tools
 
 
 async def encode_text(
@@ -27,17 +30,28 @@ async def encode_text(
 
 
 async def encode_messages(
-    limits: Limits, served: ServedModel, messages: list[Message], *, add_generation_prompt: bool = True
+    limits: Limits,
+    served: ServedModel,
+    messages: Sequence[Message],
+    functions: Sequence[Function] = (),
+    *,
+    add_generation_prompt: bool = True,
 ) -> list[int]:
-    """Token ids of a conversation."""
-    size = sum(len(message.content) for message in messages)
+    """Token ids of a conversation, whose model is told of `functions`."""
+    check_conversation(limits, messages)
+    calls = (len(call.function.arguments) for message in messages for call in message.tool_calls)
+    size = sum(len(message.content) for message in messages) + sum(calls)
     _refuse_hopeless(served, size, "messages")
-    plain = [{"role": message.role, "content": message.content} for message in messages]
+    dialect, tools = served.codec.dialect, plain_tools(functions)
+    if dialect.tools is None or dialect.has_place_for_tools:
+        plain = plain_messages(messages)
+    else:
+        plain, tools = messages_as_text(messages, functions, dialect.tools), []
     try:
         return await _near_or_far(
             limits,
-            size,
-            lambda: served.codec.encode_chat(plain, add_generation_prompt=add_generation_prompt),
+            size + size_of(functions),
+            lambda: served.codec.encode_chat(plain, tools, add_generation_prompt=add_generation_prompt),
         )
     except TemplateRefused as error:
         raise invalid(str(error), "messages") from None

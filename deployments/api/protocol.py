@@ -1,12 +1,11 @@
 """The requests of the HTTP API, as typed models.
 
-Strict: no string becomes a number, no number a boolean, NaN is no number, and unknown fields are errors. Ranges of
-sampling parameters are checked by `SamplingParams`, which knows them; here is what JSON must look like.
+Here is what JSON must look like. Ranges of sampling parameters are checked by `SamplingParams`, which knows them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, ValidationError
@@ -20,10 +19,11 @@ from deployments.api.fields import (
     keep_known,
 )
 from deployments.api.limits import Limits
-from deployments.api.strict import Strict as _Strict
+from deployments.api.strict import Strict
 from deployments.api.structured import STRUCTURED_OUTPUTS_UNSUPPORTED, ResponseFormat, StructuredOutputs
+from deployments.api.tools.protocol import Tool, ToolCall, ToolChoice
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 
 
 def _parse_stop(value: object) -> object:
@@ -69,11 +69,11 @@ def _join_content(value: object) -> object:
 
 
 def _parse_role(value: object) -> object:
-    if value in ("tool", "function"):
-        raise PydanticCustomError("role", f"{quoted(value)} is not supported: this server has no tools")
-    if not isinstance(value, str) or value not in ("system", "developer", "user", "assistant"):
+    if value == "function":
+        raise PydanticCustomError("role", "'function' is not supported; results of calls have the role tool")
+    if not isinstance(value, str) or value not in ("system", "developer", "user", "assistant", "tool"):
         raise PydanticCustomError(
-            "role", f"must be one of system, developer, user and assistant, got {quoted(value)}"
+            "role", f"must be one of system, developer, user, assistant and tool, got {quoted(value)}"
         )
     return "system" if value == "developer" else value
 
@@ -95,6 +95,11 @@ def _parse_prompt(value: object) -> object:
     raise PydanticCustomError("prompt", "must be text, token ids (integers), or an array of either, not mixed")
 
 
+def _or_none(value: object) -> object:
+    """Null is no element."""
+    return [] if value is None else value
+
+
 def _parse_ids(value: object) -> object:
     if value is None:
         return []
@@ -112,14 +117,23 @@ Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """An integer of 64 bits; the sampling parameters' own ranges are narrower."""
 
 
-class Message(_Strict):
+class Message(Strict):
     """One message of a conversation. `developer` is the newer name of `system`."""
 
     role: Annotated[Role, BeforeValidator(_parse_role)]
     content: Annotated[str, BeforeValidator(_join_content)]
+    """ "" of an assistant's message that has only calls."""
+    tool_calls: Annotated[list[ToolCall], FailFast()] = Field(default_factory=list)
+    """Functions that the assistant called."""
+    tool_call_id: str | None = None
+    """Of a result: the call that it answers."""
+    name: str | None = None
+    """Of a result: the function that was called."""
+    reasoning: str | None = None
+    """What the assistant thought before it answered; also `reasoning_content`."""
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """What a stream carries besides its text."""
 
     include_usage: bool | None = None
@@ -128,7 +142,7 @@ class StreamOptions(_Strict):
     """Accepted and not done: padding against traffic analysis."""
 
 
-class _Generating(_Strict):
+class _Generating(Strict):
     """Fields that chat and completions share."""
 
     model: str
@@ -174,6 +188,12 @@ class ChatRequest(_Generating):
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
+    tools: Annotated[list[Tool], FailFast(), BeforeValidator(_or_none)] = Field(default_factory=list)
+    """Functions that the model may call."""
+    tool_choice: ToolChoice = None
+    """Whether it may ("auto", the default), must ("required", or one by name) or must not ("none") call one."""
+    parallel_tool_calls: bool | None = None
+    """Whether it may call several in one answer: yes, unless false."""
 
 
 class CompletionRequest(_Generating):
@@ -185,19 +205,21 @@ class CompletionRequest(_Generating):
     logprobs: Int | None = None
 
 
-class TokenizeRequest(_Strict):
+class TokenizeRequest(Strict):
     """Body of POST /tokenize: either `prompt` or `messages`."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], FailFast()] = Field(default_factory=list)
+    tools: Annotated[list[Tool], FailFast(), BeforeValidator(_or_none)] = Field(default_factory=list)
+    """Functions that the messages' model is told of."""
     add_special_tokens: bool | None = None
     """Default: yes for a prompt, no for messages, whose template has them."""
     add_generation_prompt: bool = True
     """End the rendered messages where the model's answer begins."""
 
 
-class DetokenizeRequest(_Strict):
+class DetokenizeRequest(Strict):
     """Body of POST /detokenize."""
 
     model: str | None = None
@@ -238,9 +260,22 @@ def _clean_messages(messages: list[Any], limits: Limits) -> list[Any]:
             at_most("messages.content", len(parts), limits.max_content_parts, "parts")
     known = Message.model_fields.keys()
     return [
-        keep_known(message, known, MESSAGE_UNSUPPORTED, f"messages.{i}.") if isinstance(message, dict) else message
+        _clean_message(message, known, f"messages.{i}.") if isinstance(message, dict) else message
         for i, message in enumerate(messages)
     ]
+
+
+def _clean_message(message: dict[str, Any], known: Set[str], path: str) -> dict[str, Any]:
+    """With calls there need not be content; the fields of an answer that are null ask for nothing."""
+    kept = keep_known(message, known | {"reasoning_content"}, MESSAGE_UNSUPPORTED, path)
+    other_name = kept.pop("reasoning_content", None)
+    if kept.get("reasoning") is None and other_name is not None:
+        kept["reasoning"] = other_name
+    if kept.get("tool_calls") is None:
+        kept.pop("tool_calls", None)
+    if kept.get("tool_calls") and kept.get("content") is None:
+        kept["content"] = ""
+    return kept
 
 
 _EXPECTED = {
@@ -258,9 +293,10 @@ _EXPECTED = {
     "greater_than_equal": "must be a 64-bit integer",
     "less_than": "must be a 64-bit integer",
     "extra_forbidden": "is not a known field",
+    "string_pattern_mismatch": "must be 1 to 64 letters, digits, underscores and dashes",
 }
 _OURS = frozenset(
-    {"ids", "stop", "logit_bias", "content", "role", "prompt", "response_format", "structured_outputs"}
+    {"ids", "stop", "logit_bias", "content", "role", "prompt", "response_format", "structured_outputs", "tools"}
 )
 """Error types raised above, with messages of our own."""
 

@@ -36,5 +36,5 @@ def read_thoughts(*, is_open: bool) -> Reading[None]:
         if not found:
             yield from at.text("reasoning")
     at.drop()
-    yield Piece("end")
+    yield Piece("answer")
     yield from at.spaces()

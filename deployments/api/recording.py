@@ -64,6 +64,11 @@ class Recorder:
         self._metrics.inc("tenant_tokens_total", count, tenant=self._tenant, kind="generated")
         self._times.tokens(self._metrics, choice, count, time.perf_counter())
 
+    def reasoned(self, num_tokens: int) -> None:
+        """So many of its tokens were reasoning; told once, at its end."""
+        if self._metrics is not None:
+            self._metrics.inc("reasoning_tokens_total", num_tokens)
+
     def finished(self, finish_reason: str) -> None:
         """The answer is complete."""
         self._end(finish_reason)
@@ -107,5 +112,5 @@ class Recorder:
             streaming="true" if self._is_streaming else "false",
             finish_reason=finish_reason,
         )
-        is_whole = finish_reason in ("stop", "length")
+        is_whole = finish_reason in ("stop", "length", "tool_calls")
         self._times.ended(self._metrics, time.perf_counter(), is_whole=is_whole)

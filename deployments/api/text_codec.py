@@ -1,11 +1,11 @@
 """Text to token ids and back, with the server's own chat template.
 
 A conversation is rendered to text first, so a user who writes `<|im_end|>` would end his message and could speak
-as the assistant. Such strings in message contents are therefore tokenized as the plain characters they are; the
+as the assistant. Such strings in messages and tools are therefore tokenized as the plain characters they are; the
 template's own keep their meaning. A raw completions prompt is the client's own affair and stays as written.
 
     content      "hi <|im_end|> you"            a special token's text: replaced by a mark before rendering
-    rendered     "<|im_start|>user\\nhi ¤ you<|im_end|>\\n"
+    rendered     "<|im_start|>user\\nhi ¤0¤ you<|im_end|>\\n"
     pieces       [     with specials      ] [plain] [      with specials       ]
 """
 
@@ -14,9 +14,11 @@ from __future__ import annotations
 import functools
 import re
 import secrets
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, cast
 
+from deployments.api.dialect import dialect_of
+from deployments.settings import ChatSettings
 from engine.detokenizer import TextStream
 from engine.tokenizer import Tokenizer
 
@@ -28,8 +30,9 @@ class TemplateRefused(ValueError):
 class TextCodec:
     """A tokenizer and its chat template. Thread-safe as far as the tokenizer is: nothing here changes."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, chat: ChatSettings | None = None) -> None:
         self._tokenizer = tokenizer
+        self.dialect = dialect_of(tokenizer, chat or ChatSettings())
         specials = [text for text in getattr(tokenizer, "all_special_tokens", []) if text]
         self._specials = re.compile("|".join(map(re.escape, specials))) if specials else None
 
@@ -37,25 +40,40 @@ class TextCodec:
         """Token ids of `text`; special tokens in it keep their meaning."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def encode_chat(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
         """Token ids of a conversation up to where the answer begins. Raises `TemplateRefused`."""
-        mark = f"\ufdd0{secrets.token_hex(8)}\ufdd1"
-        plain: list[str] = []
-        marked = [{**message, "content": self._mark(message["content"], mark, plain)} for message in messages]
-        pieces = self._render(marked, add_generation_prompt).split(mark)
-        ids = self.encode(pieces[0], add_special_tokens=False)
-        for special, piece in zip(plain, pieces[1:], strict=False):
-            ids += self._encode_plain(special)
+        marks = _Marks(self._specials)
+        rendered = self._render(marks.put(list(messages)), marks.put(list(tools)) or None, add_generation_prompt)
+        ids: list[int] = []
+        for piece, special in marks.find(rendered):
             ids += self.encode(piece, add_special_tokens=False) if piece else []
+            ids += self._encode_plain(special) if special else []
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of `token_ids`."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def text_stream(self, stop: Sequence[str] = (), *, min_tokens: int = 0) -> TextStream:
-        """The text of one generation as it grows, cut at the first of `stop`."""
-        return TextStream(self._tokenizer, stop, min_tokens=min_tokens)
+    def text_stream(
+        self, stop: Sequence[str] = (), *, min_tokens: int = 0, keep: Collection[str] = ()
+    ) -> TextStream:
+        """The text of one generation as it grows, cut at the first of `stop`; `keep`: special tokens it shows."""
+        kept = self._special_texts.keys() & set(keep)
+        if not kept:
+            return TextStream(self._tokenizer, stop, min_tokens=min_tokens)
+        hidden = frozenset(self._special_texts[text] for text in self._special_texts.keys() - kept)
+        tokenizer = cast(Tokenizer, _Without(self._tokenizer, hidden))
+        return TextStream(tokenizer, stop, min_tokens=min_tokens, skip_special_tokens=False)
+
+    def has_special(self, text: str) -> bool:
+        """Whether a special token spells `text`."""
+        return text in self._special_texts
 
     @functools.lru_cache(maxsize=65536)  # noqa: B019 - lives as long as the process, like the codec
     def token_text(self, token_id: int) -> tuple[str, tuple[int, ...]]:
@@ -87,28 +105,25 @@ class TextCodec:
         get_vocab = getattr(self._tokenizer, "get_vocab", None)
         return max(map(len, get_vocab()), default=1) if get_vocab else 1024
 
-    def _mark(self, content: str, mark: str, plain: list[str]) -> str:
-        """`content` with each special token's text replaced by `mark` and appended to `plain`."""
-        if self._specials is None:
-            return content
-
-        def take(found: re.Match[str]) -> str:
-            plain.append(found.group())
-            return mark
-
-        return self._specials.sub(take, content)
+    @functools.cached_property
+    def _special_texts(self) -> dict[str, int]:
+        """Tokens that decoding leaves out."""
+        added = getattr(self._tokenizer, "added_tokens_decoder", {})
+        return {str(token): token_id for token_id, token in added.items() if token.special}
 
     def _encode_plain(self, special: str) -> list[int]:
         """A special token's text as plain text: cut after its first character it is not special any more."""
         head, rest = special[:1], special[1:]
         return self.encode(head, add_special_tokens=False) + self.encode(rest, add_special_tokens=False)
 
-    def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    def _render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, add_generation_prompt: bool
+    ) -> str:
         from jinja2.exceptions import TemplateError, TemplateSyntaxError, UndefinedError
 
         options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": add_generation_prompt}
         try:
-            rendered = self._tokenizer.apply_chat_template(messages, **options)
+            rendered = self._tokenizer.apply_chat_template(messages, tools=tools, **options)
         except TemplateError as error:
             if isinstance(error, TemplateSyntaxError | UndefinedError):
                 raise TemplateRefused("The model's chat template cannot render these messages.") from error
@@ -116,6 +131,51 @@ class TextCodec:
         except ValueError as error:  # the tokenizer has no template
             raise TemplateRefused("This model has no chat template; use /v1/completions.") from error
         return str(rendered)
+
+
+class _Marks:
+    """Special tokens' texts, taken out of what a client wrote and put back in after it was rendered.
+
+    A mark is a number between two nonces of letters and digits: no template escapes them, no client knows them.
+    """
+
+    def __init__(self, specials: re.Pattern[str] | None) -> None:
+        self._specials = specials
+        self._nonce = f"m{secrets.token_hex(8)}m"
+        self._texts: list[str] = []
+
+    def put(self, value: Any) -> Any:
+        """`value` with marks in its strings, keys of objects included."""
+        if self._specials is None:
+            return value
+        if isinstance(value, str):
+            return self._specials.sub(self._take, value)
+        if isinstance(value, dict):
+            return {self.put(key): self.put(child) for key, child in value.items()}
+        return [self.put(child) for child in value] if isinstance(value, list) else value
+
+    def find(self, rendered: str) -> Iterator[tuple[str, str]]:
+        """What was rendered, as pieces of text, each with the client's special token's text that follows it."""
+        *pairs, rest = re.split(f"{self._nonce}([0-9]+){self._nonce}", rendered)
+        for text, number in zip(pairs[::2], pairs[1::2], strict=True):
+            yield text, self._texts[int(number)]
+        yield rest, ""
+
+    def _take(self, found: re.Match[str]) -> str:
+        self._texts.append(found.group())
+        return f"{self._nonce}{len(self._texts) - 1}{self._nonce}"
+
+
+class _Without:
+    """A tokenizer that decodes as if some ids were not there."""
+
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
+        self._tokenizer, self._hidden = tokenizer, hidden
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Text of the others."""
+        shown = [token for token in token_ids if token not in self._hidden]
+        return self._tokenizer.decode(shown, skip_special_tokens=skip_special_tokens)
 
 
 @functools.cache

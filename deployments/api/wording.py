@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
 
 from deployments.api.choices import Choice, Delta
+from deployments.api.reading import CallDelta
 
 encode_json = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
@@ -62,13 +63,14 @@ class Answer:
         """Each prompt counts once however many choices it has, and so do its cached tokens."""
         prompt_tokens = self.num_prompt_tokens
         completion_tokens = sum(choice.num_generated for choice in choices)
+        reasoning_tokens = sum(choice.num_reasoning for choice in choices)
         cached = sum(choice.num_cached for choice in choices[:: max(len(choices) // len(self.prompts), 1)])
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
         }
 
 
@@ -79,14 +81,23 @@ class Whole:
     text: list[str]
     token_ids: list[int]
     logprobs: list[Any]
+    reasoning: list[str]
+    calls: list[CallDelta]
+    """One per call."""
     finish_reason: str = "length"
 
     @classmethod
     def of(cls, deltas: Iterable[Delta]) -> Whole:
         """All deltas of one choice, in order."""
-        whole = cls([], [], [])
+        whole = cls([], [], [], [], [])
         for delta in deltas:
             whole.text.append(delta.text)
+            whole.reasoning.append(delta.reasoning)
+            for call in delta.calls:
+                if call.name is not None:
+                    whole.calls.append(replace(call))
+                else:
+                    whole.calls[call.index].arguments += call.arguments
             whole.token_ids += delta.token_ids
             whole.logprobs += delta.logprobs
             whole.finish_reason = delta.finish_reason or whole.finish_reason

@@ -33,7 +33,7 @@ def test_closed_labels_start_at_zero_and_only_in_their_part() -> None:
     engine, ingress, every = (Metrics("m", "r", part) for part in ("engine", "ingress", None))
     assert dict(taken(engine).values["requests_waiting"]) == {("capacity",): 0, ("deferred",): 0}
     assert "requests_total" not in taken(engine).values
-    assert len(taken(ingress).values["requests_total"]) == 2 * 2 * 4
+    assert len(taken(ingress).values["requests_total"]) == 2 * 2 * 5
     assert {*taken(every).values, *taken(every).histograms} >= {
         metric.name for metric in METRICS if metric.is_seeded and None not in metric.labels.values()
     }

@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-PieceKind = Literal["text", "reasoning", "call", "arguments", "end"]
+PieceKind = Literal["text", "reasoning", "answer", "call", "arguments", "end"]
 T = TypeVar("T")
 Reading = Generator["Piece | None", str, T]
 """A reader, or a part of one that hands back a `T`. None asks for the next character, "" being the end."""
@@ -27,8 +27,8 @@ class Piece:
     """A stretch of an answer, of one kind."""
 
     kind: PieceKind
-    """ "call" begins a call of the function named `text`, "arguments" goes on with its JSON, "end" completes it,
-    and completes reasoning too."""
+    """ "answer" ends the reasoning; "call" begins a call of the function that `text` names, "arguments" goes on
+    with its JSON, "end" completes it."""
     text: str = ""
 
 
@@ -66,7 +66,7 @@ def joined(pieces: Iterable[Piece]) -> list[Piece]:
     """`pieces` with neighbouring text, reasoning and arguments joined."""
     runs: list[tuple[PieceKind, list[str]]] = []
     for piece in pieces:
-        if runs and runs[-1][0] == piece.kind and piece.kind not in ("call", "end"):
+        if runs and runs[-1][0] == piece.kind and piece.kind in ("text", "reasoning", "arguments"):
             runs[-1][1].append(piece.text)
         else:
             runs.append((piece.kind, [piece.text]))

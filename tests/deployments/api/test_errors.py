@@ -85,7 +85,7 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": "yes"}, "stream"),
     ({"cache_salt": "x" * 1000}, "cache_salt"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools.0.function"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"guided_json": {}}, "guided_json"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),

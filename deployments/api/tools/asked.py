@@ -1,0 +1,143 @@
+"""What a chat request asks for in the way of tools, checked as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from deployments.api.body import is_deeper
+from deployments.api.errors import at_most, invalid, quoted
+from deployments.api.limits import Limits
+from deployments.api.tools.formats import ToolFormat
+from deployments.api.tools.protocol import Function, NamedChoice, Tool
+from deployments.api.tools.schema import check_parameters
+
+if TYPE_CHECKING:
+    from deployments.api.protocol import ChatRequest, Message
+
+
+@dataclass(frozen=True, slots=True)
+class AskedTools:
+    """The functions that an answer may, or must, call."""
+
+    format: ToolFormat
+    functions: tuple[Function, ...]
+    """All that the model is told of."""
+    callable: tuple[Function, ...]
+    """Those that it may call: of a named choice that one."""
+    is_forced: bool
+    """Whether the answer has to be a call."""
+    is_single: bool
+    """Whether it may be one call only."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of what may be called."""
+        return frozenset(function.name for function in self.callable)
+
+
+async def asked_tools(limits: Limits, request: ChatRequest, form: ToolFormat | None) -> AskedTools | None:
+    """None when no calls may be made. Raises `ApiError` 400 that names the field.
+
+    With "none" the model is not told of the tools: it would call them all the same.
+    """
+    choice = request.tool_choice or ("auto" if request.tools else "none")
+    functions = await checked_functions(limits, request.tools)
+    if not functions:
+        if choice in ("none", "auto"):
+            return None
+        raise invalid("tool_choice asks for a call, but tools is empty; give the functions there.", "tool_choice")
+    allowed = _allowed(functions, choice)
+    if choice == "none":
+        return None
+    if form is None:
+        raise invalid(
+            "tools is not supported for this model: its chat template shows no format of calls that this server "
+            "knows. Leave it out, or have the setting chat.tools say which one it is.",
+            "tools",
+            "unsupported_field",
+        )
+    is_named = isinstance(choice, NamedChoice)
+    is_single = is_named or request.parallel_tool_calls is False
+    return AskedTools(form, functions, allowed, choice == "required" or is_named, is_single)
+
+
+async def checked_functions(limits: Limits, tools: Sequence[Tool]) -> tuple[Function, ...]:
+    """The functions of `tools`. Raises `ApiError` 400 that names the field."""
+    at_most("tools", len(tools), limits.max_tools, "tools")
+    functions = tuple(tool.function for tool in tools)
+    seen: set[str] = set()
+    for index, function in enumerate(functions):
+        if function.name in seen:
+            path = f"tools.{index}.function.name"
+            raise invalid(f"{path} is {quoted(function.name)}, the name of an earlier tool; names differ.", path)
+        seen.add(function.name)
+    if size_of(functions) > limits.inline_text_chars:
+        await asyncio.to_thread(_check_parameters, limits, functions)
+    else:
+        _check_parameters(limits, functions)
+    return functions
+
+
+def size_of(functions: Sequence[Function]) -> int:
+    """About how many characters describe `functions` in a prompt."""
+    described = (len(function.name) + len(function.description or "") for function in functions)
+    schemas = (len(msgspec.json.encode(function.parameters)) for function in functions)
+    return sum(described) + sum(schemas)
+
+
+def check_conversation(limits: Limits, messages: Sequence[Message]) -> None:
+    """Raise `ApiError` 400 for messages that do not fit their role, or refer to calls that nobody made."""
+    called: dict[str, str] = {}
+    for index, message in enumerate(messages):
+        path = f"messages.{index}"
+        for field, role in _ROLE_OF.items():
+            if getattr(message, field) and message.role != role:
+                raise invalid(f"{path}.{field} is only for messages of the role {role}.", f"{path}.{field}")
+        at_most(f"{path}.tool_calls", len(message.tool_calls), limits.max_tools, "calls")
+        for at, call in enumerate(message.tool_calls):
+            if is_deeper(msgspec.json.decode(call.function.arguments), limits.max_json_depth):
+                where = f"{path}.tool_calls.{at}.function.arguments"
+                raise invalid(f"{where} is nested deeper than {limits.max_json_depth} levels.", where)
+            called[call.id] = call.function.name
+        if message.role == "tool":
+            _check_result(path, message, called)
+
+
+_ROLE_OF: dict[str, Literal["assistant", "tool"]] = {
+    "tool_calls": "assistant",
+    "reasoning": "assistant",
+    "tool_call_id": "tool",
+    "name": "tool",
+}
+
+
+def _check_result(path: str, message: Message, called: dict[str, str]) -> None:
+    where = f"{path}.tool_call_id"
+    if message.tool_call_id is None:
+        raise invalid(f"{where} is required of a message of the role tool: the id of the call it answers.", where)
+    name = called.get(message.tool_call_id)
+    if name is None:
+        raise invalid(f"{where} is {quoted(message.tool_call_id)}, but no message before has such a call.", where)
+    if message.name not in (None, name):
+        raise invalid(f"{path}.name must be that of the function that was called, {quoted(name)}.", f"{path}.name")
+
+
+def _allowed(functions: tuple[Function, ...], choice: str | NamedChoice) -> tuple[Function, ...]:
+    if not isinstance(choice, NamedChoice):
+        return functions
+    named = tuple(function for function in functions if function.name == choice.function.name)
+    if not named:
+        path = "tool_choice.function.name"
+        raise invalid(f"{path} is {quoted(choice.function.name)}, which is not among tools.", path)
+    return named
+
+
+def _check_parameters(limits: Limits, functions: Sequence[Function]) -> None:
+    for index, function in enumerate(functions):
+        if function.parameters is not None:
+            check_parameters(function.parameters, limits, f"tools.{index}.function.parameters")

@@ -1,0 +1,64 @@
+"""The ways in which models write calls, and which of them a chat template teaches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from deployments.api.tools import hermes, llama3
+from deployments.api.tools.pieces import Reading
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """One way: OPENS {"name": NAME, "KEY": {...}} CLOSES, and so on, with SEPARATOR between."""
+
+    read: Callable[[Collection[str]], Reading[None]]
+    """Reads an answer, given the names of the functions that may be called."""
+    is_taught: Callable[[str], bool]
+    """Whether a chat template, given as its text, shows models this way."""
+    key: str
+    opens: str = ""
+    closes: str = ""
+    separator: str = "\n"
+    marks: tuple[str, ...] = ()
+    """What tells calls from text. Where these are special tokens they have to stay in the text that is read."""
+
+    def spell(self, name: str, arguments: str) -> str:
+        """A call, with its arguments as JSON."""
+        return f'{self.opens}{{"name": "{name}", "{self.key}": {arguments}}}{self.closes}'
+
+
+def _teaches_hermes(template: str) -> bool:
+    """Others have the same mark around another syntax: <function=...> (Qwen3-Coder), <arg_key> (GLM)."""
+    others = ("<function=", "<arg_key>")
+    return (
+        hermes.OPEN in template
+        and re.search(r"""\\?["']arguments\\?["']""", template) is not None
+        and not any(other in template for other in others)
+    )
+
+
+def _teaches_llama3(template: str) -> bool:
+    return "<|start_header_id|>" in template and re.search(r"""\\?["']parameters\\?["']""", template) is not None
+
+
+FORMATS: Mapping[str, ToolFormat] = {
+    "hermes": ToolFormat(
+        hermes.read_hermes,
+        _teaches_hermes,
+        key="arguments",
+        opens=f"{hermes.OPEN}\n",
+        closes=f"\n{hermes.CLOSE}",
+        marks=(hermes.OPEN, hermes.CLOSE),
+    ),
+    "llama3": ToolFormat(
+        llama3.read_llama3,
+        _teaches_llama3,
+        key="parameters",
+        separator="; ",
+        marks=(llama3.PYTHON_TAG,),
+    ),
+}
+"""By the name in the settings."""

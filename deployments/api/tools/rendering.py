@@ -1,0 +1,81 @@
+"""Conversations with tools, as chat templates expect them; as text, for templates that know nothing of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from deployments.api.tools.formats import ToolFormat
+from deployments.api.tools.protocol import Function, ToolCall
+
+if TYPE_CHECKING:
+    from deployments.api.protocol import Message
+
+Plain = dict[str, Any]
+"""A message or a tool as the template sees it."""
+
+
+def plain_tools(functions: Sequence[Function]) -> list[Plain]:
+    """Tools as Hugging Face's templates expect them."""
+    return [{"type": "function", "function": _plain_function(function)} for function in functions]
+
+
+def plain_messages(messages: Sequence[Message]) -> list[Plain]:
+    """Messages as Hugging Face's templates expect them: arguments are objects, results name their function."""
+    names = {call.id: call.function.name for message in messages for call in message.tool_calls}
+    rendered = []
+    for message in messages:
+        plain: Plain = {"role": message.role, "content": message.content}
+        if message.reasoning:
+            plain["reasoning_content"] = message.reasoning
+        if message.tool_calls:
+            plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
+        if message.tool_call_id is not None:
+            plain |= {"tool_call_id": message.tool_call_id, "name": names[message.tool_call_id]}
+        rendered.append(plain)
+    return rendered
+
+
+def messages_as_text(messages: Sequence[Message], functions: Sequence[Function], form: ToolFormat) -> list[Plain]:
+    """The same in roles that every template knows: tools in the system message, results from the user."""
+    rendered: list[Plain] = []
+    for message in messages:
+        calls = [form.spell(call.function.name, call.function.arguments) for call in message.tool_calls]
+        content = form.separator.join([message.content, *calls] if message.content else calls)
+        if message.role != "tool":
+            rendered.append({"role": message.role, "content": content if calls else message.content})
+            continue
+        result = f"<tool_response>\n{message.content}\n</tool_response>"
+        if rendered and rendered[-1].get("is_result"):
+            rendered[-1]["content"] += f"\n{result}"
+        else:
+            rendered.append({"role": "user", "content": result, "is_result": True})
+    if functions:
+        told = _instructions(functions, form)
+        if rendered[0]["role"] == "system":
+            told = f"{rendered.pop(0)['content']}\n\n{told}"
+        rendered.insert(0, {"role": "system", "content": told})
+    return [{"role": plain["role"], "content": plain["content"]} for plain in rendered]
+
+
+def _instructions(functions: Sequence[Function], form: ToolFormat) -> str:
+    listed = "\n".join(msgspec.json.encode(_plain_function(function)).decode() for function in functions)
+    example = form.spell("NAME", "{...}")
+    return (
+        f"You can call these functions, each described with a JSON schema of its arguments:\n<tools>\n{listed}\n"
+        f"</tools>\nTo call one, write its name and its arguments like this, and nothing else; several calls "
+        f"follow one another:\n{example}\nWhat it returns will come between <tool_response> and </tool_response>."
+    )
+
+
+def _plain_function(function: Function) -> Plain:
+    described = {} if function.description is None else {"description": function.description}
+    nothing: Plain = {"type": "object", "properties": {}}
+    return {"name": function.name, **described, "parameters": function.parameters or nothing}
+
+
+def _plain_call(call: ToolCall) -> Plain:
+    called = {"name": call.function.name, "arguments": msgspec.json.decode(call.function.arguments)}
+    return {"id": call.id, "type": call.type, "function": called}

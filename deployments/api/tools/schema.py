@@ -1,0 +1,82 @@
+"""Whether JSON is a JSON schema, as far as its form goes: what it means is for those who enforce it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from deployments.api.body import is_deeper
+from deployments.api.errors import invalid, quoted
+from deployments.api.limits import Limits
+
+_TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
+_ONE = frozenset(
+    {"items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties", "contains",
+     "propertyNames", "not", "if", "then", "else"}
+)  # fmt: skip
+_LISTED = frozenset({"anyOf", "allOf", "oneOf", "prefixItems"})
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+
+
+class _Fault(Exception):
+    """What is wrong with a schema, in words that follow the place."""
+
+    def __init__(self, place: str, message: str) -> None:
+        super().__init__(message)
+        self.place, self.message = place, message
+
+
+def check_parameters(schema: dict[str, Any], limits: Limits, param: str) -> None:
+    """Raise `ApiError` 400 for what is no schema of an object, or too large."""
+    size = len(msgspec.json.encode(schema))
+    if size > limits.max_grammar_bytes:
+        raise invalid(f"{param} has {size} bytes, at most {limits.max_grammar_bytes} are allowed.", param)
+    if is_deeper(schema, limits.max_schema_depth):
+        raise invalid(f"{param} is nested deeper than {limits.max_schema_depth} levels.", param)
+    kind = schema.get("type", "object")
+    if kind != "object":
+        raise invalid(f'{param}.type must be "object", as arguments have names; got {quoted(kind)}.', param)
+    try:
+        _check(schema, "")
+    except _Fault as fault:
+        where = f" at {fault.place[:128]}" if fault.place else ""
+        raise invalid(f"{param} is no JSON schema:{where} {fault.message}.", param) from None
+
+
+def _check(schema: object, place: str) -> None:
+    """Recursive: depth was checked. Raises `_Fault`."""
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, dict):
+        raise _Fault(place, f"a schema was expected, an object or a boolean, got {quoted(schema)}")
+    for keyword, value in schema.items():
+        here = f"{place}.{keyword}".lstrip(".")
+        if keyword in _NAMED:
+            if not isinstance(value, dict):
+                raise _Fault(here, f"an object of schemas was expected, got {quoted(value)}")
+            for name, child in value.items():
+                _check(child, f"{here}.{name}")
+        elif keyword in _LISTED or (keyword == "items" and isinstance(value, list)):
+            if not isinstance(value, list) or not value:
+                raise _Fault(here, f"a list of schemas was expected, got {quoted(value)}")
+            for index, child in enumerate(value):
+                _check(child, f"{here}.{index}")
+        elif keyword in _ONE:
+            _check(value, here)
+        else:
+            _check_plain(keyword, value, here)
+
+
+def _check_plain(keyword: str, value: object, place: str) -> None:
+    """Keywords that hold no schemas. Unknown ones are notes, as the standard has it."""
+    if keyword == "type":
+        kinds = value if isinstance(value, list) and value else [value]
+        for kind in kinds:
+            if not isinstance(kind, str) or kind not in _TYPES:
+                raise _Fault(place, f"one of {', '.join(sorted(_TYPES))} was expected, got {quoted(kind)}")
+    elif keyword == "required":
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            raise _Fault(place, f"a list of names was expected, got {quoted(value)}")
+    elif keyword == "enum" and not isinstance(value, list):
+        raise _Fault(place, f"a list of values was expected, got {quoted(value)}")

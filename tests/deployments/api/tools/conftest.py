@@ -1,0 +1,105 @@
+"""The scripted service of the API's tests, with a chat template of the test's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+import deployments.demo_model
+from deployments.api import ApiService, Limits, ModelCard, ServedModel, TextCodec, create_app
+from deployments.settings import ChatSettings
+from engine.tokenizer import load_tokenizer
+from monitoring.metrics import Metrics
+from tests.deployments.api.conftest import MODEL, Client, ScriptedEngine
+
+ASK: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Is it raining in Oslo?"}]}
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    """A function with arguments of these schemas, all required."""
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "description": f"Does {name}.", "parameters": schema}}
+
+
+WEATHER = tool("get_weather", city={"type": "string", "maxLength": 12})
+CLOCK = tool("clock", zone={"enum": ["utc", "local"]})
+TOOLS = [WEATHER, CLOCK]
+
+
+@dataclass
+class Talk:
+    """A client, and the engine that says what the test scripts."""
+
+    client: Client
+    engine: ScriptedEngine
+    metrics: Metrics
+
+    def whole(self, **options: Any) -> Any:
+        """An answer in one piece."""
+        return self.client.run(lambda ai: ai.chat.completions.create(**{**ASK, **options}))
+
+    def chunks(self, **options: Any) -> list[Any]:
+        """A stream's chunks."""
+
+        async def collect(ai: openai.AsyncOpenAI) -> list[Any]:
+            return [chunk async for chunk in await ai.chat.completions.create(**{**ASK, **options}, stream=True)]
+
+        return self.client.run(collect)  # type: ignore[return-value]
+
+    def streamed(self, **options: Any) -> Any:
+        """A stream as the openai client puts it together; it raises what max_tokens cut off."""
+
+        async def collect(ai: openai.AsyncOpenAI) -> Any:
+            async with ai.chat.completions.stream(**{**ASK, **options}) as stream:
+                try:
+                    return await stream.get_final_completion()
+                except openai.LengthFinishReasonError as error:
+                    return error.completion
+
+        return self.client.run(collect)
+
+    def prompt(self) -> str:
+        """What the engine was last given, as text."""
+        return self.engine.codec.decode(self.engine.requests[-1].prompt_ids)
+
+    def refused(self, **change: Any) -> dict[str, Any]:
+        """The error of a bad request, of which no engine heard."""
+        heard = len(self.engine.requests)
+        response = self.client.post("/v1/chat/completions", {**ASK, **change})
+        assert response.status_code == 400, response.text
+        assert len(self.engine.requests) == heard
+        error: dict[str, Any] = response.json()["error"]
+        return error
+
+
+@pytest.fixture
+def talk() -> Callable[..., Talk]:
+    """A service on the embedded model's tokenizer, with `template` in place of its own where one is given."""
+
+    def make(template: str | None = None, limits: Limits | None = None, **chat: str) -> Talk:
+        tokenizer: Any = load_tokenizer(Path(deployments.demo_model.__file__).parent)
+        if template is not None:
+            tokenizer.chat_template = template
+        codec, metrics = TextCodec(tokenizer, ChatSettings(**chat)), Metrics(MODEL, "ingress-1")  # type: ignore[arg-type]
+        card = ModelCard(MODEL, created=1, max_model_len=4096, vocab_size=4096)
+        engine = ScriptedEngine(codec)
+        served = {MODEL: ServedModel(card, engine, codec, metrics)}
+        service = ApiService(served, _no_metrics, limits or Limits(), metrics)
+        return Talk(Client(httpx.ASGITransport(create_app(service))), engine, metrics)
+
+    return make
+
+
+async def _no_metrics() -> tuple[bytes, str]:
+    return b"", "text/plain"

@@ -1,0 +1,87 @@
+"""What a model thinks before it answers, told apart from the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from monitoring.metrics import Snapshot
+from tests.deployments.api.tools.conftest import ASK, TOOLS, Talk
+from tests.deployments.api.tools.templates import HERMES, LLAMA3, THINKING
+
+Make = Callable[..., Talk]
+THOUGHT = "<think>\nRain? In Oslo.\n</think>\n\n"
+
+
+def streamed(it: Talk, **options: Any) -> tuple[str, str]:
+    """(reasoning, content) of a stream."""
+    deltas = [chunk.choices[0].delta for chunk in it.chunks(**options)]
+    return "".join(getattr(d, "reasoning", None) or "" for d in deltas), "".join(d.content or "" for d in deltas)
+
+
+@pytest.mark.parametrize("template, says", [(HERMES, f"{THOUGHT}It is."), (THINKING, f"{THOUGHT[8:]}It is.")])
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+def test_reasoning_is_no_content(talk: Make, template: str, says: str, chunk: int) -> None:
+    it = talk(template)
+    it.engine.says, it.engine.chunk = says, chunk
+    answer = it.whole()
+    message = answer.choices[0].message
+    assert (message.reasoning, message.content) == ("Rain? In Oslo.", "It is.") == streamed(it)
+    thinking = len(it.engine.codec.encode(says.partition("</think>")[0] + "</think>"))
+    assert abs(answer.usage.completion_tokens_details.reasoning_tokens - thinking) <= 1  # tokens cross the border
+    counted = msgspec.msgpack.decode(it.metrics.snapshot(), type=Snapshot).values["reasoning_tokens_total"]
+    assert counted == [((), 2 * answer.usage.completion_tokens_details.reasoning_tokens)]
+
+
+def test_how_many_tokens_are_reasoning_does_not_depend_on_how_they_come(talk: Make) -> None:
+    it = talk(HERMES)
+    it.engine.says = f"{THOUGHT}It is."
+    counts = set()
+    for it.engine.chunk in (1, 3, 7, 100):
+        counts.add(it.whole().usage.completion_tokens_details.reasoning_tokens)
+    assert len(counts) == 1 and counts.pop() > 8
+
+
+def test_calls_come_after_reasoning_and_none_are_found_in_it(talk: Make) -> None:
+    it = talk(HERMES)
+    call = '<tool_call>{"name": "clock", "arguments": {"zone": "utc"}}</tool_call>'
+    it.engine.says = f"<think>I could say {call}.</think>{call}"
+    for answer in (it.whole(tools=TOOLS), it.streamed(tools=TOOLS)):
+        choice = answer.choices[0]
+        assert [c.function.arguments for c in choice.message.tool_calls] == ['{"zone": "utc"}']
+        assert (choice.message.reasoning, choice.finish_reason) == (f"I could say {call}.", "tool_calls")
+
+
+def test_an_unfinished_thought_is_reasoning(talk: Make) -> None:
+    it = talk(THINKING)
+    it.engine.says = "Hm, let me see </thi"
+    answer = it.whole()
+    assert answer.choices[0].message.reasoning == it.engine.says and answer.choices[0].message.content == ""
+    assert answer.usage.completion_tokens_details.reasoning_tokens == len(it.engine.codec.encode(it.engine.says))
+
+
+@pytest.mark.parametrize("options", [{"template": LLAMA3}, {"template": HERMES, "reasoning": "none"}, {}])
+def test_a_model_that_does_not_think_may_write_the_marks(talk: Make, options: dict[str, str]) -> None:
+    it = talk(**options)
+    it.engine.says = f"{THOUGHT}It is."
+    answer = it.whole()
+    assert answer.choices[0].message.content == it.engine.says
+    assert not hasattr(answer.choices[0].message, "reasoning")
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 0
+
+
+def test_reasoning_can_be_said_of_any_model(talk: Make) -> None:
+    it = talk(reasoning="think")
+    it.engine.says = f"{THOUGHT}It is."
+    assert it.whole().choices[0].message.content == "It is."
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_that_is_sent_back_goes_to_the_template(talk: Make, name: str) -> None:
+    it = talk(HERMES)
+    said = {"role": "assistant", "content": "It is.", name: "Rain?"}
+    it.whole(messages=[*ASK["messages"], said, *ASK["messages"]])
+    assert "<think>Rain?</think>It is.<|im_end|>" in it.prompt()
