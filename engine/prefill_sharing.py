@@ -46,7 +46,7 @@ class PrefillSharing:
         self._turns.take_part(lines)
         step = _Shares(room, admit)
         open_lines: dict[str, _Line | None] = dict.fromkeys(lines)
-        while room.tokens > 0 and (name := self._turns.turn(among=open_lines)) is not None:
+        while not room.is_full and (name := self._turns.turn(among=open_lines)) is not None:
             line = open_lines[name]
             if line is None:
                 line = open_lines[name] = _Line([*lines[name], *waiting.first(name, _WINDOW)])
@@ -58,6 +58,8 @@ class PrefillSharing:
                 self._turns.turn(among=open_lines)
             if used < most:
                 del open_lines[name]  # nobody in it can use more
+            if not step.has_memory:  # nor can anybody in lines where all wait for admission
+                open_lines = {name: line for name, line in open_lines.items() if line or lines[name]}
         return {request: step.given[request] for request in sorted(step.given, key=precedence)}
 
     def charge(self, chunks: Iterable[Chunk]) -> None:
@@ -77,14 +79,15 @@ class _Shares:
     def __init__(self, room: Room, admit: Admit) -> None:
         self.room = room
         self.given: dict[Request, int] = {}
+        self.has_memory = True
+        """Whether nobody was refused any."""
         self._admit = admit
-        self._has_memory = True
 
     def give(self, prompt: Request, most: int, share: float = 1.0) -> int:
         """Let a prompt have up to `most` tokens, and up to this share of the room; how many it got."""
-        if prompt.status is Status.WAITING and self._has_memory:
+        if prompt.status is Status.WAITING and self.has_memory:
             # Nobody overtakes another one into the memory that it waits for.
-            self._has_memory = self._admit(prompt)
+            self.has_memory = self._admit(prompt)
         if prompt.status is not Status.RUNNING:
             return 0
         given = self.given.get(prompt, 0)
@@ -109,7 +112,7 @@ class _Line:
         """Give up to `most` tokens to its prompts; how many they took."""
         used = step.give(self._first, math.ceil(most * _FIRST_SHARE), _FIRST_SHARE)
         for prompt in self._prompts:
-            if used >= most:
+            if used >= most or step.room.is_full:
                 break
             used += step.give(prompt, most - used)
         return used

@@ -102,6 +102,18 @@ def test_streams_keep_within_twice_the_time_per_token_while_a_long_prompt_is_com
     assert beside <= 2 * alone
 
 
+def test_nobody_is_admitted_to_a_step_that_is_full() -> None:
+    """Of time, though not of tokens: a place in the batch is for who gets on."""
+    engine = SimulatedEngine(machine, max_step_seconds=0.02)
+    engine.arrive(100, max_tokens=1000)
+    engine.run(until=lambda: len(engine.plans) > 20)
+    for _ in range(60):
+        engine.arrive(2000)
+    for _ in range(3):
+        engine.step()
+    assert engine.scheduler.load(engine.now).num_running <= 3
+
+
 def test_many_prompts_at_once_may_take_all_of_max_step_ms() -> None:
     engine = SimulatedEngine(machine, max_step_seconds=0.1, max_step_stretch=0.75)
     engine.arrive(100, max_tokens=1000)

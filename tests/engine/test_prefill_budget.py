@@ -84,6 +84,9 @@ def test_a_room_takes_the_context_into_account() -> None:
     room.take(9_049, 50)
     assert room.most(0, 10**6) <= 15
     assert room.most(0, 5) == 5
+    assert not room.is_full
+    room.take(0, room.most(0, 10**6))
+    assert room.is_full, "of time, though not of tokens"
 
 
 @pytest.mark.parametrize("num_decodes", [1, 8, 64])
