@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 EarlyStopping = bool | Literal["never"]
+MAX_BEAM_WIDTH = 64
+MAX_LENGTH_PENALTY = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Hypothesis(NamedTuple):
     """Generated ids, the stop token that ended it included."""
     score: float
     """Sum of log-probabilities / length ** length_penalty."""
+    finish_reason: Literal["stop", "length"]
 
 
 @dataclass(slots=True)
@@ -69,6 +72,8 @@ class BeamSearch:
     """Of the running beams, best first; at first that is the prompt alone."""
     finished: list[Hypothesis] = field(default_factory=list)
     """At most `width`, best first."""
+    ended: list[int] = field(default_factory=list)
+    """The last step's beams from which a hypothesis was finished."""
 
     def advance(
         self, outputs: Sequence[Sequence[int]], continuations: Sequence[Sequence[tuple[int, float]]]
@@ -80,19 +85,23 @@ class BeamSearch:
         """
         candidates = best_candidates(self.scores, continuations, self.params.num_candidates(len(self.stop_ids)))
         self.num_generated += 1
+        self.ended.clear()
         is_last = self.num_generated >= self.max_output
         running = []
         for rank, candidate in enumerate(candidates):
             if not is_last and candidate.token_id not in self.stop_ids:
                 running.append(candidate)
             elif rank < self.params.width:
-                self._finish([*outputs[candidate.beam], candidate.token_id], candidate.score)
+                self._finish(outputs[candidate.beam], candidate)
         del running[self.params.width :]
         self.scores = [candidate.score for candidate in running]
         return running if self._goes_on() else []
 
-    def _finish(self, token_ids: list[int], score: float) -> None:
-        self.finished.append(Hypothesis(tuple(token_ids), self._normalized(score, self.num_generated)))
+    def _finish(self, output: Sequence[int], last: Candidate) -> None:
+        self.ended.append(last.beam)
+        score = self._normalized(last.score, self.num_generated)
+        reason: Literal["stop", "length"] = "stop" if last.token_id in self.stop_ids else "length"
+        self.finished.append(Hypothesis((*output, last.token_id), score, reason))
         self.finished.sort(key=lambda hypothesis: -hypothesis.score)
         del self.finished[self.params.width :]
 

@@ -14,6 +14,7 @@ import bisect
 from collections.abc import Sequence
 
 from cache import KVCacheManager, Lease, OutOfPages
+from engine import beam_group
 from engine.prefill_budget import PrefillBudget
 from engine.request import Request, Status
 from engine.step import StepInMaking
@@ -78,7 +79,8 @@ class Memory:
         """
         if step.preempted:
             return False
-        has_room = len(self.running) < self._max_running and self._start_if_it_fits(step, request, now)
+        num_rows = sum([running.width for running in self.running])
+        has_room = num_rows + request.width <= self._max_running and self._start_if_it_fits(step, request, now)
         if not has_room:
             self.refused = request
         return has_room
@@ -104,8 +106,12 @@ class Memory:
         others = [other for other in self.running if other not in victims]
         growth = _growth(request)
         room = self.cache.available - self._pages_promised(others, growth)
-        room += sum(len(victim.lease.pages) for victim in victims if victim.lease is not None)
-        num_missing = _length_after(request, growth) - self.cache.peek(request.namespace, request.reusable)
+        room += sum(len(lease.pages) for victim in victims for lease in beam_group.leases(victim))
+        num_missing = (
+            (request.width - 1) * growth
+            + _length_after(request, growth)
+            - self.cache.peek(request.namespace, request.reusable)
+        )
         return num_missing <= room * self.cache.page_size
 
     def _start_if_it_fits(self, step: StepInMaking, request: Request, now: float) -> bool:
@@ -135,7 +141,7 @@ class Memory:
         Locking the lease may have made evictable pages unavailable: what counts is the room left after it.
         """
         growth = _growth(request)
-        needed = self.cache.pages_needed(lease, _length_after(request, growth))
+        needed = self._pages_after(request, lease, growth)
         return needed + self._pages_promised(self.running, growth) <= self.cache.available
 
     def grow(self, step: StepInMaking, request: Request, num_tokens: int, now: float) -> bool:
@@ -148,16 +154,33 @@ class Memory:
                 step.copies += self.cache.extend(lease, num_tokens, now)
                 break
             except OutOfPages:
-                if self.is_in_flight:
-                    self.is_starved = True
-                    return False
-                if victim := self._victim(step, request):
-                    self._preempt(step, victim, now)
-                elif self.running != [request] or not self.cache.compact(lease):
+                if self._make_room(step, request, now):
+                    continue
+                if self.is_in_flight or self.running != [request] or not self.cache.compact(lease):
                     return False
         if begins:
             step.swap_in += self.swap.come_back(request.request_id, lease.pages, lease.num_cached)
         return True
+
+    def grow_beams(self, step: StepInMaking, request: Request, now: float) -> bool:
+        """Make the pages of every beam cover its tokens, or of none; False when all have to sit this step out."""
+        while sum([self._pages_after(beam, beam.lease, 0) for beam in request.beams]) > self.cache.available:
+            if not self._make_room(step, request, now):
+                return False
+        for beam in request.beams:
+            assert beam.lease is not None
+            step.copies += self.cache.extend(beam.lease, beam.num_tokens, now)
+        return True
+
+    def _make_room(self, step: StepInMaking, request: Request, now: float) -> bool:
+        """Preempt somebody for a running request, if there is who may be."""
+        if self.is_in_flight:
+            self.is_starved = True
+            return False
+        victim = self._victim(step, request)
+        if victim is not None:
+            self._preempt(step, victim, now)
+        return victim is not None
 
     def _is_being_computed(self, step: StepInMaking, request: Request, num_cached: int) -> bool:
         """Whether a running prompt is computing the page that `request` would begin with.
@@ -196,10 +219,21 @@ class Memory:
     def _pages_promised(self, running: Sequence[Request], growth: int) -> int:
         """Pages that running requests still need for the tokens they have and `growth` more each."""
         return sum(
-            self.cache.pages_needed(request.lease, _length_after(request, growth))
+            self._pages_after(part, part.lease, growth)
             for request in running
-            if request.lease is not None
+            for part in request.beams or (request,)
         )
+
+    def _pages_after(self, request: Request, lease: Lease | None, growth: int) -> int:
+        """Pages that a request needs for its tokens and `growth` more; after a search's prompt, each beam does."""
+        if lease is None:
+            return 0
+        length = _length_after(request, growth)
+        needed = self.cache.pages_needed(lease, length)
+        if request.search is not None and request.leader is None:
+            size = self.cache.page_size
+            needed += (request.width - 1) * (-(-length // size) - request.num_tokens // size)
+        return needed
 
     # --- less ----------------------------------------------------------------------------------------------
 
@@ -218,7 +252,7 @@ class Memory:
 
     def _victim(self, step: StepInMaking, request: Request) -> Request | None:
         """The lowest-priority, newest running request after `request` that is not part of this step."""
-        placed = {chunk.request.request_id for chunk in step.chunks}
+        placed = {(chunk.request.leader or chunk.request).request_id for chunk in step.chunks}
         for candidate in reversed(self.running):
             if candidate is request:
                 return None
@@ -238,6 +272,8 @@ class Memory:
             self.is_swapping |= bool(copies)
             self.num_swapped += bool(copies)
         self._give_back(request, now, keep=True)
+        if request.search is not None:
+            beam_group.begin(request)  # again, after its prompt
         request.status = Status.WAITING
         request.num_preemptions += 1
         self.num_preemptions += 1
@@ -246,6 +282,7 @@ class Memory:
         self.wait(request)  # at its place, which it keeps
 
     def _give_back(self, request: Request, now: float, keep: bool) -> None:
+        beam_group.end(self.cache, request, now)
         if request.lease is None:
             return
         self.cache.finish(request.lease, self._held_tokens(request) if keep else [], now)

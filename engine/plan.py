@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from cache import PageCopy
+from engine.beam_search import Hypothesis
 from engine.logprobs import PackedLogprobs
 from engine.logprobs import TokenLogprobs as TokenLogprobs
 from engine.request import Request
@@ -152,6 +153,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     whoever stops listening in between knows all but how long it decoded."""
     prompt_logprobs: PackedLogprobs | None = None
     """Of further prompt tokens, when asked for; all of them come before the first new token."""
+    alternatives: tuple[Hypothesis, ...] = ()
+    """With the end of a beam search, its only event: what it found, best first; `token_ids` are the first's."""
 
 
 Step = Callable[[], StepResult]

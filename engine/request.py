@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from cache import Lease, Namespace
+from engine.beam_search import BeamSearch
 from engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -109,6 +110,14 @@ class Request:
     """Its preemptions when its timings were last told; -1 before the first time."""
     admitted_at: float | None = None
     first_token_at: float | None = None
+    search: BeamSearch | None = None
+    """Of a request that searches beams, and of its beams."""
+    beams: list[Request] = field(default_factory=list)
+    """Its beams, each with a lease of its own: then it holds none itself. See `engine.beam_group`."""
+    num_beams: int = 0
+    """How many it has had."""
+    leader: Request | None = None
+    """Of a beam: the request it belongs to."""
 
     @classmethod
     def make(
@@ -166,6 +175,11 @@ class Request:
     def num_to_compute(self) -> int:
         """Tokens that no step was given yet: 1 while decoding, more while a prompt is being worked through."""
         return len(self.tokens) - self.num_planned
+
+    @property
+    def width(self) -> int:
+        """Places that it takes in a batch."""
+        return 1 if self.search is None else self.search.params.width
 
     @property
     def reusable(self) -> Sequence[int]:

@@ -8,6 +8,7 @@ import torch
 
 from engine.plan import GRAMMAR_FAILED, TokenLogprobs
 from engine.sampling.adjust import adjust, is_adjusted
+from engine.sampling.candidates import candidates, is_searching
 from engine.sampling.choose import draw, probabilities
 from engine.sampling.masks import GrammarMasks
 from engine.sampling.noise import uniform
@@ -26,6 +27,8 @@ class Sampler:
     3. what the request's grammar forbids becomes impossible (`engine.sampling.masks`)
     4. temperature 0: the most likely token, the lowest id among equals
     5. else temperature, top-k, top-p, min-p (`engine.sampling.choose`), then the token under the noise
+
+    A beam search's rows are log-probabilities from the start; it gets the best of what 2 makes of them.
     """
 
     def __init__(self, eos_token_ids: Collection[int]) -> None:
@@ -40,13 +43,16 @@ class Sampler:
         """
         wanting = [index for index, row in enumerate(rows) if row.request.sampling.logprobs is not None]
         logprobs = torch.log_softmax(logits[wanting].float(), dim=-1) if wanting else None
+        searching = [index for index, row in enumerate(rows) if is_searching(row)]
+        if searching:
+            logits[searching] = torch.log_softmax(logits[searching].float(), dim=-1)
         for index, row in enumerate(rows):
             if is_adjusted(row):
                 adjust(logits[index], row, self._eos)
         failed = self._masks.apply(logits, rows)
         best, tokens = logits.max(-1)  # NaN and infinity win the maximum
         valid = torch.isfinite(best)
-        drawing = [index for index, row in enumerate(rows) if not row.request.sampling.is_greedy]
+        drawing = [i for i, row in enumerate(rows) if not (row.request.sampling.is_greedy or is_searching(row))]
         if drawing:
             drawing = [index for index, is_valid in zip(drawing, valid[drawing].tolist(), strict=True) if is_valid]
         if drawing:
@@ -58,6 +64,10 @@ class Sampler:
             counts = [rows[index].request.sampling.logprobs or 0 for index in wanting]
             for index, report in zip(wanting, _report(logprobs, counts, chosen[wanting].tolist()), strict=True):
                 reports[index] = report
+        if searching:
+            found = candidates(logits[searching], [rows[index] for index in searching])
+            for index, report, is_valid in zip(searching, found, valid[searching].tolist(), strict=True):
+                reports[index] = report if is_valid else None
         return chosen, reports
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
+from engine.beam_search import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY, BeamParams
 from engine.grammar.spec import Grammar
 
 MAX_STOP_STRINGS = 8
@@ -14,6 +16,19 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 300
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
+# Beam search chooses no single token and knows no text: fields that do, with the values that ask for nothing.
+_NOT_WITH_BEAMS: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "temperature": (0.0, 1.0),
+        "top_p": (1.0,),
+        "top_k": (0,),
+        "min_p": (0.0,),
+        "stop": ((),),
+        "logprobs": (None,),
+        "prompt_logprobs": (None,),
+        "grammar": (None,),
+    }
+)
 
 
 class InvalidSamplingParams(ValueError):
@@ -63,6 +78,9 @@ class SamplingParams:
     None reports none. The prompt is computed whatever the cache holds: its logits are needed."""
     grammar: Grammar | None = None
     """What the output must match; None: anything goes."""
+    beams: BeamParams | None = None
+    """Search for the likeliest outputs instead of sampling. Penalties, bias and `min_tokens` change the
+    log-probabilities that are searched; what chooses or reports single tokens cannot be had with it."""
 
     def __post_init__(self) -> None:
         self._check_ranges()
@@ -80,6 +98,8 @@ class SamplingParams:
             len(self.logit_bias) <= MAX_LOGIT_BIAS,
             f"has {len(self.logit_bias)} entries, at most {MAX_LOGIT_BIAS} are allowed",
         )
+        if self.beams is not None:
+            self._check_beams(self.beams)
 
     def _check_ranges(self) -> None:
         for name, low, high in (
@@ -144,6 +164,33 @@ class SamplingParams:
         )
         for token in self.stop_token_ids:
             _require("stop_token_ids", _is_int(token) and token >= 0, f"must hold token ids, got {token!r}")
+
+    def _check_beams(self, beams: BeamParams) -> None:
+        for name, count, most in (
+            ("beam width", beams.width, MAX_BEAM_WIDTH),
+            ("n", beams.num_returned, beams.width),
+        ):
+            _require(
+                name,
+                _is_int(count) and 1 <= count <= most,
+                f"must be an integer in [1, {most}], got {count!r}",
+            )
+        _require(
+            "length_penalty",
+            _in(beams.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
+            f"must be in [{-MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}], got {beams.length_penalty!r}",
+        )
+        _require(
+            "early_stopping",
+            isinstance(beams.early_stopping, bool) or beams.early_stopping == "never",
+            f'must be true, false or "never", got {beams.early_stopping!r}',
+        )
+        for name, neutral in _NOT_WITH_BEAMS.items():
+            _require(
+                name,
+                getattr(self, name) in neutral,
+                f"cannot be combined with beam search, got {getattr(self, name)!r}; leave it out",
+            )
 
     @property
     def is_greedy(self) -> bool:

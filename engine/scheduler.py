@@ -17,7 +17,10 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from cache import CacheStats, KVCacheManager, PageAccount
+from engine import beam_group
 from engine.errors import NeverFits
 from engine.load import EngineLoad
 from engine.logprobs import PackedLogprobs, TokenLogprobs
@@ -87,6 +90,8 @@ class Scheduler:
                 f"{request.num_prompt} prompt tokens + max_tokens {request.sampling.max_tokens} = {longest}, "
                 f"but this engine holds at most {self.limits.max_model_len} per request"
             )
+        if request.sampling.beams is not None:
+            beam_group.check(request, request.sampling.beams.width, self.cache, self.limits.max_running)
 
     def add(self, request: Request) -> None:
         """Put a request in the queue. Raises NeverFits, QueueFull, or ValueError when the id is in use."""
@@ -97,6 +102,8 @@ class Scheduler:
         params = request.sampling
         request.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         request.longest = min(request.num_prompt + params.max_tokens, self.limits.max_model_len)
+        if params.beams is not None:
+            beam_group.begin(request)
         request.place = self._order.place(request)
         self._requests[request.request_id] = request
         self.memory.wait(request)
@@ -146,7 +153,11 @@ class Scheduler:
             if request.status is not Status.RUNNING:
                 continue  # preempted for one before it
             num_tokens = len(request.tokens)
-            if num_tokens - request.num_planned > 1:
+            if request.beams:
+                if self.memory.grow_beams(step, request, now):
+                    for beam in request.beams:
+                        self._place(step, beam, beam.num_to_compute, now)
+            elif num_tokens - request.num_planned > 1:
                 step.prompts.append(request)
             elif num_tokens < request.longest:  # else the step in flight samples its last token
                 self._place(step, request, 1, now)
@@ -188,6 +199,7 @@ class Scheduler:
     def apply(self, plan: StepPlan, result: StepResult, now: float, seconds: float = 0.0) -> list[Event]:
         """Take in the result of the oldest step in flight, which took `seconds`; the events it caused."""
         events, token_ids = [], tuple(result.token_ids)
+        found: dict[Request, list[TokenLogprobs | None]] = {}  # what beam searches may go on with, beam by beam
         counts = itertools.repeat(1) if result.counts is None else iter(result.counts)
         first = 0
         for chunk in plan.chunks:
@@ -197,10 +209,14 @@ class Scheduler:
                 self._computed(chunk, request, end - first, now)
                 if request.request_id in result.prompt_logprobs:
                     events.append(self._scored(request, result.prompt_logprobs[request.request_id]))
-                if end > first:
+                if end > first and request.search is not None:
+                    found.setdefault(request.leader or request, []).append(result.logprobs[first])
+                elif end > first:
                     logprobs = result.logprobs[first:end]
                     events.append(self._generated(request, token_ids[first:end], logprobs, now))
             first = end
+        for request, rows in found.items():
+            events += self._searched(request, rows, now)
         if plan.chunks:
             self._budget.observe(plan.num_decodes, plan.num_prefill, seconds, plan.prefill_context)
         self._num_steps += 1
@@ -213,7 +229,7 @@ class Scheduler:
         for request in plan.preempted:
             self.memory.swap.forget(request.request_id)
         return [
-            self._end(chunk.request, "error", now, keep=False, error=message)
+            self._end(chunk.request.leader or chunk.request, "error", now, keep=False, error=message)
             for chunk in plan.chunks
             if chunk.request.status is Status.RUNNING
         ]
@@ -266,6 +282,20 @@ class Scheduler:
         if request.num_told != request.num_preemptions:
             request.num_told, timings = request.num_preemptions, _timings(request, now)
         return Event(request.request_id, tokens, reported, None, request.num_cached or 0, None, timings)
+
+    def _searched(self, request: Request, rows: Sequence[TokenLogprobs | None], now: float) -> list[Event]:
+        """Choose a beam search's next beams, by what was found for those it had; its one event when it is over."""
+        assert request.search is not None
+        if request.first_token_at is None:
+            request.first_token_at = now
+        known = [row for row in rows if row is not None]
+        if len(known) == len(rows) and beam_group.advance(self.cache, request, known, now):
+            return []
+        best = request.search.finished[: request.search.params.num_returned]
+        if len(known) < len(rows) or not best:
+            return [self._end(request, "error", now, keep=False, error=_why(-1))]
+        ended = self._end(request, best[0].finish_reason, now, tokens=best[0].token_ids)
+        return [msgspec.structs.replace(ended, alternatives=tuple(best))]
 
     def _finish_reason(self, request: Request, token: int, num_tokens: int) -> FinishReason | None:
         """Why a request ends with `token` as the last of `num_tokens`; None when it goes on."""

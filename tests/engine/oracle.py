@@ -138,10 +138,13 @@ def oracle_beams(
     if params.width == 1:  # that is greedy decoding for transformers, which reports no score of the whole
         steps = zip(found.scores, outputs[0], strict=True)
         total = sum(float(torch.log_softmax(logits[0], -1)[token]) for logits, token in steps)
-        return [Hypothesis(tuple(outputs[0]), total / len(outputs[0]) ** params.length_penalty)]
+        scores = [total / len(outputs[0]) ** params.length_penalty]
+    else:
+        scores = found.sequences_scores.tolist()
+    found = [tuple(_up_to(output, eos)) for output in outputs]
     return [
-        Hypothesis(tuple(_up_to(output, eos)), float(score))
-        for output, score in zip(outputs, found.sequences_scores, strict=True)
+        Hypothesis(output, score, "stop" if output[-1] in eos else "length")
+        for output, score in zip(found, scores, strict=True)
     ]
 
 

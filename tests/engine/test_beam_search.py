@@ -37,7 +37,7 @@ def search(model: Path, prompt: list[int], params: BeamParams, n: int, eos: Sequ
 
 
 def assert_same(ours: Sequence[Hypothesis], theirs: Sequence[Hypothesis]) -> None:
-    assert [hypothesis.token_ids for hypothesis in ours] == [hypothesis.token_ids for hypothesis in theirs]
+    assert [(h.token_ids, h.finish_reason) for h in ours] == [(h.token_ids, h.finish_reason) for h in theirs]
     assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], rel=1e-4, abs=1e-4)
 
 
