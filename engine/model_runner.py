@@ -59,8 +59,11 @@ class ModelRunner:
         )
 
     @classmethod
-    def load(cls, config: EngineConfig) -> ModelRunner:
-        """Load the model that `config` names and allocate its KV pages. Raises ModelLoadError, ValueError."""
+    def load(cls, config: EngineConfig, kv_bytes_beside: int = 0) -> ModelRunner:
+        """Load the model that `config` names and allocate its KV pages. Raises ModelLoadError, ValueError.
+
+        `kv_bytes_beside`: what another model is to keep for each token that the pages hold.
+        """
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         device = _device(config.device)
@@ -79,20 +82,16 @@ class ModelRunner:
         dtype, name = _dtype(config, model, device), fingerprint(directory)
         decoder = load_decoder(directory, model, dtype, device)
 
-        def with_pages(num_pages: int) -> ModelRunner:
-            shape = (model.num_layers, num_pages, config.page_size, model.num_kv_heads, model.head_dim)
-            runner = cls(model, decoder, backend, KVPages(*shape, dtype, device))
-            runner.max_model_len = limit
-            runner.fingerprint = name
-            return runner
-
+        shape = (model.num_layers, 1, config.page_size, model.num_kv_heads, model.head_dim)
+        loaded = cls(model, decoder, backend, KVPages(*shape, dtype, device))
+        loaded.max_model_len, loaded.fingerprint = limit, name
         if config.kv_pages is not None or device.type == "cpu":
             free = available_ram() if config.kv_pages is None else 0
         else:
-            free = measure_step(config, limit, with_pages, device)
-        num_pages = pages_for(config, free, model.kv_bytes_per_token(dtype.itemsize), limit)
-        runner = with_pages(num_pages)
-        runner.add_host_pages(host_pages_for(config, model.kv_bytes_per_token(dtype.itemsize)))
+            free = measure_step(config, limit, loaded.with_pages, device)
+        num_pages = pages_for(config, free, loaded.kv_bytes_per_token + kv_bytes_beside, limit)
+        runner = loaded.with_pages(num_pages)
+        runner.add_host_pages(host_pages_for(config, loaded.kv_bytes_per_token))
         logger.info(
             "%s: %.1fM parameters, %s on %s, %s attention, %d KV pages of %d tokens (%.0f MiB), %d in host memory",
             model.architecture,
@@ -112,6 +111,20 @@ class ModelRunner:
         if num_pages:
             self._host = HostKVPages(self._pages, num_pages)
             self.host_memory = HostMemory(num_pages, self._host.measure())
+
+    def with_pages(self, num_pages: int) -> ModelRunner:
+        """The same model with other pages, all empty."""
+        model = self.model_config
+        shape = (model.num_layers, num_pages, self.page_size, model.num_kv_heads, model.head_dim)
+        pages = KVPages(*shape, self.dtype, self.device)
+        runner = ModelRunner(model, self._decoder, self._attention, pages)
+        runner.max_model_len, runner.fingerprint = self.max_model_len, self.fingerprint
+        return runner
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """In all layers."""
+        return self.model_config.kv_bytes_per_token(self.dtype.itemsize)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Prepare a step and compute it at once."""

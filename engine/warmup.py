@@ -41,6 +41,8 @@ def worst_step(config: EngineConfig, max_model_len: int) -> StepPlan:
     sampling = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, logprobs=20, prompt_logprobs=20)
     longest = min(config.max_step_tokens - config.max_running + 1, max_model_len)
     sizes = [1] * (config.max_running - 1) + [max(1, longest)]
+    drafts = 0 if config.speculation is None else config.speculation.max_drafts * config.max_running
+    num_drafts = min(drafts, sizes[-1] - 1)
     chunks = []
     for row, size in enumerate(sizes):
         prompt = [0] * max_model_len if row == len(sizes) - 1 else ()
@@ -48,5 +50,7 @@ def worst_step(config: EngineConfig, max_model_len: int) -> StepPlan:
             f"warmup-{row}", prompt, sampling, arrival=0.0, seed=row, namespace=Namespace("warmup")
         )
         start = max_model_len - size
-        chunks.append(Chunk(request, start, size, [0] * size, pages, samples=True))
+        chunks.append(
+            Chunk(request, start, size, [0] * size, pages, samples=True, num_drafts=num_drafts if size > 1 else 0)
+        )
     return StepPlan(tuple(chunks))

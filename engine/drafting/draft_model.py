@@ -1,0 +1,191 @@
+"""A second, smaller model that guesses what the first one will say (Leviathan et al. 2023, arXiv:2211.17192).
+
+It has KV pages of its own and follows each request with a counter of its own:
+
+    request.tokens    [ known to it at its last guess | what came of the step      ]
+    its KV            [ computed                      | guesses that proved right ] wrong ones: overwritten
+
+It draws from its own distribution with the noise, the parameters and the penalties that the model will use at the
+same position. Two models that nearly agree then nearly always draw the same token, at any temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from cache import KVCacheManager, Lease, OutOfPages, PageCopy
+from engine.plan import Chunk, StepPlan, num_accepted
+from engine.request import Request
+from engine.sampler import Sampler
+from engine.sampling.row import Row
+
+
+class LogitsRunner(Protocol):
+    """A model with KV pages; in Raydix always a `ModelRunner`."""
+
+    @property
+    def num_pages(self) -> int:
+        """KV pages it has."""
+        ...
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest context it was made for, in tokens."""
+        ...
+
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """float32 [sampling chunks, vocab_size], after the plan's KV has been computed."""
+        ...
+
+
+class DraftModel:
+    """Guesses with a model. Out of its own pages it has no guesses, and the request goes on without."""
+
+    def __init__(
+        self, runner: LogitsRunner, eos_token_ids: Collection[int], max_prefill_tokens: int = 512
+    ) -> None:
+        """`eos_token_ids` are those of the model that is guessed for; `max_prefill_tokens` as in `Speculation`."""
+        self._runner = runner
+        self._sampler = Sampler(eos_token_ids)
+        self._max_prefill_tokens = max_prefill_tokens
+        self.cache = KVCacheManager(runner.num_pages, runner.page_size)
+        self._followers: dict[str, _Follower] = {}
+        self._num_calls = 0  # what its cache takes for the time
+
+    @torch.inference_mode()
+    def propose(self, requests: Sequence[Request], max_tokens: Sequence[int]) -> list[Sequence[int]]:
+        """As `Drafter.propose`. A request that is new to it gets guesses when its prompt has been computed."""
+        self._num_calls += 1
+        room = self._max_prefill_tokens
+        batch: list[_Follower] = []
+        copies: list[PageCopy] = []
+        for request, most in zip(requests, max_tokens, strict=True):
+            follower = self._follow(request)
+            follower.want(min(most, self._runner.max_model_len - request.num_tokens + 1), room)
+            if follower.num_given and self._has_pages(follower, copies):
+                batch.append(follower)
+                room -= follower.num_given if follower.is_filling else 0
+        if batch:
+            self._catch_up(batch, copies)
+        while batch := [follower for follower in batch if follower.wants_more]:
+            self._guess([follower.next_chunk() for follower in batch], batch)
+        guesses = (self._followers.get(request.request_id) for request in requests)
+        return [follower.guess if follower is not None else () for follower in guesses]
+
+    def forget(self, request: Request) -> None:
+        """As `Drafter.forget`. What it computed stays in its cache while there is room."""
+        follower = self._followers.pop(request.request_id, None)
+        if follower is not None:
+            follower.roll_back()
+            # Not extended yet: the page that its match ends in has not been copied.
+            num_held = min(follower.num_computed, len(follower.lease.pages) * self._runner.page_size)
+            self.cache.finish(follower.lease, request.tokens[:num_held], self._num_calls)
+
+    def _follow(self, request: Request) -> _Follower:
+        """Its hold on a request, brought up to what became of its last guess."""
+        follower = self._followers.get(request.request_id)
+        if follower is None:
+            lease = self.cache.lock(self.cache.match(request.namespace, request.tokens, self._num_calls))
+            follower = _Follower(request, lease, lease.num_cached, request.num_tokens)
+            self._followers[request.request_id] = follower
+        follower.roll_back()
+        return follower
+
+    def _has_pages(self, follower: _Follower, copies: list[PageCopy]) -> bool:
+        """Make room for all its tokens and its guesses. Without, it lets go of the request."""
+        try:
+            copies += self.cache.extend(follower.lease, follower.num_known + follower.most - 1)
+        except OutOfPages:
+            self.forget(follower.request)
+            return False
+        return True
+
+    def _catch_up(self, batch: list[_Follower], copies: list[PageCopy]) -> None:
+        """Compute what is missing, as far as it was given room; who has caught up gets its first guess."""
+        batch.sort(key=lambda follower: follower.num_given)  # decode rows first
+        self._guess([follower.missing_chunk() for follower in batch], batch, copies)
+        for follower in batch:
+            self.cache.release_copy(follower.lease)
+            if follower.is_filling:
+                tokens = follower.request.tokens[: follower.num_computed]
+                self.cache.insert(follower.lease, tokens, self._num_calls)
+
+    def _guess(self, chunks: Sequence[Chunk], batch: Sequence[_Follower], copies: Sequence[PageCopy] = ()) -> None:
+        """Compute chunks, one for each in the batch, and add a guess where they reach the last token."""
+        logits = self._runner.logits(StepPlan(tuple(chunks), tuple(copies)))
+        ready = [follower for follower, chunk in zip(batch, chunks, strict=True) if chunk.samples]
+        if not ready:
+            return
+        rows = [Row(follower.request, follower.num_known, tuple(follower.guess)) for follower in ready]
+        for follower, token in zip(ready, self._sampler.sample(logits, rows)[0].tolist(), strict=True):
+            follower.add(token)
+
+
+@dataclass(slots=True)
+class _Follower:
+    """What the draft model holds of one request."""
+
+    request: Request
+    lease: Lease
+    num_computed: int
+    """Leading tokens whose KV it has: the request's, then its own guesses."""
+    num_known: int
+    """The request's tokens when it guessed last."""
+    guess: list[int] = field(default_factory=list)
+    """What it guessed to follow these."""
+    most: int = 0
+    """Guesses wanted now."""
+    num_given: int = 0
+    """Known tokens to compute now."""
+    is_filling: bool = False
+    """Whether these are a prompt's."""
+
+    def roll_back(self) -> None:
+        """Keep what proved right of the last guess; what follows is computed anew, the last token in any case."""
+        tokens = self.request.tokens
+        came = tokens[self.num_known : self.num_known + len(self.guess)]
+        right = num_accepted(self.guess[: len(came)], came)
+        self.num_computed = min(self.num_computed, self.num_known + right, len(tokens) - 1)
+        self.num_known, self.guess = len(tokens), []
+
+    def want(self, most: int, room: int) -> None:
+        """Ask for up to `most` guesses. Of a prompt, no more than `room` tokens are computed first."""
+        self.most = most
+        missing = self.num_known - self.num_computed
+        self.is_filling = missing > most + 1  # more than a step leaves behind
+        self.num_given = min(missing, room) if self.is_filling else missing
+        if most <= 0:
+            self.num_given = 0
+
+    def missing_chunk(self) -> Chunk:
+        """The next `num_given` known tokens."""
+        start = self.num_computed
+        self.num_computed = end = start + self.num_given
+        ids = self.request.tokens[start:end]
+        return Chunk(self.request, start, len(ids), ids, self.lease.pages, end == self.num_known)
+
+    def next_chunk(self) -> Chunk:
+        """The last guess."""
+        self.num_computed += 1
+        return Chunk(self.request, self.num_computed - 1, 1, self.guess[-1:], self.lease.pages, True)
+
+    def add(self, token: int) -> None:
+        """One more guess; none is wanted after one that ends the request, or when there was no valid choice."""
+        if token >= 0:
+            self.guess.append(token)
+        if token < 0 or token in self.request.stop_ids:
+            self.most = len(self.guess)
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether it has caught up and is to guess on."""
+        return 0 < len(self.guess) < self.most
