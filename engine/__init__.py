@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig as EngineConfig
+    from engine.drafting.settings import Speculation as Speculation
     from engine.engine import Engine as Engine
     from engine.llm import LLM as LLM
     from engine.llm import RequestOutput as RequestOutput
@@ -21,9 +22,10 @@ _HOMES = {
     "Engine": "engine.engine",
     "EngineConfig": "engine.config",
     "SamplingParams": "engine.sampling_params",
+    "Speculation": "engine.drafting.settings",
 }
 
-__all__ = ["LLM", "Engine", "EngineConfig", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "Engine", "EngineConfig", "RequestOutput", "SamplingParams", "Speculation"]
 
 
 def __getattr__(name: str) -> Any:

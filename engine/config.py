@@ -101,6 +101,8 @@ class EngineConfig:
                 f"priority_half_life_s must be above 0 and at most {_LONGEST_HALF_LIFE_S:g}, "
                 f"got {self.priority_half_life_s}"
             )
+        if not isinstance(self.speculation, Speculation | None):
+            raise ValueError(f"speculation must be a Speculation or None, got {self.speculation!r}")
         if not 0 < self.kv_memory_share <= 1:
             raise ValueError(f"kv_memory_share must be in (0, 1], got {self.kv_memory_share}")
         if not 0 <= self.host_kv_gib < 2**20:

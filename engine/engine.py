@@ -9,6 +9,10 @@ from typing import Protocol
 
 from cache import KVCacheManager, Namespace
 from engine.config import EngineConfig
+from engine.drafting.base import Drafter
+from engine.drafting.ngram import NgramDrafter
+from engine.drafting.settings import Speculation
+from engine.drafting.speculator import Speculator
 from engine.grammar.compiler import Compiler
 from engine.grammar.vocabulary import Vocabulary
 from engine.loop import EngineLoop
@@ -60,7 +64,8 @@ class LoadedRunner(Runner, Protocol):
 class Engine:
     """One replica's engine. Start its `loop`, hand in what `new_request` makes, listen to the events."""
 
-    def __init__(self, config: EngineConfig, runner: LoadedRunner) -> None:
+    def __init__(self, config: EngineConfig, runner: LoadedRunner, drafter: Drafter | None = None) -> None:
+        """`drafter` is needed only where `config.speculation` asks for a draft model. Raises ValueError."""
         self.config = config
         self.runner = runner
         self.model = runner.model_config
@@ -84,18 +89,23 @@ class Engine:
             fair_quantum_tokens=config.fair_quantum_tokens,
         )
         swap = SwapSpace(runner.host_memory, config.page_size, config.preemption)
-        self.scheduler = Scheduler(self.cache, limits, self.model.eos_token_ids, swap)
+        speculator = _speculator(config.speculation, drafter)
+        self.scheduler = Scheduler(self.cache, limits, self.model.eos_token_ids, swap, speculator)
         self.grammars = Compiler(self._vocabulary, config.max_grammars)
         self.loop = EngineLoop(self.scheduler, runner, overlap=config.overlap)
 
     @classmethod
     def from_config(cls, config: EngineConfig, runner: LoadedRunner | None = None) -> Engine:
-        """Load the model `config` names (unless a runner is given). Raises ModelLoadError, ValueError."""
-        if runner is None:
-            from engine.model_runner import ModelRunner  # torch: only where a model is run
+        """Load the models `config` names (unless a runner is given). Raises ModelLoadError, ValueError."""
+        if runner is not None:
+            return cls(config, runner)
+        if config.speculation is not None and config.speculation.method == "draft_model":
+            from engine.drafting.loading import load_with_draft_model  # torch: only where a model is run
 
-            runner = ModelRunner.load(config)
-        return cls(config, runner)
+            return cls(config, *load_with_draft_model(config))
+        from engine.model_runner import ModelRunner
+
+        return cls(config, ModelRunner.load(config))
 
     @property
     def max_model_len(self) -> int:
@@ -147,6 +157,16 @@ class Engine:
 
         tokenizer = load_tokenizer(model_directory(self.config))
         return Vocabulary.of(tokenizer, self.model.vocab_size, self.model.eos_token_ids)
+
+
+def _speculator(settings: Speculation | None, drafter: Drafter | None) -> Speculator | None:
+    if settings is None:
+        return None
+    if settings.method == "ngram":
+        drafter = NgramDrafter(settings.min_match, settings.max_match, settings.window)
+    if drafter is None:
+        raise ValueError('speculation.method is "draft_model", but no draft model was loaded with the runner')
+    return Speculator(drafter, settings.max_drafts, adaptive=settings.adaptive)
 
 
 def model_directory(config: EngineConfig) -> Path:

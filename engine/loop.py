@@ -220,6 +220,8 @@ class EngineLoop:
                 num_requests=len(plan.chunks),
                 num_decode_tokens=plan.num_decodes,
                 num_prefill_tokens=plan.num_prefill,
+                num_draft_tokens=plan.num_drafts,
+                num_accepted_tokens=sum([count - 1 for count in result.counts or ()]),
             )
         )
 

@@ -144,6 +144,11 @@ class Memory:
         needed = self._pages_after(request, lease, growth)
         return needed + self._pages_promised(self.running, growth) <= self.cache.available
 
+    def has_spare(self, lease: Lease, num_tokens: int) -> bool:
+        """Whether a running request could cover `num_tokens` tokens with pages that nobody else counts on."""
+        needed = self.cache.pages_needed(lease, num_tokens)
+        return not needed or needed <= self.cache.available - self._pages_promised(self.running, _GROWTH)
+
     def grow(self, step: StepInMaking, request: Request, num_tokens: int, now: float) -> bool:
         """Make a running request's pages cover `num_tokens` tokens; False when it has to sit this step out."""
         lease = request.lease

@@ -21,6 +21,7 @@ import msgspec
 
 from cache import CacheStats, KVCacheManager, PageAccount
 from engine import beam_group
+from engine.drafting.speculator import Speculator
 from engine.errors import NeverFits
 from engine.load import EngineLoad
 from engine.logprobs import PackedLogprobs, TokenLogprobs
@@ -60,8 +61,11 @@ class Scheduler:
         limits: SchedulerLimits,
         eos_token_ids: Iterable[int] = (),
         swap: SwapSpace | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
-        """Without `swap`, the KV of preempted requests stays where it is or is computed again."""
+        """Without `swap`, the KV of preempted requests stays where it is or is computed again. Without a
+        `speculator` nothing is guessed: every decode yields one token per step.
+        """
         self.cache = cache
         # What fits alone in all pages always fits in the end: nothing admitted can get stuck for ever.
         self._page_size = cache.page_size
@@ -71,6 +75,7 @@ class Scheduler:
         self._order = order_of(limits.policy, limits.priority_half_life_s)
         self._budget = PrefillBudget(limits.max_step_tokens, limits.max_step_seconds, limits.max_step_stretch)
         self._sharing = PrefillSharing(limits.fair_quantum_tokens)
+        self._speculator = speculator or Speculator()
         self._requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(limits.max_waiting, limits.max_waiting_tokens)
         swap = swap or SwapSpace(HostMemory(), cache.page_size)
@@ -122,15 +127,17 @@ class Scheduler:
     @property
     def needs_results(self) -> bool:
         """Whether the step in flight has to end before the next one can be planned."""
+        running, speculator = self.memory.running, self._speculator
         return (
             self.memory.is_starved
             or self.memory.is_swapping
-            or any(request.is_planned_late for request in self.memory.running)
+            or any(request.is_planned_late for request in running)
+            or (speculator.is_on and any(r.tokens[-1] == PENDING and speculator.wants(r) for r in running))
         )
 
     def expected_seconds(self, plan: StepPlan) -> float:
         """How long a step will probably take on the device; 0 until that was measured."""
-        return self._budget.seconds(plan.num_decodes, plan.num_prefill)
+        return self._budget.seconds(plan.num_decodes + plan.num_drafts, plan.num_prefill)
 
     def schedule(self, now: float) -> StepPlan:
         """The next step. Pages it needs are taken here; a plan without chunks means there is nothing to do.
@@ -144,29 +151,37 @@ class Scheduler:
         self._place_decodes(step, now)
         self._sharing.charge(step.chunks)
         self._place_prompts(step, now)
+        for request in step.preempted:
+            self._speculator.forget(request)
         plan = step.plan(ended)
         self._num_in_flight += not plan.is_empty
         return plan
 
     def _place_decodes(self, step: StepInMaking, now: float) -> None:
-        for request in list(self.memory.running):
-            if request.status is not Status.RUNNING:
-                continue  # preempted for one before it
+        decodes, searches = [], []
+        for request in self.memory.running:
             num_tokens = len(request.tokens)
             if request.beams:
-                if self.memory.grow_beams(step, request, now):
-                    for beam in request.beams:
-                        self._place(step, beam, beam.num_to_compute, now)
+                searches.append(request)
             elif num_tokens - request.num_planned > 1:
                 step.prompts.append(request)
             elif num_tokens < request.longest:  # else the step in flight samples its last token
-                self._place(step, request, 1, now)
+                decodes.append(request)
+        for request in searches:
+            if request.status is Status.RUNNING and self.memory.grow_beams(step, request, now):
+                for beam in request.beams:
+                    self._place(step, beam, beam.num_to_compute, now)
+        guesses = self._speculator.propose(decodes, self.limits.max_step_tokens - len(decodes))
+        for request, drafts in zip(decodes, guesses, strict=True):
+            if request.status is Status.RUNNING:  # else it was preempted for one before it
+                self._place(step, request, 1, now, drafts)
 
     def _place_prompts(self, step: StepInMaking, now: float) -> None:
         """Share what the step has room for, and admit whoever gets some of it."""
         running = [prompt for prompt in step.prompts if prompt.status is Status.RUNNING]
         num_startable = min(len(self.waiting), self.limits.max_running - len(self.memory.running))
-        room = self._budget.room(len(step.chunks), len(running) + num_startable)
+        num_decodes = sum([chunk.num_tokens for chunk in step.chunks])
+        room = self._budget.room(num_decodes, len(running) + num_startable)
         shares = self._sharing.share(
             running, self.waiting, room, admit=lambda prompt: self.memory.admit(step, prompt, now)
         )
@@ -181,6 +196,8 @@ class Scheduler:
         tokens, start, lease = request.tokens, request.num_planned, request.lease
         end = start + num_tokens
         assert lease is not None
+        if drafts and not self.memory.has_spare(lease, end + len(drafts)):
+            drafts = ()
         # A prompt takes its pages at once: what it was promised, nobody else gets meanwhile.
         wanted = max(end + len(drafts), len(tokens))
         if wanted > lease.capacity and not self.memory.grow(step, request, wanted, now):
@@ -207,6 +224,8 @@ class Scheduler:
             end = first + next(counts) if chunk.samples else first
             if request.status is Status.RUNNING:  # else it ended while the step ran
                 self._computed(chunk, request, end - first, now)
+                if chunk.num_drafts:
+                    self._speculator.verified(request, chunk.num_drafts, end - first - 1)
                 if request.request_id in result.prompt_logprobs:
                     events.append(self._scored(request, result.prompt_logprobs[request.request_id]))
                 if end > first and request.search is not None:
@@ -218,7 +237,9 @@ class Scheduler:
         for request, rows in found.items():
             events += self._searched(request, rows, now)
         if plan.chunks:
-            self._budget.observe(plan.num_decodes, plan.num_prefill, seconds, plan.prefill_context)
+            num_decodes = plan.num_decodes + plan.num_drafts
+            self._budget.observe(num_decodes, plan.num_prefill, seconds, plan.prefill_context)
+            self._speculator.stepped(len(plan.chunks), plan.num_drafts, plan.num_prefill, now)
         self._num_steps += 1
         self._num_in_flight -= 1
         return events
@@ -318,6 +339,7 @@ class Scheduler:
     ) -> Event:
         """Release all that a request holds. With `keep`, what it computed stays in the tree."""
         self.memory.release(request, now, keep=keep)
+        self._speculator.forget(request)
         request.status = Status.FINISHED
         del self._requests[request.request_id]
         self._ending.pop(request.request_id, None)

@@ -15,35 +15,46 @@ logger = logging.getLogger(__name__)
 class Speculator:
     """Asks a drafter for as many guesses as pay. Belongs to one scheduler."""
 
-    def __init__(self, drafter: Drafter, max_drafts: int = 4, *, adaptive: bool = True) -> None:
-        """As in `Speculation`. Without `adaptive` every request gets all the guesses there are, always."""
+    def __init__(self, drafter: Drafter | None = None, max_drafts: int = 4, *, adaptive: bool = True) -> None:
+        """As in `Speculation`. Without `adaptive` every request gets all the guesses there are, always.
+
+        Without a drafter nothing is guessed.
+        """
         self._drafter = drafter
         self._max_drafts, self._adaptive = max_drafts, adaptive
         self._price = Price()
         self._payoffs: dict[str, Payoff] = {}
         self._stepped_at: float | None = None
-        self._has_failed = False
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is guessed at all."""
+        return self._drafter is not None
 
     def wants(self, request: Request) -> bool:
         """Whether the request's next step may hold guesses: then it is planned when all its tokens are known."""
         payoff = self._payoffs.get(request.request_id)
-        return not self._has_failed and (payoff is None or request.num_tokens >= payoff.resumes_at)
+        return self.is_on and (payoff is None or request.num_tokens >= payoff.resumes_at)
 
-    def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Sequence[int]]:
-        """Guesses for decoding requests, none or up to `room` (one number each) tokens for each. Once per step."""
+    def propose(self, requests: Sequence[Request], room: int) -> list[Sequence[int]]:
+        """Guesses for decoding requests, maybe none, in a step with room for `room` tokens besides. Once per step.
+
+        Guesses take half of that room at most, so that prompts get on, and never pass a request's end.
+        """
         guesses: list[Sequence[int]] = [()] * len(requests)
-        if not requests or (self._adaptive and self._price.is_due(len(requests))):
+        if not requests or not self.is_on or (self._adaptive and self._price.is_due(len(requests))):
             return guesses
         price = self._price.of_draft(len(requests)) if self._adaptive else 0.0
-        asked = {
+        most = min(self._max_drafts, room // 2 // len(requests))
+        wanted = {
             index: count
-            for index, (request, most) in enumerate(zip(requests, room, strict=True))
-            if (count := self._num_wanted(request, min(most, self._max_drafts), price))
+            for index, request in enumerate(requests)
+            if (count := self._num_wanted(request, min(most, request.longest - request.num_tokens - 1), price))
         }
-        if not asked:
+        if not wanted:
             return guesses
-        found = self._ask([requests[index] for index in asked], list(asked.values()))
-        for index, guess in zip(asked, found, strict=True):
+        found = self._ask([requests[index] for index in wanted], list(wanted.values()))
+        for index, guess in zip(wanted, found, strict=True):
             guesses[index] = guess
             if not guess and self._adaptive:
                 self._payoffs[requests[index].request_id].silent(requests[index].num_tokens)
@@ -66,16 +77,18 @@ class Speculator:
 
     def forget(self, request: Request) -> None:
         """The request gave its pages back."""
-        self._payoffs.pop(request.request_id, None)
-        self._drafter.forget(request)
+        if self._drafter is not None:
+            self._payoffs.pop(request.request_id, None)
+            self._drafter.forget(request)
 
     def _ask(self, requests: Sequence[Request], most: Sequence[int]) -> list[Sequence[int]]:
         """A drafter that breaks must not take the model's requests along: they go on without."""
+        assert self._drafter is not None
         try:
             return self._drafter.propose(requests, most)
         except Exception:
             logger.exception("the drafter failed: from here on, nothing is guessed")
-            self._has_failed = True
+            self._drafter = None
             return [()] * len(requests)
 
     def _num_wanted(self, request: Request, most: int, price: float) -> int:

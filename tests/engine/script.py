@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cache import KVCacheManager, Namespace
+from engine.drafting.base import Drafter
+from engine.drafting.speculator import Speculator
 from engine.loop import EngineLoop
 from engine.plan import Chunk, Event, Step, StepPlan, StepResult, num_accepted
 from engine.request import PENDING, Request, Status
@@ -131,13 +133,20 @@ class Script:
     overlap: bool = False
     host_pages: int = 0
     preemption: str = "swap"
+    drafter: Drafter | None = None
+    """Guesses tokens, whether it pays or not unless `is_adaptive`."""
+    max_drafts: int = 4
+    is_adaptive: bool = False
 
     def __post_init__(self) -> None:
         self.now = 0.0
         self.cache = KVCacheManager(self.num_pages, self.page_size, prefix_cache=self.prefix_cache)
         limits = SchedulerLimits(**{"max_model_len": 10**6, **self.limits})
         self.swap = SwapSpace(HostMemory(self.host_pages), self.page_size, self.preemption)
-        self.scheduler = Scheduler(self.cache, limits, [EOS], self.swap)
+        speculator = None
+        if self.drafter is not None:
+            speculator = Speculator(self.drafter, self.max_drafts, adaptive=self.is_adaptive)
+        self.scheduler = Scheduler(self.cache, limits, [EOS], self.swap, speculator)
         self.runner = MemoryRunner(self.page_size)
         self.loop = EngineLoop(self.scheduler, self.runner, clock=lambda: self.now, overlap=self.overlap)
         self.requests: dict[str, Request] = {}

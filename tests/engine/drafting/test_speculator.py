@@ -32,7 +32,9 @@ class Scripted:
 
 def request(name: str = "r", num_tokens: int = 10) -> Request:
     params = SamplingParams(max_tokens=1000)
-    return Request.make(name, [1] * num_tokens, params, arrival=0.0, seed=0, namespace=Namespace("m"))
+    made = Request.make(name, [1] * num_tokens, params, arrival=0.0, seed=0, namespace=Namespace("m"))
+    made.longest = num_tokens + 1000
+    return made
 
 
 class Rig:
@@ -44,9 +46,9 @@ class Rig:
         self.now = 0.0
         self.speculator.stepped(0, 0, 0, self.now)
 
-    def step(self, one: Request, accepted: float = 1.0, cost: float = 0.0, room: int = 100) -> int:
+    def step(self, one: Request, accepted: float = 1.0, cost: float = 0.0) -> int:
         """One step of a request alone: 1 s, and `cost` more per guess. Returns the guesses it held."""
-        [guess] = self.speculator.propose([one], [room])
+        [guess] = self.speculator.propose([one], 100)
         num_accepted = int(accepted * len(guess))
         self.now += 1.0 + cost * len(guess)
         self.speculator.verified(one, len(guess), num_accepted)
@@ -60,11 +62,18 @@ def test_the_first_step_is_plain_to_compare_with() -> None:
     assert [rig.step(one) for _ in range(4)] == [0, 4, 4, 4]
 
 
-def test_room_and_setting_bound_the_guesses() -> None:
-    rig = Rig(adaptive=False)
-    found = rig.speculator.propose([request("a"), request("b"), request("c")], [9, 2, 0])
-    assert [len(guess) for guess in found] == [4, 2, 0]
-    assert rig.drafter.asked == [{"a": 4, "b": 2}]
+def test_room_and_setting_and_the_request_s_end_bound_the_guesses() -> None:
+    speculator = Rig(adaptive=False).speculator
+    requests = [request("a"), request("b"), request("c")]
+    requests[1].longest = 10 + 3  # two guesses and the token after them
+    requests[2].longest = 10 + 1
+
+    def counts(room: int) -> list[int]:
+        return [len(guess) for guess in speculator.propose(requests, room)]
+
+    assert counts(100) == [4, 2, 0]
+    assert counts(3 * 2 * 3) == [3, 2, 0], "half of the room"
+    assert counts(5) == [0, 0, 0]
 
 
 def test_wrong_and_costly_guesses_switch_themselves_off_and_are_tried_again() -> None:
@@ -121,11 +130,11 @@ def test_without_adaptation_everybody_is_always_asked() -> None:
 def test_a_drafter_that_breaks_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     rig, one = Rig(adaptive=False), request()
     rig.drafter.is_broken = True
-    assert rig.speculator.propose([one], [4]) == [()]
+    assert rig.speculator.propose([one], 100) == [()]
     assert "nothing is guessed" in caplog.text
     rig.drafter.is_broken = False
     assert not rig.speculator.wants(one)
-    assert rig.speculator.propose([one], [4]) == [()]
+    assert rig.speculator.propose([one], 100) == [()]
     assert rig.drafter.asked == []
 
 
