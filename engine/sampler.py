@@ -12,6 +12,7 @@ from engine.sampling.candidates import candidates, is_searching
 from engine.sampling.choose import draw, probabilities
 from engine.sampling.masks import GrammarMasks
 from engine.sampling.noise import uniform
+from engine.sampling.report import OwnLogprobs
 from engine.sampling.row import Row
 
 INVALID = -1
@@ -41,8 +42,7 @@ class Sampler:
         logits: float32 [R, V], overwritten; row r belongs to rows[r]. A row that has no valid choice gets
         `INVALID`, or `GRAMMAR_FAILED`, and no log-probabilities; the other rows are as if it were not there.
         """
-        wanting = [index for index, row in enumerate(rows) if row.request.sampling.logprobs is not None]
-        logprobs = torch.log_softmax(logits[wanting].float(), dim=-1) if wanting else None
+        own = OwnLogprobs(logits, rows)
         searching = [index for index, row in enumerate(rows) if is_searching(row)]
         if searching:
             logits[searching] = torch.log_softmax(logits[searching].float(), dim=-1)
@@ -59,11 +59,7 @@ class Sampler:
             tokens[drawing] = _draw_rows(logits[drawing], [rows[index] for index in drawing])
         chosen = torch.where(valid, tokens, INVALID)
         chosen[failed] = GRAMMAR_FAILED
-        reports: list[TokenLogprobs | None] = [None] * len(rows)
-        if logprobs is not None:
-            counts = [rows[index].request.sampling.logprobs or 0 for index in wanting]
-            for index, report in zip(wanting, _report(logprobs, counts, chosen[wanting].tolist()), strict=True):
-                reports[index] = report
+        reports = own.report(logits, chosen)
         if searching:
             found = candidates(logits[searching], [rows[index] for index in searching])
             for index, report, is_valid in zip(searching, found, valid[searching].tolist(), strict=True):
@@ -75,18 +71,3 @@ def _draw_rows(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     noise = uniform([row.request.seed for row in rows], [row.num_output for row in rows])
     weights = probabilities(logits, [row.request.sampling for row in rows])
     return draw(weights, torch.from_numpy(noise).to(logits.device))
-
-
-def _report(logprobs: torch.Tensor, counts: Sequence[int], chosen: Sequence[int]) -> list[TokenLogprobs | None]:
-    """For each row of `logprobs` (float32 [R, V]): the chosen token's and those of the `counts` best ones."""
-    best = logprobs.topk(min(max(counts), logprobs.shape[1]), dim=-1)
-    tokens = torch.tensor([max(token, 0) for token in chosen], device=logprobs.device)
-    of_chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
-    reports: list[TokenLogprobs | None] = []
-    for index, (token, count) in enumerate(zip(chosen, counts, strict=True)):
-        if token < 0:
-            reports.append(None)
-            continue
-        top = zip(best.indices[index, :count].tolist(), best.values[index, :count].tolist(), strict=True)
-        reports.append(TokenLogprobs(token, of_chosen[index], tuple(top)))
-    return reports

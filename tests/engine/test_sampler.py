@@ -17,6 +17,7 @@ from engine.request import Request
 from engine.sampler import INVALID, Sampler
 from engine.sampling.choose import draw, probabilities
 from engine.sampling.noise import uniform
+from engine.sampling.report import OwnLogprobs
 from engine.sampling.row import Row
 from engine.sampling_params import SamplingParams
 
@@ -249,6 +250,34 @@ def test_logprobs_are_of_the_models_own_logits() -> None:
     assert [token for token, _ in first.top] == best.indices.tolist()
     assert [logprob for _, logprob in first.top] == pytest.approx(best.values.tolist(), abs=1e-5)
     assert last.top == () and last.logprob == pytest.approx(expected[2].max().item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("slice_bytes", [1, 4 * VOCAB * 2, 2**20])
+def test_logprobs_in_slices_of_any_size(slice_bytes: int) -> None:
+    """Every other row reports, some of them adjusted; the chosen token's number is the same in both places."""
+    logits = random_logits(9)
+    kinds: list[dict[str, Any]] = [{"logprobs": 5}, {}, {"logprobs": 2, "logit_bias": {7: 90.0}}]
+    rows = [Row.of(request(temperature=0.0, **kinds[at % 3])) for at in range(9)]
+    own = OwnLogprobs(logits, rows, slice_bytes)
+    changed = logits.clone()
+    changed[2::3, 7] += 90.0
+    chosen = changed.argmax(-1)
+    chosen[3] = INVALID
+    reports = own.report(changed, chosen)
+    assert [report is None for report in reports] == [at % 3 == 1 or at == 3 for at in range(9)]
+    for at, report in enumerate(reports):
+        if report is None:
+            continue
+        row = logits[at].log_softmax(-1)
+        assert report.token_id == chosen[at] and report.logprob == pytest.approx(row[chosen[at]].item(), abs=1e-5)
+        assert dict(report.top) == pytest.approx(dict(zip(*_best(row, len(report.top)), strict=True)), abs=1e-5)
+        if at % 3 == 0:
+            assert report.top[0] == (report.token_id, report.logprob)
+
+
+def _best(row: torch.Tensor, count: int) -> tuple[list[int], list[float]]:
+    best = row.topk(count)
+    return best.indices.tolist(), best.values.tolist()
 
 
 # --- broken rows ---------------------------------------------------------------------------------------------
