@@ -45,6 +45,13 @@ class GenerateRequest:
     max_wait_s: float | None = None
     """Longest wait for an engine that it can use, in seconds; None: the service's own limit."""
 
+    @property
+    def num_reusable(self) -> int:
+        """Leading tokens whose KV may come from a cache: not those that are still to be scored."""
+        if self.sampling.prompt_logprobs is not None and self.num_prompt_reported < len(self.prompt_ids):
+            return self.num_prompt_reported
+        return len(self.prompt_ids) + len(self.output_ids)
+
 
 OverloadKind = Literal["queue_full", "tenant_queue_full", "deadline"]
 """Every queue that could take the request is full; its tenant has too much waiting; it would wait too long."""

@@ -61,6 +61,11 @@ class Placeable(Protocol):
         """What was already generated for it elsewhere."""
         ...
 
+    @property
+    def num_reusable(self) -> int:
+        """Leading tokens that may come from a cache: fewer than all when their logits are wanted too."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class PlacerSettings:
@@ -91,6 +96,8 @@ class _Open:
     tokens: Sequence[int]
     root: int
     chain: list[int]
+    usable: list[int]
+    """The beginning of the chain that may come from a cache."""
 
     def continued(self, generated: Sequence[int], block_tokens: int) -> list[int]:
         """The chain of all tokens; the last of those generated was never computed with."""
@@ -146,7 +153,8 @@ class Placer:
         states, utilisation = self._fleet.states(candidates, avoid), self._fleet.utilisation()
         with self._lock:
             now = self._clock()
-            held = self._index.match(chain, now)
+            usable = chain[: request.num_reusable // block_tokens]
+            held = self._index.match(usable, now)
             overlap = {replica: blocks * block_tokens for replica, blocks in held.items()}
             query = RouteQuery(len(tokens), overlap, key, request.session_id, utilisation)
             decision = self._policy.decide(query, states, self._rng)
@@ -156,7 +164,7 @@ class Placer:
             self._index.expect(chosen, chain, now)
             if self._hot is not None and not request.output_ids:
                 self._hot.record(namespace, tokens, chain, now)
-            self._open[request.request_id] = _Open(tokens, root, chain)
+            self._open[request.request_id] = _Open(tokens, root, chain, usable)
             self._log.add(request.request_id, time.time(), request.model, query, decision)
         self._fleet.book(request.request_id, chosen, uncached_tokens(len(tokens), overlap.get(chosen, 0)))
         if self._fleet.placement(request.request_id) is None:  # The client has left meanwhile.
@@ -179,7 +187,7 @@ class Placer:
             if request is None or before in (None, replica):
                 return
             now, chain = self._clock(), request.chain
-            held = self._index.match(chain, now).get(replica, 0) * self.settings.block_tokens
+            held = self._index.match(request.usable, now).get(replica, 0) * self.settings.block_tokens
             self._index.expect(replica, chain, now)
             self._log.overrule(request_id, replica, held)
         self._fleet.book(request_id, replica, uncached_tokens(len(request.tokens), held))
@@ -257,7 +265,7 @@ class Placer:
     def uncached_tokens(self, request: Placeable) -> int:
         """Tokens of a prompt that the best holder would have to compute. O(tokens of the prompt)."""
         root = prefix_root(Namespace(request.model, salt=request.salt))
-        chain = block_hashes(request.prompt_ids, root, self.settings.block_tokens)
+        chain = block_hashes(request.prompt_ids[: request.num_reusable], root, self.settings.block_tokens)
         with self._lock:
             held = max(self._index.match(chain, self._clock()).values(), default=0)
         return uncached_tokens(len(request.prompt_ids), held * self.settings.block_tokens)

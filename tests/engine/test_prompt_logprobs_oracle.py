@@ -113,16 +113,41 @@ def test_different_numbers_of_alternatives_in_one_step(model: Path) -> None:
         check(model, prompt, scores_of(events, prompt), top)
 
 
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_preemption_neither_repeats_nor_loses_any(model: Path, overlap: bool) -> None:
+def test_preemption_neither_repeats_nor_loses_any(model: Path, overlap: bool, preemption: str) -> None:
     """Room for about two of five, which push each other out while their prompts are being scored."""
-    engine = engine_for(model, kv_pages=18, max_step_tokens=16, overlap=overlap)
+    memory = {"preemption": preemption, "host_kv_gib": 0.01}
+    engine = engine_for(model, kv_pages=18, max_step_tokens=16, overlap=overlap, **memory)
     params = SamplingParams(temperature=0, max_tokens=40, prompt_logprobs=TOP)
     prompts = [ids_of(30 + i, 40 + i) for i in range(5)]
     for prompt, events in zip(prompts, run(engine, prompts, params), strict=True):
         check(model, prompt, scores_of(events, prompt))
         assert [t for event in events for t in event.token_ids] == oracle_greedy(model, prompt, 40)
     assert engine.loop.load().num_preemptions > 0
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_prompt_pushed_out_half_way_reports_the_rest(model: Path, overlap: bool, preemption: str) -> None:
+    memory = {"preemption": preemption, "host_kv_gib": 0.01}
+    engine = engine_for(model, kv_pages=12, max_step_tokens=8, overlap=overlap, **memory)
+    prompts = [ids_of(45, 66), ids_of(46, 70)]
+    requests = [engine.new_request(str(at), prompt, SCORED, priority=at) for at, prompt in enumerate(prompts)]
+    events: list[list[Event]] = [[], []]
+    reported: set[int] = set()  # after it was pushed out
+    engine.loop.submit(requests[0])
+    for step in range(200):
+        if step == 4:
+            engine.loop.submit(requests[1])
+        for event in engine.loop.step() if engine.loop.has_work else ():
+            events[int(event.request_id)].append(event)
+        if requests[0].num_preemptions:
+            reported.add(requests[0].num_prompt_reported)
+    assert 1 < min(reported) < len(prompts[0])
+    for prompt, told in zip(prompts, events, strict=True):
+        check(model, prompt, scores_of(told, prompt))
+        assert [t for event in told for t in event.token_ids] == oracle_greedy(model, prompt, 6)
 
 
 def test_another_engine_goes_on_where_the_first_one_was_lost(model: Path) -> None:

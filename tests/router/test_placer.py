@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 import pytest
@@ -28,6 +28,11 @@ class Prompt:
     model: str = "m"
     salt: str = ""
     session_id: str | None = None
+    most_reusable: int = 10**9
+
+    @property
+    def num_reusable(self) -> int:
+        return min(self.most_reusable, len(self.prompt_ids) + len(self.output_ids))
 
 
 def made(*names: str, policy: str = "cost") -> tuple[Fleet, Placer]:
@@ -75,6 +80,23 @@ def test_prompts_with_another_salt_or_model_share_nothing() -> None:
         placer.place(stranger, "ab")
         record = placer.decision(stranger.request_id)
         assert record is not None and record.predicted_cached == 0
+
+
+def test_a_prompt_whose_logits_are_wanted_counts_on_no_cache() -> None:
+    """It goes where there is least to do, and counts there with all its tokens."""
+    fleet, placer = made("a", "b")
+    prompt = Prompt("r", list(range(400)))
+    placer.replace("b", held(prompt))
+    fleet.record_load("b", replace(IDLE, queued_prefill_tokens=100))
+    scored = Prompt("s", prompt.prompt_ids, most_reusable=0)
+    assert placer.uncached_tokens(scored) == 400 and placer.uncached_tokens(prompt) == 1
+    fleet.open("s")
+    assert placer.place(scored, "ab").order[0] == "a"
+    assert fleet.states(["a"])[0].queued_prefill_tokens == 400
+    placer.overrule("s", "b")
+    assert fleet.states(["b"])[0].queued_prefill_tokens == 500
+    partly = Prompt("t", prompt.prompt_ids, most_reusable=200)
+    assert placer.uncached_tokens(partly) == 200
 
 
 def test_a_resumed_stream_is_looked_up_with_all_its_tokens() -> None:

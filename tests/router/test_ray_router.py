@@ -31,7 +31,13 @@ def pending(
     request_id: str = "r", prompt: Any = range(20), avoid: tuple[str, ...] = (), session: str | None = None
 ) -> Any:
     request = SimpleNamespace(
-        request_id=request_id, prompt_ids=prompt, output_ids=[], model="m", salt="", session_id=session
+        request_id=request_id,
+        prompt_ids=prompt,
+        output_ids=[],
+        num_reusable=10**9,
+        model="m",
+        salt="",
+        session_id=session,
     )
     return SimpleNamespace(args=[request, "ingress", avoid], routing_context=SimpleNamespace(should_backoff=False))
 
