@@ -128,7 +128,7 @@ def arguments(size: Size, **health: Any) -> dict[str, Any]:
     resources = {"resources": {HEAD: 0.001}} if size.nodes > 1 else {}
     seats = {"resources": {SEAT: 1}} if size.nodes > 1 else {}
     return {
-        "engine": {"model": "demo", "kv_pages": 1024, "threads": 1},
+        "engine": {"model": "demo", "kv_pages": 1024, "threads": 1, "speculation": {"method": "ngram"}},
         "engines": {"count": size.replicas, "num_cpus": 0.1, **seats},
         "ingresses": {"count": size.ingresses, "num_cpus": 0.1, **resources},
         "health": {"check_period_s": 1.0, "check_timeout_s": 5.0, **health},
