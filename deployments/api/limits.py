@@ -89,7 +89,7 @@ class Limits(BaseModel):
     """Seconds a client may leave a chunk of its stream unread."""
     inline_text_chars: int = Field(default=8192, ge=0)
     """Texts longer than this many characters are tokenized in a thread, so that no stream waits for them."""
-    inline_logprobs: int = Field(default=4096, ge=0)
+    inline_logprobs: int = Field(default=2048, ge=0)
     """Answers with more log-probabilities than this are spelled in a thread."""
     inline_body_bytes: int = Field(default=256 * 1024, ge=0)
     """Bodies larger than this many bytes are parsed in a thread."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any, cast
 
 import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.completion_choice import Logprobs
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
@@ -20,6 +24,7 @@ from deployments.api.logprobs import (
 )
 from deployments.api.text_codec import TextCodec
 from engine.logprobs import TokenLogprobs
+from tests.deployments.api.conftest import Client
 
 LETTERS = ["▁", "t", "h", "e", "a", "▁t", "▁th", "▁the", "th", "the", "▁a"]
 
@@ -40,6 +45,36 @@ def sentencepiece() -> TextCodec:
 
 def ids_of(codec: TextCodec, text: str) -> list[int]:
     return codec.encode(text, add_special_tokens=False)
+
+
+# --- the client's types ----------------------------------------------------------------------------------------
+
+
+def stream_of(client: Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    lines = client.post(path, body | {"stream": True}).text.split("\n\n")
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line and "[DONE]" not in line]
+
+
+def test_answers_are_what_the_client_s_types_say(client: Client) -> None:
+    """Validated, which the client itself does not do."""
+    chat = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6}
+    chat |= {"logprobs": True, "top_logprobs": 2}
+    answer = ChatCompletion.model_validate(client.post("/v1/chat/completions", chat).json())
+    told = answer.choices[0].logprobs
+    assert told is not None and told.content is not None and len(told.content) == 6
+    chunks = [
+        ChatCompletionChunk.model_validate(chunk) for chunk in stream_of(client, "/v1/chat/completions", chat)
+    ]
+    streamed = [t for c in chunks for at in c.choices if at.logprobs for t in at.logprobs.content or ()]
+    assert [t.model_dump() for t in streamed] == [t.model_dump() for t in told.content]
+
+    text = {"model": "demo", "prompt": "Hi", "max_tokens": 6, "logprobs": 2}
+    whole = Completion.model_validate(client.post("/v1/completions", text).json()).choices[0].logprobs
+    assert whole is not None
+    chosen = [choice for chunk in stream_of(client, "/v1/completions", text) for choice in chunk["choices"]]
+    parts = [Logprobs.model_validate(choice["logprobs"]) for choice in chosen if choice["logprobs"]]
+    for name, value in whole.model_dump().items():
+        assert value == [item for part in parts for item in getattr(part, name)]
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------
