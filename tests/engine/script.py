@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cache import KVCacheManager, Namespace
+from engine.beam_search import Hypothesis
 from engine.drafting.base import Drafter
 from engine.drafting.speculator import Speculator
+from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
 from engine.loop import EngineLoop
 from engine.plan import Chunk, Event, Step, StepPlan, StepResult, num_accepted
 from engine.request import PENDING, Request, Status
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.swap import HostMemory, SwapSpace
-
-VOCABULARY = 1000
-EOS = 0
-
-
-def next_token(context: Sequence[int], seed: int) -> int:
-    """The model of these tests: the next token is a hash of all tokens before it and the seed; never EOS."""
-    state = seed & 0xFFFFFFFF
-    for token in context:
-        state = (state * 1000003 + token + 1) & 0xFFFFFFFF
-    return 1 + state % (VOCABULARY - 1)
+from tests.engine import hash_model
+from tests.engine.hash_model import EOS as EOS
+from tests.engine.hash_model import VOCABULARY as VOCABULARY
+from tests.engine.hash_model import next_token as next_token
 
 
 class MemoryRunner:
@@ -42,6 +38,8 @@ class MemoryRunner:
         self.eos_after: dict[str, int] = {}
         """Request id to the number of output tokens after which its next token is EOS."""
         self.fail_next = False
+        self.failed: set[str] = set()
+        """The requests of steps that failed."""
         self.mistakes: list[str] = []
         """Contexts that were not what their request holds: the loop must not take them for a failed step."""
         self._sampled: dict[str, int] = {}
@@ -51,7 +49,17 @@ class MemoryRunner:
         """Read the page tables now: the scheduler changes them while the step is in flight."""
         self.plans.append(plan)
         tables = [list(chunk.pages) for chunk in plan.chunks]
+        self._check_writes(plan)
         return lambda: self.run(plan, tables)
+
+    def _check_writes(self, plan: StepPlan) -> None:
+        """No two requests write in one page."""
+        written = Counter[int]()
+        for chunk in plan.chunks:
+            last = (chunk.start + chunk.num_tokens - 1) // self.page_size
+            written.update(chunk.pages[chunk.start // self.page_size : last + 1])
+        if max(written.values(), default=1) > 1:
+            self.mistakes.append(f"pages written twice in a step: {written.most_common(3)}")
 
     def run(self, plan: StepPlan, tables: list[list[int]]) -> StepResult:
         """Write the chunks' KV, read back each context, and sample."""
@@ -60,6 +68,7 @@ class MemoryRunner:
         if self.fail_next:
             self.fail_next = False
             self._lost = {chunk.request.request_id for chunk in plan.chunks}
+            self.failed |= {(chunk.request.leader or chunk.request).request_id for chunk in plan.chunks}
             raise RuntimeError("scripted failure")
         for device, host in plan.swap_out:
             _copy_page(self.memory, device, self.host, host, self.page_size)
@@ -80,16 +89,21 @@ class MemoryRunner:
                 page, slot = divmod(position, self.page_size)
                 self.memory[table[page], slot] = (token, position)
         tokens: list[int] = []
-        counts = []
+        logprobs: list[TokenLogprobs | None] = []
+        counts, scores = [], {}
         for chunk, table, ids in zip(plan.chunks, tables, written, strict=True):
-            context = [1] if chunk.request.request_id in lost else self._context(chunk, table, ids)
+            is_lost = chunk.request.request_id in lost
+            context = [1] if is_lost else self._context(chunk, table, ids)
+            if not is_lost:
+                scores.update(_scores(chunk, context))
             if chunk.samples:
                 first = len(context) - chunk.num_drafts
                 sampled = [self._sample(chunk.request, context[:end]) for end in range(first, len(context) + 1)]
                 counts.append(num_accepted(context[first:], sampled) + 1)
                 tokens += sampled[: counts[-1]]
+                logprobs += [_candidates(chunk.request, context)] * counts[-1]
                 self._sampled[chunk.request.request_id] = sampled[0]
-        return StepResult(tokens, [None] * len(tokens), counts)
+        return StepResult(tokens, logprobs, counts, prompt_logprobs=scores)
 
     def _context(self, chunk: Chunk, table: list[int], ids: list[int]) -> list[int]:
         """What the pages hold of a request; it has to be the tokens it has."""
@@ -111,6 +125,26 @@ class MemoryRunner:
         return next_token(context, request.seed)
 
 
+def _candidates(request: Request, context: list[int]) -> TokenLogprobs | None:
+    """What a beam search may go on with."""
+    if (beams := request.sampling.beams) is None:
+        return None
+    best = hash_model.continuations(context, request.seed, beams.num_candidates(len(request.stop_ids)))
+    return TokenLogprobs(*best[0], top=tuple(best))
+
+
+def _scores(chunk: Chunk, context: list[int]) -> dict[str, PackedLogprobs]:
+    """Of the prompt tokens that the chunk's predict and nobody was told yet, if they are asked for."""
+    request, num_top = chunk.request, chunk.request.sampling.prompt_logprobs
+    first = max(chunk.start + 1, request.num_prompt_reported)
+    end = min(chunk.start + chunk.num_tokens + 1, request.num_prompt)
+    if num_top is None or first >= end:
+        return {}
+    # The last of them is what comes after the chunk: it is not in the pages yet.
+    known = [*context[: chunk.start + chunk.num_tokens], *request.prompt_ids[chunk.start + chunk.num_tokens : end]]
+    return {request.request_id: hash_model.scores(known[:end], first, num_top)}
+
+
 def _copy_page(
     source: dict[tuple[int, int], tuple[int, int]],
     page: int,
@@ -120,6 +154,9 @@ def _copy_page(
 ) -> None:
     for slot in range(page_size):
         target[to, slot] = source.get((page, slot), (-1, -1))
+
+
+_OF_REQUEST = ("output_ids", "priority", "tenant", "num_prompt_reported")
 
 
 @dataclass
@@ -152,10 +189,18 @@ class Script:
         self.requests: dict[str, Request] = {}
         self.events: dict[str, list[Event]] = {}
 
-    def arrive(self, prompt: Sequence[int], *, salt: str = "", **options: Any) -> str:
+    def arrive(
+        self,
+        prompt: Sequence[int],
+        *,
+        salt: str = "",
+        name: str | None = None,
+        eos_after: int | None = None,
+        **options: Any,
+    ) -> str:
         """A request comes in; `options` are those of Request.make, or sampling params."""
-        name = f"r{len(self.requests)}"
-        made = {key: options.pop(key) for key in ("output_ids", "priority", "tenant") if key in options}
+        name = name or f"r{len(self.requests)}"
+        made = {key: options.pop(key) for key in _OF_REQUEST if key in options}
         request = Request.make(
             name,
             list(prompt),
@@ -167,6 +212,8 @@ class Script:
         )
         self.now += 1e-6  # arrivals are in order
         self.requests[name], self.events[name] = request, []
+        if eos_after is not None:
+            self.runner.eos_after[name] = eos_after
         self.loop.submit(request)
         return name
 
@@ -201,10 +248,31 @@ class Script:
     def undisturbed(self, name: str) -> list[int]:
         """What it would be sent by an engine of its own (stops apart)."""
         request = self.requests[name]
-        tokens = list(request.prompt_ids)
-        for _ in range(request.sampling.max_tokens):
-            tokens.append(next_token(tokens, request.seed))
-        return tokens[request.num_prompt + request.num_resumed :]
+        forever = SamplingParams(max_tokens=request.sampling.max_tokens, ignore_eos=True)
+        tokens, _ = hash_model.alone(request.prompt_ids, request.seed, forever)
+        return tokens[request.num_resumed :]
+
+    def alone(self, name: str) -> tuple[list[int], str]:
+        """What it would be sent, and why it would end, in an engine of its own. Its EOS is that of `arrive`."""
+        request = self.requests[name]
+        if request.sampling.beams is not None:
+            best = self.found_alone(name)[0]
+            return list(best.token_ids), best.finish_reason
+        eos_after = self.runner.eos_after.get(name)
+        tokens, reason = hash_model.alone(request.prompt_ids, request.seed, request.sampling, eos_after)
+        return tokens[request.num_resumed :], reason
+
+    def found_alone(self, name: str) -> list[Hypothesis]:
+        """What it would find, if it searches beams, in an engine of its own."""
+        request = self.requests[name]
+        return hash_model.search_alone(request.prompt_ids, request.seed, request.sampling)
+
+    def scores(self, name: str) -> PackedLogprobs | None:
+        """What the client of a request was told of its prompt: each position once and in order, or it raises."""
+        told: PackedLogprobs | None = None
+        for event in self.events[name]:
+            told = joined(told, event.prompt_logprobs)
+        return told
 
     def reason(self, name: str) -> str | None:
         """Why a request ended; None while it has not."""

@@ -1,0 +1,107 @@
+"""The scheduler and the cache under all that may happen at once, for as long as you like.
+
+    python -m benchmarks.soak [--seconds 600] [--seed N] [--json FILE]
+    python -m benchmarks.soak --seed N --episode M          one episode again
+
+No model and no device: the runner of the tests keeps token and position in each KV slot, and samples a hash of
+what the page tables lead to, so that a page shared, copied, swapped or freed wrongly gives a wrong token. Each
+episode draws an engine (memory, page size, limits, policy, preemption, overlap, ...) and clients who come and go,
+share prefixes and resume, while steps fail. On every step the pages must add up; everybody must be sent what an
+engine of its own would send; in the end nothing may be held. Where something is wrong, it ends with 1 and the
+command to see it again. Time per step is that of the scheduler and the cache alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import platform
+import random
+import sys
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.soak_episode import Episode
+
+STEPS = 150
+"""Of an episode in which clients come. As many again may follow until all are served."""
+REPORT_S = 30.0
+
+
+class Soak:
+    """Episodes one after the other, and what happened in all of them."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.counts = Counter[str]()
+        self.scheduler_seconds = 0.0
+
+    def run(self, number: int) -> str | None:
+        """One episode; what was wrong, and None when nothing was."""
+        episode = Episode(f"{self.seed}.{number}")
+        try:
+            episode.run(STEPS)
+        except Exception:  # whatever it is, say how to see it again
+            return (
+                f"{traceback.format_exc()}\nengine: {episode.options}\n{episode.weather}\n"
+                f"after {episode.counts['steps']} steps. Again with:\n"
+                f"    python -m benchmarks.soak --seed {self.seed} --episode {number}"
+            )
+        self.counts.update(episode.counts)
+        self.counts["episodes"] += 1
+        self.scheduler_seconds += episode.scheduler_seconds
+        return None
+
+    def summary(self) -> dict[str, Any]:
+        steps = max(self.counts["steps"], 1)
+        return {
+            "seed": self.seed,
+            "counts": dict(sorted(self.counts.items())),
+            "scheduler_us_per_step": round(1e6 * self.scheduler_seconds / steps, 1),
+            "requests_per_step": round(self.counts["chunks"] / steps, 2),
+            "scheduler_steps_per_second": round(steps / max(self.scheduler_seconds, 1e-9)),
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+        }
+
+
+def main() -> int:
+    options = _options()
+    logging.getLogger("engine.loop").setLevel(logging.CRITICAL)  # steps fail on purpose
+    soak = Soak(options.seed)
+    began = reported = time.monotonic()
+    number = options.episode or 0
+    while options.episode is None or number == options.episode:
+        wrong = soak.run(number)
+        if wrong is not None:
+            print(wrong, file=sys.stderr)
+            return 1
+        number += 1
+        now = time.monotonic()
+        if options.episode is None and now - began >= options.seconds:
+            break
+        if now - reported >= REPORT_S:
+            reported = now
+            print(f"{now - began:6.0f} s  {number} episodes, {soak.counts['steps']} steps, all well", flush=True)
+    summary = soak.summary() | {"seconds": round(time.monotonic() - began, 1)}
+    print(json.dumps(summary, indent=2))
+    if options.json:
+        options.json.write_text(json.dumps(summary, indent=2) + "\n")
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600.0, help="begin no episode after so long")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="drawn when left out")
+    parser.add_argument("--episode", type=int, help="run this one alone")
+    parser.add_argument("--json", type=Path, help="write the summary here")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

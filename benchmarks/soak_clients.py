@@ -1,0 +1,153 @@
+"""Who comes to a soaked engine, and with what: drawn from a seed, and made to share and to collide.
+
+Conversations form trees, so that requests share prefixes that end anywhere:
+
+    system prompt ─┬─ user ─ answer ─┬─ user ─ answer       all that was said before, and more
+                   │                 └─ user ─ answer       the same again, or from a point within
+                   └─ user ─ answer
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.beam_search import BeamParams, EarlyStopping
+from engine.order import POLICIES
+from engine.sampling_params import SamplingParams
+from engine.swap import MODES
+from tests.engine.guesses import Guesses
+from tests.engine.hash_model import VOCABULARY, alone
+
+_REMEMBERED = 40
+Options = dict[str, Any]
+"""Of a request: arguments of `Script.arrive`."""
+
+
+def draw_engine(rng: random.Random) -> dict[str, Any]:
+    """Arguments of a `Script`: from memory that hardly holds one request to more than all of them need."""
+    page_size = rng.choice([1, 2, 3, 4, 8, 16])
+    num_pages = max(2, rng.choice([24, 60, 120, 250, 600]) // page_size)
+    max_running = rng.choice([1, 2, 4, 8, 16])
+    return {
+        "num_pages": num_pages,
+        "page_size": page_size,
+        "limits": {
+            "max_running": max_running,
+            "max_step_tokens": max_running + rng.choice([0, 3, 16, 64, 500]),
+            "max_waiting": rng.choice([3, 12, 40]),
+            "max_waiting_tokens": rng.choice([200, 10**6]),
+            "policy": rng.choice(sorted(POLICIES)),
+            "priority_half_life_s": rng.choice([3.0, 30.0, 1e6]),
+            "fair_quantum_tokens": rng.choice([1, 20, 256]),
+        },
+        "prefix_cache": rng.random() < 0.85,
+        "overlap": rng.random() < 0.5,
+        "host_pages": int(num_pages * rng.choice([0, 0.3, 2])),
+        "preemption": rng.choice(sorted(MODES)),
+        "drafter": rng.choice([None, Guesses(right=rng.choice([0.0, 0.5, 0.9, 1.0]))]),
+        "max_drafts": rng.randint(1, 8),
+        "is_adaptive": rng.random() < 0.3,
+    }
+
+
+@dataclass(frozen=True)
+class Weather:
+    """How rough it is: probabilities per step."""
+
+    arrival: float
+    abort: float
+    failure: float
+    move: float
+    """A stream is cut off and goes on from what was sent of it, as after the loss of a replica."""
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> Weather:
+        return cls(
+            arrival=rng.choice([0.05, 0.2, 0.4, 0.7]),
+            abort=rng.choice([0, 0.02, 0.1]),
+            failure=rng.choice([0, 0, 0.03]),
+            move=rng.choice([0, 0.05]),
+        )
+
+
+@dataclass
+class Clients:
+    """Draws prompts and what is asked for with them."""
+
+    rng: random.Random
+    capacity: int
+    """Tokens that the engine has memory for."""
+    histories: list[list[int]] = field(default_factory=list)
+    """What was asked and answered lately."""
+
+    def __post_init__(self) -> None:
+        self._alphabet = self.rng.choice([3, VOCABULARY - 1])
+        self._systems = [self._text(self.capacity // 3) for _ in range(3)]
+
+    def heard(self, history: list[int]) -> None:
+        """A request ended: of prompt and answer together, conversations may go on."""
+        self.histories.append(history)
+        del self.histories[:-_REMEMBERED]
+
+    def draw(self) -> tuple[list[int], list[Options]]:
+        """A prompt, and the options of each of the requests that come with it at once."""
+        rng, prompt = self.rng, self._prompt()
+        max_tokens = rng.choice([1, 2, rng.randint(1, 12), rng.randint(1, 60)])
+        if rng.random() < 0.97:  # else it may be too long to ever fit
+            prompt = prompt[: max(1, self.capacity // rng.choice([1, 3, 6]) - 1)]
+            max_tokens = min(max_tokens, self.capacity - len(prompt))
+        seed = rng.choice([7, 7, 7, rng.randrange(100)])
+        options: Options = {
+            "max_tokens": max_tokens,
+            "priority": rng.choice([0, 0, 0, -1, 1, 5]),
+            "tenant": rng.choice(["", "red", "blue"]),
+            "salt": rng.choice(["", "", "", "pepper"]),
+        } | self._stops(prompt, seed, max_tokens)
+        kind = rng.random()
+        if kind < 0.07:
+            return prompt, [options | {"seed": seed, "beams": self._beams()}]
+        if kind < 0.14:
+            options["prompt_logprobs"] = rng.choice([0, 1, 3])
+        if rng.random() < 0.07:
+            return prompt, [options | {"seed": seed, "output_ids": self._generated(prompt, seed, options)}]
+        return prompt, [options | {"seed": seed + number} for number in range(rng.choice([1, 1, 1, 1, 1, 5]))]
+
+    def _prompt(self) -> list[int]:
+        rng = self.rng
+        base = rng.choice(self.histories) if self.histories and rng.random() < 0.6 else rng.choice(self._systems)
+        if rng.random() < 0.3:
+            base = base[: rng.randint(0, len(base))]
+        more = [] if base and rng.random() < 0.2 else [rng.randint(1, self._alphabet), *self._text(20)]
+        return [*base, *more]
+
+    def _text(self, most: int) -> list[int]:
+        return [self.rng.randint(1, self._alphabet) for _ in range(self.rng.randint(0, most))]
+
+    def _stops(self, prompt: list[int], seed: int, max_tokens: int) -> Options:
+        """What may end an output early, and what holds that off."""
+        rng, stops = self.rng, Options()
+        if rng.random() < 0.15:
+            stops["eos_after"] = rng.randint(0, max_tokens)
+        if rng.random() < 0.15:
+            coming = alone(prompt, seed, SamplingParams(max_tokens=max_tokens))[0]
+            stops["stop_token_ids"] = (rng.choice(coming),)
+        if rng.random() < 0.15:
+            stops["min_tokens"] = rng.randint(0, max_tokens)
+        if rng.random() < 0.1:
+            stops["ignore_eos"] = True
+        return stops
+
+    def _beams(self) -> BeamParams:
+        rng = self.rng
+        width = rng.randint(1, 6)
+        early: EarlyStopping = rng.choice([False, True, "never"])
+        return BeamParams(width, rng.randint(1, width), rng.choice([-0.5, 0.0, 1.0, 2.0]), early)
+
+    def _generated(self, prompt: list[int], seed: int, options: Options) -> list[int]:
+        """What another engine sent of it: some, or all but word of the end."""
+        names = {"max_tokens", "min_tokens", "stop_token_ids", "ignore_eos"}
+        params = SamplingParams(**{key: value for key, value in options.items() if key in names})
+        tokens, _ = alone(prompt, seed, params, options.get("eos_after"))
+        return tokens[: self.rng.randint(1, len(tokens))]

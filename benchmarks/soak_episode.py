@@ -1,0 +1,190 @@
+"""One episode of the soak: an engine of random shape, clients who come and go, and what must be true of both.
+
+Everything follows from the episode's seed: the engine, who comes when and asks for what, who goes away, which
+steps fail. So an episode that finds something finds it again.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.soak_clients import Clients, Options, Weather, draw_engine
+from engine.errors import NeverFits, QueueFull
+from engine.plan import StepPlan
+from tests.engine import hash_model
+from tests.engine.script import Script
+
+
+class Episode:
+    """Runs once. Raises AssertionError where something is not as it must be."""
+
+    def __init__(self, seed: str) -> None:
+        """`seed` may be any text; each has an engine and clients of its own."""
+        self._rng = random.Random(seed)
+        self.options = draw_engine(self._rng)
+        self.weather = Weather.draw(self._rng)
+        self.script = Script(**self.options)
+        self.counts = Counter[str]()
+        """Of steps, requests by how they ended, and what else happened."""
+        self.scheduler_seconds = 0.0
+        """Spent in planning steps and taking in their results."""
+        self._clients = Clients(self._rng, self.script.num_pages * self.script.page_size)
+        self._asked: dict[str, Options] = {}  # of the requests that were accepted
+        self._live: dict[str, None] = {}  # those of them that have not ended, in order
+        self._aborted: set[str] = set()
+        scheduler: Any = self.script.scheduler
+        scheduler.schedule, scheduler.apply = self._timed(scheduler.schedule), self._timed(scheduler.apply)
+
+    def run(self, num_steps: int) -> None:
+        """So many steps with clients that come and go, then on until all of them have been served."""
+        try:
+            for _ in range(num_steps):
+                self._come_and_go()
+                self._step()
+            self.script.runner.fail_next = False
+            most = 1000 + 200 * len(self._live)
+            while self.script.loop.has_work:
+                self._step()
+                assert (most := most - 1), f"no end of {list(self._live)}"
+            self._check_end()
+        finally:
+            self.script.loop.stop()
+
+    def _step(self) -> None:
+        events = self.script.step()
+        self.counts["steps"] += 1
+        plans = self.script.runner.plans
+        for plan in plans:
+            self._check_plan(plan)
+        plans.clear()
+        rows = sum(request.width for request in self.script.scheduler.memory.running)
+        assert rows <= self.options["limits"]["max_running"], f"{rows} run"
+        for event in events:
+            if event.finish_reason is not None:
+                self._check_request(event.request_id)
+
+    # --- clients -------------------------------------------------------------------------------------------
+
+    def _come_and_go(self) -> None:
+        rng, weather = self._rng, self.weather
+        while rng.random() < weather.arrival:
+            prompt, asked = self._clients.draw()
+            for options in asked:
+                self._ask(prompt, options)
+        if self._live and rng.random() < weather.abort:
+            self._abort(rng.choice(list(self._live)))
+        if self._live and rng.random() < weather.move:
+            self._move(rng.choice(list(self._live)))
+        if rng.random() < weather.failure:
+            self.script.runner.fail_next = True
+
+    def _ask(self, prompt: list[int], options: Options) -> None:
+        name = f"r{len(self.script.requests)}"
+        try:
+            self.script.arrive(prompt, name=name, **options)
+        except NeverFits:
+            is_long = len(prompt) + options["max_tokens"] > self._clients.capacity
+            assert is_long or "beams" in options, "what fits alone is accepted"
+            self.counts["never fit"] += 1
+        except QueueFull:
+            self.counts["refused"] += 1
+        else:
+            self._asked[name], self._live[name] = options, None
+
+    def _abort(self, name: str) -> None:
+        for _ in range(self._rng.choice([1, 1, 2])):
+            self.script.abort(name)
+        self._aborted.add(name)
+
+    def _move(self, name: str) -> None:
+        """The request ends here, and what was sent of it comes back with another one."""
+        script, request = self.script, self.script.requests[name]
+        sent = [*self._asked[name].get("output_ids", ()), *script.tokens(name)]
+        told = script.scores(name)
+        self._abort(name)
+        self._ask(
+            list(request.prompt_ids),
+            self._asked[name] | {"output_ids": sent, "num_prompt_reported": 0 if told is None else told.end},
+        )
+        self.counts["moved"] += 1
+
+    # --- what must be true ---------------------------------------------------------------------------------
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        """A step keeps to its limits."""
+        self.counts["tokens"] += plan.num_tokens
+        self.counts["chunks"] += len(plan.chunks)
+        self.counts["drafts"] += plan.num_drafts
+        assert not plan.is_empty and plan.num_tokens <= self.options["limits"]["max_step_tokens"]
+        assert plan.chunks or not plan.preempted, "who was preempted was preempted for somebody"
+        names = [chunk.request.request_id for chunk in plan.chunks]
+        assert len(set(names)) == len(names), names
+
+    def _check_request(self, name: str) -> None:
+        """It was sent what it would be sent alone; an end before that has its reason."""
+        script, request, reason = self.script, self.script.requests[name], self.script.reason(name)
+        assert name in self._live, f"{name} ended twice"
+        del self._live[name]
+        self.counts[str(reason)] += 1
+        got, (tokens, end) = script.tokens(name), script.alone(name)
+        if reason == "abort":
+            assert name in self._aborted and got == tokens[: len(got)], (name, got, tokens)
+        elif reason == "error":
+            assert name in script.runner.failed and got == tokens[: len(got)], (name, got, tokens)
+        else:
+            assert (got, reason) == (tokens, end), (name, got, reason, tokens, end)
+            if request.sampling.beams is not None:
+                self.counts["beam searches"] += 1
+                assert list(script.events[name][-1].alternatives) == script.found_alone(name), name
+        self._check_scores(name, is_whole=bool(got) or reason in ("stop", "length"))
+        self._clients.heard([*request.prompt_ids, *self._asked[name].get("output_ids", ()), *got])
+
+    def _check_scores(self, name: str, *, is_whole: bool) -> None:
+        """Each prompt token was scored once, in order, before the first new token."""
+        request, asked = self.script.requests[name], self._asked[name]
+        told, num_top = self.script.scores(name), asked.get("prompt_logprobs")
+        first = max(asked.get("num_prompt_reported", 0), 1)
+        if told is None:
+            assert num_top is None or not is_whole or first >= request.num_prompt or self._had_ended(name), name
+        else:
+            assert num_top is not None and told.start == first
+            assert told.end == request.num_prompt or not is_whole
+            assert told == hash_model.scores(request.prompt_ids[: told.end], first, num_top), name
+
+    def _had_ended(self, name: str) -> bool:
+        """Whether it came with all of its output."""
+        return not self.script.alone(name)[0]
+
+    def _check_end(self) -> None:
+        """All is over: nothing is held, and what was counted adds up."""
+        script, scheduler = self.script, self.script.scheduler
+        assert not self._live and script.nothing_held(), (list(self._live), scheduler.account())
+        assert not scheduler.memory.running and not len(scheduler.waiting)
+        assert (scheduler.waiting.num_tokens, scheduler.waiting.num_uncached) == (0, 0)
+        drafter = self.options["drafter"]
+        assert drafter is None or not (drafter.mistakes or drafter.held), (drafter.mistakes, drafter.held)
+        load, stats = scheduler.load(script.now), script.cache.stats
+        assert load.num_finished == len(self._asked)
+        first = [script.requests[name] for name in self._asked if not self._asked[name].get("output_ids")]
+        first = [request for request in first if request.num_cached is not None]
+        assert stats.query_tokens == sum(request.num_prompt for request in first)
+        assert stats.hit_tokens == sum(request.num_cached or 0 for request in first)
+        self.counts["hit tokens"], self.counts["query tokens"] = stats.hit_tokens, stats.query_tokens
+        self.counts["preemptions"], self.counts["swapped"] = load.num_preemptions, load.num_swapped
+        if not script.prefix_cache:
+            assert script.scheduler.account().free == script.num_pages and not stats.hit_tokens
+        script.cache.reset()
+        assert script.scheduler.account().free == script.num_pages, "what nobody holds can be evicted"
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            began = time.perf_counter()
+            result = function(*args)
+            self.scheduler_seconds += time.perf_counter() - began
+            return result
+
+        return timed
