@@ -257,11 +257,12 @@ class Scheduler:
 
     def _computed(self, chunk: Chunk, request: Request, num_sampled: int, now: float) -> None:
         """The chunk's KV is there; of its drafts, that of those that proved right."""
-        end, num_drafts, lease = chunk.start + chunk.num_tokens, chunk.num_drafts, request.lease
+        num_drafts, lease = chunk.num_drafts, request.lease
         assert lease is not None
-        if num_drafts:
-            request.num_planned = end = end - num_drafts - 1 + num_sampled
+        end = chunk.start + chunk.num_tokens - num_drafts
         request.num_computed = end
+        if num_drafts:
+            request.num_computed = request.num_planned = end - 1 + num_sampled
         if lease.source is not None:
             self.cache.release_copy(lease)
         # A decode's tokens enter the tree at its end, unless it came back from the host: its prompt does at once.

@@ -186,6 +186,17 @@ def test_the_next_turn_finds_what_was_accepted() -> None:
     assert script.events[b][-1].num_cached == len(history) - 1
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_guesses_enter_the_tree_as_the_tokens_they_proved_to_be(overlap: bool) -> None:
+    """The second of two equal prompts writes on in a page of its own: each of its steps shows that to the tree."""
+    script = speculating(overlap=overlap)
+    for seed in (7, 8):
+        name = script.arrive(range(1, 11), max_tokens=12, seed=seed)
+        script.run()
+        assert script.tokens(name) == script.undisturbed(name)
+    assert script.nothing_held()
+
+
 def test_a_step_that_fails_ends_its_requests_and_holds_nothing() -> None:
     script = speculating()
     a = script.arrive(range(1, 11), max_tokens=30)
