@@ -11,14 +11,18 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
+# How long an interpreter that exits waits for the step in flight: one that is cut off in a model's step crashes.
+_EXIT_SECONDS = 10.0
+
+
 class DeviceThread(Generic[T]):
-    """Runs what it is handed, one after the other, in order. Its thread ends with it."""
+    """Runs what it is handed, one after the other, in order. Its thread ends with it, or with the interpreter."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Launched[T] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=_work_off, args=(self._work,), name="engine-device", daemon=True)
         self._thread.start()
-        self._end = weakref.finalize(self, self._work.put, None)
+        self._end = weakref.finalize(self, _end, self._work, self._thread)
 
     def launch(self, work: Callable[[], T]) -> Launched[T]:
         """Have `work` run; returns at once."""
@@ -27,11 +31,11 @@ class DeviceThread(Generic[T]):
         return launched
 
     def close(self, timeout: float) -> None:
-        """Let what was handed in come to its end, for up to `timeout` seconds: an interpreter that exits in the
-        middle of a model's step crashes. Nothing may be handed in after it. Idempotent.
+        """Let what was handed in come to its end, for up to `timeout` seconds. Nothing may be handed in after it.
+        Idempotent.
         """
-        self._end()
-        self._thread.join(timeout)
+        self._end.detach()
+        _end(self._work, self._thread, timeout)
 
 
 class Launched(Generic[T]):
@@ -66,6 +70,14 @@ class Launched(Generic[T]):
         if self._error is not None:
             raise self._error
         return self._result
+
+
+def _end(
+    work: queue.SimpleQueue[Launched[T] | None], thread: threading.Thread, timeout: float = _EXIT_SECONDS
+) -> None:
+    work.put(None)
+    if thread is not threading.current_thread():
+        thread.join(timeout)
 
 
 def _work_off(work: queue.SimpleQueue[Launched[T] | None]) -> None:

@@ -122,6 +122,8 @@ class LLM:
                     if event.finish_reason is not None:
                         del open_jobs[event.request_id]
                         bar.update()
+        while loop.has_work:  # the step that was in flight when the last one ended
+            loop.step()
 
 
 class _Job:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from engine import LLM, SamplingParams
@@ -63,3 +66,18 @@ def test_bad_calls_say_what_was_expected(llm: LLM) -> None:
         llm.generate([[5000]])
     with pytest.raises(ValueError, match="2 prompts and 1 sampling"):
         llm.generate(["a", "b"], [SamplingParams()])
+
+
+def test_a_program_may_end_while_a_step_is_in_flight() -> None:
+    """An interpreter that exits in the middle of a model's step would crash."""
+    program = """
+from engine import LLM, SamplingParams
+engine = LLM("demo").engine
+engine.loop.submit(engine.new_request("a", [1, 2, 3], SamplingParams(max_tokens=50)))
+engine.loop.step()
+assert engine.loop.has_work
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
