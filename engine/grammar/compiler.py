@@ -127,11 +127,37 @@ def _as_llguidance(grammar: Grammar) -> str:
 
 
 def _json_schema(source: str) -> str:
-    schema = "{}" if source.strip() == "true" else source  # options need an object to go along with
     try:
-        return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
-    except ValueError:
-        raise InvalidGrammar("a schema must be a JSON object, or true") from None
+        schema = json.loads(source)
+    except (ValueError, RecursionError):
+        schema = None
+    if schema is True:
+        source = "{}"  # options need an object to go along with
+    elif not isinstance(schema, dict):
+        raise InvalidGrammar("a schema must be a JSON object, or true")
+    _check_names_can_be_counted(schema)
+    try:
+        return LLMatcher.grammar_from_json_schema(source, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise InvalidGrammar(explained(str(error))) from None
+
+
+def _check_names_can_be_counted(schema: object) -> None:
+    """Refuse what llguidance would get wrong: it counts properties that have the same name."""
+    nodes = [schema]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, list):
+            nodes += node
+        elif isinstance(node, dict):
+            least, required = node.get("minProperties"), node.get("required")
+            num_required = len(required) if isinstance(required, list) else 0
+            if isinstance(least, int) and least > num_required + 1:
+                raise InvalidGrammar(
+                    "minProperties is not supported above the number of required properties and one: "
+                    f"got {least}, with {num_required} required"
+                )
+            nodes += [value for key, value in node.items() if key not in ("const", "enum", "default", "examples")]
 
 
 def _one_of(source: str) -> str:
