@@ -3,9 +3,9 @@
     generate ── some engine has less than ttft_target_s queued, nobody waits ──▶ at once ───┐
        └── else ─▶ FairQueue ── an engine has room again ─▶ whose turn it is ───────────────┴─▶ EngineClient
 
-An engine's queue is first come, first served: what is in it cannot be overtaken. So only about `ttft_target_s` of
-work is bound to engines, and the order of all the rest is decided at the last moment. One tenant's flood then
-costs another at most that much, and a turn of each tenant that waits.
+An engine orders what it was given, by priority and arrival unless its policy is "fair", and no other engine takes
+it over. So only about `ttft_target_s` of work is bound to engines, and the order of all the rest is decided at the
+last moment. One tenant's flood then costs another at most that much, and a turn of each tenant that waits.
 
 A request leaves the queue when it is bound, refused, or its client left; its place and its charge go with it.
 """

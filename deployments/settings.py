@@ -154,7 +154,7 @@ class Replicas(Settings):
 class AdmissionSettings(Settings):
     """When requests wait in the ingress instead of at an engine, and for how long; see `deployments/admission.py`.
 
-    While they wait, tenants take turns; at an engine it is first come, first served. Bounds are per ingress.
+    While they wait, tenants take turns; at an engine `engine.policy` decides. Bounds are per ingress.
     """
 
     ttft_target_s: float = Field(default=0.15, gt=0)

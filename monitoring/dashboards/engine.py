@@ -56,8 +56,8 @@ _BATCH = Row(
         ),
         Panel(
             "Tokens in a step",
-            "Mean over the steps of each kind, of all replicas. Prefill is cut to the settings max_step_tokens "
-            "and max_step_ms.",
+            "Mean over the steps of each kind, of all replicas. Prefill is cut to the settings max_step_tokens, "
+            "max_step_ms and max_step_stretch.",
             Unit.TOKENS,
             (Target(ENGINES.mean("engine_batch_tokens", "phase"), "{{phase}}"),),
         ),
