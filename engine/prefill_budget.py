@@ -25,6 +25,8 @@ _MIN_SECONDS = 1e-5
 _UNNOTICED_SECONDS = 1e-3
 # Steps after which a step without prompts shows again how long decodes alone take.
 _DECODES_ONLY_EVERY = 32
+# Of those, so many may be planned before news of the first is in; then prompts go on in any case.
+_MOST_ASKED = 2
 
 
 class PrefillBudget:
@@ -43,6 +45,7 @@ class PrefillBudget:
         self._pace = _Line(spread=64.0)  # seconds per prompt token beside decodes, over tokens of context
         self._sizes: deque[int] = deque(maxlen=_NUM_PACES)  # prompt tokens of the steps it was fitted to
         self._since_decodes = 0  # steps
+        self._num_asked = 0  # steps without prompts, one after the other, so that it is 0 again
         # Seconds per token of the last whole steps, what they decode included. Not of the first: it is slow.
         self._paces: deque[float] = deque(maxlen=_NUM_PACES)
         self._is_first = True
@@ -92,8 +95,11 @@ class PrefillBudget:
         tokens = self._max_tokens - num_decodes
         if num_decodes == 0 or num_prompts == 0 or (self._max_seconds == math.inf and self._max_stretch is None):
             return Room(tokens)
-        if not self._decodes.is_known or self._since_decodes >= _DECODES_ONLY_EVERY:
+        is_news_due = not self._decodes.is_known or self._since_decodes >= _DECODES_ONLY_EVERY
+        if is_news_due and self._num_asked < _MOST_ASKED:
+            self._num_asked += 1
             return Room(0)
+        self._num_asked = 0
         decodes = self._decodes.at(num_decodes)
         seconds = self._max_seconds - decodes
         if self._max_stretch is not None:

@@ -61,6 +61,15 @@ def test_until_rates_are_known_prompts_wait_one_step_and_begin_small() -> None:
     assert sizes == [64, 128, 256, 512, 749]
 
 
+def test_prompts_get_on_even_if_no_step_without_them_is_ever_seen() -> None:
+    budget = PrefillBudget(2048, 0.1, 0.75)
+    sizes = []
+    for _ in range(9):
+        sizes.append(tokens(budget, 8))
+        budget.observe(8, sizes[-1] or 1, 0.01)
+    assert sizes[:3] == [0, 0, 64] and sum(size > 0 for size in sizes) == 3
+
+
 def test_what_decodes_take_is_measured_again_while_prompts_never_end() -> None:
     budget = learned(0.0002, 0.01, max_stretch=0.75)
     alone = 0
