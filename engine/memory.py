@@ -170,7 +170,8 @@ class Memory:
     def grow_beams(self, step: StepInMaking, request: Request, now: float) -> bool:
         """Make the pages of every beam cover its tokens, or of none; False when all have to sit this step out."""
         while sum([self._pages_after(beam, beam.lease, 0) for beam in request.beams]) > self.cache.available:
-            if not self._make_room(step, request, now):
+            # All that can be evicted is too little, but without it the tree may need fewer pages for the rest.
+            if not self.cache.evict(self.cache.num_pages, now) and not self._make_room(step, request, now):
                 return False
         for beam in request.beams:
             assert beam.lease is not None

@@ -40,6 +40,8 @@ class MemoryRunner:
         self.fail_next = False
         self.failed: set[str] = set()
         """The requests of steps that failed."""
+        self.invalid: set[str] = set()
+        """Beam searches for which the model computes no valid probabilities."""
         self.mistakes: list[str] = []
         """Contexts that were not what their request holds: the loop must not take them for a failed step."""
         self._sampled: dict[str, int] = {}
@@ -101,7 +103,8 @@ class MemoryRunner:
                 sampled = [self._sample(chunk.request, context[:end]) for end in range(first, len(context) + 1)]
                 counts.append(num_accepted(context[first:], sampled) + 1)
                 tokens += sampled[: counts[-1]]
-                logprobs += [_candidates(chunk.request, context)] * counts[-1]
+                is_invalid = (chunk.request.leader or chunk.request).request_id in self.invalid
+                logprobs += [None if is_invalid else _candidates(chunk.request, context)] * counts[-1]
                 self._sampled[chunk.request.request_id] = sampled[0]
         return StepResult(tokens, logprobs, counts, prompt_logprobs=scores)
 
@@ -261,6 +264,11 @@ class Script:
         eos_after = self.runner.eos_after.get(name)
         tokens, reason = hash_model.alone(request.prompt_ids, request.seed, request.sampling, eos_after)
         return tokens[request.num_resumed :], reason
+
+    def found(self, name: str) -> list[Hypothesis]:
+        """What the client of a beam search was sent, in one event."""
+        assert len(self.events[name]) == 1, self.events[name]
+        return list(self.events[name][0].alternatives)
 
     def found_alone(self, name: str) -> list[Hypothesis]:
         """What it would find, if it searches beams, in an engine of its own."""
