@@ -33,8 +33,10 @@ class Speculator:
 
     def wants(self, request: Request) -> bool:
         """Whether the request's next step may hold guesses: then it is planned when all its tokens are known."""
+        if not self.is_on or request.search is not None:  # A beam search chooses no single token.
+            return False
         payoff = self._payoffs.get(request.request_id)
-        return self.is_on and (payoff is None or request.num_tokens >= payoff.resumes_at)
+        return payoff is None or request.num_tokens >= payoff.resumes_at
 
     def propose(self, requests: Sequence[Request], room: int) -> list[Sequence[int]]:
         """Guesses for decoding requests, maybe none, in a step with room for `room` tokens besides. Once per step.

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.beam_search import BeamParams
 from engine.drafting.ngram import NgramDrafter
 from engine.load import StepStats
 from tests.engine.guesses import Guesses
@@ -194,6 +195,20 @@ def test_guesses_enter_the_tree_as_the_tokens_they_proved_to_be(overlap: bool) -
         name = script.arrive(range(1, 11), max_tokens=12, seed=seed)
         script.run()
         assert script.tokens(name) == script.undisturbed(name)
+    assert script.nothing_held()
+
+
+def test_nothing_is_guessed_for_a_beam_search() -> None:
+    """The last token of its prompt comes in a step of its own, as a decode does."""
+    script = speculating(limits={"max_step_tokens": 8, "max_running": 8})
+    a = script.arrive(range(1, 10), max_tokens=8, beams=BeamParams(3, num_returned=3))
+    b = script.arrive(range(100, 109), max_tokens=8)
+    script.run()
+    assert list(script.events[a][-1].alternatives) == script.found_alone(a)
+    assert script.tokens(b) == script.undisturbed(b)
+    assert all(
+        chunk.request.request_id == b for plan in script.runner.plans for chunk in plan.chunks if chunk.num_drafts
+    )
     assert script.nothing_held()
 
 
