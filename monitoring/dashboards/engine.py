@@ -189,6 +189,40 @@ _MEMORY = Row(
     ),
 )
 
+_GUESSES = Row(
+    "Speculative decoding",
+    (
+        Panel(
+            "Guessed tokens",
+            "Of speculative decoding, per second: checked by the model, and found right. None where it is off. Few "
+            "right ones: an engine guesses less by itself, as far as it pays.",
+            Unit.TOKENS_PER_SECOND,
+            (
+                Target(ENGINES.rate("spec_draft_tokens_total"), "checked"),
+                Target(ENGINES.rate("spec_accepted_tokens_total"), "right"),
+            ),
+            width=12,
+        ),
+        Panel(
+            "Guesses that were right",
+            "Share of checked guesses, by replica. Each spares a step of its request.",
+            Unit.SHARE,
+            (
+                Target(
+                    ENGINES.share(
+                        ENGINES.rate("spec_accepted_tokens_total", "replica"),
+                        ENGINES.rate("spec_draft_tokens_total", "replica"),
+                    ),
+                    "{{replica}}",
+                    is_sparse=True,
+                ),
+            ),
+            width=12,
+            max=1.0,
+        ),
+    ),
+)
+
 _WARM_UP = Row(
     "Warm-up",
     (
@@ -219,5 +253,5 @@ ENGINE = Dashboard(
     "Raydix: Engine",
     "Batches, steps and KV memory of the engine replicas.",
     (APPLICATION, MODEL, REPLICA),
-    (_BATCH, _STEPS, _MEMORY, _WARM_UP),
+    (_BATCH, _STEPS, _MEMORY, _GUESSES, _WARM_UP),
 )

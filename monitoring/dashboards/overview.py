@@ -197,6 +197,31 @@ _THROUGHPUT = Row(
     ),
 )
 
+_GRAMMARS = Row(
+    "Structured output",
+    (
+        Panel(
+            "Grammars by what came of them",
+            "Requests whose answer must match a grammar, per second. hit: known to be usable; miss: found to be; "
+            "rejected: not so, a 400; timeout: too complex, a 400 as well.",
+            Unit.REQUESTS_PER_SECOND,
+            (Target(FLEET.rate("grammar_requests_total", "result"), "{{result}}"),),
+            width=12,
+            is_stacked=True,
+        ),
+        Panel(
+            "Time to check a grammar",
+            "Of those not known yet. It is added to the time to the first token.",
+            Unit.SECONDS,
+            tuple(
+                Target(FLEET.quantile(q, "grammar_compile_seconds"), f"p{q * 100:g}", is_sparse=True)
+                for q in (0.5, 0.95)
+            ),
+            width=12,
+        ),
+    ),
+)
+
 _ERRORS = Row(
     "Errors",
     (
@@ -262,5 +287,5 @@ OVERVIEW = Dashboard(
         APPLICATION,
         MODEL,
     ),
-    (_NOW, _LEVELS, _THROUGHPUT, _ERRORS),
+    (_NOW, _LEVELS, _THROUGHPUT, _GRAMMARS, _ERRORS),
 )
