@@ -274,29 +274,15 @@ class KVCacheManager:
         return 0.0 if node is None else max(now - node.last_access, 0.0)
 
     def reset(self) -> int:
-        """Drop everything that no lease has locked; returns the pages freed."""
+        """Drop everything that no lease has locked; returns the pages freed.
+
+        A lease alone can then have every page that its table does not lead to: where nobody else goes on in a page
+        of its path, the tree does not hold it twice.
+        """
         pages = self._tree.evict()
         self._pool.free(pages)
         self.stats.reset_pages += len(pages)
         return len(pages)
-
-    def compact(self, lease: Lease) -> int:
-        """Leave the pages in the lease's table as the only ones on its path, and nothing that is not locked.
-
-        A path may hold more pages than its table: where a node overrides its parent's last page, the tree owns
-        both. So a request may find no room that would fit alone. No-op while anything else holds a part of the
-        path. O(tree). Returns the pages freed.
-        """
-        if self.shared_tokens(lease):
-            return 0
-        num_free = self._pool.num_free
-        self.reset()  # No other node is left that goes on in one of these pages.
-        for node in self._tree.path(held_node(lease)):
-            is_override = node.start % self.page_size and node.first_slot == node.start // self.page_size
-            if is_override and node.parent is not None and node.pages:
-                page = self._tree.merge_tail(node.parent, node)
-                self._pool.free([] if page is None else [page])
-        return self._pool.num_free - num_free
 
     def _find(self, namespace: Namespace, tokens: Sequence[int]) -> tuple[Node | None, int]:
         root = self._tree.find_root(namespace)

@@ -128,7 +128,7 @@ class Memory:
             if self.running:
                 self.cache.finish(lease, [], now)
                 return False
-            self.cache.compact(lease)  # It fits alone.
+            self.cache.reset()  # It fits alone, but for pages that others went on in.
         self.waiting.remove(request)
         bisect.insort(self.running, request, key=precedence)
         self._start(request, lease.num_cached, now)
@@ -161,7 +161,7 @@ class Memory:
             except OutOfPages:
                 if self._make_room(step, request, now):
                     continue
-                if self.is_in_flight or self.running != [request] or not self.cache.compact(lease):
+                if self.is_in_flight or self.running != [request] or not self.cache.reset():
                     return False
         if begins:
             step.swap_in += self.swap.come_back(request.request_id, lease.pages, lease.num_cached)

@@ -33,7 +33,7 @@ class Driver:
             (self.fork, 6),
             (self.evict, 3),
             (self.reset, 1),
-            (self.compact, 2),
+            (self.reset_alone, 1),
         ]
 
     def step(self) -> None:
@@ -113,19 +113,15 @@ class Driver:
         assert self.world.cache.account().evictable == 0
         self.world.forget_evicted()
 
-    def compact(self) -> None:
-        """Some time with company, some time as the only one left."""
-        if not (client := self.client()):
-            return
-        if self.draw.random() < 0.5:
+    def reset_alone(self) -> None:
+        """One client, the others having ended, can get all pages but those of its table."""
+        if client := self.client():
             self.world.finish_copy(client)
             for other in [each for each in self.world.clients if each is not client]:
                 self.world.finish(other, other.computed)
-        self.world.cache.compact(client.lease)
-        self.world.forget_evicted()
-        if self.world.clients == [client] and client.lease.source is None:
-            account = self.world.cache.account()
-            assert account.evictable == 0 and account.locked + account.private == len(client.lease.pages)
+            self.reset()
+            account, source = self.world.cache.account(), client.lease.source
+            assert account.locked + account.private == len(client.lease.pages) or source is not None
 
 
 def run_history(

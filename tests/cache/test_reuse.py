@@ -223,7 +223,7 @@ def test_pages_that_a_path_holds_twice_can_be_had_back() -> None:
     w.compute(client, 15)
     assert (len(client.lease.pages), w.cache.account().locked) == (4, 4), "three of its own, and the other's third"
     assert not w.extend(client, 17)
-    w.cache.compact(client.lease)
+    w.cache.reset()
     w.forget_evicted()
     assert w.extend(client, 17)
     w.end(client)
