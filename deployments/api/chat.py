@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from deployments.api import reasoning
@@ -36,7 +35,9 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -
     num_scored = asked_scores(request, limits)
     # All but the prompt's length is checked before the prompt is worked on.
     unbounded = 2**31 - 1 if asked is None else asked
-    sampling = sampling_params(request, limits, model, max_tokens=unbounded, logprobs=logprobs)
+    sampling = sampling_params(
+        request, limits, model, max_tokens=unbounded, logprobs=logprobs, prompt_logprobs=num_scored
+    )
     candidates = num_candidates(request, limits)
     grammar = await asked_grammar(limits, served.grammars, request.response_format, request.structured_outputs)
     sampling = with_grammar(sampling, grammar)
@@ -57,7 +58,7 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -
         include_timings=bool(request.include_timings),
     )
     wording = ChatWording(answer, served.codec, logprobs, scores)
-    sampling = replace(with_max_tokens(sampling, asked or left), prompt_logprobs=num_scored)
+    sampling = with_max_tokens(sampling, asked or left)
     sought = _sought(served.codec, tools, ids)
     return Plan(served, request, sampling, wording, candidates, sought=sought, scores=scores)
 

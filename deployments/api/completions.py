@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from deployments.api.best_of import num_candidates
@@ -39,7 +38,12 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
     is_silent = max_tokens == 0 and (bool(request.echo) or num_scored is not None)
     candidates = num_candidates(request, limits)
     sampling = sampling_params(
-        request, limits, model, max_tokens=1 if is_silent else max_tokens, logprobs=request.logprobs
+        request,
+        limits,
+        model,
+        max_tokens=1 if is_silent else max_tokens,
+        logprobs=request.logprobs,
+        prompt_logprobs=num_scored,
     )
     grammar = await asked_grammar(limits, served.grammars, request.response_format, request.structured_outputs)
     sampling = with_grammar(sampling, grammar)
@@ -61,7 +65,7 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
     return Plan(
         served,
         request,
-        replace(sampling, prompt_logprobs=num_scored),
+        sampling,
         wording,
         candidates,
         echoes_only=is_silent and scores is None,

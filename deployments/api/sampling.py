@@ -23,6 +23,7 @@ def sampling_params(
     *,
     max_tokens: int,
     logprobs: int | None,
+    prompt_logprobs: int | None,
 ) -> SamplingParams:
     """Sampling of the first choice. Raises `ApiError` 400 that names the field."""
     _check_limits(request, limits, model)
@@ -31,6 +32,7 @@ def sampling_params(
         return SamplingParams(
             max_tokens=max_tokens,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             stop=tuple(request.stop),
             stop_token_ids=tuple(request.stop_token_ids),
             logit_bias=request.logit_bias,

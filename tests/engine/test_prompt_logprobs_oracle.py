@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from engine import LLM
 from engine.config import EngineConfig
+from engine.drafting.settings import Speculation
 from engine.engine import Engine
 from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
 from engine.plan import Event
@@ -103,6 +105,26 @@ def test_a_warm_cache_hides_nothing_and_gains_what_was_computed(model: Path, ove
         assert events[-1].num_cached == 0
     (events,) = run(engine, [prompt], PLAIN)
     assert events[-1].num_cached == len(prompt) - 1
+
+
+def test_speculation_changes_no_score(model: Path) -> None:
+    engine = engine_for(model, max_step_tokens=24, speculation=Speculation("ngram", adaptive=False, min_match=1))
+    repeating = ids_of(15, 7) * 6
+    guessing = SamplingParams(temperature=0, max_tokens=12, prompt_logprobs=TOP, logprobs=TOP)
+    prompts = [repeating, ids_of(16, 50), repeating[3:]]
+    streams = run(engine, prompts, guessing)
+    for prompt, events in zip(prompts, streams, strict=True):
+        check(model, prompt, scores_of(events, prompt))
+    tokens = [token for event in streams[0] for token in event.token_ids]
+    assert tokens == oracle_greedy(model, repeating, 12)
+    # What is said of generated tokens is what would be said of them in a prompt.
+    logprobs = [at for event in streams[0] for at in event.logprobs]
+    check(model, [*repeating, *tokens], [*scores_of(streams[0], repeating), *map(ranked_first, logprobs)])
+
+
+def ranked_first(at: TokenLogprobs) -> TokenLogprobs:
+    assert at.rank == 0 and at.top[0][0] == at.token_id
+    return replace(at, rank=1)
 
 
 def test_different_numbers_of_alternatives_in_one_step(model: Path) -> None:
