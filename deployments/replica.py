@@ -30,7 +30,7 @@ from deployments.wire_server import WireServer, WireTimings
 from deployments.work_meter import WorkMeter
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import EngineStopped, InvalidGrammar, NeverFits, QueueFull
+from engine.errors import EngineStopped, NeverFits, QueueFull
 from engine.load import StepStats
 from engine.plan import Event
 from monitoring.metrics import Metrics
@@ -209,7 +209,7 @@ class EngineReplica:
         try:
             await asyncio.to_thread(self._engine.grammars.compile, request.sampling.grammar)
             return None
-        except InvalidGrammar as error:
+        except ValueError as error:
             return {"refused": "never_fits", "reason": f"the grammar cannot be used: {error}"}
 
     def _submit(self, request: GenerateRequest, ingress_id: str) -> dict[str, Any] | None:

@@ -58,7 +58,8 @@ class Sampler:
         if drawing:
             tokens[drawing] = _draw_rows(logits[drawing], [rows[index] for index in drawing])
         chosen = torch.where(valid, tokens, INVALID)
-        chosen[failed] = GRAMMAR_FAILED
+        if failed:
+            chosen[failed] = GRAMMAR_FAILED
         reports = own.report(logits, chosen)
         if searching:
             found = candidates(logits[searching], [rows[index] for index in searching])

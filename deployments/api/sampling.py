@@ -69,6 +69,11 @@ def with_grammar(sampling: SamplingParams, grammar: Grammar | None) -> SamplingP
     try:
         return replace(sampling, grammar=grammar)
     except InvalidSamplingParams as error:
+        if error.param == "grammar":
+            raise invalid(
+                "Beam search cannot be held to a form: leave out use_beam_search, or what the answer must match.",
+                "use_beam_search",
+            ) from None
         raise invalid(f"{error}.", error.param) from None
 
 

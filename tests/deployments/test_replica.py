@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from deployments.liveness import EngineUnhealthy
 from deployments.replica import EngineReplica
 from deployments.wire_server import WireTimings
+from engine.grammar.spec import Grammar
 from tests.deployments.fleet_of_engines import Engines, request, until
 
 
@@ -98,3 +101,26 @@ def test_refusals_are_records_and_leave_nothing_behind(engines: Engines, replica
         assert [record["finish_reason"] for record in await asyncio.gather(*calls)] == ["length"] * 2
 
     asyncio.run(scenario())
+
+
+def test_a_grammar_that_cannot_be_compiled_is_refused_and_the_event_loop_stays_free(
+    replica: EngineReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ingress checks it first; a replica relies on nobody."""
+    compile_, threads = replica._engine.grammars.compile, []
+
+    def noticed(grammar: Grammar) -> object:
+        threads.append(threading.current_thread())
+        return compile_(grammar)
+
+    async def scenario() -> dict[str, Any]:
+        asked = request("r")
+        return await replica.generate(
+            replace(asked, sampling=replace(asked.sampling, grammar=Grammar("regex", "("))), "ingress"
+        )
+
+    monkeypatch.setattr(replica._engine.grammars, "compile", noticed)
+    answer = asyncio.run(scenario())
+    assert answer["refused"] == "never_fits"
+    assert "this model has no end-of-text token" in answer["reason"]  # which is so for the fleet's tests' model
+    assert threads and threading.main_thread() not in threads

@@ -7,11 +7,13 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine import Speculation
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import InvalidGrammar
@@ -139,6 +141,24 @@ def test_any_company_any_memory(model: Path, overlap: bool, pages: int) -> None:
     assert run.finish() == wanted
     num_preempted = run.engine.loop.load().num_preemptions
     assert (num_preempted > 2) is (pages < 900)
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_guesses_change_nothing(model: Path, method: str) -> None:
+    """Neither those that the grammar allows nor those that it forbids; some of both come."""
+    guesses = (
+        Speculation("ngram", adaptive=False, min_match=1)
+        if method == "ngram"
+        else Speculation("draft_model", model=str(model), adaptive=False)
+    )
+    run = Run(engine(model, speculation=guesses))
+    wanted = []
+    for kind, seed, temperature in product(GRAMMARS, range(3), (0.0, 1.0)):
+        run.add(params(kind, seed, temperature=temperature, max_tokens=150 if kind != "none" else 30))
+        wanted.append(undisturbed(model, kind, seed, temperature))
+    assert run.finish() == wanted
+    num_steps = run.engine.loop.load().num_steps
+    assert num_steps < max(map(len, wanted))
 
 
 @pytest.mark.parametrize("kind", ["schema", "lark"])

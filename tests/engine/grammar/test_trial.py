@@ -82,6 +82,7 @@ def test_nothing_is_left_when_it_is_closed(trial: Trial) -> None:
         (Grammar("json_schema", '{"if":{},"then":{}}'), "if and then are not supported"),
         (Grammar("json_schema", '{"not":{},"x-guidance":{"lenient":true}}'), "not is not supported"),
         (Grammar("json_schema", '{"$ref":"http://127.0.0.1:1/schema"}'), "127.0.0.1"),
+        (Grammar("json_schema", '{"$ref":"file:///etc/hosts"}'), "etc/hosts"),
         (Grammar("json_schema", '{"$ref":"#/nowhere"}'), "'/nowhere' does not exist"),
         (Grammar("json_schema", '{"oneOf":[{"minimum":1},{"maximum":5}]}'), "oneOf"),
         (
