@@ -42,7 +42,7 @@ def worst_step(config: EngineConfig, max_model_len: int) -> StepPlan:
     longest = min(config.max_step_tokens - config.max_running + 1, max_model_len)
     sizes = [1] * (config.max_running - 1) + [max(1, longest)]
     drafts = 0 if config.speculation is None else config.speculation.max_drafts * config.max_running
-    num_drafts = min(drafts, sizes[-1] - 1)
+    num_drafts = min(drafts, (config.max_step_tokens - config.max_running) // 2, sizes[-1] - 1)
     chunks = []
     for row, size in enumerate(sizes):
         prompt = [0] * max_model_len if row == len(sizes) - 1 else ()

@@ -27,6 +27,8 @@ def load_with_draft_model(config: EngineConfig) -> tuple[ModelRunner, DraftModel
             served_name=None,
             kv_pages=settings.kv_pages or 1,
             max_model_len=None,
+            preemption="recompute",
+            host_kv_gib=0.0,
             speculation=None,
         )
     )

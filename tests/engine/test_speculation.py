@@ -32,7 +32,7 @@ def expected(prompt: Sequence[int], max_tokens: int, stop: int | None = None, mi
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_the_tokens_are_those_of_plain_decoding(data: st.DataObject) -> None:
-    """Beside prefill chunks, preempted, aborted, resumed, stopped, sharing prefixes, planned ahead or not."""
+    """Beside prefill chunks, preempted, swapped, aborted, resumed, stopped, sharing prefixes, planned ahead."""
     page_size = data.draw(st.sampled_from([1, 3, 4, 16]))
     room = 72 // page_size + 1  # the longest request below
     guesses = Guesses(data.draw(st.sampled_from([0.0, 0.5, 0.9, 1.0])))
@@ -42,6 +42,7 @@ def test_the_tokens_are_those_of_plain_decoding(data: st.DataObject) -> None:
         limits={"max_step_tokens": data.draw(st.integers(5, 80)), "max_running": data.draw(st.integers(1, 5))},
         prefix_cache=data.draw(st.booleans()),
         overlap=data.draw(st.booleans()),
+        host_pages=data.draw(st.sampled_from([0, 2 * room])),
         drafter=guesses,
         max_drafts=data.draw(st.integers(1, 6)),
     )

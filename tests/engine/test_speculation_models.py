@@ -209,6 +209,19 @@ def test_a_model_that_guesses_for_itself_is_right(models: dict[str, Path], tempe
     assert len(run.steps) < 2 * 60 / 5 + 4
 
 
+def test_memory_is_shared_out_for_the_kv_of_both_models(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.model_runner.available_ram", lambda: 2**20)
+    settings = Speculation("draft_model", model=str(models["smaller"]))
+    config = EngineConfig(model=str(models["model"]), device="cpu", kv_memory_share=0.5, speculation=settings)
+    engine = Engine.from_config(config)
+    drafter = engine.scheduler._speculator._drafter
+    assert isinstance(drafter, DraftModel)
+    bytes_of_a_token = 4 * 2 * 2 * (3 * 8 + 1 * 16)  # float32, keys and values, 2 heads of each layer
+    assert engine.cache.num_pages == drafter.cache.num_pages == 2**19 // (16 * bytes_of_a_token)
+
+
 def test_without_pages_of_its_own_the_draft_model_holds_nobody_up(models: dict[str, Path]) -> None:
     settings = Speculation("draft_model", model=str(models["model"]), kv_pages=1, adaptive=False)
     config = EngineConfig(model=str(models["model"]), device="cpu", kv_pages=200, speculation=settings)
