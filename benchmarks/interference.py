@@ -174,7 +174,7 @@ def _print(title: str, rows: list[dict[str, Any]]) -> None:
     table = Table(*rows[0], title=title)
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
+    Console(width=130).print(table)
 
 
 def main() -> None:
