@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from engine.beam_search import BeamParams
 from engine.errors import NeverFits
+from engine.plan import Step, StepPlan
 from tests.engine.script import Script
 
 
@@ -21,6 +22,20 @@ def most_pages(num_prompt: int, max_tokens: int, width: int, page_size: int) -> 
     """The prompt's whole pages once, and everything behind them for each beam."""
     shared = num_prompt // page_size
     return shared + width * (-(-(num_prompt + max_tokens) // page_size) - shared)
+
+
+def most_held(script: Script, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run to the end: the most pages that anybody relied on while a step ran."""
+    held, prepare = [], script.runner.prepare
+
+    def watched(plan: StepPlan) -> Step:
+        account = script.scheduler.account()
+        held.append(account.locked + account.private)
+        return prepare(plan)
+
+    monkeypatch.setattr(script.runner, "prepare", watched)
+    script.run()
+    return max(held)
 
 
 def finish(script: Script) -> None:
@@ -138,9 +153,9 @@ def test_what_the_door_lets_in_can_be_done_and_a_page_less_is_refused(
 
 
 def test_a_preempted_search_begins_again_after_its_prompt() -> None:
-    script = Script(num_pages=20)
-    script.arrive(range(1, 21), max_tokens=60)
-    name = search(script, range(101, 111), 3, 20)
+    script = Script(num_pages=90, page_size=1)
+    script.arrive(range(1, 31), max_tokens=60)
+    name = search(script, range(101, 111), 3, 26, ignore_eos=True)
     script.run(until=lambda: script.requests[name].num_preemptions > 0)
     assert script.requests[name].num_preemptions == 1
     assert not script.is_running(name) and script.requests[name].beams == []
@@ -206,34 +221,29 @@ def test_a_model_that_computes_nothing_valid_ends_a_search_with_an_error() -> No
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("page_size", [3, 16])
-def test_eight_beams_on_a_long_prompt_take_its_pages_and_eight_tails(page_size: int, prefix_cache: bool) -> None:
-    """While it runs: not just at its end."""
+def test_eight_beams_on_a_long_prompt_take_its_pages_and_eight_tails(
+    page_size: int, prefix_cache: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     num_prompt, max_tokens = 4001, 40
     script = Script(6000 // page_size, page_size, prefix_cache=prefix_cache)
-    name = search(script, list(range(num_prompt)), 8, max_tokens)
+    name = search(script, list(range(num_prompt)), 8, max_tokens, ignore_eos=True)
     most = most_pages(num_prompt, max_tokens, 8, page_size)
     assert most < num_prompt // page_size + 8 * (max_tokens // page_size + 3)
-    highest = 0
-    while script.loop.has_work:
-        script.step()
-        account = script.scheduler.account()
-        highest = max(highest, account.locked + account.private)
+    highest = most_held(script, monkeypatch)
     assert num_prompt // page_size + 8 <= highest <= most
     assert script.found(name) == script.found_alone(name)
 
 
 @pytest.mark.parametrize("page_size", [3, 16])
-def test_eight_choices_of_a_long_prompt_take_its_pages_and_eight_tails(page_size: int) -> None:
+def test_eight_choices_of_a_long_prompt_take_its_pages_and_eight_tails(
+    page_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As the API makes them: eight requests of one prompt, at once."""
     num_prompt, max_tokens = 4001, 40
     script = Script(6000 // page_size, page_size)
     names = [script.arrive(range(num_prompt), max_tokens=max_tokens, seed=seed) for seed in range(8)]
     most = most_pages(num_prompt, max_tokens, 8, page_size)
-    highest = 0
-    while script.loop.has_work:
-        script.step()
-        account = script.scheduler.account()
-        highest = max(highest, account.locked + account.private)
+    highest = most_held(script, monkeypatch)
     assert num_prompt // page_size + 8 <= highest <= most
     computed = sum(plan.num_tokens for plan in script.runner.plans)
     # The prompt once; what a match leaves to compute for each; and the output, but for its last tokens.
