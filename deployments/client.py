@@ -96,9 +96,10 @@ class ReplicaLost(Exception):
 class Generation(Protocol):
     """The stream of one request's events.
 
-    A slow consumer gets merged events: token ids and logprobs concatenated, the last one's finish reason. The
-    last event has a `finish_reason`; iteration ends after it. When its engine is lost the stream goes on at
-    another one, unnoticed but for a pause; raises `ReplicaLost` when that was tried often enough.
+    A prompt's log-probabilities come before the first token. A slow consumer gets merged events: token ids and
+    logprobs concatenated, the last one's finish reason. The last event has a `finish_reason`; iteration ends after
+    it. When its engine is lost the stream goes on at another one, unnoticed but for a pause; raises `ReplicaLost`
+    when that was tried often enough.
     """
 
     @property
