@@ -124,3 +124,30 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_and_the_event_loop_stays_f
     assert answer["refused"] == "never_fits"
     assert "this model has no end-of-text token" in answer["reason"]  # which is so for the fleet's tests' model
     assert threads and threading.main_thread() not in threads
+
+
+def test_an_engine_knows_whose_a_request_is_and_lets_tenants_take_turns() -> None:
+    """One place in the batch, and three requests of one tenant before another one's."""
+    engines = Engines(1, WireTimings(absent_ingress_s=60), max_running=1, policy="fair", fair_quantum_tokens=1)
+    replica = engines.replicas[0]
+
+    async def scenario() -> list[str]:
+        ended: list[str] = []
+
+        async def ask(name: str, tenant: str) -> None:
+            await replica.generate(replace(request(name, 2), tenant=tenant), "i")
+            ended.append(name)
+
+        engines.runners[0].gate.clear()
+        calls = [asyncio.create_task(ask("a1", "a"))]
+        await until(lambda: replica._loop.load().num_running == 1)
+        calls += [asyncio.create_task(ask(name, name[0])) for name in ("a2", "a3", "b1")]
+        await until(lambda: replica._wire.num_live == 4)
+        engines.runners[0].gate.set()
+        await asyncio.gather(*calls)
+        return ended
+
+    try:
+        assert asyncio.run(scenario()) == ["a1", "b1", "a2", "a3"]
+    finally:
+        engines.close()
