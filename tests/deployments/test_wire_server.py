@@ -279,7 +279,7 @@ def test_what_one_ingress_dispatches_the_other_hears_of(server: WireServer, peer
     load_at(two, lambda load: load.queued_prefill_tokens == 0)
 
 
-def test_replicas_of_a_node_take_the_first_free_ports_of_the_range() -> None:
+def test_replicas_of_a_node_take_free_ports_of_the_range() -> None:
     """What lets the wire through a firewall: nothing listens outside the range, and a full one says what to do."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with context:
@@ -289,7 +289,8 @@ def test_replicas_of_a_node_take_the_first_free_ports_of_the_range() -> None:
         ports = (taken, taken + 20)
         bound = [bind_router(context, "127.0.0.1", ports) for _ in range(3)]
         found = [int(endpoint.rsplit(":", 1)[1]) for _, endpoint in bound]
-        assert found == sorted(set(found)) and ports[0] <= found[0] and found[-1] <= ports[1]
+        # Not always in order: others on this machine take and leave ports meanwhile.
+        assert len(set(found)) == 3 and ports[0] <= min(found) and max(found) <= ports[1]
         with pytest.raises(OSError, match=r"widen wire\.ports"):
             bind_router(context, "127.0.0.1", (found[0], found[0]))
         for socket, _ in bound:
