@@ -104,8 +104,9 @@ class PrefillBudget:
         seconds = self._max_seconds - decodes
         if self._max_stretch is not None:
             seconds = min(seconds, max(self._max_stretch * decodes * num_prompts, _UNNOTICED_SECONDS))
-        # A pace known from small steps says little of large ones, and at first nothing is known of it.
-        reach = max(4 * _MIN_TOKENS, 2 * max(self._sizes, default=0))
+        # A pace known from small steps says little of large ones, and at first nothing is known of it; but whole
+        # steps of prompts alone may have shown what this time is enough for.
+        reach = max(4 * _MIN_TOKENS, 2 * max(self._sizes, default=0), int(seconds * self.prefill_rate))
         return Room(min(tokens, reach), seconds, self._pace.start, self._pace.slope)
 
 

@@ -61,6 +61,14 @@ def test_until_rates_are_known_prompts_wait_one_step_and_begin_small() -> None:
     assert sizes == [64, 128, 256, 512, 749]
 
 
+def test_what_prompts_alone_take_says_how_many_tokens_to_begin_with() -> None:
+    budget = PrefillBudget(2048, 0.1, 0.75)
+    for _ in range(3):
+        budget.observe(0, 2000, 0.1)
+    budget.observe(8, 0, 0.01)
+    assert tokens(budget, 8) == 150
+
+
 def test_prompts_get_on_even_if_no_step_without_them_is_ever_seen() -> None:
     budget = PrefillBudget(2048, 0.1, 0.75)
     sizes = []
