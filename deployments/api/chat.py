@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from deployments.api import reasoning
+from deployments.api.answer_form import answer_form
 from deployments.api.best_of import num_candidates
 from deployments.api.choices import Delta
 from deployments.api.errors import invalid
@@ -15,17 +15,14 @@ from deployments.api.logprobs import chat_logprobs, prompt_logprobs
 from deployments.api.prompt_scores import PromptScores, asked_scores, scores_of
 from deployments.api.prompts import check_prompt, encode_messages
 from deployments.api.protocol import ChatRequest
-from deployments.api.reading import CallDelta, Sought
+from deployments.api.reading import CallDelta
 from deployments.api.sampling import check_room, in_range, room, sampling_params, with_grammar, with_max_tokens
 from deployments.api.service import ServedModel
 from deployments.api.structured import asked_grammar
 from deployments.api.text_codec import TextCodec
-from deployments.api.tools.asked import AskedTools, asked_tools
+from deployments.api.tools.asked import asked_tools
 from deployments.api.wording import Answer, Frames, Prompt, Whole, encode_json
 from engine.plan import TokenLogprobs
-
-_MARK_TOKENS = 16
-"""No tokenizer takes more for a mark and the white space after it."""
 
 
 async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -> Plan:
@@ -58,18 +55,9 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -
         include_timings=bool(request.include_timings),
     )
     wording = ChatWording(answer, served.codec, logprobs, scores)
-    sampling = with_max_tokens(sampling, asked or left)
-    sought = _sought(served.codec, tools, ids)
+    sought, grammar = await answer_form(limits, served, grammar, tools, ids)
+    sampling = with_grammar(with_max_tokens(sampling, asked or left), grammar)
     return Plan(served, request, sampling, wording, candidates, sought=sought, scores=scores)
-
-
-def _sought(codec: TextCodec, tools: AskedTools | None, prompt_ids: list[int]) -> Sought:
-    """What the answer may hold. Some templates begin the reasoning themselves."""
-    thinks = codec.dialect.thinks
-    is_thinking = thinks and codec.decode(prompt_ids[-_MARK_TOKENS:]).rstrip().endswith(reasoning.OPEN)
-    if tools is None:
-        return Sought(thinks, is_thinking)
-    return Sought(thinks, is_thinking, tools.format, tools.names, tools.is_single)
 
 
 def _asked_tokens(request: ChatRequest) -> int | None:

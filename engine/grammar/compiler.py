@@ -14,6 +14,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -90,6 +91,12 @@ def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
             return matcher
         matcher = probe
     raise InvalidGrammar(explained(matcher.get_error()))
+
+
+def schema_in_lark(schema: dict[str, Any]) -> str:
+    """A JSON schema as a part of a grammar in Lark's syntax, read as schemas always are. Raises InvalidGrammar."""
+    _check_names_can_be_counted(schema)
+    return "%json " + json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
 
 
 def explained(error: str) -> str:

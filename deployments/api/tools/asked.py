@@ -35,6 +35,11 @@ class AskedTools:
     """Whether it may be one call only."""
 
     @property
+    def is_strict(self) -> bool:
+        """Whether a call that the model makes by itself has to match its schema, too."""
+        return any(function.strict for function in self.callable)
+
+    @property
     def names(self) -> frozenset[str]:
         """Names of what may be called."""
         return frozenset(function.name for function in self.callable)

@@ -24,7 +24,7 @@ names = st.sampled_from(
 )
 messages = st.lists(
     st.fixed_dictionaries(
-        {"role": st.sampled_from(["user", "system", "assistant", "x"]), "content": st.text(max_size=30)}
+        {"role": st.sampled_from(["user", "system", "assistant", "tool", "x"]), "content": st.text(max_size=30)}
     ),
     max_size=3,
 )

@@ -41,9 +41,18 @@ TOOLS = [WEATHER, CLOCK]
 class Talk:
     """A client, and the engine that says what the test scripts."""
 
-    client: Client
+    service: ApiService
     engine: ScriptedEngine
     metrics: Metrics
+
+    @property
+    def client(self) -> Client:
+        """Of the service."""
+        return Client(httpx.ASGITransport(create_app(self.service)))
+
+    def of(self, service: ApiService) -> Talk:
+        """The same with another service around the engine."""
+        return Talk(service, self.engine, self.metrics)
 
     def whole(self, **options: Any) -> Any:
         """An answer in one piece."""
@@ -96,7 +105,7 @@ def talk() -> Callable[..., Talk]:
         engine = ScriptedEngine(codec)
         served = {MODEL: ServedModel(card, engine, codec, metrics)}
         service = ApiService(served, _no_metrics, limits or Limits(), metrics)
-        return Talk(Client(httpx.ASGITransport(create_app(service))), engine, metrics)
+        return Talk(service, engine, metrics)
 
     return make
 

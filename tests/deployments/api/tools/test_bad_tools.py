@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -154,3 +155,35 @@ def test_tokenize_counts_tools(talk: Make) -> None:
     body = {"messages": ASK["messages"], "tools": TOOLS}
     assert it.client.post("/tokenize", body).json()["tokens"] == it.engine.requests[0].prompt_ids
     assert it.client.post("/tokenize", body | {"tools": [CLOCK, CLOCK]}).status_code == 400
+
+
+ODD: list[Any] = [None, True, 0, -1.5, "", "x", [], {}, [[]], {"a": 1}, "\ud7ff\x00", 10**30]
+FULL: dict[str, Any] = {
+    **ASK, "tools": [*function(parameters=deep(2), strict=True, description="d"), CLOCK],
+    "tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": True,
+    **chat({**calls(), "content": None, "reasoning": "r"}, {**RESULT, "name": "f"}),
+}  # fmt: skip
+
+
+def changed(value: Any) -> Iterator[Any]:
+    """`value` with one part of it replaced by something odd, or gone."""
+    yield from ODD
+    if isinstance(value, dict):
+        for key in value:
+            yield from ({**value, key: part} for part in changed(value[key]))
+            yield {name: value[name] for name in value if name != key}
+    if isinstance(value, list):
+        for index, child in enumerate(value):
+            yield from ([*value[:index], part, *value[index + 1 :]] for part in changed(child))
+            yield [*value[:index], *value[index + 1 :]]
+
+
+def test_no_change_of_a_request_is_an_error_of_ours(talk: Make) -> None:
+    client = talk(HERMES).client
+    statuses: Counter[int] = Counter()
+    for body in changed(FULL):
+        if isinstance(body, dict):
+            response = client.post("/v1/chat/completions", body)
+            statuses[response.status_code] += 1
+            assert response.status_code in (200, 400, 404), (body, response.text)
+    assert statuses[200] > 50 and statuses[400] > 500

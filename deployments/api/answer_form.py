@@ -1,0 +1,79 @@
+"""What an answer may hold, and what it is held to: of tools, of response_format, of how the model thinks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from deployments.api.answer_lark import answer_grammar, arguments_schema
+from deployments.api.errors import ApiError, at_most, invalid
+from deployments.api.limits import Limits
+from deployments.api.reading import NOTHING, Sought
+from deployments.api.reasoning import OPEN
+from deployments.api.service import ServedModel
+from deployments.api.structured import check_grammar
+from deployments.api.text_codec import TextCodec
+from deployments.api.tools.asked import AskedTools
+from engine.errors import InvalidGrammar
+from engine.grammar.spec import Grammar
+
+_MARK_TOKENS = 16
+"""No tokenizer takes more for a mark and the white space after it."""
+
+
+async def answer_form(
+    limits: Limits, served: ServedModel, form: Grammar | None, tools: AskedTools | None, prompt_ids: list[int]
+) -> tuple[Sought, Grammar | None]:
+    """What an answer is searched for, and the grammar it is held to, if to any.
+
+    `form` is what the client asked for, checked: where it is JSON, of the answer proper; else of all the text.
+    Raises `ApiError` 400 for tools that cannot be combined with it, and for schemas that nothing can be held to.
+    """
+    sought = _sought(served.codec, tools, prompt_ids)
+    held = tools if tools and (tools.is_forced or tools.is_strict or form) else None
+    if form is not None and form.kind not in ("json_schema", "json_object"):
+        if held is not None:
+            raise invalid("tools can be combined with JSON as the answer's form, not with another.", "tools")
+        return NOTHING, form
+    if held is not None:
+        return sought, await _calls_grammar(limits, served, _schema(form), held, sought)
+    if form is not None and sought.thinks:
+        return sought, answer_grammar(_schema(form), None, sought, served.codec.has_special)
+    return sought, form
+
+
+def _sought(codec: TextCodec, tools: AskedTools | None, prompt_ids: list[int]) -> Sought:
+    """Some templates begin the reasoning themselves."""
+    thinks = codec.dialect.thinks
+    is_thinking = thinks and codec.decode(prompt_ids[-_MARK_TOKENS:]).rstrip().endswith(OPEN)
+    if tools is None:
+        return Sought(thinks, is_thinking)
+    return Sought(thinks, is_thinking, tools.format, tools.names, tools.is_single)
+
+
+async def _calls_grammar(
+    limits: Limits, served: ServedModel, schema: dict[str, Any] | None, tools: AskedTools, sought: Sought
+) -> Grammar:
+    """Raises `ApiError` when engines cannot hold answers to it; for the function at fault, where one is."""
+    try:
+        grammar = answer_grammar(schema, tools, sought, served.codec.has_special)
+        at_most("tools", len(grammar.source.encode()), limits.max_grammar_bytes, "bytes that calls must match")
+        await check_grammar(served.grammars, grammar, "tools")
+        return grammar
+    except (InvalidGrammar, ApiError) as error:
+        if isinstance(error, InvalidGrammar) or error.status == 400:
+            for index, function in enumerate(tools.functions):
+                if function in tools.callable:
+                    alone = Grammar("json_schema", json.dumps(arguments_schema(function)))
+                    await check_grammar(served.grammars, alone, f"tools.{index}.function.parameters")
+        if isinstance(error, InvalidGrammar):
+            raise invalid(f"tools cannot be used: {error}.", "tools") from None
+        raise
+
+
+def _schema(form: Grammar | None) -> dict[str, Any] | None:
+    """The JSON schema that `form` stands for."""
+    if form is None:
+        return None
+    schema = json.loads(form.source or '{"type": "object"}')
+    return schema if isinstance(schema, dict) else {}

@@ -1,0 +1,97 @@
+"""What an answer must match as a whole, in Lark's syntax as llguidance understands it, with the schemas inside.
+
+    start:    thoughts? ( call (SEPARATOR call)* )             a call is forced
+    start:    thoughts? ( call (SEPARATOR call)* | answer )    calls are left to the model, its answer is not
+    start:    thoughts? ( free call )* text                    both are, but calls have to match (`strict`)
+
+Special tokens are named, since no text matches them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from deployments.api.reading import Sought
+from deployments.api.reasoning import CLOSE, OPEN
+from deployments.api.tools.asked import AskedTools
+from deployments.api.tools.protocol import Function
+from engine.grammar.compiler import schema_in_lark
+from engine.grammar.spec import Grammar
+
+_ANYTHING = "/(?s:.*)/"
+_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def answer_grammar(
+    schema: dict[str, Any] | None, tools: AskedTools | None, sought: Sought, is_special: Callable[[str], bool]
+) -> Grammar:
+    """Of an answer that matches `schema`, or calls `tools`, after what it thinks. Raises InvalidGrammar."""
+    answer = None if schema is None else schema_in_lark(schema)
+    body, rules = ("answer", []) if tools is None else _calls(tools, answer, is_special)
+    if answer is not None:
+        rules.append(f"answer: {answer}")
+    return Grammar("lark", "\n".join([_start(body, sought, is_special), *rules]))
+
+
+def arguments_schema(function: Function) -> dict[str, Any]:
+    """Of a function's arguments, which are an object whatever else the schema says."""
+    return _NO_ARGUMENTS if function.parameters is None else {**function.parameters, "type": "object"}
+
+
+def _start(body: str, sought: Sought, is_special: Callable[[str], bool]) -> str:
+    if not sought.thinks:
+        return f"start: {body}"
+    if is_special(CLOSE):
+        inside = f"inside: {_ANYTHING} {CLOSE}"
+    else:
+        inside = f"inside[lazy]: /(?s:.*){CLOSE.replace('/', chr(92) + '/')}/"
+    opened = f"({_literal(OPEN, (OPEN,), is_special)} inside GAP)?"
+    return f"start: {'inside GAP' if sought.is_thinking else opened} ({body})\n{inside}\nGAP: /\\n{{0,2}}/"
+
+
+def _calls(tools: AskedTools, answer: str | None, is_special: Callable[[str], bool]) -> tuple[str, list[str]]:
+    """The body of an answer, and the rules it needs."""
+    form = tools.format
+    mark = form.opens.strip()
+    is_free = not tools.is_forced and answer is None and mark != ""
+    rules = ["call: " + " | ".join(f"call_{index}" for index in range(len(tools.callable)))]
+    for index, function in enumerate(tools.callable):
+        if answer is not None and not mark:
+            rules.append(f"call_{index}: {schema_in_lark(_call_schema(function, form.key))}")
+            continue
+        head = f'{form.opens}{{"name": "{function.name}", "{form.key}": '.removeprefix(mark if is_free else "")
+        before, after = (_literal(text, form.marks, is_special) for text in (head, f"}}{form.closes}"))
+        rules += [
+            f"call_{index}: {before} args_{index} {after}",
+            f"args_{index}: {schema_in_lark(arguments_schema(function))}",
+        ]
+    several = "call" if tools.is_single else f"call ({_literal(form.separator, form.marks, is_special)} call)*"
+    if tools.is_forced:
+        return several, rules
+    if answer is not None:
+        return f"{several} | answer", rules
+    if is_free:
+        free = f"free: {_ANYTHING} {mark}" if is_special(mark) else f"free[lazy]: /(?s:.*){mark}/"
+        return "(free call)* text", [*rules, free, f"text: {_ANYTHING}"]
+    return f"{several} | TEXT", [*rules, r"TEXT: /([^\s{](?s:.*))?/"]
+
+
+def _call_schema(function: Function, key: str) -> dict[str, Any]:
+    """A whole call, where only schemas can tell it from an answer. Definitions stay where references find them."""
+    schema = arguments_schema(function)
+    definitions: dict[str, Any] = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    properties = {"name": {"const": function.name}, key: schema}
+    closed = {"type": "object", "properties": properties, "required": ["name", key], "additionalProperties": False}
+    return {**definitions, **closed}
+
+
+def _literal(text: str, marks: tuple[str, ...], is_special: Callable[[str], bool]) -> str:
+    """`text` in Lark's syntax, with those of `marks` in it that are special tokens as such."""
+    for mark in marks:
+        if mark in text and is_special(mark):
+            before, _, after = text.partition(mark)
+            parts = [_literal(part, marks, is_special) if part else "" for part in (before, after)]
+            return f"{parts[0]} {mark} {parts[1]}".strip()
+    return json.dumps(text, ensure_ascii=False)
