@@ -126,7 +126,7 @@ class Room:
     @property
     def is_full(self) -> bool:
         """Whether not a single token fits any more."""
-        return self.most(0, 1) == 0
+        return self.most(0, 1) <= 0
 
     def most(self, start: int, wanted: int, share: float = 1.0) -> int:
         """How many of the `wanted` tokens from position `start` on fit into this share of it.

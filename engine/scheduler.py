@@ -171,7 +171,8 @@ class Scheduler:
             if request.status is Status.RUNNING and self.memory.grow_beams(step, request, now):
                 for beam in request.beams:
                     self._place(step, beam, beam.num_to_compute, now)
-        guesses = self._speculator.propose(decodes, self.limits.max_step_tokens - len(decodes))
+        num_tokens = sum([chunk.num_tokens for chunk in step.chunks]) + len(decodes)
+        guesses = self._speculator.propose(decodes, self.limits.max_step_tokens - num_tokens)
         for request, drafts in zip(decodes, guesses, strict=True):
             if request.status is Status.RUNNING:  # else it was preempted for one before it
                 self._place(step, request, 1, now, drafts)

@@ -90,6 +90,12 @@ def test_what_decodes_take_is_measured_again_while_prompts_never_end() -> None:
     assert 0.02 < budget.decode_seconds < 0.03
 
 
+def test_a_step_that_holds_too_much_already_has_no_room() -> None:
+    for tokens in (0, -2):
+        room = PrefillBudget(100 + tokens).room(num_decodes=100, num_prompts=1)
+        assert room.is_full and room.most(0, 1) <= 0
+
+
 def test_a_room_takes_the_context_into_account() -> None:
     room = Room(tokens=2048, seconds=0.01, pace=1e-5, slope=1e-8)
     early, late = room.most(0, 10**6), room.most(9_000, 10**6)

@@ -213,6 +213,20 @@ def test_nothing_is_guessed_for_a_beam_search() -> None:
     assert script.nothing_held()
 
 
+def test_guesses_find_room_in_a_step_beside_the_beams_of_searches() -> None:
+    """Six beams and a decode leave room for one token, of which guesses take half at most: none."""
+    script = speculating(limits={"max_step_tokens": 8, "max_running": 7})
+    a = script.arrive(range(1, 6), max_tokens=20, beams=BeamParams(6))
+    b = script.arrive(range(100, 106), max_tokens=20)
+    script.run(until=lambda: bool(script.tokens(b)))
+    c = script.arrive(range(200, 206), max_tokens=2)
+    script.run()
+    assert max(plan.num_tokens for plan in script.runner.plans) <= 8
+    assert list(script.events[a][-1].alternatives) == script.found_alone(a)
+    assert all(script.tokens(name) == script.undisturbed(name) for name in (b, c))
+    assert script.nothing_held()
+
+
 def test_a_step_that_fails_ends_its_requests_and_holds_nothing() -> None:
     script = speculating()
     a = script.arrive(range(1, 11), max_tokens=30)
