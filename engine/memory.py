@@ -79,8 +79,7 @@ class Memory:
         """
         if step.preempted:
             return False
-        num_rows = sum([running.width for running in self.running])
-        has_room = num_rows + request.width <= self._max_running and self._start_if_it_fits(step, request, now)
+        has_room = self._start_if_it_fits(step, request, now)
         if not has_room:
             self.refused = request
         return has_room
@@ -104,6 +103,8 @@ class Memory:
     def _would_fit(self, request: Request, victims: Sequence[Request]) -> bool:
         """Whether there would be room for it without these; more than there would be when they share pages."""
         others = [other for other in self.running if other not in victims]
+        if not self._has_rows(request, others):
+            return False
         growth = _growth(request)
         room = self.cache.available - self._pages_promised(others, growth)
         room += sum(len(lease.pages) for victim in victims for lease in beam_group.leases(victim))
@@ -114,7 +115,13 @@ class Memory:
         )
         return num_missing <= room * self.cache.page_size
 
+    def _has_rows(self, request: Request, running: Sequence[Request]) -> bool:
+        """Whether a batch has places for it beside these."""
+        return sum([other.width for other in running]) + request.width <= self._max_running
+
     def _start_if_it_fits(self, step: StepInMaking, request: Request, now: float) -> bool:
+        if not self._has_rows(request, self.running):
+            return False
         match = self.cache.match(request.namespace, request.reusable, now)
         num_reached = self.swap.reach(request.request_id, match.length)
         if self._is_being_computed(step, request, num_reached):

@@ -174,6 +174,20 @@ def test_a_search_takes_its_width_of_the_places_in_the_batch() -> None:
     assert all(len(plan.chunks) <= 5 for plan in script.runner.plans) and script.reason(plain) == "length"
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_search_of_higher_priority_pushes_out_as_many_as_it_has_beams_or_nobody(others: int) -> None:
+    """Of four places, equals hold two or none: three beams take three of them or, where that cannot be, wait."""
+    script = Script(num_pages=400, limits={"max_running": 4})
+    equal = [script.arrive([i + 1] * 9, max_tokens=9, priority=1) for i in range(2 * others)]
+    low = [script.arrive([i + 5] * 9, max_tokens=9) for i in range(4 - 2 * others)]
+    script.step()
+    high = search(script, range(1, 9), 3, priority=1)
+    script.run(until=lambda: script.is_running(high))
+    assert [script.requests[name].num_preemptions for name in equal + low] == ([0] * 4 if others else [0, 1, 1, 1])
+    finish(script)
+    assert all(len(plan.chunks) <= 4 for plan in script.runner.plans)
+
+
 def test_what_can_never_fit_is_refused_at_the_door() -> None:
     script = Script(num_pages=20, limits={"max_running": 6})
     with pytest.raises(NeverFits, match="7 beams, but this engine runs at most 6 sequences"):
