@@ -179,11 +179,18 @@ class Memory:
         while sum([self._pages_after(beam, beam.lease, 0) for beam in request.beams]) > self.cache.available:
             # All that can be evicted is too little, but without it the tree may need fewer pages for the rest.
             if not self.cache.evict(self.cache.num_pages, now) and not self._make_room(step, request, now):
+                if self.running == [request] and not self.is_in_flight:
+                    self._start_over(step, request, now)
                 return False
         for beam in request.beams:
             assert beam.lease is not None
             step.copies += self.cache.extend(beam.lease, beam.num_tokens, now)
         return True
+
+    def _start_over(self, step: StepInMaking, request: Request, now: float) -> None:
+        """A search that is alone and lacks pages copies some that others left. Without these it has enough."""
+        self._preempt(step, request, now)
+        self.cache.reset()
 
     def _make_room(self, step: StepInMaking, request: Request, now: float) -> bool:
         """Preempt somebody for a running request, if there is who may be."""

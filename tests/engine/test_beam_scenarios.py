@@ -152,6 +152,18 @@ def test_what_the_door_lets_in_can_be_done_and_a_page_less_is_refused(
             search(Script(num_pages - 1, page_size), [7] * num_prompt, width, max_tokens)
 
 
+@pytest.mark.parametrize(("num_prompt", "num_pages"), [(1, 3), (18, 4)])
+def test_a_search_alone_gets_the_page_that_the_tree_holds_its_prompts_end_in(
+    num_prompt: int, num_pages: int
+) -> None:
+    """All the memory that it needs, but the end of its prompt lies in another one's page, which its beams copy."""
+    script = Script(num_pages, page_size=16)
+    script.arrive([1] * num_prompt, max_tokens=1)
+    script.run()
+    search(script, [1] * num_prompt, 3)
+    finish(script)
+
+
 def test_a_preempted_search_begins_again_after_its_prompt() -> None:
     script = Script(num_pages=90, page_size=1)
     script.arrive(range(1, 31), max_tokens=60)
