@@ -17,6 +17,7 @@ from typing import Any
 from deployments.client import GenerateRequest
 from deployments.course import Course, Leg
 from deployments.journal import Journal
+from engine.beam_search import Hypothesis
 from engine.logprobs import PackedLogprobs, joined
 from engine.plan import Event, FinishReason, Timings, TokenLogprobs
 
@@ -32,6 +33,7 @@ class _Unread:
     error: str | None = None
     timings: Timings | None = None
     prompt_logprobs: PackedLogprobs | None = None
+    alternatives: tuple[Hypothesis, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -98,6 +100,7 @@ class Stream:
             unread.prompt_logprobs = joined(unread.prompt_logprobs, fresh_scores)
         if event.finish_reason is not None:
             unread.finish_reason, unread.error, unread.timings = event.finish_reason, event.error, event.timings
+            unread.alternatives = event.alternatives
             self.ended.set()
         self._wake()
         return True
@@ -148,6 +151,7 @@ class Stream:
             unread.error,
             unread.timings,
             unread.prompt_logprobs,
+            unread.alternatives,
         )
 
     async def aclose(self) -> None:

@@ -56,6 +56,7 @@ class StreamLog:
             None if end is None else end.error,
             to_timings(self.timings) if end is not None or self.timed_at > start else None,
             scores,
+            () if end is None else end.alternatives,
         )
 
     def mark_sent(self) -> None:

@@ -24,6 +24,7 @@ from typing import Annotated
 
 import msgspec
 
+from engine.beam_search import Hypothesis
 from engine.logprobs import PackedLogprobs
 from engine.plan import Event, FinishReason, Timings, TokenLogprobs
 from router.fleet import ReplicaLoad
@@ -106,6 +107,8 @@ class Output(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
     timings: tuple[float, float, float, int, int] | None = None
     prompt_logprobs: PackedLogprobs | None = None
     """Of prompt tokens; all of them have come by the first new token."""
+    alternatives: Sequence[Hypothesis] = ()
+    """With the end of a beam search: what it found, best first."""
 
 
 class Welcome(msgspec.Struct, tag=10, array_like=True, frozen=True):
@@ -228,6 +231,7 @@ def to_event(output: Output) -> Event:
         error=output.error,
         timings=None if output.timings is None else Timings(*output.timings),
         prompt_logprobs=output.prompt_logprobs,
+        alternatives=tuple(output.alternatives),
     )
 
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 EarlyStopping = bool | Literal["never"]
-MAX_BEAM_WIDTH = 64
-MAX_LENGTH_PENALTY = 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from engine.beam_search import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY, BeamParams
+from engine.beam_search import BeamParams
 from engine.grammar.spec import Grammar
 
 MAX_STOP_STRINGS = 8
@@ -16,6 +16,8 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 300
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
+MAX_BEAM_WIDTH = 64
+MAX_LENGTH_PENALTY = 10.0
 # Beam search chooses no single token and knows no text: fields that do, with the values that ask for nothing.
 _NOT_WITH_BEAMS: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {

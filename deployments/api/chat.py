@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deployments.api.answer_form import answer_form
+from deployments.api.beams import with_beams
 from deployments.api.best_of import num_candidates
 from deployments.api.choices import Delta
 from deployments.api.errors import invalid
@@ -37,7 +38,7 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -
     )
     candidates = num_candidates(request, limits)
     grammar = await asked_grammar(limits, served.grammars, request.response_format, request.structured_outputs)
-    sampling = with_grammar(sampling, grammar)
+    sampling = with_beams(with_grammar(sampling, grammar), request, limits, candidates)
     tools = await asked_tools(limits, request, served.codec.dialect.tools)
     ids = await encode_messages(limits, served, request.messages, tools.functions if tools else ())
     check_prompt(model, ids, "messages")

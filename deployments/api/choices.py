@@ -4,6 +4,8 @@ Chat and completions differ in how they spell a choice, not in how it comes abou
 
     Generation 0 ─ Event ─▶ Choice 0 (text, stop strings, usage) ─┐
     Generation 1 ─ Event ─▶ Choice 1                             ─┴─▶ Delta, Delta, ...   each with its index
+
+A beam search is one generation and all of its prompt's choices, which end together.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from deployments.api.errors import RETRY_AFTER_S, ApiError
 from deployments.api.reading import AnswerReader, CallDelta
 from deployments.client import EngineClient, GenerateRequest, Generation
 from deployments.course import Course
+from engine.beam_search import Hypothesis
 from engine.logprobs import PackedLogprobs
 from engine.plan import Event, FinishReason, TokenLogprobs
 
@@ -125,18 +128,26 @@ class Choices:
     def __init__(
         self,
         client: EngineClient,
-        parts: Sequence[tuple[GenerateRequest, AnswerReader]],
+        parts: Sequence[tuple[GenerateRequest, Sequence[AnswerReader]]],
         idle_timeout_s: float,
         *,
         scores_only: bool = False,
     ) -> None:
-        """`scores_only` as in `Choice`."""
+        """A part is what is asked of an engine and the texts that come of it: one, or a beam search's several.
+        `scores_only` as in `Choice`.
+        """
         self._client = client
         self._requests = [request for request, _ in parts]
         self._idle_timeout_s = idle_timeout_s
         self._generations: list[Generation] = []
         self._pumps: list[asyncio.Task[None]] = []
-        self.choices = [Choice(index, text, scores_only=scores_only) for index, (_, text) in enumerate(parts)]
+        texts = [text for _, texts in parts for text in texts]
+        self.choices = [Choice(index, text, scores_only=scores_only) for index, text in enumerate(texts)]
+
+    def choices_of(self, generation: int) -> Sequence[Choice]:
+        """Those that come of one generation."""
+        count = len(self.choices) // len(self._requests)
+        return self.choices[generation * count : (generation + 1) * count]
 
     @property
     def first(self) -> Generation | None:
@@ -145,7 +156,7 @@ class Choices:
 
     @property
     def courses(self) -> list[Course]:
-        """Each choice's way through engines; empty until all are accepted."""
+        """Each generation's way through engines; empty until all are accepted."""
         return [generation.course for generation in self._generations]
 
     async def open(self) -> None:
@@ -164,14 +175,14 @@ class Choices:
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """Each choice's deltas in order, the choices mixed as they come. Ends when all have finished."""
-        if len(self.choices) == 1:
+        if len(self._generations) == 1:
             async for delta in self._read(0):
                 yield delta
             return
         # One slot per choice: a slow consumer holds the pumps up, and the generations merge their events.
-        queue: asyncio.Queue[Delta | Exception | None] = asyncio.Queue(len(self.choices))
-        self._pumps = [asyncio.create_task(self._pump(index, queue)) for index in range(len(self.choices))]
-        unfinished = len(self.choices)
+        count = unfinished = len(self._generations)
+        queue: asyncio.Queue[Delta | Exception | None] = asyncio.Queue(count)
+        self._pumps = [asyncio.create_task(self._pump(index, queue)) for index in range(count)]
         while unfinished:
             item = await queue.get()
             if item is None:
@@ -200,7 +211,8 @@ class Choices:
             await queue.put(error)
 
     async def _read(self, index: int) -> AsyncIterator[Delta]:
-        generation, choice = self._generations[index], self.choices[index]
+        generation, choices = self._generations[index], self.choices_of(index)
+        choice = choices[0]
         while True:
             try:
                 async with asyncio.timeout(self._idle_timeout_s):
@@ -209,12 +221,23 @@ class Choices:
                 raise _failed(None) from None
             except TimeoutError:
                 raise ApiError(504, "The engine did not answer in time.", code="engine_timeout") from None
+            for found, hypothesis in zip(choices, event.alternatives, strict=False):
+                yield found.take(_event_of(event, hypothesis))
+            if event.alternatives:
+                return
             delta = choice.take(event)
             if delta.finish_reason and not event.finish_reason:  # ended by its text: the engine does not know
                 await generation.aclose()
             yield delta
             if delta.finish_reason:
                 return
+
+
+def _event_of(event: Event, hypothesis: Hypothesis) -> Event:
+    """The end of a beam search as the end of one of its outputs."""
+    return structs.replace(
+        event, token_ids=hypothesis.token_ids, finish_reason=hypothesis.finish_reason, alternatives=()
+    )
 
 
 def _without_output(event: Event) -> Event:

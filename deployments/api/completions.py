@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from deployments.api.beams import with_beams
 from deployments.api.best_of import num_candidates
 from deployments.api.choices import Delta
 from deployments.api.errors import at_most
@@ -46,7 +47,7 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
         prompt_logprobs=num_scored,
     )
     grammar = await asked_grammar(limits, served.grammars, request.response_format, request.structured_outputs)
-    sampling = with_grammar(sampling, grammar)
+    sampling = with_beams(with_grammar(sampling, grammar), request, limits, candidates)
     prompts = [await _prompt(limits, served, prompt, bool(request.echo)) for prompt in request.prompt]
     for prompt in prompts:
         check_room(len(prompt.token_ids), max_tokens, model, "prompt")

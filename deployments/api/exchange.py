@@ -84,14 +84,16 @@ class Exchange:
         self, limits: Limits, plan: Plan, recorder: Recorder, request_id: str, hints: Hints, caller: Caller
     ) -> None:
         self._limits = limits
-        self._wording, self._num_candidates = plan.wording, plan.num_candidates
+        self._wording = plan.wording
         self._recorder = recorder
         self._request_id = request_id
         self._is_stream = bool(plan.request.stream)
         parts = [] if plan.echoes_only else _parts(plan, hints, caller.tenant, request_id)
         self._hints, self._ticket = hints, caller.ticket
         self._num_prompt_tokens = plan.wording.answer.num_prompt_tokens
-        self._choices = Choices(plan.served.client, parts, limits.idle_timeout_s, scores_only=plan.scores_only)
+        is_silent = plan.sampling.beams is not None  # A beam search says nothing before its end.
+        idle_timeout_s = limits.request_timeout_s if is_silent else limits.idle_timeout_s
+        self._choices = Choices(plan.served.client, parts, idle_timeout_s, scores_only=plan.scores_only)
         self._scores, self._num_top = plan.scores, plan.sampling.logprobs
         recorder.report.began = Began(plan.wording.answer, plan.sampling, self._is_stream, self._choices)
         self._num_echoed = len(plan.wording.answer.prompts) * (plan.request.n or 1) if plan.echoes_only else 0
@@ -156,7 +158,7 @@ class Exchange:
         by_choice: list[list[Delta]] = [[] for _ in range(self._num_echoed or len(self._choices.choices))]
         async for delta in deltas:
             by_choice[delta.index].append(delta)
-        if self._num_candidates > answer.num_choices and not self._num_echoed:
+        if len(by_choice) > len(answer.prompts) * answer.num_choices:
             by_choice = best(self._choices.choices, by_choice, len(answer.prompts), answer.num_choices)
         body = await self._spell(lambda: self._wording.whole(by_choice, self._extras(is_whole=True)))
         self._recorder.finished(by_choice[0][-1].finish_reason or "stop")
@@ -250,9 +252,14 @@ class Exchange:
 
 def _parts(
     plan: Plan, hints: Hints, tenant: Tenant, x_request_id: str
-) -> list[tuple[GenerateRequest, AnswerReader]]:
-    """One generation for each candidate of each prompt; candidate i of any prompt has the same seed."""
+) -> list[tuple[GenerateRequest, list[AnswerReader]]]:
+    """One generation for each candidate of each prompt; candidate i of any prompt has the same seed. A beam search
+    is one generation with all of the prompt's choices.
+    """
     request, sampling, answer, count = plan.request, plan.sampling, plan.wording.answer, plan.num_candidates
+    num_texts = 1
+    if sampling.beams is not None:
+        count, num_texts = 1, answer.num_choices
     if count > answer.num_choices:  # They are ranked by it.
         sampling = replace(sampling, logprobs=sampling.logprobs or 0)
     parts = []
@@ -270,6 +277,9 @@ def _parts(
             x_request_id=x_request_id,
         )
         marks = plan.sought.marks
-        text = plan.served.codec.text_stream(sampling.stop, min_tokens=sampling.min_tokens, keep=marks)
-        parts.append((generate, AnswerReader(text, plan.sought)))
+        texts = [
+            plan.served.codec.text_stream(sampling.stop, min_tokens=sampling.min_tokens, keep=marks)
+            for _ in range(num_texts)
+        ]
+        parts.append((generate, [AnswerReader(text, plan.sought) for text in texts]))
     return parts

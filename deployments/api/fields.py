@@ -27,14 +27,12 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "guided_whitespace_pattern": (),
     "include_stop_str_in_output": (False,),
     "kv_transfer_params": (),
-    "length_penalty": (1.0,),
     "logits_processors": ([],),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
     "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
 CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = {

@@ -29,6 +29,8 @@ class Limits(BaseModel):
     """Largest `n`: choices per prompt."""
     max_best_of: int = Field(default=16, ge=1)
     """Largest `best_of`: answers generated per prompt, of which `n` are given."""
+    max_beam_width: int = Field(default=8, ge=1, le=engine_bounds.MAX_BEAM_WIDTH)
+    """Most beams of a search: its `best_of`, or `n`."""
     max_prompts: int = Field(default=64, ge=1)
     """Prompts in one completions request."""
     max_messages: int = Field(default=4096, ge=1)

@@ -108,6 +108,12 @@ def _parse_ids(value: object) -> object:
     return value
 
 
+def _parse_early_stopping(value: object) -> object:
+    if value is None or isinstance(value, bool) or value == "never":
+        return value
+    raise PydanticCustomError("early_stopping", 'must be true, false or "never"')
+
+
 def _are_ids(values: list[object]) -> bool:
     """By exact type, as true is an int to isinstance; one pass in C for prompts of a million ids."""
     return set(map(type, values)) <= {int}
@@ -162,6 +168,12 @@ class _Generating(Strict):
     seed: Int | None = None
     n: Int | None = None
     best_of: Int | None = None
+    use_beam_search: bool | None = None
+    """Give the likeliest outputs that a beam search finds; `best_of`, or `n`, is its width."""
+    length_penalty: float | None = None
+    """Of a beam search: its scores are divided by length to this power."""
+    early_stopping: Annotated[bool | Literal["never"] | None, BeforeValidator(_parse_early_stopping)] = None
+    """Of a beam search: whether it ends with the first `best_of` finished outputs."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -296,7 +308,18 @@ _EXPECTED = {
     "string_pattern_mismatch": "must be 1 to 64 letters, digits, underscores and dashes",
 }
 _OURS = frozenset(
-    {"ids", "stop", "logit_bias", "content", "role", "prompt", "response_format", "structured_outputs", "tools"}
+    {
+        "ids",
+        "stop",
+        "logit_bias",
+        "content",
+        "role",
+        "prompt",
+        "early_stopping",
+        "response_format",
+        "structured_outputs",
+        "tools",
+    }
 )
 """Error types raised above, with messages of our own."""
 

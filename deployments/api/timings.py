@@ -69,9 +69,10 @@ def timings_of(report: Report) -> RequestTimings:
         total, none = _seconds(now - report.arrival), None
         prompt = began.answer.num_prompt_tokens if began else 0
         return RequestTimings(total, none, none, none, none, none, prompt, 0, none, 0, none, 0, none)
-    pairs = list(zip(began.choices.choices, courses, strict=True))
+    firsts = [began.choices.choices_of(index)[0] for index in range(len(courses))]
+    pairs = zip(firsts, courses, strict=True)
     each = [_of_choice(report, began, choice, course, now) for choice, course in pairs]
-    return each[0] if len(each) == 1 else _of_all(report, began, each, now)
+    return each[0] if len(began.choices.choices) == 1 else _of_all(report, began, each, now)
 
 
 def _of_choice(report: Report, began: Began, choice: Choice, course: Course, now: float) -> RequestTimings:

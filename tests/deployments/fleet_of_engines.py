@@ -66,7 +66,12 @@ class CountingRunner:
 
 
 def logprobs_of(token: int, asking: Request) -> TokenLogprobs | None:
-    """Those of a generated token, if asked for: eighths, which survive every format."""
+    """Those of a generated token, if asked for, or of what a beam search may go on with: eighths, which survive
+    every format.
+    """
+    if (beams := asking.sampling.beams) is not None:
+        best = [(token + rank, -(rank + token % 3 + 1) / 8) for rank in range(beams.num_candidates(0))]
+        return TokenLogprobs(*best[0], top=tuple(best))
     count = asking.sampling.logprobs
     return None if count is None else TokenLogprobs(token, -token / 8, ((token, -token / 8), (0, -9.0))[:count])
 

@@ -1,0 +1,59 @@
+"""`use_beam_search`: the likeliest outputs are searched for, `best_of` (or `n`) at a time, and the best `n` given.
+
+The fields are vLLM's: `length_penalty`, and `early_stopping` with transformers' values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from deployments.api.errors import ApiError, invalid
+from deployments.api.limits import Limits
+from deployments.api.protocol import ChatRequest, CompletionRequest
+from deployments.api.sampling import in_range
+from engine.beam_search import BeamParams
+from engine.sampling_params import InvalidSamplingParams, SamplingParams
+
+
+def with_beams(
+    sampling: SamplingParams, request: ChatRequest | CompletionRequest, limits: Limits, width: int
+) -> SamplingParams:
+    """`sampling` of a request that searches `width` beams, if it asks for that. Raises `ApiError` 400 that names
+    the field that is out of range, or that excludes it.
+    """
+    if not request.use_beam_search:
+        for name, asked in (
+            ("length_penalty", request.length_penalty),
+            ("early_stopping", request.early_stopping),
+        ):
+            if asked not in (None, _NEUTRAL[name]):
+                raise invalid(f"{name} is only allowed with use_beam_search.", name)
+        return sampling
+    if request.stream:
+        raise invalid("stream cannot be combined with use_beam_search: nothing is known before its end.", "stream")
+    in_range("n" if request.best_of is None else "best_of", width, 1, limits.max_beam_width)
+    beams = BeamParams(
+        width,
+        request.n or 1,
+        1.0 if request.length_penalty is None else request.length_penalty,
+        request.early_stopping or False,
+    )
+    try:
+        return replace(sampling, beams=beams)
+    except InvalidSamplingParams as error:
+        param = _asked_grammar(request) if error.param == "grammar" else error.param
+        raise _excluded(error, param) from None
+
+
+_NEUTRAL = {"length_penalty": 1.0, "early_stopping": False}
+
+
+def _excluded(error: InvalidSamplingParams, param: str) -> ApiError:
+    message = str(error) if param == error.param else f"{param} cannot be combined with use_beam_search"
+    return invalid(f"{message}.", param)
+
+
+def _asked_grammar(request: ChatRequest | CompletionRequest) -> str:
+    """The field that asks for a grammar."""
+    names = ("structured_outputs", "response_format", "tool_choice")
+    return next((name for name in names if getattr(request, name, None) is not None), "response_format")
