@@ -145,11 +145,14 @@ class _Job:
         self._scores = joined(self._scores, event.prompt_logprobs)
         if self._stream.stopped:
             return False
+        before = self._stream.num_tokens
         shown = event.token_ids[:-1] if event.finish_reason == "stop" else event.token_ids
         delta = self._stream.push(shown)
+        # An event may hold tokens after those that completed a stop string.
+        count = self._stream.num_tokens - before if delta.stopped else len(event.token_ids)
         self._text.append(delta.text)
-        self._token_ids += event.token_ids
-        self._logprobs += event.logprobs
+        self._token_ids += event.token_ids[:count]
+        self._logprobs += event.logprobs[:count]
         return delta.stopped and event.finish_reason is None
 
     def output(self) -> RequestOutput:

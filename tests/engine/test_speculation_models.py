@@ -17,6 +17,7 @@ from engine import LLM, Speculation
 from engine.config import EngineConfig
 from engine.drafting.draft_model import DraftModel
 from engine.engine import Engine
+from engine.grammar.spec import Grammar
 from engine.load import StepStats
 from engine.models.errors import ModelLoadError
 from engine.plan import Event
@@ -247,6 +248,41 @@ def test_an_answer_that_repeats_comes_several_tokens_a_step() -> None:
     [again], [expected] = llm.chat(conversation), plain.chat(conversation)
     assert again.token_ids == expected.token_ids
     assert len(again.token_ids) > 1.8 * len(steps)
+
+
+GUESSERS = {"ngram": NGRAM, "itself": Speculation("draft_model", model="demo", adaptive=False)}
+PEOPLE = """{"type": "array", "minItems": 2, "maxItems": 2, "items": {"type": "object",
+    "properties": {"name": {"enum": ["Ada", "Alan"]}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"], "additionalProperties": false}}"""
+
+
+@pytest.mark.parametrize("guesser", GUESSERS)
+def test_structured_answers_are_the_same_and_guessed_at(guesser: str) -> None:
+    """JSON that repeats its keys. Cut at any token, the rest is the same too."""
+    config = EngineConfig(kv_pages=600, threads=1)
+    people = Grammar("json_schema", PEOPLE)
+    sampling = SamplingParams(temperature=1.3, seed=4, max_tokens=300, grammar=people)
+    plain, run = Run(config), Run(dataclasses.replace(config, speculation=GUESSERS[guesser]))
+    plain.submit("whole", [5, 6, 7], sampling)
+    plain.finish()
+    whole = plain.tokens("whole")
+    cuts = range(0, len(whole), len(whole) // 3)
+    for cut in cuts:
+        run.submit(str(cut), [5, 6, 7], sampling, output_ids=whole[:cut])
+    run.finish()
+    assert [run.tokens(str(cut)) for cut in cuts] == [whole[cut:] for cut in cuts]
+    assert run.events["0"][-1].finish_reason == plain.events["whole"][-1].finish_reason == "stop"
+    assert run.num_accepted > 0.5 * run.num_drafts > 0
+
+
+def test_a_stop_string_inside_an_accepted_run_cuts_its_tokens_too() -> None:
+    plain, llm = (LLM("demo", kv_pages=600, threads=1, speculation=each) for each in (None, GUESSERS["itself"]))
+    [whole] = plain.chat([QUESTION])
+    for stop in (whole.text[20:23], whole.text[31:35], whole.text[40:43]):
+        params = SamplingParams(temperature=0, max_tokens=64, stop=(stop,), logprobs=0)
+        [expected], [found] = plain.chat([QUESTION], params), llm.chat([QUESTION], params)
+        assert (found.text, found.token_ids) == (expected.text, expected.token_ids)
+        assert [at.token_id for at in found.logprobs] == found.token_ids
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused(models: dict[str, Path]) -> None:
