@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from engine.beam_search import BeamParams as BeamParams
     from engine.config import EngineConfig as EngineConfig
     from engine.drafting.settings import Speculation as Speculation
     from engine.engine import Engine as Engine
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from engine.sampling_params import SamplingParams as SamplingParams
 
 _HOMES = {
+    "BeamParams": "engine.beam_search",
     "LLM": "engine.llm",
     "RequestOutput": "engine.llm",
     "Engine": "engine.engine",
@@ -25,7 +27,7 @@ _HOMES = {
     "Speculation": "engine.drafting.settings",
 }
 
-__all__ = ["LLM", "Engine", "EngineConfig", "RequestOutput", "SamplingParams", "Speculation"]
+__all__ = ["LLM", "BeamParams", "Engine", "EngineConfig", "RequestOutput", "SamplingParams", "Speculation"]
 
 
 def __getattr__(name: str) -> Any:

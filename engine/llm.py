@@ -8,11 +8,13 @@ print(llm.chat([{"role": "user", "content": "What does itertools.chain do?"}])[0
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
+from engine.beam_search import Hypothesis
 from engine.config import EngineConfig
 from engine.detokenizer import TextStream
 from engine.engine import Engine, model_directory
@@ -43,6 +45,10 @@ class RequestOutput:
     error: str | None = None
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     """One per prompt token when asked for, else empty; nothing comes before the first, so it has none."""
+    score: float | None = None
+    """Of a beam search: sum of log-probabilities / length ** length_penalty."""
+    alternatives: list[RequestOutput] = field(default_factory=list)
+    """What a beam search returns besides, best first."""
 
 
 class LLM:
@@ -101,7 +107,7 @@ class LLM:
         request = self.engine.new_request(f"offline-{self._num_requests}", ids, params)
         self._num_requests += 1
         self.engine.scheduler.check(request)
-        return _Job(request, TextStream(self.tokenizer, params.stop, min_tokens=params.min_tokens))
+        return _Job(request, partial(TextStream, self.tokenizer, params.stop, min_tokens=params.min_tokens))
 
     def _run(self, jobs: list[_Job], progress: bool) -> None:
         from tqdm.auto import tqdm
@@ -129,9 +135,9 @@ class LLM:
 class _Job:
     """One prompt on its way to an output."""
 
-    def __init__(self, request: Any, stream: TextStream) -> None:
+    def __init__(self, request: Any, new_stream: Callable[[], TextStream]) -> None:
         self.request = request
-        self._stream = stream
+        self._stream, self._new_stream = new_stream(), new_stream
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -158,7 +164,7 @@ class _Job:
     def output(self) -> RequestOutput:
         """The result, once its last event is in."""
         assert self._end is not None and self._end.finish_reason is not None
-        return RequestOutput(
+        output = RequestOutput(
             prompt_ids=list(self.request.prompt_ids),
             token_ids=self._token_ids,
             text="".join(self._text) + self._stream.finish(),
@@ -167,6 +173,22 @@ class _Job:
             logprobs=self._logprobs,
             error=self._end.error,
             prompt_logprobs=self._prompt_logprobs(),
+        )
+        found = self._end.alternatives
+        if not found:
+            return output
+        others = [self._alternative(output, hypothesis) for hypothesis in found[1:]]
+        return replace(output, score=found[0].score, alternatives=others)
+
+    def _alternative(self, best: RequestOutput, found: Hypothesis) -> RequestOutput:
+        stream = self._new_stream()
+        text = stream.push(found.token_ids[:-1] if found.finish_reason == "stop" else found.token_ids).text
+        return replace(
+            best,
+            token_ids=list(found.token_ids),
+            text=text + stream.finish(),
+            finish_reason=found.finish_reason,
+            score=found.score,
         )
 
     def _prompt_logprobs(self) -> list[TokenLogprobs | None]:

@@ -1,4 +1,4 @@
-"""A beam search's one event on its way: over the wire, from a second replica when the first is lost, to answers."""
+"""The one event of a beam search on its way: over the wire, from a second replica when one is lost, to answers."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from engine import LLM, SamplingParams
+from engine import LLM, BeamParams, SamplingParams
 from engine.errors import NeverFits
 
 QUESTION = [{"role": "user", "content": "What does itertools.chain do?"}]
@@ -57,6 +57,21 @@ def test_seeds_repeat_and_differ(llm: LLM) -> None:
     assert len({text(seed) for seed in range(6)}) > 1
 
 
+def test_a_beam_search_returns_its_best_and_the_others(llm: LLM) -> None:
+    greedy = llm.generate("The", SamplingParams(temperature=0, max_tokens=12))[0]
+    narrow, wide = llm.generate(
+        ["The"] * 2, [SamplingParams(max_tokens=12, beams=BeamParams(width, min(width, 3))) for width in (1, 6)]
+    )
+    assert narrow.token_ids == greedy.token_ids and narrow.alternatives == []
+    found = [wide, *wide.alternatives]
+    scores = [output.score for output in found if output.score is not None]
+    assert len(found) == 3 and scores == sorted(scores, reverse=True)
+    assert narrow.score is not None and scores[0] >= narrow.score
+    assert len({output.text for output in found}) == 3
+    for output in found:
+        assert output.text == llm.tokenizer.decode(output.token_ids, skip_special_tokens=True)
+
+
 def test_bad_calls_say_what_was_expected(llm: LLM) -> None:
     with pytest.raises(ValueError, match="unknown setting 'page_sizes'; known settings"):
         LLM("demo", page_sizes=4)
@@ -71,7 +86,7 @@ def test_bad_calls_say_what_was_expected(llm: LLM) -> None:
 def test_a_program_may_end_while_a_step_is_in_flight() -> None:
     """An interpreter that exits in the middle of a model's step would crash."""
     program = """
-from engine import LLM, SamplingParams
+from engine import LLM, BeamParams, SamplingParams
 engine = LLM("demo").engine
 engine.loop.submit(engine.new_request("a", [1, 2, 3], SamplingParams(max_tokens=50)))
 engine.loop.step()
