@@ -14,11 +14,14 @@ command to see it again. Time per step is that of the scheduler and the cache al
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import logging
+import os
 import platform
 import random
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
@@ -30,6 +33,8 @@ from benchmarks.soak_episode import Episode
 STEPS = 150
 """Of an episode in which clients come. As many again may follow until all are served."""
 REPORT_S = 30.0
+HANG_S = 300.0
+"""An episode takes a tenth of a second."""
 
 
 class Soak:
@@ -43,14 +48,16 @@ class Soak:
     def run(self, number: int) -> str | None:
         """One episode; what was wrong, and None when nothing was."""
         episode = Episode(f"{self.seed}.{number}")
+        again = f"Again with:\n    python -m benchmarks.soak --seed {self.seed} --episode {number}"
+        watchdog = threading.Timer(HANG_S, _give_up, [f"An episode does not end. {again}"])
+        watchdog.start()
         try:
             episode.run(STEPS)
         except Exception:  # whatever it is, say how to see it again
-            return (
-                f"{traceback.format_exc()}\nengine: {episode.options}\n{episode.weather}\n"
-                f"after {episode.counts['steps']} steps. Again with:\n"
-                f"    python -m benchmarks.soak --seed {self.seed} --episode {number}"
-            )
+            told = f"{traceback.format_exc()}\nengine: {episode.options}\n{episode.weather}"
+            return f"{told}\nafter {episode.counts['steps']} steps. {again}"
+        finally:
+            watchdog.cancel()
         self.counts.update(episode.counts)
         self.counts["episodes"] += 1
         self.scheduler_seconds += episode.scheduler_seconds
@@ -92,6 +99,13 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps(summary, indent=2) + "\n")
     return 0
+
+
+def _give_up(message: str) -> None:
+    """A step that never returns cannot be interrupted."""
+    print(message, file=sys.stderr, flush=True)
+    faulthandler.dump_traceback()
+    os._exit(1)
 
 
 def _options() -> argparse.Namespace:

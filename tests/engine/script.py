@@ -288,6 +288,14 @@ class Script:
         assert len(ends) <= 1, f"{name} ended {len(ends)} times"
         return ends[0] if ends else None
 
+    def chunks(self, name: str) -> list[Chunk]:
+        """All that was planned for a request so far, step by step."""
+        return [chunk for plan in self.runner.plans for chunk in plan.chunks if chunk.request.request_id == name]
+
+    def num_computed(self, *names: str) -> int:
+        """Tokens computed for requests, again and in vain as well."""
+        return sum(chunk.num_tokens for name in names for chunk in self.chunks(name))
+
     def is_running(self, name: str) -> bool:
         """Whether it holds pages."""
         return self.requests[name].status is Status.RUNNING
