@@ -183,4 +183,5 @@ def _generation(report: Report, began: Began) -> dict[str, Any]:
         "gen_ai.usage.input_tokens": usage["prompt_tokens"],
         "gen_ai.usage.output_tokens": usage["completion_tokens"],
         "gen_ai.usage.cache_read.input_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+        "gen_ai.usage.reasoning.output_tokens": usage["completion_tokens_details"]["reasoning_tokens"],
     }
