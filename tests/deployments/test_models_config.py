@@ -48,6 +48,9 @@ def test_the_shipped_yaml_is_two_models_that_serve_may_scale() -> None:
         ({"models": [{}, {}]}, r"several models are named \['demo'\]"),
         ({"models": named("a"), "engine": {}}, "either models or engine, not both"),
         ({"models": named("a"), "engine": {}, "engines": {}}, "either models or engine and engines, not both"),
+        ({"models": named("a"), "chat": {}}, "either models or chat, not both"),
+        ({"models": [{"chat": {"tools": "xml"}}]}, "hermes"),
+        ({"chat": {"tool": "none"}}, "chat.tool"),
         ({"models": []}, "models is empty"),
         ({"models": [{"engine": {"modell": "x"}}]}, "modell"),
         ({"models": [{"load_at_strat": False}]}, "load_at_strat"),
@@ -100,6 +103,16 @@ def test_loading_begins_with_the_count_or_the_autoscalings_first() -> None:
         ({"autoscaling": {"min": 0, "max": 5}}, 1),
     ):
         assert ModelArgs.model_validate({"engines": engines}).num_when_loaded == count
+
+
+def test_each_model_writes_calls_in_its_own_way() -> None:
+    models = [
+        {**model, "chat": {"tools": form}} for model, form in zip(named("a", "b"), ("llama3", "none"), strict=True)
+    ]
+    args = AppArgs.model_validate({"models": models})
+    assert [model.chat.tools for model in args.served.values()] == ["llama3", "none"]
+    (alone,) = AppArgs.model_validate({"chat": {"reasoning": "none"}}).served.values()
+    assert (alone.chat.tools, alone.chat.reasoning) == ("auto", "none")
 
 
 def test_autoscaled_models_begin_as_before_and_not_at_all_when_told_so() -> None:

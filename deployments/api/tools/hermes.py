@@ -26,11 +26,13 @@ def read_hermes(names: Collection[str]) -> Reading[None]:
                 is_open = yield from read_call(at, names, ("arguments",))
                 has_called = True
             except Malformed:
+                is_open = False
                 yield from at.release()
         elif found == CLOSE and is_open:
             at.drop()
             is_open = False
         elif (yield from at.look()):
+            is_open = False
             yield from at.text()
         else:
             rest = at.held.strip()

@@ -3,21 +3,25 @@
 A reader is a generator that is sent one character at a time and yields what has become certain. So what it finds
 is a function of the text alone, however the text was cut into tokens:
 
-    send "{" ─▶ None            nothing is certain yet: it may be a call, it may be text
-    send "x" ─▶ Piece, Piece    it was text after all; then None: the next character, please
-    send ""  ─▶ Piece, None     the end: what was held back is what it is
+    send "{"   ─▶ None            nothing is certain yet: it may be a call, it may be text
+    send "hm"  ─▶ Piece, Piece    it was text after all; then None: the next character, please
+    send ""    ─▶ Piece, None     the end: what was held back is what it is
 
+Letters and digits in a row are sent together, as no syntax begins or ends between them: they count as one
+character.
 A reader that returns has found all there is: the rest is text, from the last character it was sent on.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 PieceKind = Literal["text", "reasoning", "answer", "call", "arguments", "end"]
 T = TypeVar("T")
+_CHARACTERS = re.compile(r"[^\W_]+|.|\A\Z", re.DOTALL)
 Reading = Generator["Piece | None", str, T]
 """A reader, or a part of one that hands back a `T`. None asks for the next character, "" being the end."""
 
@@ -49,16 +53,16 @@ class Reader:
         return joined(self._pieces(""))
 
     def _pieces(self, text: str) -> Iterator[Piece]:
-        for place, char in enumerate(text) if text else [(0, "")]:
+        for found in _CHARACTERS.finditer(text):
             try:
-                piece = None if self._is_over else self._reading.send(char)
+                piece = None if self._is_over else self._reading.send(found[0])
                 while piece is not None:
                     yield piece
                     piece = next(self._reading)
             except StopIteration:
                 self._is_over = True
             if self._is_over:
-                yield Piece("text", text[place:])
+                yield Piece("text", text[found.start() :])
                 return
 
 

@@ -145,6 +145,8 @@ CASES: list[tuple[Read, str, str, list[tuple[str, str]]]] = [
     (read_hermes, '<tool_call>{"name": "find", "arguments": {}}</tool_', "", [("find", "{}")]),
     # What is wrong with one call does not touch the next.
     (read_hermes, '<tool_call><tool_call>{"name": "find"}</tool_call>', "<tool_call>", [("find", "{}")]),
+    (read_hermes, '<tool_call>{"name": "find"}<tool_call></tool_call>', "<tool_call></tool_call>",
+     [("find", "{}")]),
     (read_hermes, '<tool_call>{"name": "find", "arguments": {}, !<tool_call>{"name": "add-2"}', ", !",
      [("find", "{}"), ("add-2", "{}")]),
     (read_hermes, '<tool_call>{"name": "find", "arguments": {}}<tool_call>{"name": "add-2"}', "",
