@@ -12,7 +12,9 @@ from cache.page_ages import EvictedPage
 from deployments.devices import gpu_utilization
 from deployments.engine_metrics import EngineMetrics
 from deployments.ingress_metrics import IngressMetrics
+from engine.beam_search import Hypothesis
 from engine.load import EngineLoad, StageSeconds, StepStats
+from engine.plan import Event
 from engine.swap import HostAccount
 from monitoring.metrics import Metrics, Snapshot
 from router.fleet import Fleet
@@ -35,6 +37,8 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     engine.on_step(StepStats(StageSeconds(0.001, 0.002, 0.010, 0.003, 0.004), 4, 4, 0))
     engine.on_step(StepStats(StageSeconds(0.001), 1, 0, 9))
     engine.on_step(StepStats(StageSeconds(0.0), 2, 2, 0, num_draft_tokens=8, num_accepted_tokens=5))
+    found = (Hypothesis((1, 2, 3), -1.0, "stop"), Hypothesis((4, 5), -2.0, "length"))
+    engine.on_events([Event("a", (7,)), Event("b", (1, 2, 3), finish_reason="stop", alternatives=found)])
     engine.on_evicted([EvictedPage(60.0, 5.0)])
     cache = CacheStats(query_tokens=10, hit_tokens=4, evicted_pages=7, reset_pages=2)
     cache.recompute_hit_tokens, cache.recompute_host_tokens = 5, 6
@@ -47,6 +51,7 @@ def test_an_engines_record_becomes_its_metrics() -> None:
         {("schedule",): 0.002, ("prepare",): 0.002, ("forward",): 0.010, ("sample",): 0.003, ("output",): 0.004}
     )
     assert values["engine_steps_total"] == {(): 3}
+    assert values["generation_tokens_total"] == {(): 1 + 3 + 2}
     assert values["engine_graph_replays_total"] == {("graph",): 0, ("eager",): 3}
     assert values["spec_draft_tokens_total"] == {(): 8}
     assert values["spec_accepted_tokens_total"] == {(): 5}
