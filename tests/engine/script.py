@@ -38,6 +38,7 @@ class MemoryRunner:
         self.eos_after: dict[str, int] = {}
         """Request id to the number of output tokens after which its next token is EOS."""
         self.fail_next = False
+        self.fail_if: Callable[[StepPlan], bool] = lambda plan: False
         self.failed: set[str] = set()
         """The requests of steps that failed."""
         self.invalid: set[str] = set()
@@ -67,7 +68,7 @@ class MemoryRunner:
         """Write the chunks' KV, read back each context, and sample."""
         before, self._sampled = self._sampled, {}
         lost, self._lost = self._lost, set()
-        if self.fail_next:
+        if self.fail_next or self.fail_if(plan):
             self.fail_next = False
             self._lost = {chunk.request.request_id for chunk in plan.chunks}
             self.failed |= {(chunk.request.leader or chunk.request).request_id for chunk in plan.chunks}

@@ -1,0 +1,112 @@
+"""Steps that fail: who is in them ends, once, and nobody else notices."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.plan import Step, StepPlan
+from tests.engine import hash_model
+from tests.engine.scenarios.conftest import Make
+
+
+def test_two_in_a_row_end_those_that_are_in_them(engine: Make) -> None:
+    script = engine(limits={"max_running": 1})
+    a, b, c = (script.arrive([i + 1] * 9, max_tokens=4) for i in range(3))
+    for name in (a, b):
+        script.run(until=lambda: script.is_running(name))  # noqa: B023
+        script.runner.fail_next = True
+        script.run(until=lambda: script.reason(name) is not None)  # noqa: B023
+    script.run()
+    assert [script.reason(name) for name in (a, b, c)] == ["error", "error", "length"]
+
+
+def test_the_step_planned_after_it_ends_nobody_twice(engine: Make) -> None:
+    """And who comes next gets the same pages while that step still writes in them."""
+    script = engine(num_pages=10)
+    names = [script.arrive([i + 1] * 9, max_tokens=9) for i in range(2)]
+    script.run(until=lambda: len(script.tokens(names[1])) == 3)
+    script.runner.fail_next = True
+    script.arrive([9] * 25, max_tokens=9)
+    script.run()
+    for name in names:
+        assert [event.finish_reason for event in script.events[name] if event.finish_reason] == ["error"]
+        assert "failed to compute" in (script.events[name][-1].error or "")
+
+
+def test_what_a_failed_chunk_should_have_written_is_found_by_nobody(engine: Make) -> None:
+    """Another prompt waited for it: it finds the chunks before, and computes the rest."""
+    script = engine(num_pages=100, limits={"max_step_tokens": 8, "max_running": 4})
+    a, b = script.arrive(range(1, 41)), script.arrive([*range(1, 41), 99])
+    script.run(until=lambda: script.requests[a].num_computed == 16)
+    script.runner.fail_next = True
+    script.run()
+    assert (script.reason(a), script.reason(b)) == ("error", "length")
+    held = 24 if script.overlap else 16  # the chunk in flight when the order to fail came was computed
+    assert script.requests[b].num_cached in (16, held)
+
+
+def test_a_copy_that_failed_leaves_its_source_as_it_was(engine: Make) -> None:
+    script = engine()
+    script.arrive(range(1, 19))
+    script.run()
+    b = script.arrive([*range(1, 15), 99])
+    script.runner.fail_next = True
+    script.run(until=lambda: script.reason(b) is not None)
+    assert script.reason(b) == "error" and script.nothing_held()
+    c = script.arrive([*range(1, 15), 99])
+    script.run()
+    assert (script.reason(c), script.events[c][-1].num_cached) == ("length", 14)
+
+
+def test_what_was_to_come_back_from_the_host_is_let_go(engine: Make) -> None:
+    script = engine(num_pages=24, host_pages=24)
+    a, b = script.arrive(range(1, 33), max_tokens=30), script.arrive(range(100, 132), max_tokens=30)
+    script.run(until=lambda: script.requests[b].num_preemptions > 0)
+    script.runner.fail_if = lambda plan: bool(plan.swap_in)
+    script.run()
+    assert (script.reason(a), script.reason(b)) == ("length", "error")
+    assert script.nothing_held()
+
+
+def test_what_cannot_even_be_prepared_has_failed(engine: Make) -> None:
+    script = engine()
+    a = script.arrive(range(1, 9), max_tokens=9)
+    script.run(until=lambda: len(script.tokens(a)) == 7)
+
+    def broken(plan: StepPlan) -> Step:
+        script.runner.failed |= {chunk.request.request_id for chunk in plan.chunks}
+        raise RuntimeError("scripted failure")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script.runner, "prepare", broken)
+        script.step()
+    script.run()
+    b = script.arrive(range(1, 9), max_tokens=9)
+    script.run()
+    assert (script.reason(a), script.reason(b)) == ("error", "length")
+
+
+def test_who_goes_away_before_it_is_known_went_away(engine: Make) -> None:
+    """With a step in flight that will fail, an abort comes first; without, there is no such moment."""
+    script = engine()
+    a, b = script.arrive(range(1, 9), max_tokens=9), script.arrive(range(50, 59), max_tokens=9)
+    script.run(until=lambda: len(script.tokens(a)) == 3)
+    script.runner.fail_next = True
+    script.abort(a)
+    script.run()
+    assert (script.reason(a), script.reason(b)) == ("abort", "error")
+    assert len([event for event in script.events[a] if event.finish_reason]) == 1
+
+
+def test_scores_of_a_failed_chunk_are_not_told(engine: Make) -> None:
+    script = engine(limits={"max_step_tokens": 8, "max_running": 2})
+    a = script.arrive(range(1, 60), prompt_logprobs=1)
+    script.run(until=lambda: script.scores(a) is not None)
+    script.runner.fail_next = True
+    script.run()
+    told = script.scores(a)
+    assert script.reason(a) == "error" and told is not None
+    assert told.end <= 25 and told == hash_model.scores(range(1, told.end + 1), 1, 1)
+    b = script.arrive(range(1, 60), prompt_logprobs=1)
+    script.run()
+    assert script.scores(b) == hash_model.scores(range(1, 60), 1, 1)
