@@ -90,12 +90,13 @@ def test_an_id_can_come_again_with_another_prompt_while_its_old_step_is_in_fligh
 
 def test_who_waits_for_an_aborted_prompts_page_computes_it_itself(engine: Make) -> None:
     script = engine(num_pages=100, limits={"max_step_tokens": 8, "max_running": 4})
-    a, b = script.arrive(range(1, 41)), script.arrive([*range(1, 41), 99])
-    script.run(until=lambda: script.scheduler.load(script.now).num_deferred == 1)
+    a, b = script.arrive(range(1, 61)), script.arrive([*range(1, 31), 99])
+    script.run(until=lambda: script.requests[a].num_computed >= 8)
+    assert script.scheduler.load(script.now).num_deferred == 1
     script.abort(a)
     script.run()
-    assert script.reason(b) == "length"
-    assert script.num_computed(b) + (script.requests[b].num_cached or 0) == 41 + 7
+    assert script.requests[b].num_cached in (8, 16)
+    assert script.num_computed(b) + (script.requests[b].num_cached or 0) == 31 + 7
 
 
 def test_all_at_once_frees_everything_within_a_step(engine: Make) -> None:

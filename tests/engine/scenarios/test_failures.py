@@ -36,7 +36,7 @@ def test_the_step_planned_after_it_ends_nobody_twice(engine: Make) -> None:
 def test_what_a_failed_chunk_should_have_written_is_found_by_nobody(engine: Make) -> None:
     """Another prompt waited for it: it finds the chunks before, and computes the rest."""
     script = engine(num_pages=100, limits={"max_step_tokens": 8, "max_running": 4})
-    a, b = script.arrive(range(1, 41)), script.arrive([*range(1, 41), 99])
+    a, b = script.arrive(range(1, 61)), script.arrive([*range(1, 31), 99])
     script.run(until=lambda: script.requests[a].num_computed == 16)
     script.runner.fail_next = True
     script.run()
