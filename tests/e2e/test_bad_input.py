@@ -100,11 +100,34 @@ def test_unknown_and_unsupported_fields(http: httpx.Client) -> None:
     changes: tuple[dict[str, Any], ...] = (
         {"tempreature": 1},
         {"guided_json": {}},
-        {"tools": [{}]},
+        {"functions": [{"name": "f"}]},
         {"reasoning_effort": "low"},
     )
     for change in changes:
         refused(http.post("/v1/chat/completions", json=chat(http, **change)), param=next(iter(change)))
+
+
+def test_choices_beams_grammars_and_tools_that_cannot_be(http: httpx.Client) -> None:
+    """Each names its field, and the service goes on."""
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(40):
+        deep = {"type": "array", "items": deep}
+    wide = {"enum": ["x" * 1000 + str(number) for number in range(70)]}
+    nameless = {"type": "function", "function": {"parameters": {"type": "object"}}}
+    changes: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("n", {"n": 99}),
+        ("best_of", {"n": 2, "best_of": 1}),
+        ("best_of", {"best_of": 99}),
+        ("stream", {"use_beam_search": True, "best_of": 2, "stream": True}),
+        ("structured_outputs", {"structured_outputs": {"json": deep}}),
+        ("structured_outputs", {"structured_outputs": {"json": wide}}),
+        ("structured_outputs", {"structured_outputs": {"json": {"type": "array", "uniqueItems": True}}}),
+        ("structured_outputs", {"structured_outputs": {"regex": "("}}),
+        ("tools", {"tools": [nameless]}),
+    )
+    for param, change in changes:
+        error = refused(http.post("/v1/chat/completions", json=chat(http, **change)))
+        assert error["param"].partition(".")[0] == param, (change, error)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 50_000], ids=lambda body: repr(body[:8]))
