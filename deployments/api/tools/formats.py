@@ -41,7 +41,8 @@ def _teaches_hermes(template: str) -> bool:
 
 
 def _teaches_llama3(template: str) -> bool:
-    return "<|start_header_id|>" in template and re.search(r"""\\?["']parameters\\?["']""", template) is not None
+    example = r"""\\?["']name\\?["']\s*:[^{}]{0,64}\\?["']parameters\\?["']\s*:"""
+    return "<|start_header_id|>" in template and re.search(example, template) is not None
 
 
 FORMATS: Mapping[str, ToolFormat] = {

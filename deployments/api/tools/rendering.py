@@ -71,9 +71,10 @@ def _instructions(functions: Sequence[Function], form: ToolFormat) -> str:
 
 
 def _plain_function(function: Function) -> Plain:
-    described = {} if function.description is None else {"description": function.description}
+    """Some templates cannot do without a description."""
     nothing: Plain = {"type": "object", "properties": {}}
-    return {"name": function.name, **described, "parameters": function.parameters or nothing}
+    parameters = function.parameters or nothing
+    return {"name": function.name, "description": function.description or "", "parameters": parameters}
 
 
 def _plain_call(call: ToolCall) -> Plain:

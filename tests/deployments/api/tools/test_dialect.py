@@ -1,0 +1,75 @@
+"""What a chat template says of how its model writes calls, and whether it thinks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deployments.api.dialect import dialect_of
+from deployments.api.tools.formats import FORMATS
+from deployments.settings import ChatSettings
+from tests.deployments.api.tools.templates import HERMES, LLAMA3, THINKING
+
+
+class Tokenizer:
+    """With these templates and words."""
+
+    def __init__(self, template: str | None, *words: str) -> None:
+        self.template, self.words = template, words
+
+    def get_chat_template(self, tools: Any = None) -> str:
+        if self.template is None:
+            raise ValueError("none")
+        return self.template
+
+    def get_vocab(self) -> dict[str, int]:
+        return {word: index for index, word in enumerate(self.words)}
+
+
+PLAIN = "{{ messages[0].content }}"
+IN_JINJA = (
+    r"""{% if tools %}{{ "<tool_call>\n{\"name\": NAME, \"arguments\": OBJECT}\n</tool_call>" }}{% endif %}"""
+)
+XML = r"{% if tools %}{{ '<tool_call>\n<function=NAME>\n<parameter=' ~ '\"arguments\"' }}{% endif %}"
+KEYS = r"{% if tools %}<tool_call>NAME\n<arg_key>KEY</arg_key>{{ call['arguments'] }}{% endif %}"
+OTHER = r"""{% if tools %}<|start_header_id|>{{ '<TOOLCALL>[{"name": N, "arguments": {"parameters": 1}}]' }}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "has_place"),
+    [
+        (HERMES, "hermes", True),
+        (IN_JINJA, "hermes", True),
+        (LLAMA3, "llama3", True),
+        (PLAIN, "hermes", False),
+        (None, None, False),
+        (XML, None, True),
+        (KEYS, None, True),
+        (OTHER, None, True),
+    ],
+)
+def test_the_format_of_calls(template: str | None, tools: str | None, has_place: bool) -> None:
+    found = dialect_of(Tokenizer(template), ChatSettings())
+    assert found.tools == (FORMATS[tools] if tools else None) and found.has_place_for_tools == has_place
+    for said in FORMATS:
+        told = dialect_of(Tokenizer(template), ChatSettings.model_validate({"tools": said}))
+        assert told.tools == FORMATS[said] and told.has_place_for_tools == has_place
+    assert dialect_of(Tokenizer(template), ChatSettings(tools="none")).tools is None
+
+
+@pytest.mark.parametrize(
+    ("template", "words", "thinks"),
+    [
+        (THINKING, (), True),
+        (PLAIN, (), False),
+        (PLAIN, ("<think>", "</think>"), True),
+        (PLAIN, ("<think>",), False),
+        (None, ("<think>", "</think>"), True),
+    ],
+)
+def test_whether_it_thinks(template: str | None, words: tuple[str, ...], thinks: bool) -> None:
+    tokenizer = Tokenizer(template, *words)
+    assert dialect_of(tokenizer, ChatSettings()).thinks == thinks
+    assert dialect_of(tokenizer, ChatSettings(reasoning="think")).thinks
+    assert not dialect_of(tokenizer, ChatSettings(reasoning="none")).thinks
