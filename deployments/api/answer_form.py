@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from deployments.api.answer_lark import answer_grammar, arguments_schema
-from deployments.api.errors import ApiError, at_most, invalid
+from deployments.api.errors import at_most, from_client, invalid
 from deployments.api.limits import Limits
 from deployments.api.reading import NOTHING, Sought
 from deployments.api.reasoning import OPEN
@@ -14,8 +14,10 @@ from deployments.api.service import ServedModel
 from deployments.api.structured import check_grammar
 from deployments.api.text_codec import TextCodec
 from deployments.api.tools.asked import AskedTools
+from deployments.client import Overloaded
 from engine.errors import InvalidGrammar
 from engine.grammar.spec import Grammar
+from engine.grammar.trial import TooComplex
 
 _MARK_TOKENS = 16
 """No tokenizer takes more for a mark and the white space after it."""
@@ -58,17 +60,23 @@ async def _calls_grammar(
     try:
         grammar = answer_grammar(schema, tools, sought, served.codec.has_special)
         at_most("tools", len(grammar.source.encode()), limits.max_grammar_bytes, "bytes that calls must match")
-        await check_grammar(served.grammars, grammar, "tools")
+        if served.grammars is not None:
+            await served.grammars.check(grammar)
         return grammar
-    except (InvalidGrammar, ApiError) as error:
-        if isinstance(error, InvalidGrammar) or error.status == 400:
-            for index, function in enumerate(tools.functions):
-                if function in tools.callable:
-                    alone = Grammar("json_schema", json.dumps(arguments_schema(function)))
-                    await check_grammar(served.grammars, alone, f"tools.{index}.function.parameters")
-        if isinstance(error, InvalidGrammar):
-            raise invalid(f"tools cannot be used: {error}.", "tools") from None
-        raise
+    except InvalidGrammar as error:
+        if not isinstance(error, TooComplex):  # or each might be as slow
+            await _blame(served, tools)
+        raise invalid(f"tools cannot be used: {error}.", "tools") from None
+    except Overloaded as error:
+        raise from_client(error, "") from None
+
+
+async def _blame(served: ServedModel, tools: AskedTools) -> None:
+    """Raise `ApiError` for the first function that cannot be held to its schema, if there is one."""
+    for index, function in enumerate(tools.functions):
+        if function in tools.callable:
+            alone = Grammar("json_schema", json.dumps(arguments_schema(function)))
+            await check_grammar(served.grammars, alone, f"tools.{index}.function.parameters")
 
 
 def _schema(form: Grammar | None) -> dict[str, Any] | None:

@@ -189,7 +189,7 @@ def test_marks_that_are_special_tokens(talk: Make) -> None:
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[GrammarCheck]:
-    limits = GrammarCheckLimits(TrialLimits(cpu_seconds=5.0))
+    limits = GrammarCheckLimits(TrialLimits(cpu_seconds=1.0))
     checker = GrammarCheck(lambda: Vocabulary.of(tokenizer(), NUM_TOKENS, [EOS]), limits)
     yield checker
     checker.close()
@@ -202,6 +202,9 @@ def test_schemas_that_nothing_can_be_held_to_name_the_tool(talk: Make, checker: 
     odd = [WEATHER, tool("odd", all={"type": "array", "uniqueItems": True})]
     error = it.refused(tools=odd, tool_choice="required")
     assert error["param"] == "tools.1.function.parameters" and "uniqueItems" in error["message"]
+    endless = [WEATHER, tool("endless", n={"type": "integer", "multipleOf": 99999999})]
+    error = it.refused(tools=endless, tool_choice="required")
+    assert error["param"] == "tools" and "too complex" in error["message"]
     it.whole(tools=odd)  # the model is on its own
     it.whole(tools=odd, tool_choice={"type": "function", "function": {"name": "get_weather"}})
 
