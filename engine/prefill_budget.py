@@ -92,7 +92,7 @@ class PrefillBudget:
 
     def room(self, num_decodes: int, num_prompts: int) -> Room:
         """What `num_prompts` prompts may take of the next step beside `num_decodes` decoding requests."""
-        tokens = self._max_tokens - num_decodes
+        tokens = max(0, self._max_tokens - num_decodes)
         if num_decodes == 0 or num_prompts == 0 or (self._max_seconds == math.inf and self._max_stretch is None):
             return Room(tokens)
         is_news_due = not self._decodes.is_known or self._since_decodes >= _DECODES_ONLY_EVERY

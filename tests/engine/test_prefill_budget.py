@@ -48,6 +48,7 @@ def test_a_step_that_takes_no_time_worth_mentioning_is_not_cut() -> None:
 
 def test_nothing_is_bound_when_nothing_is_asked_for() -> None:
     assert tokens(PrefillBudget(100), 40) == 60
+    assert PrefillBudget(100).room(120, 1).is_full
 
 
 def test_until_rates_are_known_prompts_wait_one_step_and_begin_small() -> None:
