@@ -55,5 +55,7 @@ def _excluded(error: InvalidSamplingParams, param: str) -> ApiError:
 
 def _asked_grammar(request: ChatRequest | CompletionRequest) -> str:
     """The field that asks for a grammar."""
-    names = ("structured_outputs", "response_format", "tool_choice")
-    return next((name for name in names if getattr(request, name, None) is not None), "response_format")
+    if request.structured_outputs is not None:
+        return "structured_outputs"
+    chosen = request.tool_choice if isinstance(request, ChatRequest) else None
+    return "response_format" if chosen in (None, "auto", "none") else "tool_choice"

@@ -38,7 +38,7 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -
     )
     candidates = num_candidates(request, limits)
     grammar = await asked_grammar(limits, served.grammars, request.response_format, request.structured_outputs)
-    sampling = with_beams(with_grammar(sampling, grammar), request, limits, candidates)
+    sampling = with_grammar(sampling, grammar)
     tools = await asked_tools(limits, request, served.codec.dialect.tools)
     ids = await encode_messages(limits, served, request.messages, tools.functions if tools else ())
     check_prompt(model, ids, "messages")
@@ -58,6 +58,7 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -
     wording = ChatWording(answer, served.codec, logprobs, scores)
     sought, grammar = await answer_form(limits, served, grammar, tools, ids)
     sampling = with_grammar(with_max_tokens(sampling, asked or left), grammar)
+    sampling = with_beams(sampling, request, limits, candidates)
     return Plan(served, request, sampling, wording, candidates, sought=sought, scores=scores)
 
 

@@ -89,6 +89,8 @@ class Exchange:
         self._request_id = request_id
         self._is_stream = bool(plan.request.stream)
         parts = [] if plan.echoes_only else _parts(plan, hints, caller.tenant, request_id)
+        self._count_field = "n" if plan.request.best_of is None else "best_of"
+        self._num_sequences = len(plan.wording.answer.prompts) * plan.num_candidates if parts else 0
         self._hints, self._ticket = hints, caller.ticket
         self._num_prompt_tokens = plan.wording.answer.num_prompt_tokens
         is_silent = plan.sampling.beams is not None  # A beam search says nothing before its end.
@@ -136,9 +138,9 @@ class Exchange:
     def _admit(self) -> None:
         """Its tenant's limits allow it. Raises `RateLimited`, or `Rejected` when they never will."""
         try:
-            self._ticket.admit(len(self._choices.choices), self._num_prompt_tokens)
+            self._ticket.admit(self._num_sequences, self._num_prompt_tokens)
         except ValueError as error:
-            raise Rejected(f"{error}.", "n") from None
+            raise Rejected(f"{error}.", self._count_field) from None
         self._recorder.prompt(self._num_prompt_tokens)
 
     async def _deltas(self) -> AsyncIterator[Delta]:

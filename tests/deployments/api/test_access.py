@@ -205,6 +205,9 @@ def test_generations_count_against_concurrency_until_their_answer_ends(build: Bu
         assert client.post("/v1/completions", ask, **bearer("key-a")).status_code == 200
     too_many = client.post("/v1/completions", ASK | {"n": 3}, **bearer("key-a"))
     assert (too_many.status_code, error_of(too_many)["param"]) == (400, "n")
+    for ask in ({"best_of": 3}, {"best_of": 3, "use_beam_search": True}):
+        too_many = client.post("/v1/completions", ASK | ask, **bearer("key-a"))
+        assert (too_many.status_code, error_of(too_many)["param"]) == (400, "best_of")
 
 
 def test_a_second_request_waits_for_the_first_to_end_or_to_be_left(

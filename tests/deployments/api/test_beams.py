@@ -139,6 +139,14 @@ def test_a_grammar_is_refused_by_the_field_that_asks_for_it(
     assert "use_beam_search" in refused.json()["error"]["message"]
 
 
+def test_calls_that_a_grammar_ensures_are_refused(client: Client, searching: ScriptedEngine) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    body = {**CHAT, "tools": tools, "response_format": {"type": "text"}}
+    refused = client.post("/v1/chat/completions", {**body, "tool_choice": "required"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
+    assert client.post("/v1/chat/completions", {**body, "tool_choice": "auto"}).status_code == 200
+
+
 def test_neutral_values_without_a_search_are_no_error(client: Client) -> None:
     body = {**TEXT, "use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
     assert client.post("/v1/completions", body).status_code == 200

@@ -133,7 +133,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
      "structured_outputs.regex", "exclude each other"),
     ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "must be false"),
-    ({"structured_outputs": {"regex": "a"}, "use_beam_search": True, "n": 2}, "structured_outputs", "use_beam_search"),
+    ({"structured_outputs": {"regex": "a"}, "use_beam_search": True, "n": 2},
+     "structured_outputs", "use_beam_search"),
 ]  # fmt: skip
 
 
