@@ -25,9 +25,11 @@ class Node:
         "children",
         "copying",
         "first_slot",
+        "going_on",
         "hits",
         "last_access",
         "namespace",
+        "num_holders",
         "pages",
         "parent",
         "pins",
@@ -59,8 +61,12 @@ class Node:
         """Hashes of the blocks that end in it: see `block_record`; empty without a record."""
         self.children: dict[int, Node] = {}
         """By first token."""
+        self.going_on: Node | None = None
+        """The child that continues the page this node ends in, if it ends inside one."""
+        self.num_holders = 0
+        """Leases that hold this very node."""
         self.pins = 0
-        """Leases that hold this very node, plus its locked children. Locked while above 0."""
+        """These, plus its locked children. Locked while above 0."""
         self.copying = 0
         """Leases that will copy, or are copying, the page this node ends in."""
         self.last_access = 0.0

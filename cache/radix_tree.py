@@ -109,6 +109,7 @@ class RadixTree:
 
     def lock(self, node: Node) -> None:
         """Keep the path down to `node` from eviction, once more. Ends at the first node that was locked before."""
+        node.num_holders += 1
         step: Node | None = node
         while step is not None:
             step.pins += 1
@@ -120,10 +121,11 @@ class RadixTree:
 
     def unlock(self, node: Node) -> None:
         """Undo one `lock`. Raises ValueError when there is none to undo."""
+        if not node.num_holders:
+            raise ValueError(f"{node} is not locked: it was unlocked twice")
+        node.num_holders -= 1
         step: Node | None = node
         while step is not None:
-            if not step.pins:
-                raise ValueError(f"{step} is not locked: it was unlocked twice")
             step.pins -= 1
             if step.pins:
                 break
@@ -159,6 +161,10 @@ class RadixTree:
         node.start, node.first_slot, node.parent = position, node.first_slot + kept, upper
         upper.children[node.tokens[0]] = node
         parent.children[upper.tokens[0]] = upper
+        if position % self.page_size:
+            upper.going_on = node
+        if parent.going_on is node:
+            parent.going_on = upper
         upper.pins = 1 if node.pins else 0  # its one child is locked or not
         upper.last_access, upper.hits, upper.priority = node.last_access, node.hits, node.priority
         if self._record is not None:
@@ -173,6 +179,8 @@ class RadixTree:
         assert tokens and tokens[0] not in parent.children
         node = Node(parent.namespace, parent, parent.end, tokens, first_slot, pages)
         parent.children[tokens[0]] = node
+        if first_slot * self.page_size > parent.end:
+            parent.going_on = node
         self.evictable_pages += len(pages)
         if self._record is not None:
             self._record.grow(node, node.start)
@@ -211,6 +219,7 @@ class RadixTree:
             return None
         returned, owner.pages[-1] = owner.pages[-1], child.pages.pop(0)
         child.first_slot += 1
+        node.going_on = child
         if child.is_locked:
             self.locked_pages -= 1
         else:
@@ -256,6 +265,8 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         del parent.children[node.tokens[0]]
+        if parent.going_on is node:
+            parent.going_on = None
         node.parent = None
         if self._record is not None:
             self._record.remove(node)
@@ -279,20 +290,16 @@ class RadixTree:
         overrides that page, the child's serves both. Else every branch inside a page would keep the pages of those
         before it, for as long as it lives.
         """
-        while node.children and (inside := node.end % self.page_size):
-            slot = (node.end - inside) // self.page_size
-            going_on = next((child for child in node.children.values() if child.first_slot > slot), None)
-            if going_on is None:
-                break
-            if going_on.end // self.page_size > slot:
-                return
-            node = going_on  # It may have been waiting for that copier.
-        else:
+        page_of_end = node.end // self.page_size
+        while node.going_on is not None and node.going_on.end // self.page_size == page_of_end:
+            node = node.going_on  # It may have been waiting for that copier.
+        is_used = node.going_on is not None or node.num_holders  # A lease may write on in it.
+        if is_used or not node.children or not node.end % self.page_size:
             return
-        num_locked = sum(child.is_locked for child in node.children.values())
-        if node.pins == num_locked:  # No lease is here, to write behind the node's tokens.
-            page = self.merge_tail(node, max(node.children.values(), key=lambda child: child.is_locked))
-            self.surplus.extend([] if page is None else [page])
+        newest_first = reversed(node.children.values())  # It will stay the longest, but for those that are locked.
+        child = next(child for child in newest_first if child.is_locked or not node.pins)
+        page = self.merge_tail(node, child)
+        self.surplus.extend([] if page is None else [page])
 
     def _became_idle(self, node: Node) -> None:
         """`node` was unlocked or lost a child: it may be evictable now, a root of no use any more."""

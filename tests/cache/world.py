@@ -285,7 +285,7 @@ class World:
         for token, child in node.children.items():
             assert child.tokens[0] == token and child.parent is node and child.start == node.end
         continuing = [child for child in node.children.values() if child.first_slot * page_size > child.start]
-        assert len(continuing) <= 1
+        assert continuing == ([] if node.going_on is None else [node.going_on])
         assert node.queued or not node.is_evictable
         assert node.parent is not None or node.children or node.pins
 
