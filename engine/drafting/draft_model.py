@@ -152,8 +152,7 @@ class _Follower:
     def roll_back(self) -> None:
         """Keep what proved right of the last guess; what follows is computed anew, the last token in any case."""
         tokens = self.request.tokens
-        came = tokens[self.num_known : self.num_known + len(self.guess)]
-        right = num_accepted(self.guess[: len(came)], came)
+        right = num_accepted(self.guess, tokens[self.num_known :])
         self.num_computed = min(self.num_computed, self.num_known + right, len(tokens) - 1)
         self.num_known, self.guess = len(tokens), []
 

@@ -169,12 +169,24 @@ def test_guesses_leave_room_in_the_step_for_prompts() -> None:
 
 
 def test_guesses_take_pages_from_nobody() -> None:
-    """Memory for both, but not for guesses as well: neither is preempted for them."""
-    script = Script(num_pages=20, page_size=1, drafter=Guesses())
-    a, b = (script.arrive([first] * 4, max_tokens=6) for first in (1, 2))
+    """Room for what both need at most, but not for guesses as well: the younger one is not preempted for them."""
+    for drafter in (None, Guesses()):
+        script = Script(num_pages=13, page_size=1, drafter=drafter, max_drafts=6)
+        a, b = script.arrive([1] * 4, max_tokens=9), script.arrive([2] * 4, max_tokens=3)
+        script.run(until=lambda: script.reason(b) is not None)  # noqa: B023
+        assert script.requests[b].num_preemptions == 0
+        script.run()
+        assert (script.tokens(a), script.tokens(b)) == (expected([1] * 4, 9), expected([2] * 4, 3))
+
+
+def test_who_is_preempted_is_forgotten_meanwhile() -> None:
+    guesses = Guesses(0.5)
+    script = Script(num_pages=24, page_size=4, drafter=guesses)
+    a, b = script.arrive(range(1, 33), max_tokens=30), script.arrive(range(100, 132), max_tokens=30)
+    script.run(until=lambda: script.requests[b].num_preemptions > 0)
+    assert guesses.held == {a}
     script.run()
-    assert script.requests[a].num_preemptions == script.requests[b].num_preemptions == 0
-    assert [script.tokens(name) for name in (a, b)] == [expected([first] * 4, 6) for first in (1, 2)]
+    assert (script.tokens(a), script.tokens(b)) == (script.undisturbed(a), script.undisturbed(b))
 
 
 def test_the_next_turn_finds_what_was_accepted() -> None:

@@ -116,6 +116,9 @@ def test_whatever_came_of_its_guesses_the_next_ones_follow_the_request(
             if data.draw(st.booleans(), label="placed"):
                 right = data.draw(st.integers(0, len(guess)))
                 one.tokens += [*guess[:right], data.draw(st.integers(1, VOCABULARY - 1))]
+        for one in running:
+            if one not in asked and data.draw(st.booleans(), label="goes on without"):
+                one.tokens += data.draw(st.lists(st.integers(1, VOCABULARY - 1), max_size=6))
     for one in running:
         drafter.forget(one)
     assert nothing_held(drafter)
@@ -163,6 +166,27 @@ def test_out_of_its_own_pages_it_guesses_nothing_and_holds_nothing() -> None:
     assert propose(drafter, [large, small]) == [[], continued(small.tokens, 3)]
     drafter.forget(small)
     assert nothing_held(drafter)
+
+
+def test_without_room_for_the_rest_what_was_found_stays_as_it_was() -> None:
+    """The prompt is found up to the middle of a page, of which no copy was made."""
+    drafter = DraftModel(Pages(num_pages=4), ())
+    first = request([3] * 10, "first")
+    propose(drafter, [first], most=1)
+    drafter.forget(first)
+    assert propose(drafter, [request([*[3] * 10, *range(1, 20)], "large")]) == [[]]
+    assert nothing_held(drafter)
+    assert propose(drafter, [request([*[3] * 10, 8], "small")], most=1) == [continued([*[3] * 10, 8], 1)]
+
+
+def test_a_page_that_was_copied_may_go() -> None:
+    drafter = DraftModel(Pages(), ())
+    first, second = request([3] * 10, "first"), request([*[3] * 10, 8], "second")
+    propose(drafter, [first], most=1)
+    drafter.forget(first)
+    propose(drafter, [second], most=1)
+    account = drafter.cache.account()
+    assert (account.locked, account.evictable) == (2, 1)
 
 
 def test_it_stops_where_its_context_ends() -> None:

@@ -86,6 +86,13 @@ def test_only_the_window_is_searched() -> None:
     distant = [1, 2, 77, *range(100, 140), 1, 2]
     assert guess(distant, most=1, window=64) == [77]
     assert guess(distant, most=1, window=32) == []
+    grown = request(distant[:5])
+    grown.longest = 32
+    drafter = NgramDrafter(window=32)
+    for token in distant[5:]:
+        drafter.propose([grown], [1])
+        grown.tokens.append(token)
+    assert drafter.propose([grown], [1]) == [[]]
 
 
 def test_memory_is_bounded_and_given_back() -> None:
