@@ -22,6 +22,8 @@ _MEMORY = 0.9
 """Weight of the past in a request's chance, per step."""
 _RIGHT, _WRONG = 3.0, 1.0
 """What counts as seen of a request of which nothing was seen: three in four are right."""
+_LEAST_WRONG = 0.01
+"""However often a request's guesses were right, nothing is certain: a chance of 1 has no powers to compare."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 256
 """Tokens that a request generates without guesses before its next try. Doubles until a try succeeds."""
 _PATIENCE = 8
@@ -82,7 +84,7 @@ class Payoff:
 
     @property
     def chance(self) -> float:
-        """How likely a guess is right whose predecessors are. (0, 1]."""
+        """How likely a guess is right whose predecessors are. [0, 1)."""
         return self._right / (self._right + self._wrong)
 
     def num_worthwhile(self, price: float, most: int) -> int:
@@ -97,7 +99,7 @@ class Payoff:
         """Learn what became of a step's guesses (at least one); those after the first wrong one say nothing."""
         self._num_silent = 0
         self._right = _MEMORY * self._right + num_accepted
-        self._wrong = _MEMORY * self._wrong + (num_accepted < num_drafts)
+        self._wrong = max(_MEMORY * self._wrong, _LEAST_WRONG) + (num_accepted < num_drafts)
         if self.chance > _RIGHT / (_RIGHT + _WRONG):
             self._pause = _FIRST_PAUSE
 

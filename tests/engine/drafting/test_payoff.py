@@ -64,6 +64,16 @@ def test_what_is_right_more_often_is_asked_for_more() -> None:
     assert bad.num_worthwhile(0.5, most=8) == 0
 
 
+@pytest.mark.parametrize("num_accepted", [0, 4])
+def test_a_long_run_of_luck_or_of_none_stays_a_number(num_accepted: int) -> None:
+    payoff = Payoff()
+    for _ in range(20_000):
+        payoff.verified(4, num_accepted)
+    assert 0.0 <= payoff.chance < 1.0
+    assert payoff.num_worthwhile(0.5, most=8) == (8 if num_accepted else 0)
+    assert payoff.num_worthwhile(1e-9, most=8) >= (8 if num_accepted else 0)
+
+
 def test_guesses_after_the_first_wrong_one_say_nothing() -> None:
     short, long = Payoff(), Payoff()
     short.verified(2, 1)
