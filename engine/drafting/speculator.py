@@ -79,8 +79,8 @@ class Speculator:
 
     def forget(self, request: Request) -> None:
         """The request gave its pages back."""
+        self._payoffs.pop(request.request_id, None)
         if self._drafter is not None:
-            self._payoffs.pop(request.request_id, None)
             self._drafter.forget(request)
 
     def _ask(self, requests: Sequence[Request], most: Sequence[int]) -> list[Sequence[int]]:

@@ -136,6 +136,8 @@ def test_a_drafter_that_breaks_is_not_asked_again(caplog: pytest.LogCaptureFixtu
     assert not rig.speculator.wants(one)
     assert rig.speculator.propose([one], 100) == [()]
     assert rig.drafter.asked == []
+    rig.speculator.forget(one)
+    assert not rig.speculator._payoffs
 
 
 def test_a_request_that_ended_is_forgotten() -> None:
