@@ -187,7 +187,7 @@ def test_a_request_alone_gets_the_pages_that_its_path_holds_twice(num_prompt: in
 
 def test_a_prompt_gets_what_it_was_promised_before_younger_requests_grow() -> None:
     """The older prompt takes many steps and is part of each; the younger request beside it is preempted."""
-    script = Script(num_pages=27, page_size=4, limits={"max_step_tokens": 8, "max_running": 4})
+    script = Script(num_pages=28, page_size=4, limits={"max_step_tokens": 8, "max_running": 4})
     old = script.arrive(range(1, 97), max_tokens=4)
     young = script.arrive([200] * 4, max_tokens=60)
     script.run(until=lambda: bool(script.tokens(old)))
