@@ -5,12 +5,13 @@ Work is bounded by counting the tokens that the cache reads, not by the clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import overload
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
 
 import pytest
 
 from cache import KVCacheManager, Namespace
+from cache.node import Node
 
 NS = Namespace("m")
 
@@ -127,3 +128,48 @@ def test_4_a_node_with_20_000_children_loses_one_in_no_time() -> None:
         cache.finish(lease, [7, token], 1.0)
     assert cache.evict(19_999) == 19_999
     assert cache.account() == (19_999, 2, 0, 0)
+
+
+class Looked(dict[int, Node]):
+    """A node's children, with a count of those that were looked at one after the other."""
+
+    count = 0
+
+    def values(self) -> Any:
+        return LookedAt(super().values())
+
+
+class LookedAt:
+    def __init__(self, nodes: Any) -> None:
+        self._nodes = list(nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        for node in self._nodes:
+            Looked.count += 1
+            yield node
+
+    def __reversed__(self) -> Iterator[Node]:
+        return iter(LookedAt(self._nodes[::-1]))
+
+
+def test_what_parts_inside_one_page_is_not_all_looked_at_when_one_of_it_comes_or_goes() -> None:
+    cache = KVCacheManager(4000, 16)
+
+    def serve(last: int) -> None:
+        tokens = [*range(40), last, 1]
+        lease = cache.lock(cache.match(NS, tokens, 1.0))
+        cache.extend(lease, len(tokens))
+        cache.release_copy(lease)
+        cache.finish(lease, tokens, 1.0)
+
+    for last in range(1000, 2000):
+        serve(last)
+    common = cache._tree.find_root(NS)
+    while common is not None and common.end < 40:
+        (common,) = common.children.values()
+    assert common is not None and len(common.children) == 1000
+    common.children, Looked.count = Looked(common.children), 0
+    for last in range(2000, 2100):
+        serve(last)
+    assert cache.evict(1000) == 1000
+    assert Looked.count < 3 * 1100
