@@ -36,6 +36,8 @@ class Episode:
         self._asked: dict[str, Options] = {}  # of the requests that were accepted
         self._live: dict[str, None] = {}  # those of them that have not ended, in order
         self._aborted: set[str] = set()
+        chance = random.Random(seed + " failures")  # its own: steps run in another thread
+        self.script.runner.fail_if = lambda plan: chance.random() < self.weather.failure * _frailty(plan)
         scheduler: Any = self.script.scheduler
         scheduler.schedule, scheduler.apply = self._timed(scheduler.schedule), self._timed(scheduler.apply)
 
@@ -45,7 +47,7 @@ class Episode:
             for _ in range(num_steps):
                 self._come_and_go()
                 self._step()
-            self.script.runner.fail_next = False
+            self.script.runner.fail_if = lambda plan: False
             most = 1000 + 200 * len(self._live)
             while self.script.loop.has_work:
                 self._step()
@@ -63,6 +65,10 @@ class Episode:
         plans.clear()
         rows = sum(request.width for request in self.script.scheduler.memory.running)
         assert rows <= self.options["limits"]["max_running"], f"{rows} run"
+        drafter = self.options["drafter"]
+        if drafter is not None:
+            held = drafter.held - {request.request_id for request in self.script.scheduler.memory.running}
+            assert not (held or drafter.mistakes), (held, drafter.mistakes)
         for event in events:
             if event.finish_reason is not None:
                 self._check_request(event.request_id)
@@ -79,8 +85,6 @@ class Episode:
             self._abort(rng.choice(list(self._live)))
         if self._live and rng.random() < weather.move:
             self._move(rng.choice(list(self._live)))
-        if rng.random() < weather.failure:
-            self.script.runner.fail_next = True
 
     def _ask(self, prompt: list[int], options: Options) -> None:
         name = f"r{len(self.script.requests)}"
@@ -165,8 +169,6 @@ class Episode:
         assert not self._live and script.nothing_held(), (list(self._live), scheduler.account())
         assert not scheduler.memory.running and not len(scheduler.waiting)
         assert (scheduler.waiting.num_tokens, scheduler.waiting.num_uncached) == (0, 0)
-        drafter = self.options["drafter"]
-        assert drafter is None or not (drafter.mistakes or drafter.held), (drafter.mistakes, drafter.held)
         load, stats = scheduler.load(script.now), script.cache.stats
         assert load.num_finished == len(self._asked)
         first = [script.requests[name] for name in self._asked if not self._asked[name].get("output_ids")]
@@ -188,3 +190,8 @@ class Episode:
             return result
 
         return timed
+
+
+def _frailty(plan: StepPlan) -> int:
+    """Steps that copy pages are few, and it is them that may leave something behind when they fail."""
+    return 5 if plan.swap_out or plan.swap_in or plan.copies else 1

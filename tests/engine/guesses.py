@@ -18,6 +18,9 @@ class Guesses:
         self.held: set[str] = set()
         self.mistakes: list[str] = []
 
+    def __repr__(self) -> str:
+        return f"Guesses({self.right})"
+
     def propose(self, requests: Sequence[Request], max_tokens: Sequence[int]) -> list[Sequence[int]]:
         return [self._guess(request, most) for request, most in zip(requests, max_tokens, strict=True)]
 

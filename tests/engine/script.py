@@ -72,6 +72,10 @@ class MemoryRunner:
             self.fail_next = False
             self._lost = {chunk.request.request_id for chunk in plan.chunks}
             self.failed |= {(chunk.request.leader or chunk.request).request_id for chunk in plan.chunks}
+            for chunk, table in zip(plan.chunks, tables, strict=True):  # nobody knows how far it came
+                for position in range(chunk.start, chunk.start + chunk.num_tokens):
+                    page, slot = divmod(position, self.page_size)
+                    self.memory[table[page], slot] = (-2, -2)
             raise RuntimeError("scripted failure")
         for device, host in plan.swap_out:
             _copy_page(self.memory, device, self.host, host, self.page_size)

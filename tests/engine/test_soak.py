@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from benchmarks.soak import STEPS
 from benchmarks.soak_episode import Episode
+from cache import KVCacheManager, Lease
+from engine.scheduler import Scheduler
+from engine.swap import SwapSpace
 
-NUM_EPISODES = 60
+NUM_EPISODES = 200
 GROUPS = 4
 """So that they spread over the processes that run the tests."""
 
@@ -16,3 +22,60 @@ GROUPS = 4
 def test_everybody_is_served_whatever_happens_and_nothing_is_held_in_the_end(group: int) -> None:
     for number in range(group, NUM_EPISODES, GROUPS):
         Episode(f"ci.{number}").run(STEPS)
+
+
+def test_an_episode_is_the_same_every_time() -> None:
+    """Steps that run in another thread included: what it found once, it finds again."""
+    stories = []
+    for number in [*range(8), *range(8)]:
+        episode = Episode(f"ci.{number}")
+        episode.run(STEPS)
+        stories.append((episode.counts, episode.script.events))
+    assert stories[:8] == stories[8:]
+
+
+# --- what it would notice --------------------------------------------------------------------------------------
+
+Wrap = Callable[[Any], Any]
+
+
+def copies_nothing_back(come_back: Any) -> Any:
+    def wrong(*args: Any) -> list[Any]:
+        come_back(*args)
+        return []
+
+    return wrong
+
+
+def counts_everybody_anew(record: Any) -> Any:
+    def wrong(*args: Any, recompute: bool, **rest: Any) -> None:
+        record(*args, recompute=False, **rest)
+
+    return wrong
+
+
+def forgets_the_copy(fork: Any) -> Any:
+    def wrong(*args: Any) -> Lease:
+        lease: Lease = fork(*args)
+        lease.partial = 0
+        return lease
+
+    return wrong
+
+
+DEFECTS: list[tuple[type, str, Wrap]] = [
+    (KVCacheManager, "release_copy", lambda release: lambda *args: None),
+    (KVCacheManager, "record_admission", counts_everybody_anew),
+    (KVCacheManager, "fork", forgets_the_copy),
+    (SwapSpace, "come_back", copies_nothing_back),
+    (SwapSpace, "forget", lambda forget: lambda *args: None),
+    (Scheduler, "needs_results", lambda needs: False),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "wrong"), DEFECTS, ids=[name for _, name, _ in DEFECTS])
+def test_a_defect_is_noticed(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, wrong: Wrap) -> None:
+    monkeypatch.setattr(owner, name, wrong(getattr(owner, name)))
+    with pytest.raises((AssertionError, ValueError)):
+        for number in range(NUM_EPISODES):
+            Episode(f"ci.{number}").run(STEPS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.errors import NeverFits
+from engine.sampling_params import SamplingParams
+from tests.engine import hash_model
 from tests.engine.scenarios.conftest import Make
 from tests.engine.script import next_token
 
@@ -85,6 +87,15 @@ def test_who_comes_with_all_of_its_output_takes_no_step_beside_others(engine: Ma
     b = script.arrive(range(1, 10), max_tokens=6, output_ids=whole)
     script.step()
     assert (script.reason(b), script.tokens(b), script.chunks(b)) == ("length", [], [])
+
+
+def test_who_comes_with_all_of_its_output_and_goes_at_once_has_ended_as_it_had(engine: Make) -> None:
+    script = engine()
+    whole, _ = hash_model.alone(range(1, 10), 7, SamplingParams(max_tokens=3))
+    a = script.arrive(range(1, 10), max_tokens=3, output_ids=whole)
+    script.abort(a)
+    script.run()
+    assert [event.finish_reason for event in script.events[a]] == ["length"]
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
