@@ -194,8 +194,8 @@ _GUESSES = Row(
     (
         Panel(
             "Guessed tokens",
-            "Of speculative decoding, per second: checked by the model, and found right. None where it is off. Few "
-            "right ones: an engine guesses less by itself, as far as it pays.",
+            "Of speculative decoding, per second: checked by the model, and found right. None where it is off. "
+            "Few right ones: an engine guesses less by itself, as far as it pays.",
             Unit.TOKENS_PER_SECOND,
             (
                 Target(ENGINES.rate("spec_draft_tokens_total"), "checked"),
