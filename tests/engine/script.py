@@ -81,10 +81,10 @@ class MemoryRunner:
             _copy_page(self.memory, device, self.host, host, self.page_size)
         for device, host in plan.swap_in:
             _copy_page(self.host, host, self.memory, device, self.page_size)
-        copied = [
-            (copy.target, slot, self.memory[copy.source, slot])
+        copied = [  # whole pages, as a device does it
+            (copy.target, slot, self.memory.get((copy.source, slot), (-1, -1)))
             for copy in plan.copies
-            for slot in range(copy.num_tokens)
+            for slot in range(self.page_size)
         ]
         for target, slot, value in copied:
             self.memory[target, slot] = value

@@ -131,21 +131,26 @@ def test_an_abort_while_it_waits_gives_the_host_pages_back(overlap: bool) -> Non
     assert script.reason(b) == "abort" and script.nothing_held()
 
 
+@pytest.mark.parametrize("goes_away", [False, True])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_what_a_failed_step_should_have_copied_is_computed_again(overlap: bool) -> None:
-    """The younger survives: it was no part of that step, and its copies are not trusted."""
+def test_what_a_failed_step_should_have_copied_is_computed_again(overlap: bool, goes_away: bool) -> None:
+    """The younger survives: it was no part of that step, and its copies are not trusted. Not even if the older goes
+    away while that step is in flight, so that there is room for the younger in the next one."""
     script = Script(num_pages=24, page_size=4, host_pages=24, overlap=overlap)
     schedule = script.scheduler.schedule
 
     def failing(now: float) -> StepPlan:
         plan = schedule(now)
-        script.runner.fail_next |= bool(plan.swap_out)
+        if plan.swap_out:
+            script.runner.fail_next = True
+            if goes_away:
+                script.abort(a)
         return plan
 
     script.scheduler.schedule = failing  # type: ignore[method-assign]
     a, b = script.arrive(A, max_tokens=30), script.arrive(B, max_tokens=30)
     script.run(until=lambda: script.reason(a) is not None)
-    assert script.reason(a) == "error"
+    assert script.reason(a) in ("error", "abort")
     script.run()
     assert script.tokens(b) == script.undisturbed(b)
     assert script.nothing_held()
@@ -161,12 +166,13 @@ def test_who_is_preempted_while_it_waits_for_its_turn_keeps_its_place() -> None:
 
 
 def test_who_was_preempted_comes_back_only_with_room_to_grow() -> None:
-    """Three requests that grow a page with each token: without that, one would be preempted for every token."""
-    script = Script(num_pages=100, page_size=1, preemption="recompute")
-    for i in range(3):
-        script.arrive([i + 1] * 20, max_tokens=60)
+    """Twelve requests, of which one and a quarter fit to their ends: let in for a token or so, some lose five times
+    what they hold."""
+    script = Script(num_pages=200, page_size=1, preemption="recompute")
+    for i in range(12):
+        script.arrive([i + 1] * 10, max_tokens=150)
     finish(script)
-    assert max(request.num_preemptions for request in script.requests.values()) <= 5
+    assert max(request.num_preemptions for request in script.requests.values()) <= 3
 
 
 @pytest.mark.parametrize("num_prompt", [14, 18])
