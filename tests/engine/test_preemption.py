@@ -87,6 +87,19 @@ def test_what_comes_back_can_be_shared_again() -> None:
     finish(script)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_it_goes_on_inside_a_page_of_which_the_tree_has_a_part(overlap: bool) -> None:
+    """Somebody more important takes all its pages, and begins with its first 6 tokens: page 1 is the host's."""
+    script, _, b = pressed(overlap=overlap)
+    more = 24 * 4 - script.scheduler.account().locked * 4 - 16
+    c = script.arrive([*B[:6], *range(300, 300 + more)], max_tokens=1, priority=100)
+    script.run(until=lambda: script.reason(c) is not None)
+    assert script.cache.peek(script.requests[b].namespace, script.requests[b].tokens) == 6
+    script.run(until=lambda: script.is_running(b))
+    assert script.requests[b].num_recomputed == 0
+    finish(script)
+
+
 def test_what_the_tree_still_has_is_not_copied_back() -> None:
     script, a, b = pressed()
     script.abort(a)
@@ -134,8 +147,8 @@ def test_an_abort_while_it_waits_gives_the_host_pages_back(overlap: bool) -> Non
 @pytest.mark.parametrize("goes_away", [False, True])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_what_a_failed_step_should_have_copied_is_computed_again(overlap: bool, goes_away: bool) -> None:
-    """The younger survives: it was no part of that step, and its copies are not trusted. Not even if the older goes
-    away while that step is in flight, so that there is room for the younger in the next one."""
+    """The younger survives: it was no part of that step, and its copies are not trusted. Not even if the older
+    goes away while that step is in flight, so that there is room for the younger in the next one."""
     script = Script(num_pages=24, page_size=4, host_pages=24, overlap=overlap)
     schedule = script.scheduler.schedule
 
@@ -166,8 +179,8 @@ def test_who_is_preempted_while_it_waits_for_its_turn_keeps_its_place() -> None:
 
 
 def test_who_was_preempted_comes_back_only_with_room_to_grow() -> None:
-    """Twelve requests, of which one and a quarter fit to their ends: let in for a token or so, some lose five times
-    what they hold."""
+    """Twelve requests, of which one and a quarter fit to their ends: let in for a token or so, some would lose
+    what they hold five times."""
     script = Script(num_pages=200, page_size=1, preemption="recompute")
     for i in range(12):
         script.arrive([i + 1] * 10, max_tokens=150)
