@@ -13,6 +13,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from cache.eviction import STRATEGIES
 from engine.beam_search import BeamParams, EarlyStopping
 from engine.order import POLICIES
 from engine.sampling_params import SamplingParams
@@ -21,6 +22,8 @@ from tests.engine.guesses import Guesses
 from tests.engine.hash_model import VOCABULARY, alone
 
 _REMEMBERED = 40
+TOKEN_SECONDS = 1e-3
+"""What a step takes per token, where its limits are of time."""
 Options = dict[str, Any]
 """Of a request: arguments of `Script.arrive`."""
 
@@ -30,6 +33,7 @@ def draw_engine(rng: random.Random) -> dict[str, Any]:
     page_size = rng.choice([1, 2, 3, 4, 8, 16])
     num_pages = max(2, rng.choice([24, 60, 120, 250, 600]) // page_size)
     max_running = rng.choice([1, 2, 4, 8, 16])
+    overlap = rng.random() < 0.5
     return {
         "num_pages": num_pages,
         "page_size": page_size,
@@ -41,9 +45,13 @@ def draw_engine(rng: random.Random) -> dict[str, Any]:
             "policy": rng.choice(sorted(POLICIES)),
             "priority_half_life_s": rng.choice([3.0, 30.0, 1e6]),
             "fair_quantum_tokens": rng.choice([1, 20, 256]),
+            # Whose clock another thread reads does not see the same times again.
+            "max_step_seconds": None if overlap else rng.choice([None, 4 * TOKEN_SECONDS, 40 * TOKEN_SECONDS]),
+            "max_step_stretch": None if overlap else rng.choice([None, 0.75, 5.0]),
         },
         "prefix_cache": rng.random() < 0.85,
-        "overlap": rng.random() < 0.5,
+        "eviction": rng.choice(sorted(STRATEGIES)),
+        "overlap": overlap,
         "host_pages": int(num_pages * rng.choice([0, 0.3, 2])),
         "preemption": rng.choice(sorted(MODES)),
         "drafter": rng.choice([None, Guesses(right=rng.choice([0.0, 0.5, 0.9, 1.0]))]),

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.soak_clients import Clients, Options, Weather, draw_engine
+from benchmarks.soak_clients import TOKEN_SECONDS, Clients, Options, Weather, draw_engine
 from engine.errors import NeverFits, QueueFull
 from engine.plan import StepPlan
 from tests.engine import hash_model
@@ -38,6 +38,8 @@ class Episode:
         self._aborted: set[str] = set()
         chance = random.Random(seed + " failures")  # its own: steps run in another thread
         self.script.runner.fail_if = lambda plan: chance.random() < self.weather.failure * _frailty(plan)
+        if not self.script.overlap:
+            self.script.runner.on_run = self._let_time_pass
         scheduler: Any = self.script.scheduler
         scheduler.schedule, scheduler.apply = self._timed(scheduler.schedule), self._timed(scheduler.apply)
 
@@ -72,6 +74,9 @@ class Episode:
         for event in events:
             if event.finish_reason is not None:
                 self._check_request(event.request_id)
+
+    def _let_time_pass(self, plan: StepPlan) -> None:
+        self.script.now += TOKEN_SECONDS * plan.num_tokens
 
     # --- clients -------------------------------------------------------------------------------------------
 

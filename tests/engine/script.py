@@ -39,6 +39,8 @@ class MemoryRunner:
         """Request id to the number of output tokens after which its next token is EOS."""
         self.fail_next = False
         self.fail_if: Callable[[StepPlan], bool] = lambda plan: False
+        self.on_run: Callable[[StepPlan], None] = lambda plan: None
+        """Called as a step begins, in its thread."""
         self.failed: set[str] = set()
         """The requests of steps that failed."""
         self.invalid: set[str] = set()
@@ -66,6 +68,7 @@ class MemoryRunner:
 
     def run(self, plan: StepPlan, tables: list[list[int]]) -> StepResult:
         """Write the chunks' KV, read back each context, and sample."""
+        self.on_run(plan)
         before, self._sampled = self._sampled, {}
         lost, self._lost = self._lost, set()
         if self.fail_next or self.fail_if(plan):
@@ -182,10 +185,13 @@ class Script:
     """Guesses tokens, whether it pays or not unless `is_adaptive`."""
     max_drafts: int = 4
     is_adaptive: bool = False
+    eviction: str = "lru"
 
     def __post_init__(self) -> None:
         self.now = 0.0
-        self.cache = KVCacheManager(self.num_pages, self.page_size, prefix_cache=self.prefix_cache)
+        self.cache = KVCacheManager(
+            self.num_pages, self.page_size, eviction=self.eviction, prefix_cache=self.prefix_cache
+        )
         limits = SchedulerLimits(**{"max_model_len": 10**6, **self.limits})
         self.swap = SwapSpace(HostMemory(self.host_pages), self.page_size, self.preemption)
         speculator = None
