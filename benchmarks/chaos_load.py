@@ -84,7 +84,7 @@ class Outcome:
 
 
 def make_asks(count: int, seed: int, tokens: tuple[int, int] = (40, 160)) -> list[Ask]:
-    """Chat and completions, greedy and seeded, one choice and several, streamed and not, by turns."""
+    """Chat and completions, greedy and seeded and searched, free and in JSON, one choice and several, by turns."""
     draw = random.Random(seed)
     return [_make(number, draw, draw.randint(*tokens)) for number in range(count)]
 
@@ -108,6 +108,7 @@ def _make(number: int, draw: random.Random, max_tokens: int) -> Ask:
         ("seeded chat in JSON, 3 choices", CHAT, {"messages": messages, "n": 3, **drawn, **_NUMBERS}),
         ("greedy chat in JSON", CHAT, {"messages": messages, "temperature": 0, **_NUMBERS}),
         ("seeded chat with logprobs", CHAT, {"messages": messages, "logprobs": True, "top_logprobs": 2, **drawn}),
+        ("beam search", COMPLETIONS, {"prompt": question, "stream": False, "n": 2, "use_beam_search": True}),
     ]
     name, path, differences = kinds[number % len(kinds)]
     body |= differences
