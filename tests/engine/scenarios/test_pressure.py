@@ -168,9 +168,9 @@ def test_nobody_is_preempted_for_a_page_that_an_end_makes_free(engine: Make) -> 
     """The older one needs it in the step after the younger one's stop token; a token later it is too late."""
     preemptions = []
     for stops in (False, True):
-        script = engine(num_pages=16)
+        script = engine(num_pages=20)
         a = script.arrive(range(1, 33), max_tokens=25)
-        script.arrive(B[:24], max_tokens=30, eos_after=4 if stops else None)
+        script.arrive(B[:24], max_tokens=30, eos_after=12 if stops else None)
         script.run(until=lambda: script.reason(a) is not None)  # noqa: B023
         preemptions.append(script.scheduler.load(script.now).num_preemptions)
     assert preemptions == [1, 0]
