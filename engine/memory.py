@@ -21,8 +21,8 @@ from engine.step import StepInMaking
 from engine.swap import SwapSpace
 from engine.waiting_queue import WaitingQueue, precedence
 
-# Tokens that a request must have room to grow by when it is admitted, and all who run with it. Simulated with ten
-# times the requests that fit, 8 halve what is computed twice for 4 % more steps; less preempts, more idles.
+# Tokens that a request must have room to grow by when it comes back, and all who run with it: twice this after the
+# first preemption.
 _GROWTH = 8
 
 
@@ -155,7 +155,7 @@ class Memory:
     def has_spare(self, lease: Lease, num_tokens: int) -> bool:
         """Whether a running request could cover `num_tokens` tokens with pages that nobody else counts on."""
         needed = self.cache.pages_needed(lease, num_tokens)
-        return not needed or needed <= self.cache.available - self._pages_promised(self.running, _GROWTH)
+        return not needed or needed <= self.cache.available - self._pages_promised(self.running, 1)
 
     def grow(self, step: StepInMaking, request: Request, num_tokens: int, now: float) -> bool:
         """Make a running request's pages cover `num_tokens` tokens; False when it has to sit this step out."""
@@ -317,11 +317,11 @@ class Memory:
 
 
 def _growth(request: Request) -> int:
-    """Tokens for which there must be room when it is admitted: twice as many each time it was preempted.
+    """Tokens for which there must be room when it is admitted: more after a preemption, twice as many each time.
 
     So it is preempted about as often as its tokens can be doubled, not every few tokens.
     """
-    return _GROWTH << request.num_preemptions
+    return _GROWTH << request.num_preemptions if request.num_preemptions else 1
 
 
 def _length_after(request: Request, growth: int) -> int:

@@ -100,10 +100,9 @@ def test_widths_and_penalties_together_in_one_batch(
 @pytest.mark.parametrize("page_size, num_tokens", [(1, 120), (4, 136), (16, 160)])
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_under_preemption_it_ends_with_the_same_result(
-    model: Path, page_size: int, num_tokens: int, prefix_cache: bool, monkeypatch: pytest.MonkeyPatch
+    model: Path, page_size: int, num_tokens: int, prefix_cache: bool
 ) -> None:
     """Memory for little more than the largest search alone."""
-    monkeypatch.setattr("engine.memory._GROWTH", 1)  # so that searches are let in where they cannot stay
     settings = {"max_step_tokens": 24, "max_running": 24, "prefix_cache": prefix_cache}
     engine = engine_for(model, page_size, num_tokens, **settings)
     jobs = [(ids_of(20 + i, 14 + i), searching(2 + i % 3, 24, 2, ignore_eos=True)) for i in range(5)]

@@ -164,8 +164,7 @@ def test_a_search_alone_gets_the_page_that_the_tree_holds_its_prompts_end_in(
     finish(script)
 
 
-def test_a_preempted_search_begins_again_after_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.memory._GROWTH", 1)  # so that it is let in where it cannot stay
+def test_a_preempted_search_begins_again_after_its_prompt() -> None:
     script = Script(num_pages=90, page_size=1)
     script.arrive(range(1, 31), max_tokens=60)
     name = search(script, range(101, 111), 3, 26, ignore_eos=True)
