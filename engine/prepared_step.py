@@ -59,19 +59,19 @@ class PreparedStep:
     @classmethod
     def of(cls, plan: StepPlan, places: Places, device: torch.device) -> PreparedStep:
         """Read a plan; `places` is brought up to date for the plan after it."""
-        chunks, sampling, before = plan.chunks, plan.sampling_chunks, places.rows
+        chunks, sampling = plan.chunks, plan.sampling_chunks
+        before, places.rows = places.rows, {}  # should this fail, the next plan's tokens are pending in vain
         ids = np.fromiter(chain.from_iterable(chunk.token_ids for chunk in chunks), dtype=np.int64)
         pending = np.flatnonzero(ids == PENDING)
         ids[pending] = 0
         waiting = [chunk for chunk in chunks if chunk.token_ids[-1] == PENDING] if len(pending) else []
-        sources = np.array([before[chunk.request.request_id] for chunk in waiting], dtype=np.int64)
+        sources = np.array([_source(chunk, before) for chunk in waiting], dtype=np.int64)
         tails = [_source(chunk, before) for chunk in sampling] if waiting else [None] * len(sampling)
-        places.rows = _first_rows(sampling)
 
         def on_device(values: Ints) -> torch.Tensor:
             return torch.from_numpy(values).to(device, non_blocking=True)
 
-        return cls(
+        prepared = cls(
             plan.copies,
             plan.swap_out,
             plan.swap_in,
@@ -84,6 +84,8 @@ class PreparedStep:
             tails,
             wanted_of(chunks),
         )
+        places.rows = _first_rows(sampling)
+        return prepared
 
     @property
     def num_rows(self) -> int:
@@ -134,7 +136,10 @@ class PreparedStep:
 
 
 def _source(chunk: Chunk, before: dict[str, int]) -> int | None:
-    return before[chunk.request.request_id] if chunk.token_ids[-1] == PENDING else None
+    """The row of the step before that sampled its last token; None when that is known. Any row for a request whose
+    step failed: it has ended.
+    """
+    return before.get(chunk.request.request_id, -1) if chunk.token_ids[-1] == PENDING else None
 
 
 def _first_rows(sampling: Sequence[Chunk]) -> dict[str, int]:

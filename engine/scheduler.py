@@ -200,7 +200,7 @@ class Scheduler:
         if drafts and not self.memory.has_spare(lease, end + len(drafts)):
             drafts = ()
         # A prompt takes its pages at once: what it was promised, nobody else gets meanwhile.
-        wanted = max(end + len(drafts), len(tokens))
+        wanted = len(tokens) + len(drafts)
         if wanted > lease.capacity and not self.memory.grow(step, request, wanted, now):
             return False
         ids, samples = tokens[start:end], end == len(tokens)
@@ -216,7 +216,7 @@ class Scheduler:
 
     def apply(self, plan: StepPlan, result: StepResult, now: float, seconds: float = 0.0) -> list[Event]:
         """Take in the result of the oldest step in flight, which took `seconds`; the events it caused."""
-        events, token_ids = [], tuple(result.token_ids)
+        events, token_ids, scores = [], tuple(result.token_ids), result.prompt_logprobs
         found: dict[Request, list[TokenLogprobs | None]] = {}  # what beam searches may go on with, beam by beam
         counts = itertools.repeat(1) if result.counts is None else iter(result.counts)
         first = 0
@@ -227,8 +227,8 @@ class Scheduler:
                 self._computed(chunk, request, end - first, now)
                 if chunk.num_drafts:
                     self._speculator.verified(request, chunk.num_drafts, end - first - 1)
-                if request.request_id in result.prompt_logprobs:
-                    events.append(self._scored(request, result.prompt_logprobs[request.request_id]))
+                if scores and request.request_id in scores:
+                    events.append(self._scored(request, scores[request.request_id]))
                 if end > first and request.search is not None:
                     found.setdefault(request.leader or request, []).append(result.logprobs[first])
                 elif end > first:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.plan import StepPlan, StepResult
+from engine.attention.batch import AttentionBatch
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.plan import Event, StepPlan, StepResult
 from engine.request import PENDING
+from engine.sampling_params import SamplingParams
+from tests.engine.oracle import save_tiny
 from tests.engine.script import Script
 
 ACTIONS = st.lists(
@@ -152,3 +159,38 @@ def test_pages_are_taken_from_a_running_request_only_with_nothing_in_flight() ->
         script.run()
     assert script.scheduler.load(script.now).num_preemptions > 0
     assert all(script.tokens(name) == script.undisturbed(name) for name in names)
+
+
+def test_a_step_that_cannot_be_prepared_ends_its_own_requests_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the real runner: the step after it was planned with tokens that never came."""
+    model = save_tiny("llama3.1", tmp_path)
+    engine = Engine.from_config(EngineConfig(model=str(model), device="cpu", page_size=8, kv_pages=64))
+    events: list[Event] = []
+
+    def submit(name: str) -> None:
+        sampling = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+        engine.loop.submit(engine.new_request(name, [3, 1, 4, 1, 5], sampling))
+
+    def step(times: int = 1) -> None:
+        for _ in range(times):
+            events.extend(engine.loop.step())
+
+    submit("before")
+    step(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(AttentionBatch, "from_chunks", Mock(side_effect=RuntimeError("CUDA error")))
+        step()
+    submit("after")
+    while engine.loop.has_work:
+        step()
+    ends = {event.request_id: event.finish_reason for event in events if event.finish_reason}
+    assert ends == {"before": "error", "after": "length"}
+    submit("again")
+    while engine.loop.has_work:
+        step()
+    got = {name: [t for event in events if event.request_id == name for t in event.token_ids] for name in ends}
+    assert got["after"] == [t for event in events if event.request_id == "again" for t in event.token_ids]
+    account = engine.cache.account()
+    assert account.locked == account.private == 0
