@@ -75,15 +75,22 @@ class StepPlan:
         """Tokens computed in this step."""
         return sum([chunk.num_tokens for chunk in self.chunks])
 
+    @property
+    def _only_decodes(self) -> bool:
+        """Whether each chunk has one token, as in most steps: the rest is then known without a look at them."""
+        return self.num_tokens == len(self.chunks)
+
     @cached_property
     def num_decodes(self) -> int:
         """How many of them are the one token that a request had left to compute."""
+        if self._only_decodes:
+            return len(self.chunks)
         return sum([chunk.num_tokens - chunk.num_drafts == 1 for chunk in self.chunks])
 
     @cached_property
     def num_drafts(self) -> int:
         """How many of them are guesses."""
-        return sum([chunk.num_drafts for chunk in self.chunks])
+        return 0 if self._only_decodes else sum([chunk.num_drafts for chunk in self.chunks])
 
     @property
     def num_prefill(self) -> int:
@@ -93,6 +100,8 @@ class StepPlan:
     @property
     def prefill_context(self) -> float:
         """Tokens that each of those attends to, on average; 0 without any."""
+        if self._only_decodes:
+            return 0.0
         fills = [(c.start, c.num_tokens) for c in self.chunks if c.num_tokens - c.num_drafts > 1]
         return sum([size * (start + size / 2) for start, size in fills]) / max(1, sum([size for _, size in fills]))
 
