@@ -132,17 +132,25 @@ def test_only_the_admin_loads_and_unloads(models: Service) -> None:
 
 
 def test_a_model_is_put_away_when_its_streams_have_ended_and_comes_back(models: Service) -> None:
+    """One stream follows the other, so that some are open when it goes, however fast the machine is."""
+
+    async def read(client: httpx.AsyncClient) -> int:
+        count = 0
+        while (tokens := await _stream(client, "demo-short", 500)) is not None:
+            assert tokens == 500
+            count += 1
+        return count
+
     async def scenario() -> None:
         async with httpx.AsyncClient(base_url=models.url, timeout=120) as client:
-            own = asyncio.gather(*(_stream(client, "demo-short", 500) for _ in range(16)))
+            own = asyncio.gather(*(read(client) for _ in range(8)))
             other = asyncio.create_task(_stream(client, "demo-long", 900))
-            await asyncio.to_thread(models.wait_until, lambda: _num_running(models) == 17)
+            await asyncio.to_thread(models.wait_until, lambda: _num_running(models) >= 9)
             for _ in range(2):
                 answer = await client.delete("/v1/models/demo-short", headers=ADMIN)
                 assert (answer.status_code, answer.json()["state"]) == (202, "draining")
-            await asyncio.to_thread(models.wait_until, lambda: complete(models, "demo-short").status_code == 503)
-            assert not own.done(), "the streams have to be long enough for the test to mean something"
-            assert (await own, await other) == ([500] * 16, 900)
+            assert min(await own) >= 1
+            assert await other == 900
 
     asyncio.run(scenario())
     models.wait_until(lambda: states(models)["demo-short"] == "unloaded")
@@ -195,8 +203,8 @@ def _num_running(models: Service) -> int:
     return sum(replica["num_running"] for replica in models.health()["replicas"])
 
 
-async def _stream(client: httpx.AsyncClient, model: str, max_tokens: int) -> int:
-    """Tokens that came; fails when the stream broke off."""
+async def _stream(client: httpx.AsyncClient, model: str, max_tokens: int) -> int | None:
+    """Tokens that came, None when the model is not there; fails when the stream broke off."""
     body: dict[str, Any] = {
         "model": model,
         "prompt": "A story",
@@ -206,6 +214,8 @@ async def _stream(client: httpx.AsyncClient, model: str, max_tokens: int) -> int
         "stream_options": {"include_usage": True},
     }
     async with client.stream("POST", "/v1/completions", json=body) as response:
+        if response.status_code == 503:
+            return None
         lines = [line async for line in response.aiter_lines() if line]
     assert lines.pop() == "data: [DONE]"
     tokens: int = json.loads(lines[-1][6:])["usage"]["completion_tokens"]
