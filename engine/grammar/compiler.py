@@ -36,7 +36,7 @@ _JSON_OPTIONS = {
     "lenient": False,
     "coerce_one_of": False,
     # A blank, or a new line and its indentation: a model unsure of what comes next would write blanks for ever.
-    "whitespace_pattern": r" |\n[ \t]{0,64}",
+    "whitespace_pattern": r" |\n[ \t]{0,16}",
     "whitespace_flexible": True,
     "item_separator": ",",
     "key_separator": ":",
