@@ -67,8 +67,8 @@ class Scheduler:
         `speculator` nothing is guessed: every decode yields one token per step.
         """
         self.cache = cache
-        # What fits alone in all pages always fits in the end: nothing admitted can get stuck for ever.
         self._page_size = cache.page_size
+        # What fits alone in all pages always fits in the end: nothing admitted can get stuck for ever.
         pool_tokens = cache.num_pages * cache.page_size
         self.limits = replace(limits, max_model_len=min(limits.max_model_len, pool_tokens))
         self._eos = frozenset(eos_token_ids)

@@ -11,6 +11,8 @@ from engine.sampling_params import SamplingParams
 
 VOCABULARY = 1000
 EOS = 0
+SEED = 7
+"""Of requests that come without one."""
 # Few enough that searches meet their stop tokens; no multiple of 7.
 _BEAM_VOCABULARY = 60
 
@@ -47,6 +49,13 @@ def alone(
         if tokens[-1] in stop_ids and count >= params.min_tokens:
             return tokens, "stop"
     return tokens, "length"
+
+
+def says(prompt: Sequence[int], max_tokens: int, stop: int | None = None, min_tokens: int = 0) -> list[int]:
+    """What it says after a prompt with the scripts' seed, the token that stops it included."""
+    stops = () if stop is None else (stop,)
+    params = SamplingParams(max_tokens=max_tokens, stop_token_ids=stops, min_tokens=min_tokens, ignore_eos=True)
+    return alone(prompt, SEED, params)[0]
 
 
 def continuations(context: Sequence[int], seed: int, count: int) -> list[tuple[int, float]]:

@@ -76,7 +76,7 @@ class Script:
             list(prompt),
             SamplingParams(**{"max_tokens": 8, **options}),
             arrival=self.now,
-            seed=options.get("seed", 7),
+            seed=options.get("seed", hash_model.SEED),
             namespace=Namespace("m", salt=salt),
             **made,
         )

@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.plan import Event, TokenLogprobs
 from engine.sampling_params import SamplingParams
+from tests.engine.hash_model import says
 from tests.engine.oracle import save_tiny
 from tests.engine.script import EOS, Script, next_token
 
@@ -123,25 +124,15 @@ def engines(draw: st.DrawFn) -> Script:
     return script
 
 
-def undisturbed(prompt: list[int], max_tokens: int, stop: int | None, min_tokens: int) -> list[int]:
-    """What the scripted model says, the token that stops it included."""
-    tokens = list(prompt)
-    for count in range(1, max_tokens + 1):
-        tokens.append(next_token(tokens, 7))
-        if tokens[-1] == stop and count > min_tokens:
-            break
-    return tokens[len(prompt) :]
-
-
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), first=engines(), second=engines())
 def test_memory_and_steps_on_either_side_do_not_matter(data: st.DataObject, first: Script, second: Script) -> None:
     prompt = list(range(1, data.draw(st.integers(2, 31))))
     max_tokens = data.draw(st.integers(1, 30))
     min_tokens = data.draw(st.integers(0, max_tokens))
-    free = undisturbed(prompt, max_tokens, None, 0)
+    free = says(prompt, max_tokens)
     stop = data.draw(st.sampled_from([None, *free]))
-    whole = undisturbed(prompt, max_tokens, stop, min_tokens)
+    whole = says(prompt, max_tokens, stop, min_tokens)
     cut = data.draw(st.integers(0, len(whole)), label="cut")
     stops: dict[str, Any] = {"stop_token_ids": () if stop is None else (stop,), "min_tokens": min_tokens}
 

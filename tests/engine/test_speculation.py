@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,18 +12,8 @@ from engine.beam_search import BeamParams
 from engine.drafting.ngram import NgramDrafter
 from engine.load import StepStats
 from tests.engine.guesses import Guesses
-from tests.engine.script import EOS, Script, next_token
-
-
-def expected(prompt: Sequence[int], max_tokens: int, stop: int | None = None, min_tokens: int = 0) -> list[int]:
-    """What the scripted model says, the token that stops it included."""
-    tokens = list(prompt)
-    for count in range(1, max_tokens + 1):
-        tokens.append(next_token(tokens, 7))
-        if tokens[-1] == stop and count > min_tokens:
-            break
-    return tokens[len(prompt) :]
-
+from tests.engine.hash_model import says
+from tests.engine.script import EOS, Script
 
 # --- every shape of memory and steps --------------------------------------------------------------------------
 
@@ -52,8 +41,8 @@ def test_the_tokens_are_those_of_plain_decoding(data: st.DataObject) -> None:
         prompt = list(range(first, first + data.draw(st.integers(1, 30))))
         max_tokens = data.draw(st.integers(1, 40))
         min_tokens = data.draw(st.integers(0, max_tokens))
-        stop = data.draw(st.sampled_from([None, *expected(prompt, max_tokens)]))
-        whole = expected(prompt, max_tokens, stop, min_tokens)
+        stop = data.draw(st.sampled_from([None, *says(prompt, max_tokens)]))
+        whole = says(prompt, max_tokens, stop, min_tokens)
         cut = data.draw(st.integers(0, len(whole)))
         name = script.arrive(
             prompt,
@@ -118,7 +107,7 @@ def test_the_token_after_the_guesses_counts_too() -> None:
 
 def test_a_stop_token_inside_an_accepted_run_ends_the_request_there() -> None:
     script = speculating(max_drafts=6)
-    tokens = expected(range(1, 11), 30)
+    tokens = says(range(1, 11), 30)
     for stop in tokens[3:12]:
         a = script.arrive(range(1, 11), max_tokens=30, stop_token_ids=(stop,))
         script.run()
@@ -130,7 +119,7 @@ def test_a_stop_token_inside_an_accepted_run_ends_the_request_there() -> None:
 
 def test_the_end_of_text_is_forbidden_at_first_and_then_ends_it() -> None:
     script = speculating()
-    tokens = expected(range(1, 11), 30)
+    tokens = says(range(1, 11), 30)
     a = script.arrive(range(1, 11), max_tokens=30, min_tokens=9, stop_token_ids=(tokens[4], tokens[13]))
     script.run()
     assert (script.tokens(a), script.reason(a)) == (tokens[:14], "stop")
@@ -145,7 +134,7 @@ def test_max_tokens_is_reached_exactly(max_tokens: int) -> None:
     script = speculating(limits={"max_model_len": 10 + 11})
     a = script.arrive(range(1, 11), max_tokens=max_tokens)
     script.run()
-    assert (script.tokens(a), script.reason(a)) == (expected(range(1, 11), max_tokens), "length")
+    assert (script.tokens(a), script.reason(a)) == (says(range(1, 11), max_tokens), "length")
     longest = max(chunk.start + chunk.num_tokens for plan in script.runner.plans for chunk in plan.chunks)
     assert longest <= 10 + max_tokens - 1 or max_tokens == 1, "no KV past what any token needs"
 
@@ -176,7 +165,7 @@ def test_guesses_take_pages_from_nobody() -> None:
         script.run(until=lambda: script.reason(b) is not None)  # noqa: B023
         assert script.requests[b].num_preemptions == 0
         script.run()
-        assert (script.tokens(a), script.tokens(b)) == (expected([1] * 4, 9), expected([2] * 4, 3))
+        assert (script.tokens(a), script.tokens(b)) == (says([1] * 4, 9), says([2] * 4, 3))
 
 
 def test_who_is_preempted_is_forgotten_meanwhile() -> None:
