@@ -11,8 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -191,7 +192,7 @@ def shown(screen: Screen, width: int = 80, height: int = 24, encoding: str = "ut
     console.print(screen)
     file.flush()
     text = raw.getvalue().decode(encoding)
-    assert max(map(len, text.splitlines()), default=0) <= width
+    assert max(map(cell_len, text.splitlines()), default=0) <= width
     if screen.fits_height:
         assert len(text.splitlines()) <= height
     return text
@@ -290,6 +291,7 @@ def test_what_cannot_be_a_measurement_is_not_shown(value: object) -> None:
     st.lists(st.sampled_from(sorted(BY_NAME)), max_size=6),
     st.sampled_from(["NaN", "+Inf", "-Inf", "-1", "0", "1e300"]),
 )
+@example({"models": {"\U000e0000": None}}, None, [], [], "NaN")  # a character that takes no cell
 def test_odd_answers_and_missing_families_make_a_view_a_screen_and_a_document(
     health: dict[str, Any], status: Any, decisions: list[Any], names: list[str], value: str
 ) -> None:
