@@ -30,7 +30,7 @@ lint: $(INSTALLED)
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt setup.py engine/kernels/build.py $(wildcard engine/kernels/native/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(INDEX) -e '.[test]' -c constraints.txt
 	@touch $@

@@ -15,7 +15,8 @@ from engine.config import EngineConfig
 from engine.hub import fingerprint, resolve_model
 from engine.kv_memory import available_ram, host_pages_for, pages_for
 from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder, Rotation
+from engine.models.decoder import Decoder
+from engine.models.native_decoder import NativeDecoder, unsupported
 from engine.models.weights import load_decoder
 from engine.plan import Step, StepPlan, StepResult
 from engine.prepared_step import Places, PreparedStep
@@ -32,7 +33,11 @@ class ModelRunner:
     """A loaded model with KV pages. Steps are prepared by one thread and run by one, which may be another."""
 
     def __init__(
-        self, model_config: ModelConfig, decoder: Decoder, attention: AttentionBackend, pages: KVPages
+        self,
+        model_config: ModelConfig,
+        decoder: Decoder | NativeDecoder,
+        attention: AttentionBackend,
+        pages: KVPages,
     ) -> None:
         """`decoder` and `pages` are on the same device and of the same type."""
         self.model_config = model_config
@@ -53,10 +58,6 @@ class ModelRunner:
         """The host pages there are; none until `add_host_pages`."""
         self._places = Places(pages.page_size, pages.null_page)
         self._sampled: torch.Tensor | None = None  # by the last step; the next one begins with it
-        rope = model_config.rope
-        self._inv_freq = torch.tensor(
-            rope.inverse_frequencies(model_config.head_dim), dtype=torch.float32, device=self.device
-        )
 
     @classmethod
     def load(cls, config: EngineConfig, kv_bytes_beside: int = 0) -> ModelRunner:
@@ -70,17 +71,13 @@ class ModelRunner:
         directory: Path = resolve_model(config.model)
         model = ModelConfig.from_directory(directory)
         limit = _max_model_len(config, model)
-        backend = choose_backend(config.attention, device)(
-            AttentionShape(
-                model.num_heads,
-                model.num_kv_heads,
-                model.head_dim,
-                config.page_size,
-                frozenset(model.layer_windows),
-            )
-        )
         dtype, name = _dtype(config, model, device), fingerprint(directory)
-        decoder = load_decoder(directory, model, dtype, device)
+        windows = frozenset(model.layer_windows)
+        heads = AttentionShape(model.num_heads, model.num_kv_heads, model.head_dim, config.page_size, windows)
+        backend = choose_backend(config.attention, heads, dtype, device)
+        decoder: Decoder | NativeDecoder = load_decoder(directory, model, dtype, device)
+        if backend.name == "native" and isinstance(decoder, Decoder) and unsupported(model) is None:
+            decoder = NativeDecoder(decoder)
 
         shape = (model.num_layers, 1, config.page_size, model.num_kv_heads, model.head_dim)
         loaded = cls(model, decoder, backend, KVPages(*shape, dtype, device))
@@ -169,7 +166,7 @@ class ModelRunner:
 
     def _inputs(
         self, step: PreparedStep, before: torch.Tensor | None
-    ) -> tuple[torch.Tensor, Rotation, AttentionStep] | None:
+    ) -> tuple[torch.Tensor, torch.Tensor, AttentionStep] | None:
         """What the decoder takes for all tokens of a step; None when there are none. Copies pages first."""
         if self._host is not None:
             self._host.copy_out(step.swap_out)
@@ -178,9 +175,7 @@ class ModelRunner:
         if step.batch is None:
             return None
         attention = self._attention.prepare(step.batch, self._pages.null_page)
-        rope = self.model_config.rope.attention_factor
-        rotation = Rotation(step.batch.positions, self._inv_freq, rope, self.dtype)
-        return step.token_ids(before), rotation, attention
+        return step.token_ids(before), step.batch.positions, attention
 
 
 def _device(name: str) -> torch.device:

@@ -57,8 +57,8 @@ class AttentionBackend(Protocol):
     def __init__(self, shape: AttentionShape) -> None: ...
 
     @staticmethod
-    def unavailable(device: torch.device) -> str | None:
-        """Why this backend cannot run on `device`; None when it can."""
+    def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
+        """Why this backend cannot compute such heads in such a type on `device`; None when it can."""
         ...
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> AttentionStep:
@@ -66,12 +66,15 @@ class AttentionBackend(Protocol):
         ...
 
 
-_BACKENDS = (("reference", "engine.attention.reference", "ReferenceAttention"),)
+_BACKENDS = (
+    ("native", "engine.attention.native", "NativeAttention"),
+    ("reference", "engine.attention.reference", "ReferenceAttention"),
+)
 """Name, module and class, the best first. A module is imported only when its backend is considered."""
 
 
-def choose_backend(name: str, device: torch.device) -> type[AttentionBackend]:
-    """The backend called `name`, or for "auto" the best that imports and runs on `device`. Raises ValueError."""
+def choose_backend(name: str, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
+    """The backend called `name`, or for "auto" the best that imports and runs. Raises ValueError."""
     wanted = [entry for entry in _BACKENDS if name in ("auto", entry[0])]
     if not wanted:
         known = ", ".join(entry[0] for entry in _BACKENDS)
@@ -80,10 +83,10 @@ def choose_backend(name: str, device: torch.device) -> type[AttentionBackend]:
     for label, module, class_name in wanted:
         try:
             backend = cast("type[AttentionBackend]", getattr(import_module(module), class_name))
-            reason = backend.unavailable(device)
+            reason = backend.unavailable(shape, dtype, device)
         except ImportError as error:
             reason = str(error)
         if reason is None:
-            return backend
+            return backend(shape)
         reasons.append(f"{label}: {reason}")
     raise ValueError(f"no attention backend can run on {device}: {'; '.join(reasons)}")

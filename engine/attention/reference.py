@@ -79,7 +79,7 @@ class ReferenceAttention:
         self._shape = shape
 
     @staticmethod
-    def unavailable(device: torch.device) -> str | None:
+    def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
         """It runs wherever torch does."""
         return None
 

@@ -105,6 +105,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self._inv_freq = config.rope.inverse_frequencies(config.head_dim)
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
@@ -113,14 +114,12 @@ class Decoder(nn.Module):
         )
 
     def forward(
-        self,
-        token_ids: torch.Tensor,
-        rotation: Rotation,
-        step: AttentionStep,
-        pages: KVPages,
+        self, token_ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, pages: KVPages
     ) -> torch.Tensor:
-        """int64 [N] token ids to hidden states [N, hidden_size]; writes the tokens' KV."""
+        """int64 [N] token ids and their positions to hidden states [N, hidden_size]; writes the tokens' KV."""
         x: torch.Tensor = self.embed(token_ids)
+        inv_freq = torch.tensor(self._inv_freq, dtype=torch.float32, device=x.device)
+        rotation = Rotation(positions, inv_freq, self.config.rope.attention_factor, x.dtype)
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, step, pages.layer(index))
         return x

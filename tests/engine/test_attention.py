@@ -107,10 +107,11 @@ def test_the_reference_backend(
 
 
 def test_auto_takes_a_backend_that_runs_here() -> None:
-    assert choose_backend("auto", CPU).name
-    assert choose_backend("reference", CPU) is ReferenceAttention
+    shape = AttentionShape(4, 2, 64, 16, frozenset({None}))
+    assert choose_backend("auto", shape, torch.float32, CPU).name
+    assert isinstance(choose_backend("reference", shape, torch.float32, CPU), ReferenceAttention)
 
 
 def test_an_unknown_backend_is_named() -> None:
     with pytest.raises(ValueError, match=r"'magic'.*auto, .*reference"):
-        choose_backend("magic", CPU)
+        choose_backend("magic", AttentionShape(4, 2, 64, 16, frozenset({None})), torch.float32, CPU)

@@ -1,0 +1,211 @@
+"""The native kernels as Python sees them: the library, the instruction set it runs with, and its structs."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+LIBRARY = Path(__file__).parent / "libraydix.so"
+ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
+"""Instruction sets, each with all that those before it have."""
+_ABI = 1
+_REBUILD = "build it with `python engine/kernels/build.py`"
+_TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+
+class Unavailable(Exception):
+    """The native kernels cannot be used; says why."""
+
+
+class Linear(Structure):
+    """A packed matrix, as raydix.h has it."""
+
+    _fields_ = [
+        ("packed", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+        ("outputs", c_int32),
+        ("inputs", c_int32),
+    ]
+
+
+class Layer(Structure):
+    """One layer's weights, as raydix.h has them."""
+
+    _fields_ = [
+        ("input_norm", c_void_p),
+        ("post_norm", c_void_p),
+        ("qk_norm", c_void_p),
+        ("qkv", Linear),
+        ("output", Linear),
+        ("gate_up", Linear),
+        ("down", Linear),
+        ("window", c_int32),
+    ]
+
+
+class Model(Structure):
+    """A model, as raydix.h has it."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads")),
+        ("head_dim", c_int32),
+        *((name, c_float) for name in ("norm_eps", "attention_scale", "rope_factor")),
+        ("inv_freq", c_void_p),
+        ("embed", c_void_p),
+        ("layers", POINTER(Layer)),
+        ("norm", c_void_p),
+        ("head", Linear),
+    ]
+
+
+class Batch(Structure):
+    """A step's ragged batch, as raydix.h has it."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("num_rows", "num_tokens", "num_decodes", "table_width")),
+        *((name, c_void_p) for name in ("qo_indptr", "kv_lens", "block_table", "slot_mapping", "positions")),
+        ("token_ids", c_void_p),
+    ]
+
+
+class Pages(Structure):
+    """Where keys and values lie, as raydix.h has it. Strides count elements."""
+
+    _fields_ = [
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        *((name, c_int64) for name in ("layer_stride", "page_stride", "slot_stride", "head_stride")),
+        ("page_size", c_int32),
+    ]
+
+
+class AttentionShape(Structure):
+    """Heads, window and scale, as raydix.h has them."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "window")),
+        ("scale", c_float),
+    ]
+
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "raydix_attention": (
+        None,
+        [c_void_p, c_void_p, c_void_p, *[c_void_p, c_int64] * 3, c_void_p, c_void_p, c_int32],
+    ),
+    "raydix_attention_bytes": (c_int64, [c_void_p, c_void_p, c_int32, c_int32]),
+    "raydix_forward": (None, [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int32]),
+    "raydix_forward_bytes": (c_int64, [c_void_p, c_void_p, c_int32, c_int32]),
+    "raydix_logits": (None, [c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_int32]),
+    "raydix_pack": (None, [c_void_p, c_int32, c_int32, c_bool, c_void_p]),
+}
+"""Result and arguments of each kernel; there is one per element type and instruction set."""
+
+
+class Kernels:
+    """The kernels for one element type. Pointers are addresses; nothing is checked on the C side."""
+
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype, isa: str) -> None:
+        self.dtype = dtype
+        self.isa = isa
+        """What they were compiled for; float32 has no use for what is special to bfloat16."""
+        for name in _SIGNATURES:
+            setattr(self, name.removeprefix("raydix_"), self._kernel(library, name))
+
+    attention: Callable[..., None]
+    attention_bytes: Callable[..., int]
+    forward: Callable[..., None]
+    forward_bytes: Callable[..., int]
+    logits: Callable[..., None]
+    pack: Callable[..., None]
+
+    def _kernel(self, library: ctypes.CDLL, name: str) -> Callable[..., Any]:
+        function = getattr(library, f"{name}_{_TYPES[self.dtype]}_{self.isa}")
+        function.restype, function.argtypes = _SIGNATURES[name]
+        return cast("Callable[..., Any]", function)
+
+
+@cache
+def kernels(dtype: torch.dtype, isa: str | None = None) -> Kernels:
+    """The kernels for elements of `dtype`, with `isa` or the best that is built and runs on this processor.
+
+    The environment's RAYDIX_ISA stands in for `isa`. Raises Unavailable.
+    """
+    library = _load()
+    if dtype not in _TYPES:
+        raise Unavailable(f"there are native kernels for float32 and bfloat16, not for {dtype}")
+    library.raydix_best_isa.restype = c_char_p
+    best = library.raydix_best_isa().decode()
+    wanted = isa or os.environ.get("RAYDIX_ISA") or best
+    if wanted not in ISAS:
+        raise Unavailable(f"RAYDIX_ISA is {wanted!r}; there are {', '.join(ISAS)}")
+    if ISAS.index(wanted) > ISAS.index(best):
+        raise Unavailable(f"{wanted} was asked for, this processor has {best}")
+    for name in reversed(ISAS[: ISAS.index(wanted) + 1]):
+        if hasattr(library, f"raydix_forward_{_TYPES[dtype]}_{name}"):
+            return Kernels(library, dtype, name)
+    raise Unavailable(f"{LIBRARY.name} has no kernels for {dtype}: {_REBUILD}")
+
+
+@cache
+def _load() -> ctypes.CDLL:
+    path = Path(os.environ.get("RAYDIX_NATIVE_LIBRARY", LIBRARY))
+    if not path.exists():
+        raise Unavailable(f"{path.name} was not built (no C compiler at installation?): {_REBUILD}")
+    try:
+        library = ctypes.CDLL(str(path))
+        found = library.raydix_abi()
+    except (OSError, AttributeError) as error:
+        raise Unavailable(f"{path.name} cannot be loaded ({error}): {_REBUILD}") from error
+    if found != _ABI:
+        raise Unavailable(f"{path.name} is of another version of Raydix ({found}, not {_ABI}): {_REBUILD}")
+    return library
+
+
+class Workspace:
+    """Memory that a kernel works in: kept from step to step, and larger when it has to be."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def address(self, num_bytes: int) -> int:
+        """Of at least `num_bytes` bytes, at a multiple of 64."""
+        if self._memory.numel() < num_bytes + 64:
+            self._memory = torch.empty(num_bytes + num_bytes // 4 + 64, dtype=torch.uint8)
+        return -(-self._memory.data_ptr() // 64) * 64
+
+
+def batch_struct(batch: Any, token_ids: torch.Tensor | None = None) -> Batch:
+    """An `AttentionBatch` on a CPU as a struct; it points into the batch's tensors, which must outlive it."""
+    return Batch(
+        len(batch.query_lens),
+        len(batch.positions),
+        batch.num_decodes,
+        batch.block_table.shape[1],
+        batch.qo_indptr.data_ptr(),
+        batch.kv_lens.data_ptr(),
+        batch.block_table.data_ptr(),
+        batch.slot_mapping.data_ptr(),
+        batch.positions.data_ptr(),
+        0 if token_ids is None else token_ids.data_ptr(),
+    )
+
+
+def pages_struct(data: torch.Tensor) -> Pages:
+    """KV pages, [num_layers, 2, num_pages, page_size, num_kv_heads, head_dim] of any strides, as a struct."""
+    item = data.element_size()
+    return Pages(
+        data.data_ptr(),
+        data.data_ptr() + data.stride(1) * item,
+        data.stride(0),
+        *data.stride()[2:5],
+        data.shape[3],
+    )

@@ -1,0 +1,4 @@
+/* Every kernel, once: compiled with -DISA=... and, for bfloat16, -DRAYDIX_BF16. */
+#include "attention.c"
+#include "decoder.c"
+#include "gemm.c"

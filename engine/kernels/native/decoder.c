@@ -1,0 +1,206 @@
+/* A decoder's step, as engine/models/decoder.py describes it, in one parallel region.
+ *
+ *     embed ─▶ x ─┬─ norm ─ qkv ─ (q/k norm) ─ rotate, store ─ attend ─ output ─ + ─┬─ norm ─ gate, up ─ down ─ + ─▶
+ *                 └─────────────────────────────────────────────────────────────────┘  └─────────────────────────┘
+ *
+ * x stays in float32; what is multiplied with weights is `elem`.
+ */
+#include "attention.h"
+#include "gemm.h"
+
+#include <math.h>
+
+/* What a step computes on its way, all rows of a layer at once. */
+typedef struct {
+    float *x;            /* [N][hidden]: the caller's, as it is the result too */
+    elem *normed;        /* [N][hidden] */
+    float *qkv;          /* [N][(num_heads + 2 * num_kv_heads) * head_dim] */
+    elem *query;         /* [N][num_heads * head_dim] */
+    elem *attended;      /* the same */
+    elem *inner;         /* [N][intermediate] */
+    float *cosines;      /* [N][head_dim / 2] */
+    float *sines;        /* the same */
+    char *scratch;       /* of attention */
+} Buffers;
+
+static AttentionShape shape_of(const Model *model, int window)
+{
+    return (AttentionShape){model->num_heads, model->num_kv_heads, model->head_dim, window, model->attention_scale};
+}
+
+static char *carve(char **at, size_t rows, size_t row_bytes)
+{
+    char *start = *at;
+    *at += (rows * row_bytes + 63) / 64 * 64;
+    return start;
+}
+
+/* Lay the buffers out from `at`; returns where they end. */
+static char *lay_out(Buffers *buffers, const Model *model, const Batch *batch, int page_size, int threads, char *at)
+{
+    size_t rows = round_up(batch->num_tokens, BLOCK_ROWS), dim = model->head_dim;
+    AttentionShape shape = shape_of(model, 0);
+    buffers->normed = (elem *)carve(&at, rows, model->hidden * sizeof(elem));
+    buffers->qkv = (float *)carve(&at, rows, (model->num_heads + 2 * model->num_kv_heads) * dim * sizeof(float));
+    buffers->query = (elem *)carve(&at, rows, model->num_heads * dim * sizeof(elem));
+    buffers->attended = (elem *)carve(&at, rows, model->num_heads * dim * sizeof(elem));
+    buffers->inner = (elem *)carve(&at, rows, model->intermediate * sizeof(elem));
+    buffers->cosines = (float *)carve(&at, rows, dim / 2 * sizeof(float));
+    buffers->sines = (float *)carve(&at, rows, dim / 2 * sizeof(float));
+    buffers->scratch = carve(&at, 1, NAME(attention_bytes)(batch, &shape, page_size, threads));
+    return at;
+}
+
+/* Bytes of workspace that raydix_forward needs, aligned to 64. */
+EXPORT int64_t NAME(raydix_forward_bytes)(const Model *model, const Batch *batch, int page_size, int threads)
+{
+    Buffers buffers;
+    return (int64_t)(uintptr_t)lay_out(&buffers, model, batch, page_size, threads, NULL);
+}
+
+static void rms_norm(const float *x, const float *weight, int n, float eps, elem *out)
+{
+    vf squares = vset(0);
+    for (int i = 0; i < n; i += LANES)
+        squares += vload(x + i) * vload(x + i);
+    float factor = 1.0f / sqrtf(vsum(squares) / n + eps);
+    for (int i = 0; i < n; i += LANES)
+        vstore_elem(out + i, vload(x + i) * factor * vload(weight + i));
+}
+
+static void norm_phase(Team *team, const Model *model, const float *x, const float *weight, int rows, elem *out)
+{
+    for (int row; (row = team_take(team)) < rows;)
+        rms_norm(x + (size_t)row * model->hidden, weight, model->hidden, model->norm_eps,
+                 out + (size_t)row * model->hidden);
+    team_barrier(team);
+}
+
+static void embed_phase(Team *team, const Model *model, const Batch *batch, Buffers *buffers)
+{
+    int half = model->head_dim / 2;
+    for (int token; (token = team_take(team)) < batch->num_tokens;) {
+        const elem *row = model->embed + (size_t)batch->token_ids[token] * model->hidden;
+        for (int i = 0; i < model->hidden; i += LANES)
+            vstore(buffers->x + (size_t)token * model->hidden + i, vload_elem(row + i));
+        for (int i = 0; i < half; i++) {
+            float angle = (float)batch->positions[token] * model->inv_freq[i];
+            buffers->cosines[(size_t)token * half + i] = cosf(angle) * model->rope_factor;
+            buffers->sines[(size_t)token * half + i] = sinf(angle) * model->rope_factor;
+        }
+    }
+    team_barrier(team);
+}
+
+/* Norm (where the model has one) and rotate one head, float32 [head_dim], in place; pairs are (i, i + head_dim / 2). */
+static void norm_and_rotate(float *head, const float *weight, const float *cosines, const float *sines, int dim, float eps)
+{
+    float factor = 1;
+    if (weight) {
+        vf squares = vset(0);
+        for (int i = 0; i < dim; i += LANES)
+            squares += vload(head + i) * vload(head + i);
+        factor = 1.0f / sqrtf(vsum(squares) / dim + eps);
+    }
+    for (int i = 0; i < dim / 2; i += LANES) {
+        vf first = vload(head + i) * factor, second = vload(head + dim / 2 + i) * factor;
+        if (weight) {
+            first *= vload(weight + i);
+            second *= vload(weight + dim / 2 + i);
+        }
+        vf cosine = vload(cosines + i), sine = vload(sines + i);
+        vstore(head + i, first * cosine - second * sine);
+        vstore(head + dim / 2 + i, second * cosine + first * sine);
+    }
+}
+
+static void store_elems(const float *from, int n, elem *to)
+{
+    for (int i = 0; i < n; i += LANES)
+        vstore_elem(to + i, vload(from + i));
+}
+
+/* Queries to their buffer, keys and values to their pages. */
+static void rotate_phase(Team *team, const Model *model, const Layer *layer, const Batch *batch, const Pages *pages,
+                         Buffers *buffers)
+{
+    int dim = model->head_dim, heads = model->num_heads, kv_heads = model->num_kv_heads;
+    for (int token; (token = team_take(team)) < batch->num_tokens;) {
+        float *qkv = buffers->qkv + (size_t)token * (heads + 2 * kv_heads) * dim;
+        const float *cosines = buffers->cosines + (size_t)token * dim / 2, *sines = buffers->sines + (size_t)token * dim / 2;
+        for (int head = 0; head < heads + kv_heads; head++)
+            norm_and_rotate(qkv + head * dim, layer->qk_norm ? layer->qk_norm + head * dim : NULL, cosines, sines, dim,
+                            model->norm_eps);
+        store_elems(qkv, heads * dim, buffers->query + (size_t)token * heads * dim);
+        int64_t slot = batch->slot_mapping[token];
+        for (int head = 0; head < kv_heads; head++) {
+            int64_t to = slot / pages->page_size * pages->page_stride + slot % pages->page_size * pages->slot_stride +
+                         head * pages->head_stride;
+            store_elems(qkv + (heads + head) * dim, dim, pages->keys + to);
+            store_elems(qkv + (heads + kv_heads + head) * dim, dim, pages->values + to);
+        }
+    }
+    team_barrier(team);
+}
+
+static void run_layer(Team *team, int thread, const Model *model, const Layer *layer, const Batch *batch,
+                      const Pages *pages, Buffers *buffers)
+{
+    int rows = batch->num_tokens, hidden = model->hidden, attended = model->num_heads * model->head_dim;
+    AttentionShape shape = shape_of(model, layer->window);
+    norm_phase(team, model, buffers->x, layer->input_norm, rows, buffers->normed);
+    NAME(linear)(team, &layer->qkv, buffers->normed, hidden, rows, TO_FLOATS, buffers->qkv, layer->qkv.outputs);
+    team_barrier(team);
+    rotate_phase(team, model, layer, batch, pages, buffers);
+    NAME(attend)(team, thread, batch, &shape, pages, buffers->query, attended, buffers->attended, attended,
+                 buffers->scratch);
+    team_barrier(team);
+    NAME(linear)(team, &layer->output, buffers->attended, attended, rows, ADD_FLOATS, buffers->x, hidden);
+    team_barrier(team);
+    norm_phase(team, model, buffers->x, layer->post_norm, rows, buffers->normed);
+    NAME(linear)(team, &layer->gate_up, buffers->normed, hidden, rows, SWIGLU, buffers->inner, model->intermediate);
+    team_barrier(team);
+    NAME(linear)(team, &layer->down, buffers->inner, model->intermediate, rows, ADD_FLOATS, buffers->x, hidden);
+    team_barrier(team);
+}
+
+/* Token ids to hidden states, float32 [num_tokens][hidden]; writes the tokens' KV. `pages` is the first layer's. */
+EXPORT void NAME(raydix_forward)(const Model *model, const Batch *batch, const Pages *pages, char *workspace,
+                                 float *hidden, int threads)
+{
+    Buffers buffers;
+    Team team;
+    lay_out(&buffers, model, batch, pages->page_size, threads, workspace);
+    buffers.x = hidden;
+#pragma omp parallel num_threads(threads)
+    {
+        Pages own = *pages;
+#pragma omp single
+        team_begin(&team, omp_get_num_threads());
+        NAME(gemm_begin)();
+        embed_phase(&team, model, batch, &buffers);
+        for (int layer = 0; layer < model->num_layers; layer++) {
+            run_layer(&team, omp_get_thread_num(), model, &model->layers[layer], batch, &own, &buffers);
+            own.keys += pages->layer_stride;
+            own.values += pages->layer_stride;
+        }
+        NAME(gemm_end)();
+    }
+}
+
+/* Logits of `rows` of the hidden states: float32 [rows][vocabulary]. indices: which; NULL: the first ones.
+ * workspace: elem [rows rounded up to 16][hidden], aligned to 64 bytes. */
+EXPORT void NAME(raydix_logits)(const Model *model, const float *hidden, int rows, elem *workspace, float *logits,
+                                int threads)
+{
+    Team team;
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp single
+        team_begin(&team, omp_get_num_threads());
+        NAME(gemm_begin)();
+        norm_phase(&team, model, hidden, model->norm, rows, workspace);
+        NAME(linear)(&team, &model->head, workspace, model->hidden, rows, TO_FLOATS, logits, model->head.outputs);
+        NAME(gemm_end)();
+    }
+}

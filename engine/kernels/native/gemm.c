@@ -1,0 +1,126 @@
+#include "gemm.h"
+
+#include <stdlib.h>
+
+#define ROWS_AT_ONCE 256 /* rows of a work item: their products stay in the cache */
+#define MOST_REGISTER_ROWS 8
+
+void NAME(gemm_begin)(void) {}
+void NAME(gemm_end)(void) {}
+
+#define VECTORS (PANEL / LANES)
+
+/* The products of up to MOST_REGISTER_ROWS rows, kept in registers; inlined for each constant number of rows. */
+static inline __attribute__((always_inline)) void multiply_rows(const elem *a, ptrdiff_t lda, const int rows,
+                                                                const elem *panel, int inputs, float *c,
+                                                                ptrdiff_t ldc, bool add)
+{
+    vf sums[MOST_REGISTER_ROWS][VECTORS];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < VECTORS; v++)
+            sums[r][v] = add ? vload(c + r * ldc + v * LANES) : vset(0);
+    for (int i = 0; i < inputs; i += PAIR, panel += PANEL * PAIR) {
+        for (int v = 0; v < VECTORS; v++) {
+#ifdef RAYDIX_BF16
+            typedef uint32_t vu_anywhere __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+            vu pairs = *(const vu_anywhere *)(panel + v * LANES * 2);
+            vf even = (vf)(pairs << 16), odd = (vf)(pairs & 0xffff0000u);
+            for (int r = 0; r < rows; r++) {
+                sums[r][v] += even * vset(float_of(a[r * lda + i]));
+                sums[r][v] += odd * vset(float_of(a[r * lda + i + 1]));
+            }
+#else
+            vf column = vload(panel + v * LANES);
+            for (int r = 0; r < rows; r++)
+                sums[r][v] += column * vset(a[r * lda + i]);
+#endif
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < VECTORS; v++)
+            vstore(c + r * ldc + v * LANES, sums[r][v]);
+}
+
+void NAME(panel_multiply)(const elem *a, ptrdiff_t lda, int rows, const elem *panel, int inputs, float *c,
+                          ptrdiff_t ldc, bool add)
+{
+    for (; rows >= 8; rows -= 8, a += 8 * lda, c += 8 * ldc)
+        multiply_rows(a, lda, 8, panel, inputs, c, ldc, add);
+    for (; rows >= 4; rows -= 4, a += 4 * lda, c += 4 * ldc)
+        multiply_rows(a, lda, 4, panel, inputs, c, ldc, add);
+    for (; rows >= 1; rows -= 1, a += lda, c += ldc)
+        multiply_rows(a, lda, 1, panel, inputs, c, ldc, add);
+}
+
+void NAME(pack_rows)(const elem *rows, ptrdiff_t stride, int num_rows, int inputs, elem *panel)
+{
+    memset(panel, 0, sizeof(elem) * PANEL * (size_t)round_up(inputs, 32));
+    for (int r = 0; r < num_rows; r++)
+        for (int i = 0; i < inputs; i++)
+            panel[(i / PAIR * PANEL + r) * PAIR + i % PAIR] = rows[r * stride + i];
+}
+
+/* Pack a matrix [outputs][inputs]. is_swiglu: outputs are all gates, then all ups; a panel gets 16 of each. */
+EXPORT void NAME(raydix_pack)(const elem *matrix, int outputs, int inputs, bool is_swiglu, elem *packed)
+{
+    size_t size = (size_t)PANEL * round_up(inputs, 32);
+    int half = outputs / 2;
+#pragma omp parallel for
+    for (int p = 0; p < round_up(outputs, PANEL) / PANEL; p++) {
+        elem *panel = packed + p * size;
+        int first = p * PANEL;
+        if (!is_swiglu) {
+            int rows = outputs - first < PANEL ? outputs - first : PANEL;
+            NAME(pack_rows)(matrix + (size_t)first * inputs, inputs, rows, inputs, panel);
+            continue;
+        }
+        memset(panel, 0, sizeof(elem) * size);
+        for (int r = 0; r < PANEL; r++) {
+            int output = p * 16 + r % 16;
+            const elem *row = matrix + (size_t)(output + (r < 16 ? 0 : half)) * inputs;
+            for (int i = 0; i < inputs && output < half; i++)
+                panel[(i / PAIR * PANEL + r) * PAIR + i % PAIR] = row[i];
+        }
+    }
+}
+
+static void finish(const Linear *linear, int p, int rows, const float *c, Product product, char *out, ptrdiff_t ldo)
+{
+    int width = linear->outputs - p * PANEL < PANEL ? linear->outputs - p * PANEL : PANEL;
+    for (int r = 0; r < rows; r++, c += PANEL) {
+        if (product == SWIGLU) {
+            elem *to = (elem *)out + r * ldo + p * 16;
+            for (int v = 0; v < 16; v += LANES) {
+                vf gate = vload(c + v), up = vload(c + 16 + v);
+                if (linear->bias) {
+                    gate += vload(linear->bias + p * 16 + v);
+                    up += vload(linear->bias + linear->outputs / 2 + p * 16 + v);
+                }
+                vstore_elem(to + v, gate / (1.0f + vexp(-gate)) * up);
+            }
+            continue;
+        }
+        float *to = (float *)out + r * ldo + p * PANEL;
+        for (int i = 0; i < width; i++) {
+            float x = c[i] + (linear->bias ? linear->bias[p * PANEL + i] : 0);
+            to[i] = product == ADD_FLOATS ? to[i] + x : x;
+        }
+    }
+}
+
+void NAME(linear)(Team *team, const Linear *linear, const elem *a, ptrdiff_t lda, int rows, Product product,
+                  void *out, ptrdiff_t ldo)
+{
+    int inputs = round_up(linear->inputs, 32);
+    int panels = round_up(linear->outputs, PANEL) / PANEL;
+    int blocks = round_up(rows, ROWS_AT_ONCE) / ROWS_AT_ONCE;
+    size_t width = product == SWIGLU ? sizeof(elem) : sizeof(float);
+    _Alignas(64) float c[ROWS_AT_ONCE * PANEL];
+    for (int item; (item = team_take(team)) < panels * blocks;) {
+        int p = item % panels, first = item / panels * ROWS_AT_ONCE;
+        int count = rows - first < ROWS_AT_ONCE ? rows - first : ROWS_AT_ONCE;
+        const elem *panel = (const elem *)linear->packed + (size_t)p * PANEL * inputs;
+        NAME(panel_multiply)(a + first * lda, lda, count, panel, inputs, c, PANEL, false);
+        finish(linear, p, count, c, product, (char *)out + (size_t)first * ldo * width, ldo);
+    }
+}

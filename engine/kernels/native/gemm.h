@@ -1,0 +1,48 @@
+/* Matrices packed for multiplication, and what becomes of a product.
+ *
+ * outputs are cut into panels of 32; inputs are padded with zeros to a multiple of 32
+ *
+ *     elem panel[ outputs / 32 ][ inputs / PAIR ][ 32 ][ PAIR ]        PAIR: 2 in bf16, 1 in float32
+ *
+ * A row of pairs is what AVX512_BF16's dot product takes, sixteen of them are a tile of AMX, and other instruction
+ * sets widen them. Every output is the sum over its inputs in one order, whatever the number of rows: what a request
+ * computes does not depend on its batch.
+ */
+#ifndef GEMM_H
+#define GEMM_H
+
+#include "team.h"
+#include "vec.h"
+
+#define PANEL 32
+#define BLOCK_ROWS 16 /* rows of inputs and of products are readable and writable up to a multiple of this */
+#ifdef RAYDIX_BF16
+#define PAIR 2
+#else
+#define PAIR 1
+#endif
+
+static inline int round_up(int n, int step) { return (n + step - 1) / step * step; }
+
+/* c[rows][32] = (add ? c : 0) + a[rows][inputs] * panel. inputs: a multiple of 32. lda, ldc count elements. */
+void NAME(panel_multiply)(const elem *a, ptrdiff_t lda, int rows, const elem *panel, int inputs, float *c,
+                          ptrdiff_t ldc, bool add);
+
+/* Pack rows (outputs) of `inputs` elements each, `stride` apart, into one panel; missing rows are zeros. */
+void NAME(pack_rows)(const elem *rows, ptrdiff_t stride, int num_rows, int inputs, elem *panel);
+
+typedef enum {
+    TO_FLOATS,  /* float out[rows][ldo] = product + bias */
+    ADD_FLOATS, /* float out[rows][ldo] += product + bias */
+    SWIGLU,     /* elem out[rows][ldo] = silu(gate) * up */
+} Product;
+
+/* One phase of a team: the product of a[rows][lda] with a matrix. Ends without a barrier. */
+void NAME(linear)(Team *team, const Linear *linear, const elem *a, ptrdiff_t lda, int rows, Product product,
+                  void *out, ptrdiff_t ldo);
+
+/* Before and after a thread multiplies. */
+void NAME(gemm_begin)(void);
+void NAME(gemm_end)(void);
+
+#endif

@@ -1,0 +1,77 @@
+/* What crosses the border between Python and the native library: plain structs, filled in through ctypes.
+ *
+ * Every kernel file is compiled once per element type and instruction set; NAME() gives each copy its own names,
+ * such as raydix_forward_bf16_avx512. A file reads as if there were one type, `elem`, of weights, activations and KV.
+ */
+#ifndef RAYDIX_H
+#define RAYDIX_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define RAYDIX_ABI 1 /* engine/kernels/native.py asks for the same: raised with every change of this file */
+
+#ifdef RAYDIX_BF16
+typedef uint16_t elem; /* bfloat16: the upper half of a float */
+#define TYPE_NAME bf16
+#else
+typedef float elem;
+#define TYPE_NAME f32
+#endif
+
+#define JOIN_(a, b, c) a##_##b##_##c
+#define JOIN(a, b, c) JOIN_(a, b, c)
+#define NAME(f) JOIN(f, TYPE_NAME, ISA)
+#define EXPORT __attribute__((visibility("default")))
+
+/* A matrix [outputs, inputs], packed into panels of 32 outputs (gemm.h). */
+typedef struct {
+    const void *packed;  /* elem, or int8 where there are scales */
+    const float *scales; /* [outputs] of int8 weights; NULL: not quantized */
+    const float *bias;   /* [outputs] or NULL */
+    int32_t outputs, inputs;
+} Linear;
+
+typedef struct {
+    const float *input_norm, *post_norm; /* [hidden] */
+    const float *qk_norm;                /* [num_heads + num_kv_heads, head_dim] or NULL */
+    Linear qkv, output, gate_up, down;   /* gate_up: panels of 16 gates and the 16 ups that belong to them */
+    int32_t window;                      /* a query at p sees p - window + 1 .. p; 0: everything before it */
+} Layer;
+
+typedef struct {
+    int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim;
+    float norm_eps, attention_scale, rope_factor;
+    const float *inv_freq; /* [head_dim / 2] radians per position */
+    const elem *embed;     /* [vocabulary, hidden], not packed */
+    const Layer *layers;
+    const float *norm; /* [hidden] */
+    Linear head;
+} Model;
+
+/* A ragged batch, as engine/attention/batch.py describes it. */
+typedef struct {
+    int32_t num_rows, num_tokens, num_decodes, table_width;
+    const int32_t *qo_indptr;    /* [num_rows + 1] */
+    const int32_t *kv_lens;      /* [num_rows] */
+    const int32_t *block_table;  /* [num_rows, table_width] */
+    const int64_t *slot_mapping; /* [num_tokens] */
+    const int64_t *positions;    /* [num_tokens] */
+    const int64_t *token_ids;    /* [num_tokens] */
+} Batch;
+
+/* Keys and values of one layer, or of the first of several: element (page, slot, head, d) of the keys lies at
+ * keys + page * page_stride + slot * slot_stride + head * head_stride + d. Strides count elements. */
+typedef struct {
+    elem *keys, *values;
+    int64_t layer_stride, page_stride, slot_stride, head_stride;
+    int32_t page_size;
+} Pages;
+
+typedef struct {
+    int32_t num_heads, num_kv_heads, head_dim, window;
+    float scale;
+} AttentionShape;
+
+#endif

@@ -1,0 +1,128 @@
+"""The decoder in one native call a step, for CPUs. `engine/models/decoder.py` says what it computes.
+
+Weights are packed for the kernels, one tensor after the other; the embedding table alone stays as it is, to be
+looked up in. Activations and KV have the model's type; the residual stream is float32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import cast
+
+import torch
+
+from engine.attention.base import AttentionStep
+from engine.attention.kv_pages import KVPages
+from engine.attention.native import NativeStep
+from engine.kernels import native
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder, Layer
+
+
+def unsupported(config: ModelConfig) -> str | None:
+    """Why the native decoder cannot compute such a model; None when it can."""
+    sizes = {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "head_dim": config.head_dim,
+    }
+    odd = [f"{name} {size}" for name, size in sizes.items() if size % 32]
+    return f"{', '.join(odd)}: not a multiple of 32" if odd else None
+
+
+class NativeDecoder:
+    """A decoder's weights, packed, and the memory its steps work in. For one thread at a time."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        """Packs the weights of `decoder`, on a CPU, of float32 or bfloat16. Raises native.Unavailable."""
+        self.config = config = decoder.config
+        self._embed = decoder.embed.weight.detach().contiguous()
+        self._kernels = native.kernels(self._embed.dtype)
+        self._kept: list[torch.Tensor] = []  # what the structs point to
+        self._layers = (native.Layer * config.num_layers)(
+            *(
+                self._layer(cast("Layer", layer), window)
+                for layer, window in zip(decoder.layers, config.layer_windows, strict=True)
+            )
+        )
+        rope = config.rope
+        head = decoder.embed if decoder.lm_head is None else decoder.lm_head
+        self._model = native.Model(
+            num_layers=config.num_layers,
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            norm_eps=config.norm_eps,
+            attention_scale=config.head_dim**-0.5,
+            rope_factor=rope.attention_factor,
+            inv_freq=self._floats(torch.tensor(rope.inverse_frequencies(config.head_dim))),
+            embed=self._embed.data_ptr(),
+            layers=self._layers,
+            norm=self._floats(decoder.norm.weight),
+            head=self._linear(head.weight, None),
+        )
+        self._workspace = native.Workspace()
+        self._hidden = torch.empty(0, config.hidden_size)
+        self._logits = torch.empty(0, config.vocab_size)
+
+    def __call__(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, pages: KVPages
+    ) -> torch.Tensor:
+        """int64 [N] token ids to hidden states, float32 [N, hidden_size], which the next call overwrites."""
+        assert isinstance(step, NativeStep)
+        kernels, threads = self._kernels, torch.get_num_threads()
+        batch, layers = native.batch_struct(step.batch, token_ids), native.pages_struct(pages.data)
+        arguments = ctypes.byref(self._model), ctypes.byref(batch)
+        size = kernels.forward_bytes(*arguments, pages.page_size, threads)
+        if len(self._hidden) < len(token_ids):
+            self._hidden = torch.empty(len(token_ids) * 5 // 4, self.config.hidden_size)
+        kernels.forward(
+            *arguments, ctypes.byref(layers), self._workspace.address(size), self._hidden.data_ptr(), threads
+        )
+        return self._hidden[: len(token_ids)]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, hidden_size] to float32 [R, vocab_size], which the next call overwrites."""
+        rows, hidden = len(hidden), hidden.contiguous()
+        if len(self._logits) < rows:
+            self._logits = torch.empty(rows * 5 // 4 + 1, self.config.vocab_size)
+        size = -(-rows // 16) * 16 * self.config.hidden_size * self._embed.element_size()
+        self._kernels.logits(
+            ctypes.byref(self._model),
+            hidden.data_ptr(),
+            rows,
+            self._workspace.address(size),
+            self._logits.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return self._logits[:rows]
+
+    def _layer(self, layer: Layer, window: int | None) -> native.Layer:
+        attention, mlp = layer.attention, layer.mlp
+        return native.Layer(
+            input_norm=self._floats(layer.input_norm.weight),
+            post_norm=self._floats(layer.post_norm.weight),
+            qk_norm=None if attention.qk_norm is None else self._floats(attention.qk_norm),
+            qkv=self._linear(attention.qkv_proj.weight, attention.qkv_proj.bias),
+            output=self._linear(attention.o_proj.weight, attention.o_proj.bias),
+            gate_up=self._linear(mlp.gate_up_proj.weight, mlp.gate_up_proj.bias, is_swiglu=True),
+            down=self._linear(mlp.down_proj.weight, mlp.down_proj.bias),
+            window=window or 0,
+        )
+
+    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None, is_swiglu: bool = False) -> native.Linear:
+        weight = weight.detach().contiguous()
+        outputs, inputs = weight.shape
+        packed = torch.empty(-(-outputs // 32) * 32 * inputs, dtype=weight.dtype)
+        self._kernels.pack(weight.data_ptr(), outputs, inputs, is_swiglu, packed.data_ptr())
+        self._kept.append(packed)
+        return native.Linear(
+            packed.data_ptr(), None, bias if bias is None else self._floats(bias), outputs, inputs
+        )
+
+    def _floats(self, values: torch.Tensor) -> int:
+        kept = values.detach().float().contiguous()
+        self._kept.append(kept)
+        return kept.data_ptr()
