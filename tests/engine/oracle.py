@@ -15,12 +15,12 @@ from engine.beam_search import BeamParams, Hypothesis
 VOCAB = 101
 _COMMON: Mapping[str, Any] = {
     "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 80,
+    "hidden_size": 96,
+    "intermediate_size": 96,
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
-    "head_dim": 8,
+    "head_dim": 32,
     "max_position_embeddings": 512,
     "initializer_range": 0.2,
     "bos_token_id": 0,
@@ -52,8 +52,8 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "qwen2_yarn": ("Qwen2", {"rope_parameters": _YARN_ROPE}),
     "qwen2_sliding": ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
-    "qwen3": ("Qwen3", {"head_dim": 16}),
-    "qwen3_tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 64}),
+    "qwen3_tied": ("Qwen3", {"head_dim": 64, "tie_word_embeddings": True}),
     "mqa": ("Llama", {"num_key_value_heads": 1}),
     "llama_tied": ("Llama", {"tie_word_embeddings": True}),
 }

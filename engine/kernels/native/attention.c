@@ -40,12 +40,12 @@ static void attend_one(const AttentionShape *shape, const Pages *pages, const in
         vstore_elem(out + d, vload(sums + d) / total);
 }
 
-void NAME(attend)(Team *team, int thread, const Batch *batch, const AttentionShape *shape, const Pages *pages,
+void NAME(attend)(Team *team, const Batch *batch, const AttentionShape *shape, const Pages *pages,
                   const elem *query, ptrdiff_t query_stride, elem *out, ptrdiff_t out_stride, char *scratch)
 {
     int group = shape->num_heads / shape->num_kv_heads;
-    float *scores = (float *)(scratch + NAME(attention_bytes)(batch, shape, pages->page_size, 1) * thread);
-    for (int item; (item = team_take(team)) < batch->num_tokens * shape->num_heads;) {
+    float *scores = (float *)(scratch + NAME(attention_bytes)(batch, shape, pages->page_size, 1) * team->thread);
+    for (int item; (item = team_take(team, batch->num_tokens * shape->num_heads)) < batch->num_tokens * shape->num_heads;) {
         int token = item / shape->num_heads, head = item % shape->num_heads, row = 0;
         while (batch->qo_indptr[row + 1] <= token)
             row++;
@@ -61,13 +61,13 @@ EXPORT void NAME(raydix_attention)(const Batch *batch, const AttentionShape *sha
                                    const elem *query, int64_t query_stride, const elem *key, int64_t key_stride,
                                    const elem *value, int64_t value_stride, elem *out, char *scratch, int threads)
 {
-    Team team;
+    Work work;
+    work_begin(&work);
 #pragma omp parallel num_threads(threads)
     {
-#pragma omp single
-        team_begin(&team, omp_get_num_threads());
+        Team team = team_join(&work);
         NAME(gemm_begin)();
-        for (int token; (token = team_take(&team)) < batch->num_tokens;) {
+        for (int token; (token = team_take(&team, batch->num_tokens)) < batch->num_tokens;) {
             int64_t page = batch->slot_mapping[token] / pages->page_size, slot = batch->slot_mapping[token] % pages->page_size;
             for (int head = 0; head < shape->num_kv_heads; head++) {
                 int64_t to = page * pages->page_stride + slot * pages->slot_stride + head * pages->head_stride;
@@ -76,7 +76,7 @@ EXPORT void NAME(raydix_attention)(const Batch *batch, const AttentionShape *sha
             }
         }
         team_barrier(&team);
-        NAME(attend)(&team, omp_get_thread_num(), batch, shape, pages, query, query_stride, out,
+        NAME(attend)(&team, batch, shape, pages, query, query_stride, out,
                      shape->num_heads * shape->head_dim, scratch);
         NAME(gemm_end)();
     }

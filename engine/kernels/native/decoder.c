@@ -70,7 +70,7 @@ static void rms_norm(const float *x, const float *weight, int n, float eps, elem
 
 static void norm_phase(Team *team, const Model *model, const float *x, const float *weight, int rows, elem *out)
 {
-    for (int row; (row = team_take(team)) < rows;)
+    for (int row; (row = team_take(team, rows)) < rows;)
         rms_norm(x + (size_t)row * model->hidden, weight, model->hidden, model->norm_eps,
                  out + (size_t)row * model->hidden);
     team_barrier(team);
@@ -79,7 +79,7 @@ static void norm_phase(Team *team, const Model *model, const float *x, const flo
 static void embed_phase(Team *team, const Model *model, const Batch *batch, Buffers *buffers)
 {
     int half = model->head_dim / 2;
-    for (int token; (token = team_take(team)) < batch->num_tokens;) {
+    for (int token; (token = team_take(team, batch->num_tokens)) < batch->num_tokens;) {
         const elem *row = model->embed + (size_t)batch->token_ids[token] * model->hidden;
         for (int i = 0; i < model->hidden; i += LANES)
             vstore(buffers->x + (size_t)token * model->hidden + i, vload_elem(row + i));
@@ -125,7 +125,7 @@ static void rotate_phase(Team *team, const Model *model, const Layer *layer, con
                          Buffers *buffers)
 {
     int dim = model->head_dim, heads = model->num_heads, kv_heads = model->num_kv_heads;
-    for (int token; (token = team_take(team)) < batch->num_tokens;) {
+    for (int token; (token = team_take(team, batch->num_tokens)) < batch->num_tokens;) {
         float *qkv = buffers->qkv + (size_t)token * (heads + 2 * kv_heads) * dim;
         const float *cosines = buffers->cosines + (size_t)token * dim / 2, *sines = buffers->sines + (size_t)token * dim / 2;
         for (int head = 0; head < heads + kv_heads; head++)
@@ -143,7 +143,7 @@ static void rotate_phase(Team *team, const Model *model, const Layer *layer, con
     team_barrier(team);
 }
 
-static void run_layer(Team *team, int thread, const Model *model, const Layer *layer, const Batch *batch,
+static void run_layer(Team *team, const Model *model, const Layer *layer, const Batch *batch,
                       const Pages *pages, Buffers *buffers)
 {
     int rows = batch->num_tokens, hidden = model->hidden, attended = model->num_heads * model->head_dim;
@@ -152,7 +152,7 @@ static void run_layer(Team *team, int thread, const Model *model, const Layer *l
     NAME(linear)(team, &layer->qkv, buffers->normed, hidden, rows, TO_FLOATS, buffers->qkv, layer->qkv.outputs);
     team_barrier(team);
     rotate_phase(team, model, layer, batch, pages, buffers);
-    NAME(attend)(team, thread, batch, &shape, pages, buffers->query, attended, buffers->attended, attended,
+    NAME(attend)(team, batch, &shape, pages, buffers->query, attended, buffers->attended, attended,
                  buffers->scratch);
     team_barrier(team);
     NAME(linear)(team, &layer->output, buffers->attended, attended, rows, ADD_FLOATS, buffers->x, hidden);
@@ -169,18 +169,18 @@ EXPORT void NAME(raydix_forward)(const Model *model, const Batch *batch, const P
                                  float *hidden, int threads)
 {
     Buffers buffers;
-    Team team;
+    Work work;
+    work_begin(&work);
     lay_out(&buffers, model, batch, pages->page_size, threads, workspace);
     buffers.x = hidden;
 #pragma omp parallel num_threads(threads)
     {
         Pages own = *pages;
-#pragma omp single
-        team_begin(&team, omp_get_num_threads());
+        Team team = team_join(&work);
         NAME(gemm_begin)();
         embed_phase(&team, model, batch, &buffers);
         for (int layer = 0; layer < model->num_layers; layer++) {
-            run_layer(&team, omp_get_thread_num(), model, &model->layers[layer], batch, &own, &buffers);
+            run_layer(&team, model, &model->layers[layer], batch, &own, &buffers);
             own.keys += pages->layer_stride;
             own.values += pages->layer_stride;
         }
@@ -193,11 +193,11 @@ EXPORT void NAME(raydix_forward)(const Model *model, const Batch *batch, const P
 EXPORT void NAME(raydix_logits)(const Model *model, const float *hidden, int rows, elem *workspace, float *logits,
                                 int threads)
 {
-    Team team;
+    Work work;
+    work_begin(&work);
 #pragma omp parallel num_threads(threads)
     {
-#pragma omp single
-        team_begin(&team, omp_get_num_threads());
+        Team team = team_join(&work);
         NAME(gemm_begin)();
         norm_phase(&team, model, hidden, model->norm, rows, workspace);
         NAME(linear)(&team, &model->head, workspace, model->hidden, rows, TO_FLOATS, logits, model->head.outputs);

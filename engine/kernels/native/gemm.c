@@ -116,7 +116,7 @@ void NAME(linear)(Team *team, const Linear *linear, const elem *a, ptrdiff_t lda
     int blocks = round_up(rows, ROWS_AT_ONCE) / ROWS_AT_ONCE;
     size_t width = product == SWIGLU ? sizeof(elem) : sizeof(float);
     _Alignas(64) float c[ROWS_AT_ONCE * PANEL];
-    for (int item; (item = team_take(team)) < panels * blocks;) {
+    for (int item; (item = team_take(team, panels * blocks)) < panels * blocks;) {
         int p = item % panels, first = item / panels * ROWS_AT_ONCE;
         int count = rows - first < ROWS_AT_ONCE ? rows - first : ROWS_AT_ONCE;
         const elem *panel = (const elem *)linear->packed + (size_t)p * PANEL * inputs;

@@ -1,7 +1,9 @@
-/* Threads that go through a step together: one parallel region a step, barriers of its own between its phases.
+/* Threads that go through a step together: one parallel region a step, phases of its own inside.
  *
  * OpenMP's barriers and regions cost microseconds each, and a step of a small model has dozens of phases. Work is
- * handed out an item at a time, so a core that is shared with another process does less of it.
+ * handed out an item at a time, and a phase ends when its items are done, not when all threads have come to its end:
+ * one that the system has put aside holds nobody up unless it has an item. When it comes back it finds the phases
+ * gone by empty.
  */
 #ifndef TEAM_H
 #define TEAM_H
@@ -9,45 +11,66 @@
 #include <omp.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdint.h>
 
 #define SPINS 4000 /* some 50 us: a phase of a small model. Then others may have the core. */
 
+/* What threads share. */
 typedef struct {
-    int size;
-    _Alignas(64) atomic_int next;       /* the item to be taken */
-    _Alignas(64) atomic_int arrived;    /* at the barrier */
-    _Alignas(64) atomic_int generation; /* barriers passed */
+    _Alignas(64) _Atomic uint64_t ticket; /* phase << 32 | the next item */
+    _Alignas(64) atomic_int done;         /* items of the phase */
+} Work;
+
+/* A team as one of its threads sees it. */
+typedef struct {
+    Work *work;
+    int thread, size;
+    uint32_t phase; /* which this thread is in */
+    int mine;       /* items of it that this thread has taken */
 } Team;
 
-static inline void team_begin(Team *team, int size)
+/* Before the parallel region. */
+static inline void work_begin(Work *work)
 {
-    team->size = size;
-    atomic_store(&team->next, 0);
-    atomic_store(&team->arrived, 0);
-    atomic_store(&team->generation, 0);
+    atomic_store(&work->ticket, 0);
+    atomic_store(&work->done, 0);
 }
 
-/* The next item of a phase; what is not below the phase's count ends it. */
-static inline int team_take(Team *team)
+/* In it. */
+static inline Team team_join(Work *work)
 {
-    return atomic_fetch_add_explicit(&team->next, 1, memory_order_relaxed);
+    return (Team){work, omp_get_thread_num(), omp_get_num_threads(), 0, 0};
 }
 
-/* All that was written before it is seen by all after it, and items count from 0 again. */
+static inline void end_phase(Team *team)
+{
+    atomic_store_explicit(&team->work->done, 0, memory_order_relaxed);
+    atomic_store_explicit(&team->work->ticket, (uint64_t)(team->phase + 1) << 32, memory_order_release);
+}
+
+/* The next of a phase's `count` items, all threads saying the same count; `count` when there is none left. To ask is
+ * to say that the item before is done. Every thread asks until there is none. */
+static inline int team_take(Team *team, int count)
+{
+    uint64_t ticket = atomic_load_explicit(&team->work->ticket, memory_order_acquire);
+    while ((uint32_t)(ticket >> 32) == team->phase && (int)(uint32_t)ticket < count)
+        if (atomic_compare_exchange_weak_explicit(&team->work->ticket, &ticket, ticket + 1, memory_order_relaxed,
+                                                  memory_order_acquire)) {
+            team->mine++;
+            return (int)(uint32_t)ticket;
+        }
+    int mine = team->mine;
+    team->mine = 0;
+    if (mine && atomic_fetch_add_explicit(&team->work->done, mine, memory_order_acq_rel) + mine == count)
+        end_phase(team);
+    return count;
+}
+
+/* The end of a phase that had items: all that was written in it is seen after it. */
 static inline void team_barrier(Team *team)
 {
-    if (team->size == 1) {
-        atomic_store_explicit(&team->next, 0, memory_order_relaxed);
-        return;
-    }
-    int generation = atomic_load_explicit(&team->generation, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&team->arrived, 1, memory_order_acq_rel) + 1 == team->size) {
-        atomic_store_explicit(&team->next, 0, memory_order_relaxed);
-        atomic_store_explicit(&team->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&team->generation, generation + 1, memory_order_release);
-        return;
-    }
-    for (int spins = 0; atomic_load_explicit(&team->generation, memory_order_acquire) == generation; spins++) {
+    for (int spins = 0;
+         (uint32_t)(atomic_load_explicit(&team->work->ticket, memory_order_acquire) >> 32) == team->phase; spins++) {
         if (spins < SPINS) {
 #if defined(__x86_64__)
             __builtin_ia32_pause();
@@ -55,6 +78,7 @@ static inline void team_barrier(Team *team)
         } else
             sched_yield();
     }
+    team->phase++;
 }
 
 #endif
