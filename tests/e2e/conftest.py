@@ -19,6 +19,9 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# A shell has its background jobs ignore Ctrl-C, and so would all that tests start and want to interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @dataclass(frozen=True)
 class Service:
