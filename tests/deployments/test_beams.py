@@ -17,7 +17,7 @@ from tests.deployments.fleet_of_engines import World, until
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 30))
+    asyncio.run(asyncio.wait_for(scenario, 120))
 
 
 def request(request_id: str) -> GenerateRequest:

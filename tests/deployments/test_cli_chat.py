@@ -21,7 +21,7 @@ def server() -> Iterator[Server]:
 def chat(url: str, *lines: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "deployments.cli", "chat", "--url", url, *options]
     return subprocess.run(
-        command, input="".join(line + "\n" for line in lines), capture_output=True, text=True, timeout=30
+        command, input="".join(line + "\n" for line in lines), capture_output=True, text=True, timeout=120
     )
 
 

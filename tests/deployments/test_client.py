@@ -19,7 +19,7 @@ from tests.deployments.fleet_of_engines import TIMINGS, World, request, until
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 30))
+    asyncio.run(asyncio.wait_for(scenario, 120))
 
 
 async def tokens_of(stream: Stream) -> list[int]:

@@ -24,7 +24,7 @@ SMALL_STEPS: dict[str, Any] = {"max_running": 2, "max_step_tokens": 8, "max_step
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 30))
+    asyncio.run(asyncio.wait_for(scenario, 120))
 
 
 def request(request_id: str = "a") -> GenerateRequest:

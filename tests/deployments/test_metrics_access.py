@@ -38,7 +38,7 @@ class Handle:
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 60))
+    asyncio.run(asyncio.wait_for(scenario, 120))
 
 
 async def until(condition: Callable[[], Any]) -> None:

@@ -19,7 +19,7 @@ FIELDS = {
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 60))
+    asyncio.run(asyncio.wait_for(scenario, 120))
 
 
 def check(timings: dict[str, Any]) -> None:

@@ -135,7 +135,7 @@ def test_a_new_replica_holds_what_is_worth_most_before_it_is_ready() -> None:
         assert await cached_tokens(made, "c", [7] * 20) == 0
         made.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def test_its_pages_are_filled_to_a_share_with_the_best() -> None:
@@ -150,7 +150,7 @@ def test_its_pages_are_filled_to_a_share_with_the_best() -> None:
         assert await cached_tokens(made, "b", [*next_best, 5]) == 64
         made.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_seconds": 0}])
@@ -168,4 +168,4 @@ def test_without_an_answer_or_a_wish_a_replica_starts_cold(
         assert await cached_tokens(made, "a", [*SYSTEM, 5]) == 0
         made.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 120))

@@ -224,7 +224,7 @@ async def say_to_ingress(batch: list[bytes]) -> tuple[WireConnection, Silence]:
         identity, _ = impostor.recv_multipart()
         for message in batch:
             impostor.send_multipart([identity, message])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while sum(connection.counts.values()) < len(batch):
                 await asyncio.sleep(0.002)
                 connection.receive_all()

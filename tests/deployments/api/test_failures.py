@@ -129,7 +129,7 @@ async def hang_up(service: ApiService, body: dict[str, Any]) -> bytes:
         "scheme": "http", "headers": [(b"content-type", b"application/json")], "server": ("test", 80),
         "client": ("test", 1),
     }  # fmt: skip
-    await asyncio.wait_for(create_app(service)(scope, receive, send), 5)
+    await asyncio.wait_for(create_app(service)(scope, receive, send), 60)
     return bytes(sent)
 
 
