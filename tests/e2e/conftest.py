@@ -19,6 +19,9 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 
+PATIENCE_S = 180.0
+"""How long a test waits before it gives up: for a machine that is much slower than this needs."""
+
 # A shell has its background jobs ignore Ctrl-C, and so would all that tests start and want to interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -30,7 +33,7 @@ class Service:
     url: str
 
     def health(self) -> dict[str, Any]:
-        answer: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=10).json()
+        answer: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=60).json()
         return answer
 
     def replicas(self) -> dict[str, dict[str, Any]]:
@@ -38,7 +41,7 @@ class Service:
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the samples of a metric whose labels match."""
-        page = httpx.get(f"{self.url}/metrics", timeout=10).text
+        page = httpx.get(f"{self.url}/metrics", timeout=60).text
         wanted = [f'{label}="{value}"' for label, value in labels.items()]
         return sum(
             float(line.rsplit(" ", 1)[1])
@@ -46,7 +49,7 @@ class Service:
             if line.startswith((f"{name}{{", f"{name} ")) and all(want in line for want in wanted)
         )
 
-    def wait_until(self, condition: Callable[[], bool], timeout: float = 30.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
         """Poll until `condition` holds; a connection refused meanwhile is no answer."""
         deadline = time.monotonic() + timeout
         while True:

@@ -51,7 +51,7 @@ def test_completions_streamed_and_whole_say_the_same(ai: openai.OpenAI, model: s
 
 
 def test_text_and_token_ids_are_the_same_prompt(ai: openai.OpenAI, model: str, base_url: str) -> None:
-    ids = httpx.post(f"{base_url}/tokenize", json={"prompt": "Return the"}).json()["tokens"]
+    ids = httpx.post(f"{base_url}/tokenize", json={"prompt": "Return the"}, timeout=60).json()["tokens"]
     by_text, by_ids = complete(ai, model, temperature=0), complete(ai, model, temperature=0, prompt=ids)
     assert by_text.choices[0].text == by_ids.choices[0].text
     assert by_text.usage.prompt_tokens == len(ids)
@@ -121,14 +121,14 @@ def test_an_answer_says_where_its_time_went(ai: openai.OpenAI, model: str, base_
     assert min(phases) >= 0 and 0 < sum(phases) <= timings["total_s"]
     *_, last = complete(ai, model, stream=True, extra_body=asked)
     assert last.choices == [] and last.timings["time_to_first_token_s"] <= last.timings["total_s"]
-    refused = httpx.post(f"{base_url}/v1/completions", json={}, headers={"x-request-id": "mine-too"})
+    refused = httpx.post(f"{base_url}/v1/completions", json={}, headers={"x-request-id": "mine-too"}, timeout=60)
     assert refused.status_code == 400 and refused.headers.get_list("x-request-id") == ["mine-too"]
-    assert len(httpx.get(f"{base_url}/nope").headers.get_list("x-request-id")) == 1
+    assert len(httpx.get(f"{base_url}/nope", timeout=60).headers.get_list("x-request-id")) == 1
 
 
 def test_the_small_endpoints(ai: openai.OpenAI, model: str, base_url: str) -> None:
     assert ai.models.retrieve(model).id == model
-    with httpx.Client(base_url=base_url) as http:
+    with httpx.Client(base_url=base_url, timeout=60) as http:
         assert http.get("/health").json()["status"] in ("healthy", "degraded")
         assert http.get("/version").json()["version"]
         assert "raydix_" in http.get("/metrics").text

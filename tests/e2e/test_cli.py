@@ -72,7 +72,7 @@ def test_serve_is_ready_answers_and_leaves_nothing_behind(ray_directory: Path, t
     try:
         _wait_for("is ready at", log, server)
         url = f"http://127.0.0.1:{port}"
-        assert httpx.get(f"{url}/health", timeout=10).json()["status"] == "healthy"
+        assert httpx.get(f"{url}/health", timeout=60).json()["status"] == "healthy"
         body = {"model": "demo", "messages": [{"role": "user", "content": "What does len do?"}], "max_tokens": 4}
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
         assert answer["usage"]["completion_tokens"] > 0
@@ -86,7 +86,7 @@ def test_serve_is_ready_answers_and_leaves_nothing_behind(ray_directory: Path, t
             assert "data: [DONE]" in lines, "an open stream was cut off"
         assert server.wait(timeout=60) == 0, log.read_text()
         assert "Traceback" not in log.read_text()
-        assert psutil.wait_procs(family, timeout=20)[1] == []
+        assert psutil.wait_procs(family, timeout=60)[1] == []
     finally:
         if server.poll() is None:
             server.terminate()

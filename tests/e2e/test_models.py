@@ -63,7 +63,7 @@ def models(service: Service, sink: Collector, logs: Path) -> Iterator[Service]:
 
 
 def states(models: Service) -> dict[str, str]:
-    listed = httpx.get(f"{models.url}/v1/models", timeout=10).raise_for_status().json()["data"]
+    listed = httpx.get(f"{models.url}/v1/models", timeout=60).raise_for_status().json()["data"]
     return {model["id"]: model["state"] for model in listed}
 
 
@@ -80,9 +80,9 @@ def test_a_request_goes_to_the_model_it_names(models: Service) -> None:
         assert answer.json()["model"] == name
         replicas[name] = answer.headers["x-raydix-replica"]
     assert replicas["demo-long"] != replicas["demo-short"]
-    tokens = {"tokens": [5] * 600}
-    assert httpx.post(f"{models.url}/detokenize", json=tokens | {"model": "demo-long"}).status_code == 200
-    assert httpx.post(f"{models.url}/detokenize", json=tokens | {"model": "demo-short"}).status_code == 400
+    for name, status in (("demo-long", 200), ("demo-short", 400)):
+        answer = httpx.post(f"{models.url}/detokenize", json={"tokens": [5] * 600, "model": name}, timeout=60)
+        assert answer.status_code == status
     for asked, status in (("demo", 404), (None, 400)):
         refused = complete(models, asked)
         assert refused.status_code == status
@@ -110,7 +110,7 @@ def test_a_request_can_be_followed_through_logs_and_traces(models: Service, sink
     def spans() -> list[Received]:
         return [span for span in list(sink.spans) if span.attributes.get("raydix.request_id") == "followed"]
 
-    models.wait_until(lambda: bool(spans() and lines("Ingress") and lines("EngineReplica-demo-long")), timeout=60)
+    models.wait_until(lambda: bool(spans() and lines("Ingress") and lines("EngineReplica-demo-long")))
     (root,) = spans()
     (line,) = [line for line in lines("Ingress") if line.get("event") == "request"]
     assert (line["trace_id"], line["response_id"]) == (root.trace_id, answer.json()["id"])
@@ -126,31 +126,33 @@ def test_a_request_can_be_followed_through_logs_and_traces(models: Service, sink
 def test_only_the_admin_loads_and_unloads(models: Service) -> None:
     for headers, status in (({}, 401), ({"authorization": "Bearer wrong"}, 403)):
         for method, path in (("POST", "demo-short/load"), ("DELETE", "demo-short")):
-            answer = httpx.request(method, f"{models.url}/v1/models/{path}", headers=headers)
+            answer = httpx.request(method, f"{models.url}/v1/models/{path}", headers=headers, timeout=60)
             assert answer.status_code == status, answer.text
     assert states(models)["demo-short"] == "loaded"
 
 
 def test_a_model_is_put_away_when_its_streams_have_ended_and_comes_back(models: Service) -> None:
     """One stream follows the other, so that some are open when it goes, however fast the machine is."""
+    is_over = asyncio.Event()
 
-    async def read(client: httpx.AsyncClient) -> int:
+    async def read(client: httpx.AsyncClient, model: str) -> int:
         count = 0
-        while (tokens := await _stream(client, "demo-short", 500)) is not None:
+        while not is_over.is_set() and (tokens := await _stream(client, model, 500)) is not None:
             assert tokens == 500
             count += 1
         return count
 
     async def scenario() -> None:
         async with httpx.AsyncClient(base_url=models.url, timeout=120) as client:
-            own = asyncio.gather(*(read(client) for _ in range(8)))
-            other = asyncio.create_task(_stream(client, "demo-long", 900))
+            own = asyncio.gather(*(read(client, "demo-short") for _ in range(8)))
+            other = asyncio.create_task(read(client, "demo-long"))
             await asyncio.to_thread(models.wait_until, lambda: _num_running(models) >= 9)
             for _ in range(2):
                 answer = await client.delete("/v1/models/demo-short", headers=ADMIN)
                 assert (answer.status_code, answer.json()["state"]) == (202, "draining")
             assert min(await own) >= 1
-            assert await other == 900
+            is_over.set()
+            assert await other >= 1
 
     asyncio.run(scenario())
     models.wait_until(lambda: states(models)["demo-short"] == "unloaded")
@@ -161,17 +163,17 @@ def test_a_model_is_put_away_when_its_streams_have_ended_and_comes_back(models: 
     assert complete(models, "demo-long").status_code == 200
     health = models.health()
     assert health["status"] == "healthy" and health["models"]["demo-short"]["status"] == "unloaded"
-    answer = httpx.post(f"{models.url}/v1/models/demo-short/load", headers=ADMIN)
+    answer = httpx.post(f"{models.url}/v1/models/demo-short/load", headers=ADMIN, timeout=60)
     assert (answer.status_code, answer.json()["state"]) == (202, "loading")
-    models.wait_until(lambda: complete(models, "demo-short").status_code == 200, timeout=60)
+    models.wait_until(lambda: complete(models, "demo-short").status_code == 200)
     models.wait_until(lambda: states(models)["demo-short"] == "loaded")
 
 
 def test_the_cluster_is_told_as_it_is(models: Service) -> None:
     for path in ("status", "nodes"):
-        assert httpx.get(f"{models.url}/v1/cluster/{path}").status_code == 401
+        assert httpx.get(f"{models.url}/v1/cluster/{path}", timeout=60).status_code == 401
     models.wait_until(lambda: models.health()["status"] == "healthy")
-    status = httpx.get(f"{models.url}/v1/cluster/status", headers=ADMIN, timeout=10).raise_for_status().json()
+    status = httpx.get(f"{models.url}/v1/cluster/status", headers=ADMIN, timeout=60).raise_for_status().json()
     assert status["missing"] == {} and status["nodes"] == {"alive": 1, "dead": 0}
     assert status["resources"]["total"] == {"cpus": ray.cluster_resources()["CPU"], "gpus": 0}
     assert status["versions"]["ray"] == ray.__version__
@@ -184,7 +186,7 @@ def test_the_cluster_is_told_as_it_is(models: Service) -> None:
         assert replica["pid"] in pids and replica["is_connected"]
         assert model["totals"]["kv_pages_total"] == pages[model["id"]]
     assert status["totals"]["kv_pages_total"] == sum(pages.values())
-    nodes = httpx.get(f"{models.url}/v1/cluster/nodes", headers=ADMIN, timeout=10).raise_for_status().json()
+    nodes = httpx.get(f"{models.url}/v1/cluster/nodes", headers=ADMIN, timeout=60).raise_for_status().json()
     (node,) = nodes["data"]
     assert nodes["missing"] == {} and node["is_alive"] and "gpu_devices" not in node
     assert sorted(replica["model"] for replica in node["replicas"]) == ["demo-long", "demo-short"]
@@ -193,9 +195,9 @@ def test_the_cluster_is_told_as_it_is(models: Service) -> None:
 
 def test_a_model_that_was_not_loaded_at_the_start_comes_when_it_is_asked_for(models: Service) -> None:
     assert states(models)["later"] == "unloaded" and complete(models, "later").status_code == 503
-    assert httpx.post(f"{models.url}/v1/models/later/load", headers=ADMIN).status_code == 202
-    models.wait_until(lambda: complete(models, "later").status_code == 200, timeout=60)
-    assert httpx.delete(f"{models.url}/v1/models/later", headers=ADMIN).status_code == 202
+    assert httpx.post(f"{models.url}/v1/models/later/load", headers=ADMIN, timeout=60).status_code == 202
+    models.wait_until(lambda: complete(models, "later").status_code == 200)
+    assert httpx.delete(f"{models.url}/v1/models/later", headers=ADMIN, timeout=60).status_code == 202
     models.wait_until(lambda: states(models)["later"] == "unloaded")
 
 

@@ -11,4 +11,4 @@ pytestmark = pytest.mark.e2e
 
 
 def test_a_running_ingress_is_ready(service: Service) -> None:
-    pod.ready_ingress(service.url, timeout_s=30)
+    pod.ready_ingress(service.url, timeout_s=180)

@@ -109,7 +109,7 @@ class Load:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._model = httpx.get(f"{url}/v1/models", timeout=30).json()["data"][0]["id"]
+        self._model = httpx.get(f"{url}/v1/models", timeout=60).json()["data"][0]["id"]
         self._is_over = threading.Event()
         self.done: Counter[str] = Counter()
         """Requests by kind that went as meant."""
