@@ -22,6 +22,7 @@ from engine.plan import Chunk, Step, StepPlan, StepResult
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.swap import HostMemory
+from monitoring.metrics import Metrics
 from router.fleet import Fleet, ReplicaAddress
 
 TIMINGS = ClientTimings(accept_s=5, lost_after_s=0.6, delivery_s=2, tick_s=0.03)
@@ -173,14 +174,16 @@ class World:
         count: int = 1,
         timings: ClientTimings = TIMINGS,
         persistence: Persistence | None = None,
+        metrics: Metrics | None = None,
         **config: Any,
     ) -> None:
         self._count, self._timings, self._persistence, self._config = count, timings, persistence, config
+        self._metrics = metrics
 
     async def __aenter__(self) -> tuple[WireEngineClient, Engines]:
         self._engines = Engines(self._count, **self._config)
         self._client = WireEngineClient(
-            self._engines, self._engines.fleet, self._count, self._timings, self._persistence
+            self._engines, self._engines.fleet, self._count, self._timings, self._persistence, self._metrics
         )
         await self._client.start()
         await self._engines.advertise()
@@ -198,7 +201,7 @@ def request(request_id: str, max_tokens: int = 5, prompt_len: int = 8, **fields:
     return GenerateRequest(request_id, "m", list(range(prompt_len)), sampling, **fields)
 
 
-async def until(condition: Callable[[], bool], timeout: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
     """Wait until `condition` holds."""
     async with asyncio.timeout(timeout):
         while not condition():
