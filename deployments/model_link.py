@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from pathlib import Path
 from typing import Any
 
 from deployments.admission import AdmissionClient
@@ -29,7 +30,7 @@ from engine.engine import model_directory
 from engine.grammar.vocabulary import Vocabulary
 from engine.hub import fingerprint
 from engine.models.config import ModelConfig
-from engine.tokenizer import load_tokenizer
+from engine.tokenizer import Tokenizer, load_tokenizer
 from monitoring.metrics import Metrics
 from router.fleet import fleet_of
 from router.placer import placer_of
@@ -53,12 +54,21 @@ class ModelLink:
         self._grammars: GrammarCheck | None = None
         self._grammar_limits = GrammarCheckLimits.of(args.limits)
         self._client: WireEngineClient | None = None
+        self._tokenizer: Tokenizer | None = None
         self._routing_metrics = IngressMetrics(self.metrics, self._placer, self._fleet)
         self._watch: asyncio.Task[None] | None = None
         self._is_put_away = not model.load_at_start
 
     async def start(self) -> None:
-        """Connect, on the event loop that will serve requests, and learn what the engines hold."""
+        """Connect, on the event loop that will serve requests, and learn what the engines hold.
+
+        Reads the tokenizer meanwhile. Raises ValueError when there is none, ModelLoadError when there is no model.
+        """
+        directory = await asyncio.to_thread(model_directory, self._model.engine)
+        loading = asyncio.to_thread(load_tokenizer, directory)
+        self._tokenizer, _ = await asyncio.gather(loading, self._connect(directory))
+
+    async def _connect(self, directory: Path) -> None:
         self._client = WireEngineClient(
             HandleControl(self._engines),
             self._fleet,
@@ -66,7 +76,7 @@ class ModelLink:
             ClientTimings(lost_after_s=self._health.lost_after_s),
             _persistence(self._health),
             self.metrics,
-            fingerprint(await asyncio.to_thread(model_directory, self._model.engine)),
+            await asyncio.to_thread(fingerprint, directory),
         )
         await self._client.start()
         self._watch = asyncio.create_task(self._watch_switch())
@@ -81,16 +91,15 @@ class ModelLink:
 
     def served(self, keys: KeyRing) -> ServedModel:
         """What the API needs of the model, for the tenants with these keys. Reads its files."""
-        assert self._client is not None, "start() comes first"
-        directory = model_directory(self._model.engine)
-        config = ModelConfig.from_directory(directory)
+        assert self._client is not None and self._tokenizer is not None, "start() comes first"
+        tokenizer = self._tokenizer
+        config = ModelConfig.from_directory(model_directory(self._model.engine))
         card = _card(self._model.engine, config)
         load = ObservedLoad(
             SwitchedEngines(self._client, self._switch), self._num_ingresses, self._placer.uncached_tokens
         )
         tenants = {tenant.name: tenant for tenant in keys.tenants}
         client = AdmissionClient(load, load, self._admission, tenants, self.metrics)
-        tokenizer = load_tokenizer(directory)
         self._grammars = GrammarCheck(
             lambda: Vocabulary.of(tokenizer, card.vocab_size, config.eos_token_ids),
             self._grammar_limits,

@@ -106,7 +106,9 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self._inv_freq = config.rope.inverse_frequencies(config.head_dim)
-        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        # Handed its weight, or else it would draw random numbers, for which torch imports its compiler here.
+        table = torch.empty(config.vocab_size, config.hidden_size)
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size, _weight=table)
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.lm_head = (

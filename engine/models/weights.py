@@ -45,10 +45,8 @@ def load_decoder(directory: Path, config: ModelConfig, dtype: torch.dtype, devic
         targets = dict(_targets(config))
         _check(files, targets, config)
         with torch.device("meta"):
-            decoder = Decoder(config).to(dtype)
-        decoder = decoder.to_empty(device=device)
-        if device.type == "cpu":
-            _lay_input_major(decoder)
+            decoder = Decoder(config)
+        _allocate(decoder, dtype, device)
         parameters = dict(decoder.named_parameters())
         with torch.no_grad():
             for name, target in targets.items():
@@ -57,17 +55,21 @@ def load_decoder(directory: Path, config: ModelConfig, dtype: torch.dtype, devic
                 except SafetensorError as error:
                     raise ModelLoadError(f"tensor {name} cannot be read: {error}") from error
                 parameters[target.parameter][target.rows].copy_(tensor)
-    return decoder.eval().requires_grad_(False)
+    return decoder.eval()
 
 
-def _lay_input_major(decoder: Decoder) -> None:
-    """Give empty linear weights [out, in] the strides (1, out).
+def _allocate(decoder: Decoder, dtype: torch.dtype, device: torch.device) -> None:
+    """Give each parameter of a decoder on the meta device memory of its own, with anything in it.
 
-    A CPU multiplies few rows (a batch of decodes) with a matrix laid out like this up to twice as fast.
+    Linear weights [out, in] get the strides (1, out) on a CPU: it multiplies few rows (a batch of decodes) with a
+    matrix laid out like this up to twice as fast. (`Module.to_empty` does less and loads torch's compiler for it.)
     """
     for module in decoder.modules():
-        if isinstance(module, torch.nn.Linear):
-            module.weight = torch.nn.Parameter(module.weight.new_empty(module.weight.shape[::-1]).t())
+        for name, parameter in module.named_parameters(recurse=False):
+            is_turned = device.type == "cpu" and isinstance(module, torch.nn.Linear) and parameter.ndim == 2
+            shape = parameter.shape[::-1] if is_turned else parameter.shape
+            empty = torch.empty(shape, dtype=dtype, device=device)
+            setattr(module, name, torch.nn.Parameter(empty.t() if is_turned else empty, requires_grad=False))
 
 
 def weight_files(directory: Path) -> list[Path]:
