@@ -1,0 +1,229 @@
+"""How long the application takes from nothing to its first answer, and what it does in that time.
+
+    python -m benchmarks.startup [--with serve raydix] [--rounds 3] [--baseline CHECKOUT] [--json FILE]
+
+Starts `serve run deployments.yaml` (or `raydix serve`) with a Ray of its own on free ports, asks one question as
+soon as anybody listens, and ends it. The times are seconds since the command, from the logs of Serve's controller
+and replicas; processor seconds are those of all processes, which tell more than the clock on a machine that does
+other things as well. `--baseline` measures another checkout in turn. A round that does not count comes first: it
+warms the page cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+QUESTION = {
+    "model": "demo",
+    "max_tokens": 8,
+    "messages": [{"role": "user", "content": "What does itertools.chain do?"}],
+}
+PATIENCE_S = 300.0
+STAGES = (
+    ("controller", "controller_*", "Controller starting"),
+    ("build", "controller_*", "Importing and building app"),
+    ("built", "controller_*", "Imported and built app"),
+    ("engine_process", "replica_*EngineReplica_*", "Started initializing replica"),
+    ("engine_loaded", "replica_*EngineReplica_*", "Finished initializing replica"),
+    ("ingress_process", "replica_*Ingress_*", "Started initializing replica"),
+    ("ingress_ready", "replica_*Ingress_*", "Finished initializing replica"),
+)
+"""Name, log files and the line that marks it; the last of its kind counts."""
+
+
+class Processes(threading.Thread):
+    """Watches what a process and all that descend from it use."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._root, self._done = psutil.Process(pid), threading.Event()
+        self.cpu: dict[int, tuple[str, float]] = {}
+        """Name and processor seconds by process id, as last seen."""
+
+    def run(self) -> None:
+        while not self._done.wait(0.1):
+            self.look()
+
+    def look(self) -> None:
+        for process in [self._root, *self._root.children(recursive=True)]:
+            try:
+                times = process.cpu_times()
+                self.cpu[process.pid] = (_role(process.cmdline()), times.user + times.system)
+            except psutil.Error:  # it has just ended
+                continue
+
+    def stop(self) -> None:
+        self._done.set()
+        self.join()
+
+    def seconds(self) -> dict[str, float]:
+        """Processor seconds by what a process is for."""
+        totals: dict[str, float] = defaultdict(float)
+        for role, seconds in self.cpu.values():
+            totals[role] += seconds
+        return {role: round(seconds, 2) for role, seconds in sorted(totals.items(), key=lambda item: -item[1])}
+
+    def kill(self) -> None:
+        """End what has not ended by itself."""
+        for pid in self.cpu:
+            try:
+                psutil.Process(pid).kill()
+            except psutil.Error:
+                continue
+
+
+def _role(command: list[str]) -> str:
+    line = " ".join(command)
+    found = re.search(
+        r"ServeReplica:\w+:(\w+)|(SERVE_PROXY|ServeController|SERVE_CONTROLLER)|ray-?(dashboard)", line
+    )
+    if found:
+        name: str = next(filter(None, found.groups()))
+        return {"SERVE_PROXY": "proxy", "SERVE_CONTROLLER": "ServeController"}.get(name, name)
+    for part in ("gcs_server", "raylet", "dashboard", "monitor.py", "runtime_env", "ProxyActor", "default_worker"):
+        if part in line:
+            return {"ProxyActor": "proxy", "default_worker": "other workers"}.get(part, part)
+    return "other workers" if line.startswith("ray::") else "command"
+
+
+def start_once(command: str, root: Path) -> dict[str, Any]:
+    """One start from nothing: its timeline in seconds, and its processor seconds."""
+    with tempfile.TemporaryDirectory(prefix="rdx", ignore_cleanup_errors=True) as directory:
+        port = _free_port()
+        config = yaml.safe_load((root / "deployments.yaml").read_text())
+        config["http_options"]["port"] = port
+        path = Path(directory, "deployments.yaml")
+        path.write_text(yaml.safe_dump(config))
+        arguments = {
+            "serve": [str(Path(sys.executable).with_name("serve")), "run", str(path)],
+            "raydix": [sys.executable, "-m", "deployments.cli", "serve", str(path), "--verbose"],
+        }[command]
+        environment = {**os.environ, "PYTHONPATH": str(root), "RAY_TMPDIR": directory}
+        started = time.time()
+        with Path(directory, "output").open("wb") as output:
+            process = subprocess.Popen(arguments, cwd=root, env=environment, stdout=output, stderr=output)
+        processes = Processes(process.pid)
+        processes.start()
+        try:
+            answered = _first_answer(f"http://127.0.0.1:{port}", process)
+            processes.look()
+            cpu = processes.seconds()
+            logs = Path(directory, "ray/session_latest/logs/serve")
+            timeline = {**_timeline(logs, started), "first_answer": round(answered - started, 2)}
+        except RuntimeError as error:
+            raise SystemExit(f"{error}:\n{Path(directory, 'output').read_text()[-2000:]}") from None
+        finally:
+            processes.stop()
+            _end(process)
+            processes.kill()
+        return {"timeline_s": timeline, "cpu_s": round(sum(cpu.values()), 1), "cpu_by_process_s": cpu}
+
+
+def _first_answer(url: str, process: subprocess.Popen[bytes]) -> float:
+    """When the first answer was complete, in seconds since the epoch. Raises RuntimeError."""
+    deadline = time.time() + PATIENCE_S
+    while time.time() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the command has ended with {process.returncode}")
+        try:  # what comes before there is an ingress waits for it in Serve's proxy
+            answer = httpx.post(f"{url}/v1/chat/completions", json=QUESTION, timeout=PATIENCE_S)
+            if answer.status_code == 200:
+                return time.time()
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.1)
+    raise RuntimeError(f"no answer within {PATIENCE_S:g} s")
+
+
+def _timeline(logs: Path, started: float) -> dict[str, float]:
+    """Seconds from `started` to each stage that the logs tell of."""
+    times: dict[str, float] = {}
+    for stage, files, words in STAGES:
+        for line in (line for path in logs.glob(f"{files}.log") for line in path.read_text().splitlines()):
+            stamp = re.match(r"\w+ (\d{4}-\S+ \S+) ", line)
+            if words in line and stamp:
+                at = datetime.strptime(stamp[1], "%Y-%m-%d %H:%M:%S,%f").timestamp() - started
+                times[stage] = max(times.get(stage, 0.0), round(at, 2))
+    return times
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of the fastest round all, of the others what they took."""
+    best = min(rounds, key=lambda one: one["timeline_s"]["first_answer"])
+    return {
+        "first_answer_s": [one["timeline_s"]["first_answer"] for one in rounds],
+        "cpu_s": [one["cpu_s"] for one in rounds],
+        "median_cpu_s": round(statistics.median(one["cpu_s"] for one in rounds), 1),
+        "fastest": best,
+    }
+
+
+def main() -> None:
+    """Measure, print, and write where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--with", dest="commands", nargs="+", choices=("serve", "raydix"), default=["serve"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--baseline", type=Path, help="another checkout, measured in turn with this one")
+    parser.add_argument("--cold", action="store_true", help="count the first round as well")
+    parser.add_argument("--note", default="", help="what else the machine was doing")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    checkouts = {"raydix": ROOT} | ({"baseline": options.baseline.resolve()} if options.baseline else {})
+    rounds: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for number in range(options.rounds + (not options.cold)):
+        for command in options.commands:
+            for name, root in checkouts.items():
+                measured = start_once(command, root)
+                print(f"{command} {name}:", json.dumps(measured), flush=True)
+                if number or options.cold:
+                    rounds[f"{command}_{name}"].append(measured)
+    result = {
+        "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "note": options.note},
+        "at": datetime.now(UTC).strftime("%Y-%m-%d"),
+        **{name: _summary(measured) for name, measured in rounds.items()},
+    }
+    print(json.dumps(result, indent=1))
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
