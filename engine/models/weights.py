@@ -13,14 +13,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.errors import ModelLoadError
+from engine.models.mapped import MappedTensor, open_tensors, release
 
 _INDEX = "model.safetensors.index.json"
 _FLOATS = ("F32", "BF16", "F16")
@@ -41,20 +41,18 @@ def load_decoder(directory: Path, config: ModelConfig, dtype: torch.dtype, devic
     Raises ModelLoadError.
     """
     with ExitStack() as stack:
-        files = _open_all(weight_files(directory), stack)
+        tensors = open_tensors(weight_files(directory), stack)
         targets = dict(_targets(config))
-        _check(files, targets, config)
+        _check(tensors, targets, config)
         with torch.device("meta"):
             decoder = Decoder(config)
         _allocate(decoder, dtype, device)
         parameters = dict(decoder.named_parameters())
         with torch.no_grad():
             for name, target in targets.items():
-                try:
-                    tensor = files[name].get_tensor(name)
-                except SafetensorError as error:
-                    raise ModelLoadError(f"tensor {name} cannot be read: {error}") from error
+                tensor = tensors[name].read()
                 parameters[target.parameter][target.rows].copy_(tensor)
+                release(tensor)
     return decoder.eval()
 
 
@@ -111,37 +109,22 @@ def _shards(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
-def _open_all(paths: Sequence[Path], stack: ExitStack) -> dict[str, Any]:
-    """Every tensor's name to the open file it lies in."""
-    files: dict[str, Any] = {}
-    for path in paths:
-        try:
-            opened = stack.enter_context(safe_open(str(path), framework="pt", device="cpu"))
-        except (SafetensorError, OSError) as error:
-            raise ModelLoadError(
-                f"{path} is not a complete safetensors file ({error}); download the model again"
-            ) from error
-        files.update(dict.fromkeys(opened.keys(), opened))
-    return files
-
-
-def _check(files: Mapping[str, Any], targets: Mapping[str, _Target], config: ModelConfig) -> None:
-    missing = [name for name in targets if name not in files]
+def _check(tensors: Mapping[str, MappedTensor], targets: Mapping[str, _Target], config: ModelConfig) -> None:
+    missing = [name for name in targets if name not in tensors]
     if missing:
         raise ModelLoadError(f"the weights lack {_some(missing)}, which {config.architecture} needs")
-    unknown = [name for name in files if name not in targets and not _is_harmless(name, config)]
+    unknown = [name for name in tensors if name not in targets and not _is_harmless(name, config)]
     if unknown:
         raise ModelLoadError(
             f"the weights hold {_some(unknown)}, which this {config.architecture} does not have: "
             "config.json and weights do not belong together"
         )
     for name, target in targets.items():
-        entry = files[name].get_slice(name)
-        shape, dtype = tuple(entry.get_shape()), entry.get_dtype()
-        if shape != target.shape:
-            raise ModelLoadError(f"{name} has shape {shape}, config.json makes it {target.shape}")
-        if dtype not in _FLOATS:
-            raise ModelLoadError(f"{name} is stored as {dtype}; supported are {', '.join(_FLOATS)}")
+        tensor = tensors[name]
+        if tensor.shape != target.shape:
+            raise ModelLoadError(f"{name} has shape {tensor.shape}, config.json makes it {target.shape}")
+        if tensor.dtype not in _FLOATS:
+            raise ModelLoadError(f"{name} is stored as {tensor.dtype}; supported are {', '.join(_FLOATS)}")
 
 
 def _is_harmless(name: str, config: ModelConfig) -> bool:

@@ -1,0 +1,87 @@
+"""A checkpoint's tensors as views of its files, mapped into memory and let go of as they are used up.
+
+    files ── open_tensors: mapped, nothing read ──▶ read: a view ──▶ copied or packed ──▶ release: memory given back
+
+What was read of a mapping stays in the process's memory until it is closed: who copies all of a checkpoint out of
+it holds the weights twice, unless each tensor is released once it was copied. The system's file cache keeps it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.models.errors import ModelLoadError
+
+
+@dataclass(frozen=True, slots=True)
+class MappedTensor:
+    """One tensor of an open checkpoint."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """As safetensors spells it: "F32", "BF16", ..."""
+    file: Any
+
+    def read(self) -> torch.Tensor:
+        """A view of the file, valid while that is open: only to be read from. Raises ModelLoadError."""
+        try:
+            tensor: torch.Tensor = self.file.get_tensor(self.name)
+        except SafetensorError as error:
+            raise ModelLoadError(f"tensor {self.name} cannot be read: {error}") from error
+        # By itself the system reads ahead some hundred KiB at a time from a file that is not in its cache.
+        _advise(tensor, "MADV_WILLNEED")
+        return tensor
+
+
+def open_tensors(paths: Sequence[Path], stack: ExitStack) -> dict[str, MappedTensor]:
+    """All tensors of these safetensors files by name; the files are closed with `stack`. Raises ModelLoadError."""
+    tensors: dict[str, MappedTensor] = {}
+    for path in paths:
+        try:
+            file = stack.enter_context(safe_open(str(path), framework="pt", device="cpu"))
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(
+                f"{path} is not a complete safetensors file ({error}); download the model again"
+            ) from error
+        for name in file.keys():  # noqa: SIM118 (no mapping)
+            entry = file.get_slice(name)
+            tensors[name] = MappedTensor(name, tuple(entry.get_shape()), entry.get_dtype(), file)
+    return tensors
+
+
+def release(tensor: torch.Tensor) -> None:
+    """Give back the memory behind a tensor that `MappedTensor.read` has returned, and that is not looked at again.
+
+    Its first and last page stay: they may hold neighbours.
+    """
+    _advise(tensor, "MADV_DONTNEED")
+
+
+def _advise(tensor: torch.Tensor, advice: str) -> None:
+    """Tell the system what becomes of a tensor's whole pages; nothing where there is no such call."""
+    madvise, number = _madvise(), getattr(mmap, advice, None)
+    first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if madvise is not None and number is not None and end > first:
+        madvise(first, end - first, number)
+
+
+@functools.cache
+def _madvise() -> Callable[[int, int, int], int] | None:
+    try:
+        function = ctypes.CDLL(None).madvise
+    except (AttributeError, OSError, TypeError):  # TypeError: Windows
+        return None
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return function
