@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +11,8 @@ import torch
 
 from cache import PageCopy
 
-_ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
+_HUGE_PAGE = 2 * 2**20
+"""Bytes of the pages that processors translate 512 times fewer addresses for; what is smaller aligns to it too."""
 
 
 class KVPages:
@@ -59,8 +62,14 @@ class KVPages:
 
 
 def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros that the system backs with memory page by page, when first written (torch.zeros touches them all)."""
+    """Zeros that the system backs with memory when they are first written (torch.zeros touches them all): by huge
+    pages where it has them, so that what a first token takes is up to 2 MiB for each layer's keys, and values.
+    """
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
+    memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    raw = np.frombuffer(memory, dtype=np.uint8)
+    start = -raw.ctypes.data % _HUGE_PAGE
     return torch.from_numpy(raw[start : start + num_bytes]).view(dtype).view(shape)

@@ -1,6 +1,6 @@
 """A checkpoint's tensors as views of its files, mapped into memory and let go of as they are used up.
 
-    files ── open_tensors: mapped, nothing read ──▶ read: a view ──▶ copied or packed ──▶ release: memory given back
+    files ── open_tensors: mapped, not read ──▶ read: a view ──▶ copied or packed ──▶ release: memory given back
 
 What was read of a mapping stays in the process's memory until it is closed: who copies all of a checkpoint out of
 it holds the weights twice, unless each tensor is released once it was copied. The system's file cache keeps it.

@@ -34,14 +34,16 @@ class NativeDecoder:
     """A decoder's weights, packed, and the memory its steps work in. For one thread at a time."""
 
     def __init__(self, decoder: Decoder) -> None:
-        """Packs the weights of `decoder`, on a CPU, of float32 or bfloat16. Raises native.Unavailable."""
+        """Packs the weights of `decoder`, on a CPU, of float32 or bfloat16, and takes each layer's from it when
+        they are packed, so that memory never holds them all twice. Raises native.Unavailable.
+        """
         self.config = config = decoder.config
         self._embed = decoder.embed.weight.detach().contiguous()
         self._kernels = native.kernels(self._embed.dtype)
         self._kept: list[torch.Tensor] = []  # what the structs point to
         self._layers = (native.Layer * config.num_layers)(
             *(
-                self._layer(cast("Layer", layer), window)
+                self._take(cast("Layer", layer), window)
                 for layer, window in zip(decoder.layers, config.layer_windows, strict=True)
             )
         )
@@ -98,6 +100,12 @@ class NativeDecoder:
             torch.get_num_threads(),
         )
         return self._logits[:rows]
+
+    def _take(self, layer: Layer, window: int | None) -> native.Layer:
+        packed = self._layer(layer, window)
+        for parameter in layer.parameters():
+            parameter.data = torch.empty(0)
+        return packed
 
     def _layer(self, layer: Layer, window: int | None) -> native.Layer:
         attention, mlp = layer.attention, layer.mlp
