@@ -75,8 +75,10 @@ class ModelRunner:
         windows = frozenset(model.layer_windows)
         heads = AttentionShape(model.num_heads, model.num_kv_heads, model.head_dim, config.page_size, windows)
         backend = choose_backend(config.attention, heads, dtype, device)
-        decoder: Decoder | NativeDecoder = load_decoder(directory, model, dtype, device)
-        if backend.name == "native" and isinstance(decoder, Decoder) and unsupported(model) is None:
+        is_native = backend.name == "native" and unsupported(model) is None
+        is_turned = device.type == "cpu" and not is_native
+        decoder: Decoder | NativeDecoder = load_decoder(directory, model, dtype, device, input_major=is_turned)
+        if is_native:
             decoder = NativeDecoder(decoder)
 
         shape = (model.num_layers, 1, config.page_size, model.num_kv_heads, model.head_dim)

@@ -35,10 +35,13 @@ class _Target(NamedTuple):
     """The shape the checkpoint must have; copied with broadcasting."""
 
 
-def load_decoder(directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
+def load_decoder(
+    directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, input_major: bool = False
+) -> Decoder:
     """The model with its weights. Names, shapes and types are all checked before memory is taken.
 
-    Raises ModelLoadError.
+    With `input_major` linear weights [out, in] get the strides (1, out): a CPU multiplies few rows (a batch of
+    decodes) with a matrix laid out like this up to twice as fast. Raises ModelLoadError.
     """
     with ExitStack() as stack:
         tensors = open_tensors(weight_files(directory), stack)
@@ -46,7 +49,7 @@ def load_decoder(directory: Path, config: ModelConfig, dtype: torch.dtype, devic
         _check(tensors, targets, config)
         with torch.device("meta"):
             decoder = Decoder(config)
-        _allocate(decoder, dtype, device)
+        _allocate(decoder, dtype, device, input_major)
         parameters = dict(decoder.named_parameters())
         with torch.no_grad():
             for name, target in targets.items():
@@ -56,15 +59,14 @@ def load_decoder(directory: Path, config: ModelConfig, dtype: torch.dtype, devic
     return decoder.eval()
 
 
-def _allocate(decoder: Decoder, dtype: torch.dtype, device: torch.device) -> None:
+def _allocate(decoder: Decoder, dtype: torch.dtype, device: torch.device, input_major: bool) -> None:
     """Give each parameter of a decoder on the meta device memory of its own, with anything in it.
 
-    Linear weights [out, in] get the strides (1, out) on a CPU: it multiplies few rows (a batch of decodes) with a
-    matrix laid out like this up to twice as fast. (`Module.to_empty` does less and loads torch's compiler for it.)
+    `Module.to_empty` does nearly that, and loads torch's compiler for it.
     """
     for module in decoder.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            is_turned = device.type == "cpu" and isinstance(module, torch.nn.Linear) and parameter.ndim == 2
+            is_turned = input_major and isinstance(module, torch.nn.Linear) and parameter.ndim == 2
             shape = parameter.shape[::-1] if is_turned else parameter.shape
             empty = torch.empty(shape, dtype=dtype, device=device)
             setattr(module, name, torch.nn.Parameter(empty.t() if is_turned else empty, requires_grad=False))
