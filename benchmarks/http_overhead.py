@@ -1,0 +1,274 @@
+"""What HTTP costs: one engine replica behind the ingress and Serve's proxy, each process's time per token.
+
+    python -m benchmarks.http_overhead [--label after] [--json benchmarks/results/http_overhead.json]
+
+Starts the application in a private Ray, with a Llama of 15M parameters and random weights ("llama"), and with a
+model that costs nothing ("none", what remains is everything around it), and sends
+
+    single    one stream after the other, 128 -> 128 tokens
+    burst     128 streams at once, 256 -> 64 tokens
+    prefix    32 streams at once, (1024 shared + 32) -> 32 tokens, cold and then warm
+    chat      one conversation after the other, of some 128 tokens in text -> 1 token
+
+Prompts are token ids but for the chat. The client is one process more on the same processors. CPU time is that of
+all threads of a process, per output token; in what is short it includes what the processes do anyway. Of several
+rounds the best counts; `--label` names the column of results in the file, to have two versions side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import platform
+import random
+import socket
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray import serve
+
+from benchmarks.null_model import NullEngines
+from benchmarks.small_llama import VOCABULARY, make_small_llama, words
+from benchmarks.stream_client import Answer, StreamClient, all_at_once
+from deployments.app import bind_engines, bind_ingress
+from deployments.config import AppArgs
+from deployments.metrics_hub import MetricsHub
+from engine.engine import Engine
+
+HOST = "127.0.0.1"
+ROLES = {
+    "Ingress": "ingress",
+    "EngineReplica": "engine",
+    "ProxyActor": "proxy",
+    "HAProxyManager": "proxy",
+    "haproxy": "proxy",
+}
+"""Parts of command lines, and whose they are."""
+Row = dict[str, Any]
+_STREAM = {"stream": True, "ignore_eos": True, "temperature": 0}
+
+
+class Load:
+    """What is sent. Each round has prompts of its own, so that nothing is found in a cache that should not be."""
+
+    def __init__(self, port: int, seed: int) -> None:
+        self._port, self._draw = port, random.Random(seed)
+
+    async def single(self) -> list[Answer]:
+        """One after the other."""
+        return await self._one_by_one([_completion(self._ids(128), 128) for _ in range(4)], "/v1/completions")
+
+    async def burst(self) -> list[Answer]:
+        """All at once."""
+        return await self._at_once([_completion(self._ids(256), 64) for _ in range(128)])
+
+    async def prefix(self) -> list[Answer]:
+        """All at once, with a long beginning in common that is new."""
+        self._shared = self._ids(1024)
+        return await self.warm_prefix()
+
+    async def warm_prefix(self) -> list[Answer]:
+        """The same beginning again."""
+        return await self._at_once([_completion(self._shared + self._ids(32), 32) for _ in range(32)])
+
+    async def chat(self) -> list[Answer]:
+        """One after the other, as text."""
+        bodies = []
+        for _ in range(16):
+            messages = [{"role": "user", "content": words(120, self._draw.randrange(1000, 20_000))}]
+            bodies.append({"model": "small", "messages": messages, "max_tokens": 1, **_STREAM})
+        return await self._one_by_one(bodies, "/v1/chat/completions")
+
+    async def _one_by_one(self, bodies: list[dict[str, Any]], path: str) -> list[Answer]:
+        client = await StreamClient.connect(HOST, self._port)
+        try:
+            return [await client.post(path, body) for body in bodies]
+        finally:
+            client.close()
+
+    async def _at_once(self, bodies: list[dict[str, Any]]) -> list[Answer]:
+        return await all_at_once(HOST, self._port, bodies, "/v1/completions")
+
+    def _ids(self, count: int) -> list[int]:
+        return [self._draw.randrange(10, VOCABULARY) for _ in range(count)]
+
+
+NUM_TOKENS = {"single": 4 * 128, "burst": 128 * 64, "prefix": 32 * 32, "warm_prefix": 32 * 32, "chat": 16}
+
+
+def _completion(prompt: list[int], max_tokens: int) -> dict[str, Any]:
+    return {"model": "small", "prompt": prompt, "max_tokens": max_tokens, **_STREAM}
+
+
+def main() -> None:
+    options = _options()
+    results: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="rdx") as directory:
+        ray.init(
+            address="local",
+            num_cpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=200 * 2**20,
+            _temp_dir=directory,
+        )
+        try:
+            port = _start_serve()
+            for model in options.models:
+                _start(model, options)
+                results += asyncio.run(_measure(model, Load(port, options.seed), options))
+                serve.delete("raydix")
+        finally:
+            serve.shutdown()
+            ray.shutdown()
+    if options.json:
+        _save(options, results)
+
+
+def _start_serve() -> int:
+    """The proxy; its port."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = int(probe.getsockname()[1])
+    serve.start(http_options={"host": HOST, "port": port}, logging_config={"enable_access_log": False})
+    return port
+
+
+def _start(model: str, options: argparse.Namespace) -> None:
+    """The application with one replica."""
+    directory = make_small_llama(options.model_directory)
+    args = AppArgs.model_validate(
+        {
+            "engine": {
+                "model": str(directory),
+                "served_name": "small",
+                "kv_pages": 4096,
+                "threads": options.threads,
+                "dtype": options.dtype,
+            },
+            "engines": {"count": 1, "num_cpus": 0.25},
+            "ingresses": {"count": 1, "num_cpus": 0.25},
+        }
+    )
+    hub = serve.deployment(MetricsHub, name="MetricsHub", ray_actor_options={"num_cpus": 0}).bind(1, args.metrics)
+    factory = NullEngines() if model == "none" else Engine.from_config
+    engines = {one.name: bind_engines(args, one, hub, name, factory) for name, one in args.served.items()}
+    serve.run(bind_ingress(args, engines, hub), name="raydix")
+
+
+async def _measure(model: str, load: Load, options: argparse.Namespace) -> list[Row]:
+    kinds: dict[str, Callable[[], Coroutine[Any, Any, list[Answer]]]] = {
+        name: getattr(load, name) for name in NUM_TOKENS
+    }
+    gc.disable()
+    for run in kinds.values():
+        await run()
+    rounds: dict[str, list[Row]] = {name: [] for name in kinds}
+    for _ in range(options.rounds):
+        for name, run in kinds.items():
+            rounds[name].append(await _round(name, run))
+    rows = []
+    for name, each in rounds.items():
+        row = {"model": model, "load": name} | {key: pick([one[key] for one in each]) for key, pick in _PICK.items()}
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    return rows
+
+
+async def _round(name: str, run: Callable[[], Coroutine[Any, Any, list[Answer]]]) -> Row:
+    await asyncio.sleep(0.3)
+    before, began = _cpu_seconds(), time.perf_counter()
+    answers = await run()
+    seconds, after = time.perf_counter() - began, _cpu_seconds()
+    num_tokens = NUM_TOKENS[name]
+    events = sum(answer.num_events for answer in answers)
+    arrivals = sum(len(answer.arrivals) for answer in answers)
+    return {
+        "tokens_per_second": num_tokens / seconds,
+        "ttft_ms": statistics.median(answer.ttft for answer in answers) * 1e3,
+        "itl_ms": statistics.median([gap for answer in answers for gap in answer.gaps] or [0.0]) * 1e3,
+        "tokens_per_event": num_tokens / events,
+        "events_per_arrival": events / arrivals,
+        "cpu_us_per_token": {role: (after[role] - before[role]) / num_tokens * 1e6 for role in sorted(after)},
+    }
+
+
+def _least(values: list[dict[str, float]]) -> dict[str, float]:
+    return {role: round(min(value[role] for value in values), 1) for role in values[0]}
+
+
+def _rounded(pick: Callable[[list[float]], float]) -> Callable[[list[float]], float]:
+    return lambda values: round(pick(values), 2)
+
+
+_PICK: dict[str, Callable[[Any], Any]] = {
+    "tokens_per_second": _rounded(max),
+    "ttft_ms": _rounded(min),
+    "itl_ms": _rounded(min),
+    "tokens_per_event": _rounded(statistics.median),
+    "events_per_arrival": _rounded(statistics.median),
+    "cpu_us_per_token": _least,
+}
+"""What of several rounds counts."""
+
+
+def _cpu_seconds() -> Counter[str]:
+    """CPU time so far of each kind of process: ours, and all else that Ray runs."""
+    own = os.times()
+    seconds = Counter({"client": own.user + own.system, "ray": 0.0})
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            times, line = process.cpu_times(), " ".join(process.cmdline())
+            role = next((role for part, role in ROLES.items() if part in line), "ray")
+            seconds[role] += times.user + times.system
+    return seconds
+
+
+def _save(options: argparse.Namespace, results: list[Row]) -> None:
+    """Beside the columns that the file has."""
+    found = json.loads(options.json.read_text()) if options.json.exists() else {}
+    found["machine"] = {
+        "cpus": os.cpu_count(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "ray": ray.__version__,
+    }
+    environment = {name: value for name, value in os.environ.items() if name.startswith("RAY_SERVE_")}
+    found.setdefault("results", {})[options.label] = {
+        "threads": options.threads,
+        "environment": environment,
+        "note": options.note,
+        "rows": results,
+    }
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=["llama", "none"], default=["llama", "none"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1, help="of the engine (%(default)s)")
+    parser.add_argument("--dtype", default="auto", help="of the engine (%(default)s)")
+    parser.add_argument("--label", default="after", help="column of the results (%(default)s)")
+    parser.add_argument("--json", type=Path, help="write the results here, beside columns of other labels")
+    parser.add_argument("--note", default="", help="what else the machine was doing")
+    parser.add_argument("--seed", type=int, default=0)
+    default = Path(tempfile.gettempdir()) / "raydix-small-llama"
+    parser.add_argument("--model-directory", type=Path, default=default, help="made there once (%(default)s)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
