@@ -180,9 +180,9 @@ async def _measure(model: str, load: Load, options: argparse.Namespace) -> list[
             rounds[name].append(await _round(name, run))
     rows = []
     for name, each in rounds.items():
-        row = {"model": model, "load": name} | {key: pick([one[key] for one in each]) for key, pick in _PICK.items()}
-        rows.append(row)
-        print(json.dumps(row), flush=True)
+        row = {key: pick([one[key] for one in each]) for key, pick in _PICK.items()}
+        rows.append({"model": model, "load": name, **row})
+        print(json.dumps(rows[-1]), flush=True)
     return rows
 
 

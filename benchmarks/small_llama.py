@@ -1,6 +1,6 @@
-"""A Llama of about 15M parameters with random weights and a tokenizer of its own: a model that costs next to nothing.
+"""A Llama of about 15M parameters, random weights and a tokenizer of its own: a model that costs next to nothing.
 
-What it says means nothing, but it says it as a real one does: vocabulary, shapes and files are those of a checkpoint.
+What it says means nothing, but it says it as a real one does: vocabulary, shapes and files are a checkpoint's.
 """
 
 from __future__ import annotations

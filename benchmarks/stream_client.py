@@ -6,6 +6,7 @@ A client shares its processors with what it measures, so this one parses no more
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ class Answer:
     def gaps(self) -> list[float]:
         """Seconds between arrivals."""
         times = [at for at, _ in self.arrivals]
-        return [after - before for before, after in zip(times, times[1:], strict=False)]
+        return [after - before for before, after in itertools.pairwise(times)]
 
     @property
     def num_events(self) -> int:

@@ -15,6 +15,9 @@ from deployments.wire import MAX_MESSAGE_BYTES
 MAX_HELLO_BYTES = 4 * 2**20
 """Largest message an ingress may send: a hello that names all its streams."""
 
+_POLLIN = int(zmq.POLLIN)  # as the enum it costs more than the question itself
+_EVENTS = int(zmq.EVENTS)
+
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
 
@@ -62,7 +65,7 @@ def connect_dealer(context: Context, endpoint: str) -> Socket:
 
 def is_readable(socket: Socket) -> bool:
     """Whether a message can be received without waiting."""
-    return not socket.closed and bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+    return not socket.closed and bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
 
 
 def descriptor(socket: Socket) -> int:

@@ -19,6 +19,8 @@ from engine.tokenizer import Tokenizer
 _REPLACEMENT = "\ufffd"
 # A character has at most four bytes, so at most this many replacement characters may still become something else.
 _MAX_OPEN = 3
+# Bytes that never become a character keep the window open: of one with more tokens only the last ones stay.
+_MAX_WINDOW, _KEPT_WINDOW = 32, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,19 @@ class TextStream:
         if num_open == 0:
             self._window_start, self._whole_end = self._whole_end, len(self._ids)
             self._num_shown = len(self._window_text())
+        elif len(self._ids) - self._window_start > _MAX_WINDOW:
+            self._shorten(window[len(window) - num_open :])
         return certain
+
+    def _shorten(self, open_end: str) -> None:
+        """Go on with the window's last tokens alone. A cut inside a character changes only what is next to it, so
+        enough other text must lie between the cut and `open_end`.
+        """
+        start = len(self._ids) - _KEPT_WINDOW
+        text = self._text(self._ids[start:])
+        if text.endswith(open_end) and len(text) > 2 * _MAX_OPEN:
+            self._window_start = self._whole_end = start
+            self._num_shown = len(text) - len(open_end)
 
     def _window_text(self) -> str:
         return self._text(self._ids[self._window_start :])

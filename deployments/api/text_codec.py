@@ -156,6 +156,9 @@ class _Marks:
 
     def find(self, rendered: str) -> Iterator[tuple[str, str]]:
         """What was rendered, as pieces of text, each with the client's special token's text that follows it."""
+        if not self._texts:  # as nearly always: the pattern, new each time, costs more than rendering
+            yield rendered, ""
+            return
         *pairs, rest = re.split(f"{self._nonce}([0-9]+){self._nonce}", rendered)
         for text, number in zip(pairs[::2], pairs[1::2], strict=True):
             yield text, self._texts[int(number)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,21 @@ from engine.tokenizer import Tokenizer, load_tokenizer
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return load_tokenizer(resolve_model("demo"))
+
+
+BROKEN = range(97, 259)
+"""Tokens of the embedded model that are single bytes beyond ASCII, most of which continue characters."""
+
+
+class Counting:
+    """Notes how many tokens are decoded at once at most."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self.most = tokenizer, 0
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        self.most = max(self.most, len(token_ids))
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
 
 def stream(
@@ -46,6 +63,30 @@ def test_broken_utf8_from_a_model_never_raises_and_loses_no_readable_text(
     streamed, _ = stream(tokenizer, ids, sizes)
     whole = tokenizer.decode(ids, skip_special_tokens=True)
     assert streamed.replace("\ufffd", "") == whole.replace("\ufffd", "")
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    before=st.lists(st.integers(0, 300), max_size=10),
+    broken=st.lists(st.sampled_from(BROKEN), min_size=40, max_size=80),
+    text=texts,
+    size=st.integers(1, 40),
+)
+def test_text_after_a_long_run_of_broken_bytes_is_not_lost(
+    tokenizer: Tokenizer, before: list[int], broken: list[int], text: str, size: int
+) -> None:
+    ids = [*before, *broken, *tokenizer.encode(text, add_special_tokens=False)]
+    streamed, _ = stream(tokenizer, ids, [size] * (len(ids) // size))
+    whole = tokenizer.decode(ids, skip_special_tokens=True)
+    assert streamed.replace("\ufffd", "") == whole.replace("\ufffd", "")
+
+
+def test_bytes_that_never_become_a_character_cost_no_more_the_longer_they_are(tokenizer: Tokenizer) -> None:
+    counting = Counting(tokenizer)
+    text = TextStream(counting)
+    shown = "".join(text.push([BROKEN[0]]).text for _ in range(500))
+    assert shown + text.finish() == "\ufffd" * 500
+    assert counting.most < 50
 
 
 def test_a_character_of_several_tokens_comes_whole(tokenizer: Tokenizer) -> None:
