@@ -150,6 +150,11 @@ class Choices:
         return self.choices[generation * count : (generation + 1) * count]
 
     @property
+    def are_over(self) -> bool:
+        """Whether all have finished; so have none."""
+        return all(choice.finish_reason for choice in self.choices)
+
+    @property
     def first(self) -> Generation | None:
         """The first choice's generation, once it is accepted."""
         return self._generations[0] if self._generations else None

@@ -188,20 +188,25 @@ class Exchange:
         await self._choices.aclose()
 
     async def _spelled(self, first: Delta, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes, None]:
+        """What need not be waited for goes out together: a choice's opening with its first delta, the end with the
+        last one.
+        """
         opened: set[int] = set()
+        waiting = b""
         delta: Delta | None = first
         while delta is not None:
             if delta.index not in opened:
                 opened.add(delta.index)
-                if opening := await self._spell(partial(self._wording.opening, delta.index)):
-                    yield opening
-            if event := self._wording.delta(delta):
-                yield event
+                waiting += await self._spell(partial(self._wording.opening, delta.index))
+            waiting += self._wording.delta(delta)
+            if waiting and not (delta.finish_reason and self._choices.are_over):
+                yield waiting
+                waiting = b""
             last, delta = delta, await anext(deltas, None)
         if extras := self._extras(is_whole=False):
-            yield self._wording.closing(extras)
+            waiting += self._wording.closing(extras)
         self._recorder.finished(last.finish_reason or "stop")
-        yield DONE
+        yield waiting + DONE
 
     async def _spell(self, spell: Callable[[], bytes]) -> bytes:
         """The bytes of a large part of the answer: in a thread when log-probabilities make it take long."""
