@@ -104,6 +104,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "raydix_attention_bytes": (c_int64, [c_void_p, c_void_p, c_int32, c_int32]),
     "raydix_forward": (None, [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int32]),
     "raydix_forward_bytes": (c_int64, [c_void_p, c_void_p, c_int32, c_int32]),
+    "raydix_linear": (None, [c_void_p, c_void_p, c_int64, c_int32, c_int32, c_void_p, c_int64, c_int32]),
     "raydix_logits": (None, [c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_int32]),
     "raydix_pack": (None, [c_void_p, c_int32, c_int32, c_bool, c_void_p]),
 }
@@ -124,6 +125,7 @@ class Kernels:
     attention_bytes: Callable[..., int]
     forward: Callable[..., None]
     forward_bytes: Callable[..., int]
+    linear: Callable[..., None]
     logits: Callable[..., None]
     pack: Callable[..., None]
 

@@ -2,3 +2,5 @@
 #include "attention.c"
 #include "decoder.c"
 #include "gemm.c"
+#include "panel.c"
+#include "panel_amx.c"

@@ -3,55 +3,6 @@
 #include <stdlib.h>
 
 #define ROWS_AT_ONCE 256 /* rows of a work item: their products stay in the cache */
-#define MOST_REGISTER_ROWS 8
-
-void NAME(gemm_begin)(void) {}
-void NAME(gemm_end)(void) {}
-
-#define VECTORS (PANEL / LANES)
-
-/* The products of up to MOST_REGISTER_ROWS rows, kept in registers; inlined for each constant number of rows. */
-static inline __attribute__((always_inline)) void multiply_rows(const elem *a, ptrdiff_t lda, const int rows,
-                                                                const elem *panel, int inputs, float *c,
-                                                                ptrdiff_t ldc, bool add)
-{
-    vf sums[MOST_REGISTER_ROWS][VECTORS];
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < VECTORS; v++)
-            sums[r][v] = add ? vload(c + r * ldc + v * LANES) : vset(0);
-    for (int i = 0; i < inputs; i += PAIR, panel += PANEL * PAIR) {
-        for (int v = 0; v < VECTORS; v++) {
-#ifdef RAYDIX_BF16
-            typedef uint32_t vu_anywhere __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
-            vu pairs = *(const vu_anywhere *)(panel + v * LANES * 2);
-            vf even = (vf)(pairs << 16), odd = (vf)(pairs & 0xffff0000u);
-            for (int r = 0; r < rows; r++) {
-                sums[r][v] += even * vset(float_of(a[r * lda + i]));
-                sums[r][v] += odd * vset(float_of(a[r * lda + i + 1]));
-            }
-#else
-            vf column = vload(panel + v * LANES);
-            for (int r = 0; r < rows; r++)
-                sums[r][v] += column * vset(a[r * lda + i]);
-#endif
-        }
-    }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < VECTORS; v++)
-            vstore(c + r * ldc + v * LANES, sums[r][v]);
-}
-
-void NAME(panel_multiply)(const elem *a, ptrdiff_t lda, int rows, const elem *panel, int inputs, float *c,
-                          ptrdiff_t ldc, bool add)
-{
-    for (; rows >= 8; rows -= 8, a += 8 * lda, c += 8 * ldc)
-        multiply_rows(a, lda, 8, panel, inputs, c, ldc, add);
-    for (; rows >= 4; rows -= 4, a += 4 * lda, c += 4 * ldc)
-        multiply_rows(a, lda, 4, panel, inputs, c, ldc, add);
-    for (; rows >= 1; rows -= 1, a += lda, c += ldc)
-        multiply_rows(a, lda, 1, panel, inputs, c, ldc, add);
-}
-
 void NAME(pack_rows)(const elem *rows, ptrdiff_t stride, int num_rows, int inputs, elem *panel)
 {
     memset(panel, 0, sizeof(elem) * PANEL * (size_t)round_up(inputs, 32));
@@ -122,5 +73,20 @@ void NAME(linear)(Team *team, const Linear *linear, const elem *a, ptrdiff_t lda
         const elem *panel = (const elem *)linear->packed + (size_t)p * PANEL * inputs;
         NAME(panel_multiply)(a + first * lda, lda, count, panel, inputs, c, PANEL, false);
         finish(linear, p, count, c, product, (char *)out + (size_t)first * ldo * width, ldo);
+    }
+}
+
+/* One linear alone. `product` is a Product; a and, where floats are not added, out are as `linear` says. */
+EXPORT void NAME(raydix_linear)(const Linear *linear, const elem *a, int64_t lda, int rows, int product, void *out,
+                                int64_t ldo, int threads)
+{
+    Team team;
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp single
+        team_begin(&team, omp_get_num_threads());
+        NAME(gemm_begin)();
+        NAME(linear)(&team, linear, a, lda, rows, (Product)product, out, ldo);
+        NAME(gemm_end)();
     }
 }
