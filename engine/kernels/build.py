@@ -21,7 +21,17 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "native"
 LIBRARY = Path(__file__).parent / "libraydix.so"
 
-_FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra")
+_FLAGS = (
+    "-std=gnu11",
+    "-O3",
+    "-fPIC",
+    "-fopenmp",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-Wall",
+    "-Wextra",
+    "-Werror=implicit",
+)
 _SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mprefer-vector-width=512")
 _ISAS = {

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #define ROWS_AT_ONCE 256 /* rows of a work item: their products stay in the cache */
+
 void NAME(pack_rows)(const elem *rows, ptrdiff_t stride, int num_rows, int inputs, elem *panel)
 {
     memset(panel, 0, sizeof(elem) * PANEL * (size_t)round_up(inputs, 32));
@@ -80,11 +81,11 @@ void NAME(linear)(Team *team, const Linear *linear, const elem *a, ptrdiff_t lda
 EXPORT void NAME(raydix_linear)(const Linear *linear, const elem *a, int64_t lda, int rows, int product, void *out,
                                 int64_t ldo, int threads)
 {
-    Team team;
+    Work work;
+    work_begin(&work);
 #pragma omp parallel num_threads(threads)
     {
-#pragma omp single
-        team_begin(&team, omp_get_num_threads());
+        Team team = team_join(&work);
         NAME(gemm_begin)();
         NAME(linear)(&team, linear, a, lda, rows, (Product)product, out, ldo);
         NAME(gemm_end)();
