@@ -131,6 +131,7 @@ def arguments(size: Size, **health: Any) -> dict[str, Any]:
         "engine": {"model": "demo", "kv_pages": 1024, "threads": 1, "speculation": {"method": "ngram"}},
         "engines": {"count": size.replicas, "num_cpus": 0.1, **seats},
         "ingresses": {"count": size.ingresses, "num_cpus": 0.1, **resources},
+        "admission": {"max_wait_s": 300.0},  # a slow machine is no failure
         "health": {"check_period_s": 1.0, "check_timeout_s": 5.0, **health},
     }
 

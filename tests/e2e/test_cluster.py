@@ -1,10 +1,9 @@
-"""The application as a cluster: placement, clients that leave, overload, replicas that die, draining."""
+"""The application as a cluster: placement, clients that leave, overload, draining."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 from typing import Any
 
 import httpx
@@ -13,7 +12,7 @@ from ray import serve
 
 from deployments.app import build
 from deployments.config import AppArgs
-from tests.e2e.conftest import Service, engine_pids, kill
+from tests.e2e.conftest import Service
 
 pytestmark = pytest.mark.e2e
 
@@ -28,9 +27,12 @@ def chat(system: str, question: str, **fields: Any) -> dict[str, Any]:
 
 
 def test_both_replicas_are_up(service: Service) -> None:
-    health = service.health()
-    assert (health["status"], health["replicas_up"]) == ("healthy", 2)
-    assert all(replica["heartbeat_age_s"] < 1 for replica in health["replicas"])
+    def is_up() -> bool:
+        health = service.health()
+        ages = [replica["heartbeat_age_s"] for replica in health["replicas"]]
+        return (health["status"], health["replicas_up"]) == ("healthy", 2) and max(ages) < 1
+
+    service.wait_until(is_up)
 
 
 def test_requests_that_share_a_system_prompt_share_a_replica_and_its_cache(service: Service) -> None:
@@ -65,7 +67,7 @@ def test_twenty_choices_of_one_request_all_arrive(service: Service) -> None:
 
 
 def test_a_client_that_leaves_frees_its_pages(service: Service) -> None:
-    body = completion("Tell a long story", max_tokens=1200, stream=True, ignore_eos=True)
+    body = completion("Tell a long story", max_tokens=4000, stream=True, ignore_eos=True)
     aborted = service.metric("raydix_requests_total", finish_reason="abort")
     with httpx.stream("POST", f"{service.url}/v1/completions", json=body, timeout=60) as response:
         lines = response.iter_lines()  # kept: the connection closes with the iterator
@@ -91,8 +93,8 @@ def test_overload_is_answered_with_429_and_a_stopped_application_lets_streams_en
     arguments = AppArgs.model_validate(
         {
             "engine": engine,
-            "engines": {"num_cpus": 0.1},
-            "ingresses": {"num_cpus": 0.1},
+            "engines": {"num_cpus": 0.1, "drain_timeout_s": 600},
+            "ingresses": {"num_cpus": 0.1, "drain_timeout_s": 600},
             "admission": {"max_waiting": 1},
         }
     )
@@ -109,8 +111,8 @@ def test_overload_is_answered_with_429_and_a_stopped_application_lets_streams_en
         async with httpx.AsyncClient(base_url=small.url, timeout=120) as client:
             stream = asyncio.create_task(_lines(client, body))
             await asyncio.to_thread(small.wait_until, is_busy)
-            # One more waits for the engine, in its queue or before it; then there is no place left.
-            others = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(3)]
+            # Some more wait for the engine, in its queue or before it; then there is no place left.
+            others = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(6)]
             done, waiting = await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
             for refused in (task.result() for task in done):
                 assert refused.status_code == 429, refused.text
@@ -121,20 +123,6 @@ def test_overload_is_answered_with_429_and_a_stopped_application_lets_streams_en
             assert (await stream)[-1] == "data: [DONE]"
 
     asyncio.run(scenario())
-
-
-def test_a_killed_replica_is_replaced_and_the_service_stays_up(service: Service) -> None:
-    victim = engine_pids()[0]
-    names = set(service.replicas())
-    kill(victim)
-    service.wait_until(lambda: service.health()["status"] == "degraded")
-    for number in range(6):
-        answer = httpx.post(f"{service.url}/v1/completions", json=completion(f"Still there? {number}"), timeout=60)
-        assert answer.status_code == 200, answer.text
-    service.wait_until(lambda: service.health()["status"] == "healthy", timeout=60)
-    assert len(set(service.replicas()) - names) == 1
-    assert victim not in engine_pids()
-    assert os.getpid() not in engine_pids()
 
 
 async def _lines(client: httpx.AsyncClient, body: dict[str, Any]) -> list[str]:
