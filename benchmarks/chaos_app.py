@@ -123,7 +123,7 @@ class App:
                 os.kill(pid, number)
 
 
-def arguments(size: Size, **health: Any) -> dict[str, Any]:
+def arguments(size: Size) -> dict[str, Any]:
     """`deployments.app:build`'s, for the embedded model."""
     resources = {"resources": {HEAD: 0.001}} if size.nodes > 1 else {}
     seats = {"resources": {SEAT: 1}} if size.nodes > 1 else {}
@@ -132,7 +132,7 @@ def arguments(size: Size, **health: Any) -> dict[str, Any]:
         "engines": {"count": size.replicas, "num_cpus": 0.1, **seats},
         "ingresses": {"count": size.ingresses, "num_cpus": 0.1, **resources},
         "admission": {"max_wait_s": 300.0},  # a slow machine is no failure
-        "health": {"check_period_s": 1.0, "check_timeout_s": 5.0, **health},
+        "health": {"check_period_s": 1.0, "check_timeout_s": 5.0},
     }
 
 
