@@ -35,9 +35,9 @@ from benchmarks.chaos_app import App, Size, started
 from benchmarks.chaos_faults import FAULTS, REPLACES_ENGINES, NotPossible
 from benchmarks.chaos_load import Answer, Ask, Outcome, drive, make_asks, prepare
 
-SETTLE_S = 90.0
+SETTLE_S = 300.0
 """Longest wait for the application to be whole again after a fault."""
-DRAIN_S = 20.0
+DRAIN_S = 120.0
 """Longest wait for the last page to be given back: an engine keeps requests of a lost ingress for 10 s."""
 
 

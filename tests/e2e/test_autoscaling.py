@@ -34,6 +34,7 @@ ARGUMENTS = {
         },
     },
     "ingresses": {"num_cpus": 0.1, "drain_timeout_s": 600},
+    "admission": {"max_wait_s": 300.0},  # a slow machine is no failure
 }
 
 
