@@ -55,7 +55,9 @@ def bind_engines(
         request_router_kwargs=asdict(args.placer(model)),
     )
     warm_up = args.warm_up
+    num_engines = sum(served.engines.num_expected for served in args.served.values())
     settings = ReplicaSettings(
+        num_sharing=num_engines if model.engines.num_cpus < 1 else None,
         stall_timeout_s=args.health.stall_timeout_s,
         wire=WireTimings(heartbeat_s=args.health.heartbeat_s),
         wire_ports=args.wire.ports,

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deployments.client import GenerateRequest
@@ -32,6 +32,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import EngineStopped, NeverFits, QueueFull
 from engine.load import StepStats
+from engine.machine import prepare_process, shared_threads, usable_cores, was_started_with
 from engine.plan import Event
 from monitoring.metrics import Metrics
 
@@ -44,6 +45,8 @@ EngineFactory = Callable[[EngineConfig], Engine]
 class ReplicaSettings:
     """What a replica needs to know besides its engine's settings."""
 
+    num_sharing: int | None = None
+    """Engine replicas that share a machine's cores, as they reserve none; None: each has those it reserves."""
     stall_timeout_s: float = 60.0
     """Seconds without a finished step, while there is work, until `check_health` fails."""
     mirror_to_ray: bool = False
@@ -66,6 +69,14 @@ def serve_whereabouts() -> tuple[str, str]:
     return serve.get_replica_context().replica_id.unique_id, ray.util.get_node_ip_address()
 
 
+def _with_threads(config: EngineConfig, num_sharing: int | None) -> EngineConfig:
+    """A config that says how many threads compute, where neither it, nor the environment, nor Ray's CPUs do."""
+    if config.threads is not None or num_sharing is None or was_started_with("OMP_NUM_THREADS"):
+        return config
+    prepare_process(config.cpus)
+    return replace(config, threads=shared_threads(num_sharing, usable_cores()))
+
+
 class EngineReplica:
     """Serve's view of one engine."""
 
@@ -81,7 +92,7 @@ class EngineReplica:
         log_through_serve()
         self.replica, host = whereabouts()
         self._settings, self._is_stopping = settings, is_stopping
-        self._engine = engine_factory(config)
+        self._engine = engine_factory(_with_threads(config, settings.num_sharing))
         self._loop = self._engine.loop
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._ends: dict[str, asyncio.Future[Event]] = {}

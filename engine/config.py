@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.drafting.settings import Speculation
+from engine.machine import cpu_list
 from engine.order import POLICIES
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -72,7 +73,10 @@ class EngineConfig:
     max_grammars: int = 64
     """Compiled grammars to keep for requests to come: up to some 50 MB each, seldom over one."""
     threads: int | None = None
-    """CPU threads of torch; None leaves its default."""
+    """Threads that compute on a CPU; None: OMP_NUM_THREADS where it is set, else one for each core of the
+    machine that this process may use (`engine/machine.py`)."""
+    cpus: str | None = None
+    """Logical CPUs that the engine's process keeps to, such as "0-3,8"; None: wherever the system puts it."""
     speculation: Speculation | None = None
     """Guess tokens and check many in one step; None: one token per request and step."""
 
@@ -94,6 +98,8 @@ class EngineConfig:
         for name in ("max_step_ms", "max_step_stretch"):
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a number above 0, or None for no bound; got {value}")
+        if self.cpus is not None:
+            cpu_list(self.cpus)
         if self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}; got {self.policy!r}")
         if not 0 < self.priority_half_life_s <= _LONGEST_HALF_LIFE_S:

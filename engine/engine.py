@@ -16,6 +16,7 @@ from engine.drafting.speculator import Speculator
 from engine.grammar.compiler import Compiler
 from engine.grammar.vocabulary import Vocabulary
 from engine.loop import EngineLoop
+from engine.machine import prepare_process
 from engine.plan import Runner
 from engine.request import Request
 from engine.sampling_params import SamplingParams
@@ -99,6 +100,7 @@ class Engine:
         """Load the models `config` names (unless a runner is given). Raises ModelLoadError, ValueError."""
         if runner is not None:
             return cls(config, runner)
+        prepare_process(config.cpus)
         if config.speculation is not None and config.speculation.method == "draft_model":
             from engine.drafting.loading import load_with_draft_model  # torch: only where a model is run
 

@@ -14,6 +14,7 @@ from engine.attention.kv_pages import KVPages
 from engine.config import EngineConfig
 from engine.hub import fingerprint, resolve_model
 from engine.kv_memory import available_ram, host_pages_for, pages_for
+from engine.machine import default_threads
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.native_decoder import NativeDecoder, unsupported
@@ -65,8 +66,7 @@ class ModelRunner:
 
         `kv_bytes_beside`: what another model is to keep for each token that the pages hold.
         """
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
+        torch.set_num_threads(config.threads or default_threads())
         device = _device(config.device)
         directory: Path = resolve_model(config.model)
         model = ModelConfig.from_directory(directory)
@@ -77,9 +77,8 @@ class ModelRunner:
         backend = choose_backend(config.attention, heads, dtype, device)
         is_native = backend.name == "native" and unsupported(model) is None
         is_turned = device.type == "cpu" and not is_native
-        decoder: Decoder | NativeDecoder = load_decoder(directory, model, dtype, device, input_major=is_turned)
-        if is_native:
-            decoder = NativeDecoder(decoder)
+        loaded_decoder = load_decoder(directory, model, dtype, device, input_major=is_turned)
+        decoder = NativeDecoder(loaded_decoder) if is_native else loaded_decoder
 
         shape = (model.num_layers, 1, config.page_size, model.num_kv_heads, model.head_dim)
         loaded = cls(model, decoder, backend, KVPages(*shape, dtype, device))

@@ -1,0 +1,153 @@
+"""The processor that an engine computes on: how much of it is this process's, and how its threads wait.
+
+                   affinity ∩ cores, hyperthreads counted once ∩ the container's quota
+default_threads ── OMP_NUM_THREADS, or else all of these; `shared_threads`: one engine's part beside others
+prepare_process ── before torch loads OpenMP's library, which reads its settings once
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from pathlib import Path
+
+FEW_CORES = 4
+"""With as many cores or fewer, a thread that spins while it waits takes a core that somebody else needs."""
+
+
+def default_threads() -> int:
+    """How many threads compute where nobody said: OMP_NUM_THREADS, or one for each core there is for this process.
+
+    Ray sets OMP_NUM_THREADS in its workers to the cores that they reserve, at least 1.
+    """
+    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else usable_cores()
+
+
+def was_started_with(variable: str) -> bool:
+    """Whether an environment variable was set when this process began, by its user: Ray sets some later."""
+    try:
+        return any(entry.startswith(f"{variable}=".encode()) for entry in _initial_environment())
+    except OSError:
+        return variable in os.environ
+
+
+def shared_threads(num_engines: int, cores: int) -> int:
+    """One engine's part of a machine's cores, where `num_engines` share them with an ingress.
+
+    With FEW_CORES or more one is left to those who carry the tokens away; with less, that would be too much.
+    """
+    left = cores - 1 if cores >= FEW_CORES else cores
+    return max(1, left // max(1, num_engines))
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Cores that this process may use, at least 1: those of its CPUs, but no more than its control groups' quota.
+
+    Two CPUs of one core (hyperthreads) count once: computing fills a core with one thread.
+    """
+    cpus = _affinity()
+    topology = root / "sys/devices/system/cpu"
+    cores = len({_siblings(topology / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus})
+    return max(1, int(min(cores, _quota(root))))
+
+
+def prepare_process(cpus: str | None = None) -> None:
+    """Keep this process to these CPUs, if any are given, and have its threads wait as the machine's size asks.
+
+    What the user has set in the environment stays. Raises ValueError when a CPU cannot be had.
+    """
+    if cpus is not None:
+        _keep_to(cpu_list(cpus))
+    is_said = any(name in os.environ for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"))
+    if not is_said and "torch" not in sys.modules and usable_cores() <= FEW_CORES:
+        os.environ["GOMP_SPINCOUNT"] = "0"
+
+
+def cpu_list(text: str) -> frozenset[int]:
+    """The CPUs in a list such as "0-3,8". Raises ValueError."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = (piece.strip() for piece in part.partition("-"))
+        if not (first.isdecimal() and (last.isdecimal() if dash else True)) or int(last or first) < int(first):
+            raise ValueError(f'cpus must be a list of CPUs such as "0-3,8", got {text!r}')
+        if int(last or first) >= 2**16:
+            raise ValueError(f"cpus names CPU {last or first}; no machine has so many")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def _keep_to(cpus: frozenset[int]) -> None:
+    if sys.platform != "linux":
+        raise ValueError("cpus can be set on Linux only; leave it out")
+    missing = sorted(cpus - _affinity())
+    if missing:
+        names = ", ".join(map(str, missing[:8]))
+        there = ", ".join(map(str, sorted(_affinity())[:64]))
+        raise ValueError(f"cpus names {names}, but this process may use only {there}; change it or leave it out")
+    # Each thread has its own, which those it starts inherit: whoever starts the engine's threads must have it.
+    for thread in Path("/proc/self/task").iterdir():
+        try:
+            os.sched_setaffinity(int(thread.name), cpus)
+        except ProcessLookupError:  # it has just ended
+            continue
+
+
+def _initial_environment() -> list[bytes]:
+    return Path("/proc/self/environ").read_bytes().split(b"\0")
+
+
+def _affinity() -> frozenset[int]:
+    if sys.platform == "linux":
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def _siblings(path: Path) -> str | None:
+    """The CPUs of one core; None where the system does not tell."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def _quota(root: Path) -> float:
+    """CPUs' worth of time that this process's control groups (v2 or v1) grant it; infinity without a limit."""
+    grants = [math.inf]
+    for hierarchy, group in _groups(root / "proc/self/cgroup"):
+        # In a container its own group looks like the root, and the path in /proc may name what is not there.
+        base = root / "sys/fs/cgroup" / hierarchy
+        inner = base / group.lstrip("/")
+        for directory in {base, inner, *(parent for parent in inner.parents if base in parent.parents)}:
+            grants.append(_granted(directory))
+    return min(grants)
+
+
+def _groups(listing: Path) -> list[tuple[str, str]]:
+    """Directory of the hierarchy that limits CPU time, and this process's group in it: v2's first."""
+    found = [("", "/")]
+    try:
+        lines = listing.read_text().splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            found.append(("", path))
+        elif "cpu" in controllers.split(","):
+            found.append((controllers, path))
+            found.append(("cpu", path))
+    return found
+
+
+def _granted(directory: Path) -> float:
+    try:
+        if (directory / "cpu.max").exists():
+            quota, period = (directory / "cpu.max").read_text().split()
+        else:
+            quota = (directory / "cpu.cfs_quota_us").read_text()
+            period = (directory / "cpu.cfs_period_us").read_text()
+        return int(quota) / int(period) if int(quota) > 0 else math.inf
+    except (OSError, ValueError, ZeroDivisionError):  # no such file, or "max": no limit here
+        return math.inf
