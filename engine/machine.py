@@ -14,6 +14,8 @@ from pathlib import Path
 
 FEW_CORES = 4
 """With as many cores or fewer, a thread that spins while it waits takes a core that somebody else needs."""
+_FEW_SPINS = 1000
+"""Some 50 us: enough from one operation to the next, where libgomp's default is milliseconds."""
 
 
 def default_threads() -> int:
@@ -62,7 +64,7 @@ def prepare_process(cpus: str | None = None) -> None:
         _keep_to(cpu_list(cpus))
     is_said = any(name in os.environ for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"))
     if not is_said and "torch" not in sys.modules and usable_cores() <= FEW_CORES:
-        os.environ["GOMP_SPINCOUNT"] = "0"
+        os.environ["GOMP_SPINCOUNT"] = str(_FEW_SPINS)
 
 
 def cpu_list(text: str) -> frozenset[int]:

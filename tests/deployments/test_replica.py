@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from deployments.liveness import EngineUnhealthy
-from deployments.replica import EngineReplica
+from deployments.replica import EngineReplica, ReplicaSettings
 from deployments.wire_server import WireTimings
+from engine.config import EngineConfig
+from engine.engine import Engine
 from engine.grammar.spec import Grammar
 from tests.deployments.fleet_of_engines import Engines, request, until
 
@@ -151,3 +153,31 @@ def test_an_engine_knows_whose_a_request_is_and_lets_tenants_take_turns() -> Non
         assert asyncio.run(scenario()) == ["a1", "b1", "a2", "a3"]
     finally:
         engines.close()
+
+
+class _Loaded(Exception):
+    """Ends a replica's construction where its engine would be made."""
+
+
+@pytest.mark.parametrize(
+    ("said", "num_sharing", "is_users", "threads"),
+    [
+        (None, 2, False, 3),  # of eight cores one is left to the ingress
+        (5, 2, False, 5),
+        (None, None, False, None),  # it reserves cores, and Ray has said so in OMP_NUM_THREADS
+        (None, 2, True, None),
+    ],
+)
+def test_engines_that_reserve_no_core_share_the_machines(
+    monkeypatch: pytest.MonkeyPatch, said: int | None, num_sharing: int | None, is_users: bool, threads: int | None
+) -> None:
+    monkeypatch.setattr("deployments.replica.usable_cores", lambda: 8)
+    monkeypatch.setattr("deployments.replica.was_started_with", lambda variable: is_users)
+
+    def load(config: EngineConfig) -> Engine:
+        raise _Loaded(config.threads)
+
+    settings = ReplicaSettings(num_sharing=num_sharing)
+    with pytest.raises(_Loaded) as found:
+        EngineReplica(EngineConfig(threads=said), settings, None, load, lambda: ("r", "127.0.0.1"), lambda: False)
+    assert found.value.args == (threads,)
