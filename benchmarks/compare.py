@@ -33,7 +33,7 @@ from rich.table import Table
 
 from benchmarks.peers import chart, http_load, raydix_server, summary
 from benchmarks.peers.ceilings import NOTHING, Ceilings, decode_share, measure, prefill_share
-from benchmarks.peers.models import CONFIGS, FIRST_WORD, make_model, matrix_parameters
+from benchmarks.peers.models import CONFIGS, FIRST_WORD, kv_numbers, make_model, matrix_parameters
 from benchmarks.peers.process import PEERS, RAYDIX, REPOSITORY, Peer, PeerFailed
 from benchmarks.peers.protocol import Job, Settings
 from benchmarks.peers.summary import Sample
@@ -88,9 +88,9 @@ class Comparison:
     def _fit_together(self) -> bool:
         """Whether all engines' weights (twice, for those that pack them) and KV fit into memory at once."""
         config, width = CONFIGS[self.model], WIDTHS[self.settings.precision]
-        per_token = 2 * width * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-        each = 2 * width * matrix_parameters(config) + per_token * self.settings.kv_tokens + 2**30
-        return each * (1 + len(self.options.peers)) < psutil.virtual_memory().available
+        numbers = 2 * matrix_parameters(config) + kv_numbers(config) * self.settings.kv_tokens
+        available: int = psutil.virtual_memory().available
+        return (width * numbers + 2**30) * (1 + len(self.options.peers)) < available
 
     def _start(self, name: str, stack: ExitStack) -> Peer:
         log = self.options.logs / f"{self.model}-{name}.log"

@@ -88,6 +88,12 @@ async def run_job(client: httpx.AsyncClient, model: str, job: Job) -> tuple[list
     return [read(sent, start, chunks, asked) for sent, chunks, asked in told], seconds
 
 
+async def run_jobs(client: httpx.AsyncClient, model: str, jobs: list[Job]) -> tuple[list[Sample], float]:
+    """Jobs one after the other; all samples, and the seconds of all."""
+    told = [await run_job(client, model, job) for job in jobs]
+    return [sample for samples, _ in told for sample in samples], sum(seconds for _, seconds in told)
+
+
 def http_jobs(sizes: Sizes, ids: range, seed: int) -> dict[str, list[Job]]:
     """By name, what is asked one after the other."""
     jobs = make_jobs(replace(sizes, requests=REQUESTS if sizes is FULL else sizes.requests), ids, seed)
@@ -100,17 +106,9 @@ async def measure(url: str, sizes: Sizes, ids: range, seed: int = 0) -> dict[str
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, limits=limits) as client:
         model = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
-        found = {}
-        for name, jobs in (
-            {"warm-up": http_jobs(QUICK, ids, seed - 1)["offline"]} | http_jobs(sizes, ids, seed)
-        ).items():
-            samples, seconds = [], 0.0
-            for job in jobs:
-                more, took = await run_job(client, model, job)
-                samples, seconds = samples + more, seconds + took
-            found[name] = summarize(samples, seconds)
-    del found["warm-up"]
-    return found
+        await run_jobs(client, model, http_jobs(QUICK, ids, seed - 1)["offline"])  # warms it up
+        asked = http_jobs(sizes, ids, seed)
+        return {name: summarize(*await run_jobs(client, model, jobs)) for name, jobs in asked.items()}
 
 
 def show(console: Console, title: str, found: dict[str, Any]) -> None:

@@ -155,10 +155,15 @@ def matrix_parameters(config: dict[str, Any]) -> int:
     return sum(shape[0] * shape[1] for shape in weight_shapes(config).values() if len(shape) == 2)
 
 
+def kv_numbers(config: dict[str, Any]) -> int:
+    """How many numbers a token's keys and values are, in all layers."""
+    return 2 * int(config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"])
+
+
 def prefill_flops(config: dict[str, Any], prompts: list[int]) -> float:
     """Floating-point operations to compute prompts of these lengths, of which only the last tokens need logits."""
-    output = config["vocab_size"] * config["hidden_size"]
+    output: int = config["vocab_size"] * config["hidden_size"]
     matrices = matrix_parameters(config) - output
-    heads = config["num_hidden_layers"] * config["num_attention_heads"] * config["head_dim"]
-    # Scores and their product with the values: 2 x 2 per head dimension, position and earlier position.
-    return sum(2.0 * matrices * length + 2.0 * output + 2.0 * heads * length * length for length in prompts)
+    heads: int = config["num_hidden_layers"] * config["num_attention_heads"] * config["head_dim"]
+    # A score and its share of the values: 4 per head dimension and pair, of which half lie in the past.
+    return sum(2.0 * (matrices * length + output + heads * length * length) for length in prompts)

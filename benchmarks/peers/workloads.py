@@ -6,9 +6,9 @@ prompts begin as those of "shared prefix cold" did, which ran just before.
 
 from __future__ import annotations
 
+import math
 import random
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from benchmarks.peers.protocol import Job
 
@@ -84,9 +84,4 @@ def make_warm_up(sizes: Sizes, ids: range) -> list[Job]:
 
 
 def _log_uniform(draw: random.Random, low: int, high: int) -> int:
-    return round(low * (high / low) ** draw.random())
-
-
-def describe(sizes: Sizes) -> dict[str, Any]:
-    """The sizes for the result file."""
-    return asdict(sizes)
+    return round(math.exp(draw.uniform(math.log(low), math.log(high))))

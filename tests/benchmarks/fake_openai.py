@@ -71,7 +71,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: dict[str, Any]) -> None:
         chat = "messages" in body
-        texts = [m["content"] for m in body["messages"]] if chat else [body["prompt"]]
+        prompt = body.get("prompt", "")
+        given = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))  # token ids are words too
+        texts = [m["content"] for m in body["messages"]] if chat else [given]
         if "refuse" in texts[-1]:
             return self._json(429, {"error": {"message": "queue full"}}, ("retry-after", "1"))
         self.send_response(200)
