@@ -1,5 +1,7 @@
 /* Every kernel, once: compiled with -DISA=... and, for bfloat16, -DRAYDIX_BF16. */
 #include "attention.c"
+#include "attention_decode.c"
+#include "attention_extend.c"
 #include "decoder.c"
 #include "gemm.c"
 #include "panel.c"

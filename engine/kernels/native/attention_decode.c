@@ -1,0 +1,340 @@
+/* Rows with few queries, bound by reading keys and values. Items are pieces of PIECE positions at multiples of
+ * PIECE, so that what a row gets depends on nothing but the row:
+ *
+ *     row 0   [ piece 0 | piece 1 | pie ]        each for all KV heads, or for some of them where items are few:
+ *     row 1   [ pie ]                            pages are read in the order in which they lie in memory
+ *
+ * A piece leaves, for each query, the largest score, the sum of weights exp(score - largest), and the weighted sum of
+ * values. A second phase adds up the pieces of a row; a row of one piece is written at once.
+ */
+#include "attention_rows.h"
+#include "transpose.h"
+
+#include <math.h>
+
+#define PIECE 512
+#define BLOCK 32          /* positions whose scores are computed together; PIECE is a multiple */
+#ifndef FETCH
+#define FETCH 2
+#endif
+#define NO_SCORE (-1e30f) /* below any score; finite, as NO_SCORE - NO_SCORE is to be 0 */
+
+/* A query as `products` takes it. */
+#if defined(RAYDIX_BF16) && !defined(__AVX512BF16__)
+typedef float prepared;
+#define PREPARE_STEP (2 * LANES)
+#else
+typedef elem prepared;
+#endif
+
+/* What a row's queries have of a piece so far, KV head after KV head: all its queries, as attention_rows.h numbers
+ * them. Only the first few of num_heads * FEW_QUERIES / group are used. */
+typedef struct {
+    float *best, *total; /* [queries] */
+    float *sums;         /* [queries][head_dim] */
+} Partial;
+
+static int queries_of(const Attention *attention, const Row *row)
+{
+    return row->num_tokens * attention->shape->num_heads;
+}
+
+static size_t partial_floats(int queries, int head_dim) { return ((size_t)queries * (head_dim + 2) + 15) / 16 * 16; }
+
+static Partial partial_at(float *floats, int queries)
+{
+    return (Partial){floats, floats + queries, floats + 2 * queries};
+}
+
+static int first_piece(const Attention *attention, const Row *row)
+{
+    return first_seen(position_of(row, 0), attention->shape->window) / PIECE;
+}
+
+/* 0 for a row that is not decode's. */
+static int num_pieces(const Attention *attention, const Row *row)
+{
+    if (!has_few(attention, row))
+        return 0;
+    return (row->kv_len - 1) / PIECE + 1 - first_piece(attention, row);
+}
+
+/* ---- one block of positions of one KV head ---- */
+
+static void prepare_query(const elem *query, int dim, prepared *out)
+{
+#if defined(RAYDIX_BF16) && !defined(__AVX512BF16__)
+    /* as pairs of bf16 lie in 32 bits: LANES even elements, then the odd ones between them */
+    for (int d = 0; d < dim; d += 2 * LANES)
+        for (int i = 0; i < LANES; i++) {
+            out[d + i] = float_of(query[d + 2 * i]);
+            out[d + LANES + i] = float_of(query[d + 2 * i + 1]);
+        }
+#else
+    memcpy(out, query, sizeof(elem) * dim);
+#endif
+}
+
+/* sum + the products of a query and a key, from d on: DOT_STEP elements. */
+#if defined(RAYDIX_BF16)
+#define DOT_STEP (2 * LANES)
+static inline vf dot(vf sum, const prepared *query, const elem *key)
+{
+#if defined(__AVX512BF16__)
+    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(query), (__m512bh)_mm512_loadu_si512(key));
+#else
+    typedef uint32_t vu_anywhere __attribute__((vector_size(VECTOR_BYTES), aligned(2), may_alias));
+    vu pairs = *(const vu_anywhere *)key;
+    sum += (vf)(pairs << 16) * vload(query);
+    return sum + (vf)(pairs & 0xffff0000u) * vload(query + LANES);
+#endif
+}
+#else
+#define DOT_STEP LANES
+static inline vf dot(vf sum, const prepared *query, const elem *key) { return sum + vload(query) * vload(key); }
+#endif
+
+/* One query's products with the keys of BLOCK positions, scaled. The first query of a block fetches the next block:
+ * bit by bit, as more lines at once than the core can wait for would stop it. */
+static inline __attribute__((always_inline)) void score(const prepared *query, const elem *keys,
+                                                        const int64_t *offsets, int dim, float scale,
+                                                        const bool fetches, float *scores)
+{
+    for (int first = 0; first < BLOCK; first += LANES) {
+        vf sums[LANES];
+#pragma GCC unroll 16
+        for (int k = 0; k < LANES; k++)
+            sums[k] = vset(0);
+        for (int d = 0; d < dim; d += DOT_STEP)
+#pragma GCC unroll 16
+            for (int k = 0; k < LANES; k++) {
+                sums[k] = dot(sums[k], query + d, keys + offsets[first + k] + d);
+                if (fetches)
+                    __builtin_prefetch(keys + offsets[first + k + BLOCK] + d, 0, FETCH);
+            }
+        vstore(scores + first, vsums(sums) * scale);
+    }
+}
+
+/* Scores to weights; sums and total so far are scaled down where there is a larger score. Lanes first .. last are seen. */
+static inline void weigh(float *scores, int first, int last, float *best, float *total, float *sums, int dim)
+{
+    vf largest = vset(*best);
+    for (int i = 0; i < BLOCK; i += LANES) {
+        vi lanes = vlanes() + i;
+        vf seen = vselect((lanes >= first) & (lanes < last), vload(scores + i), vset(-INFINITY));
+        largest = vmax(largest, seen);
+        vstore(scores + i, seen);
+    }
+    float new_best = vmaximum(largest);
+    if (new_best > *best) {
+        float factor = expf(*best - new_best);
+        for (int d = 0; d < dim; d += LANES)
+            vstore(sums + d, vload(sums + d) * factor);
+        *total *= factor;
+        *best = new_best;
+    }
+    vf weights = vset(0);
+    for (int i = 0; i < BLOCK; i += LANES) {
+        vf weight = vexp(vload(scores + i) - new_best);
+        weights += weight;
+        vstore(scores + i, weight);
+    }
+    *total += vsum(weights);
+}
+
+/* Add the weighted values of the block's lanes first .. last, for a constant number of queries. */
+static inline __attribute__((always_inline)) void add_values(const int queries, const bool fetches, const float *weights,
+                                                             const elem *values, const int64_t *offsets, int first,
+                                                             int last, float *sums, int dim)
+{
+    for (int d = 0; d < dim; d += 2 * LANES) {
+        vf low[4], high[4];
+#pragma GCC unroll 4
+        for (int q = 0; q < queries; q++) {
+            low[q] = vload(sums + q * dim + d);
+            high[q] = vload(sums + q * dim + d + LANES);
+        }
+        for (int k = first; k < last; k++) {
+            const elem *value = values + offsets[k] + d;
+            vf v0 = vload_elem(value), v1 = vload_elem(value + LANES);
+            if (fetches)
+                __builtin_prefetch(values + offsets[k + BLOCK] + d, 0, FETCH);
+#pragma GCC unroll 4
+            for (int q = 0; q < queries; q++) {
+                low[q] += weights[q * BLOCK + k] * v0;
+                high[q] += weights[q * BLOCK + k] * v1;
+            }
+        }
+#pragma GCC unroll 4
+        for (int q = 0; q < queries; q++) {
+            vstore(sums + q * dim + d, low[q]);
+            vstore(sums + q * dim + d + LANES, high[q]);
+        }
+    }
+}
+
+static void add_values_of(int queries, const float *weights, const elem *values, const int64_t *offsets, int first,
+                          int last, float *sums, int dim)
+{
+    int at = 0;
+    for (; queries - at >= 4; at += 4)
+        if (at == 0)
+            add_values(4, true, weights, values, offsets, first, last, sums, dim);
+        else
+            add_values(4, false, weights + at * BLOCK, values, offsets, first, last, sums + at * dim, dim);
+    for (; queries - at >= 2; at += 2)
+        if (at == 0)
+            add_values(2, true, weights, values, offsets, first, last, sums, dim);
+        else
+            add_values(2, false, weights + at * BLOCK, values, offsets, first, last, sums + at * dim, dim);
+    if (queries > at)
+        add_values(1, true, weights + at * BLOCK, values, offsets, first, last, sums + at * dim, dim);
+}
+
+/* ---- one piece ---- */
+
+/* A block: positions first .. last, at most BLOCK, of one KV head. The next block's offsets follow. */
+static void attend_block(const Attention *attention, const Row *row, int kv_head, const prepared *queries, int first,
+                         int last, const int64_t *offsets, Partial *partial)
+{
+    const AttentionShape *shape = attention->shape;
+    int dim = shape->head_dim, count = row->num_tokens * attention->group, at = kv_head * count;
+    int unseen = first_seen(position_of(row, 0), shape->window) - first; /* may hold anything, NaN too */
+    const elem *keys = attention->pages->keys + kv_head * attention->pages->head_stride;
+    const elem *values = attention->pages->values + kv_head * attention->pages->head_stride;
+    _Alignas(64) float weights[FEW_QUERIES * BLOCK];
+    for (int q = 0; q < count; q++) {
+        int position = position_of(row, q / attention->group), seen = first_seen(position, shape->window) - first;
+        if (q == 0)
+            score(queries + (at + q) * dim, keys, offsets, dim, shape->scale, true, weights + q * BLOCK);
+        else
+            score(queries + (at + q) * dim, keys, offsets, dim, shape->scale, false, weights + q * BLOCK);
+        weigh(weights + q * BLOCK, seen, (last <= position ? last : position + 1) - first, partial->best + at + q,
+              partial->total + at + q, partial->sums + (at + q) * dim, dim);
+    }
+    add_values_of(count, weights, values, offsets, unseen > 0 ? unseen : 0, last - first, partial->sums + at * dim, dim);
+}
+
+/* A piece's positions for the KV heads first_head .. last_head. */
+static void attend_piece(const Attention *attention, const Row *row, int piece, int first_head, int last_head,
+                         prepared *queries, Partial *partial)
+{
+    int dim = attention->shape->head_dim, count = row->num_tokens * attention->group;
+    for (int q = first_head * count; q < last_head * count; q++) {
+        prepare_query(query_of(attention, row, q / count, q % count), dim, queries + q * dim);
+        partial->best[q] = NO_SCORE;
+        partial->total[q] = 0;
+    }
+    memset(partial->sums + first_head * count * dim, 0, sizeof(float) * (last_head - first_head) * count * dim);
+
+    int start = first_seen(position_of(row, 0), attention->shape->window);
+    int end = row->kv_len < (piece + 1) * PIECE ? row->kv_len : (piece + 1) * PIECE;
+    int first = start / BLOCK * BLOCK > piece * PIECE ? start / BLOCK * BLOCK : piece * PIECE;
+    int64_t offsets[PIECE + 2 * BLOCK];
+    locate(attention->pages, row->table, first, end - first, offsets);
+    for (int i = end - first; i < round_up(end - first, BLOCK) + BLOCK; i++)
+        offsets[i] = offsets[end - first - 1]; /* not seen, but readable */
+    for (const int64_t *at = offsets; first < end; first += BLOCK, at += BLOCK) {
+        int last = first + BLOCK < end ? first + BLOCK : end;
+        for (int head = first_head; head < last_head; head++)
+            attend_block(attention, row, head, queries, first, last, at, partial);
+    }
+}
+
+/* Add up a KV head's pieces, `stride` floats apart, and write what its queries get. Changes the first piece. */
+static void combine(const Attention *attention, const Row *row, int kv_head, float *pieces, int num, size_t stride)
+{
+    int queries = queries_of(attention, row), dim = attention->shape->head_dim, count = row->num_tokens * attention->group;
+    for (int q = kv_head * count; q < (kv_head + 1) * count; q++) {
+        float best = NO_SCORE, total = 0;
+        for (int p = 0; p < num; p++)
+            best = fmaxf(best, partial_at(pieces + p * stride, queries).best[q]);
+        float *sums = partial_at(pieces, queries).sums + q * dim;
+        for (int p = 0; p < num; p++) {
+            Partial piece = partial_at(pieces + p * stride, queries);
+            float factor = num == 1 ? 1 : expf(piece.best[q] - best);
+            total += piece.total[q] * factor;
+            for (int d = 0; d < dim; d += LANES) {
+                vf added = vload(piece.sums + q * dim + d) * factor;
+                vstore(sums + d, p ? vload(sums + d) + added : added);
+            }
+        }
+        elem *out = out_of(attention, row, kv_head, q % count);
+        for (int d = 0; d < dim; d += LANES)
+            vstore_elem(out + d, vload(sums + d) / total);
+    }
+}
+
+/* ---- phases ---- */
+
+int NAME(decode_pieces)(const Attention *attention)
+{
+    int pieces = 0;
+    for (int index = 0; index < attention->batch->num_rows; index++) {
+        Row row = row_of(attention->batch, index);
+        pieces += num_pieces(attention, &row);
+    }
+    return pieces;
+}
+
+void NAME(decode)(const Attention *attention, Walk *walk, char *shared, char *own)
+{
+    int kv_heads = attention->shape->num_kv_heads, parts = attention->parts;
+    float *partials = (float *)shared, *local = (float *)own;
+    for (int index = 0; index < attention->batch->num_rows; index++) {
+        Row row = row_of(attention->batch, index);
+        int num = num_pieces(attention, &row), queries = queries_of(attention, &row);
+        size_t stride = partial_floats(queries, attention->shape->head_dim);
+        for (int item; (item = walk->next - walk->done) < num * parts; walk_on(walk)) {
+            int piece = item / parts, part = item % parts;
+            int first_head = part * kv_heads / parts, last_head = (part + 1) * kv_heads / parts;
+            Partial partial = partial_at(num > 1 ? partials + piece * stride : local, queries);
+            attend_piece(attention, &row, first_piece(attention, &row) + piece, first_head, last_head,
+                         (prepared *)(local + stride), &partial);
+            for (int head = first_head; num == 1 && head < last_head; head++)
+                combine(attention, &row, head, local, 1, stride);
+        }
+        partials += num > 1 ? num * stride : 0;
+        walk->done += num * parts;
+    }
+}
+
+void NAME(decode_combine)(const Attention *attention, Team *team, char *shared)
+{
+    int kv_heads = attention->shape->num_kv_heads, split = 0;
+    for (int index = 0; index < attention->batch->num_rows; index++) {
+        Row row = row_of(attention->batch, index);
+        split += num_pieces(attention, &row) > 1;
+    }
+    Walk walk = walk_begin(team, split * kv_heads);
+    float *partials = (float *)shared;
+    for (int index = 0; index < attention->batch->num_rows; index++) {
+        Row row = row_of(attention->batch, index);
+        int num = num_pieces(attention, &row);
+        if (num <= 1)
+            continue;
+        size_t stride = partial_floats(queries_of(attention, &row), attention->shape->head_dim);
+        for (int head; (head = walk.next - walk.done) < kv_heads; walk_on(&walk))
+            combine(attention, &row, head, partials, num, stride);
+        partials += num * stride;
+        walk.done += kv_heads;
+    }
+}
+
+size_t NAME(decode_shared_bytes)(const Attention *attention)
+{
+    size_t floats = 0;
+    for (int index = 0; index < attention->batch->num_rows; index++) {
+        Row row = row_of(attention->batch, index);
+        int num = num_pieces(attention, &row);
+        floats += num > 1 ? num * partial_floats(queries_of(attention, &row), attention->shape->head_dim) : 0;
+    }
+    return floats * sizeof(float);
+}
+
+size_t NAME(decode_own_bytes)(const Attention *attention)
+{
+    int queries = attention->shape->num_kv_heads * FEW_QUERIES, dim = attention->shape->head_dim;
+    return partial_floats(queries, dim) * sizeof(float) + (size_t)queries * dim * sizeof(prepared);
+}

@@ -1,0 +1,103 @@
+/* What the kernels of attention have in common: a call's arguments, and where a row's positions lie.
+ *
+ *     row's positions   0 ........... first ......... p ... kv_len     p: a token's own position; it sees first .. p
+ *     block table       [ page 7 ][ page 2 ][ page 9 ][ page 4 |  ]    (first > 0 where there is a window)
+ *     element (position, kv_head, d) at  offset(position) + kv_head * head_stride + d  of keys and values
+ *
+ * Queries of a KV head are numbered token by token:  query = token in row * group + head in group.
+ */
+#ifndef ATTENTION_ROWS_H
+#define ATTENTION_ROWS_H
+
+#include "attention.h"
+
+typedef struct {
+    const Batch *batch;
+    const AttentionShape *shape;
+    const Pages *pages;
+    const elem *query;
+    elem *out;
+    ptrdiff_t query_stride, out_stride;
+    int group; /* queries that share a KV head */
+    int parts; /* of the KV heads, that decode's items are cut into where pieces are few: changes no result */
+} Attention;
+
+typedef struct {
+    const int32_t *table;
+    int first_token; /* in the batch */
+    int num_tokens, kv_len;
+} Row;
+
+static inline Row row_of(const Batch *batch, int row)
+{
+    int first = batch->qo_indptr[row];
+    return (Row){batch->block_table + (size_t)row * batch->table_width, first, batch->qo_indptr[row + 1] - first,
+                 batch->kv_lens[row]};
+}
+
+static inline int position_of(const Row *row, int token) { return row->kv_len - row->num_tokens + token; }
+
+/* The first position that a query at `position` sees. */
+static inline int first_seen(int position, int window)
+{
+    return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
+/* Offsets of the positions first .. first + count. */
+static inline void locate(const Pages *pages, const int32_t *table, int first, int count, int64_t *offsets)
+{
+    int page = first / pages->page_size, slot = first % pages->page_size;
+    for (int i = 0; i < count; page++, slot = 0) {
+        int64_t start = table[page] * pages->page_stride;
+        for (; slot < pages->page_size && i < count; slot++, i++)
+            offsets[i] = start + slot * pages->slot_stride;
+    }
+}
+
+/* The query that belongs to a KV head's query number `query`. */
+static inline const elem *query_of(const Attention *attention, const Row *row, int kv_head, int query)
+{
+    return attention->query + (row->first_token + query / attention->group) * attention->query_stride +
+           (kv_head * attention->group + query % attention->group) * attention->shape->head_dim;
+}
+
+static inline elem *out_of(const Attention *attention, const Row *row, int kv_head, int query)
+{
+    return attention->out + (row->first_token + query / attention->group) * attention->out_stride +
+           (kv_head * attention->group + query % attention->group) * attention->shape->head_dim;
+}
+
+/* Rows with few queries a KV head: memory-bound, so each key and value is read once and their positions are shared
+ * out in pieces. Not attend_few: other rows, of blocks of queries (attention_extend.c). */
+#define FEW_QUERIES 16
+static inline bool has_few(const Attention *attention, const Row *row)
+{
+    return row->num_tokens * attention->group <= FEW_QUERIES;
+}
+
+/* A thread's way through a phase's items in their order; it does those that fall to it. */
+typedef struct {
+    Team *team;
+    int count;
+    int next; /* this thread's next item */
+    int done; /* items of the rows gone by */
+} Walk;
+
+static inline Walk walk_begin(Team *team, int count) { return (Walk){team, count, team_take(team, count), 0}; }
+static inline void walk_on(Walk *walk) { walk->next = team_take(walk->team, walk->count); }
+
+/* Items, and the part of the walk through them. */
+int NAME(extend_items)(const Attention *attention);
+int NAME(decode_pieces)(const Attention *attention); /* an item for each piece and part */
+void NAME(extend)(const Attention *attention, Walk *walk, char *own);
+void NAME(decode)(const Attention *attention, Walk *walk, char *shared, char *own);
+
+/* Another phase, where decode has shared bytes: the sums of pieces. */
+void NAME(decode_combine)(const Attention *attention, Team *team, char *shared);
+
+/* Bytes that they need: for all threads together, and for each. */
+size_t NAME(decode_shared_bytes)(const Attention *attention);
+size_t NAME(decode_own_bytes)(const Attention *attention);
+size_t NAME(extend_own_bytes)(const Attention *attention);
+
+#endif
