@@ -14,24 +14,20 @@
 
 #define PIECE 512
 #define BLOCK 32          /* positions whose scores are computed together; PIECE is a multiple */
-#ifndef FETCH
-#define FETCH 2
-#endif
 #define NO_SCORE (-1e30f) /* below any score; finite, as NO_SCORE - NO_SCORE is to be 0 */
 
-/* A query as `products` takes it. */
-#if defined(RAYDIX_BF16) && !defined(__AVX512BF16__)
-typedef float prepared;
-#define PREPARE_STEP (2 * LANES)
-#else
+/* A query as `dot` takes it: in floats, `Two` after `Two`, where there is no product of bfloat16. */
+#if defined(RAYDIX_BF16) && defined(__AVX512BF16__)
 typedef elem prepared;
+#else
+typedef float prepared;
 #endif
 
 /* What a row's queries have of a piece so far, KV head after KV head: all its queries, as attention_rows.h numbers
  * them. Only the first few of num_heads * FEW_QUERIES / group are used. */
 typedef struct {
     float *best, *total; /* [queries] */
-    float *sums;         /* [queries][head_dim] */
+    float *sums;         /* [queries][head_dim], `Two` after `Two` */
 } Partial;
 
 static int queries_of(const Attention *attention, const Row *row)
@@ -63,36 +59,28 @@ static int num_pieces(const Attention *attention, const Row *row)
 
 static void prepare_query(const elem *query, int dim, prepared *out)
 {
-#if defined(RAYDIX_BF16) && !defined(__AVX512BF16__)
-    /* as pairs of bf16 lie in 32 bits: LANES even elements, then the odd ones between them */
-    for (int d = 0; d < dim; d += 2 * LANES)
-        for (int i = 0; i < LANES; i++) {
-            out[d + i] = float_of(query[d + 2 * i]);
-            out[d + LANES + i] = float_of(query[d + 2 * i + 1]);
-        }
-#else
+#if defined(RAYDIX_BF16) && defined(__AVX512BF16__)
     memcpy(out, query, sizeof(elem) * dim);
+#else
+    for (int d = 0; d < dim; d += 2 * LANES) {
+        Two x = load_two(query + d);
+        vstore(out + d, x.a);
+        vstore(out + d + LANES, x.b);
+    }
 #endif
 }
 
-/* sum + the products of a query and a key, from d on: DOT_STEP elements. */
-#if defined(RAYDIX_BF16)
-#define DOT_STEP (2 * LANES)
+/* sum + the products of 2 * LANES elements of a query and a key. */
 static inline vf dot(vf sum, const prepared *query, const elem *key)
 {
-#if defined(__AVX512BF16__)
+#if defined(RAYDIX_BF16) && defined(__AVX512BF16__)
     return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(query), (__m512bh)_mm512_loadu_si512(key));
 #else
-    typedef uint32_t vu_anywhere __attribute__((vector_size(VECTOR_BYTES), aligned(2), may_alias));
-    vu pairs = *(const vu_anywhere *)key;
-    sum += (vf)(pairs << 16) * vload(query);
-    return sum + (vf)(pairs & 0xffff0000u) * vload(query + LANES);
+    Two x = load_two(key);
+    sum += x.a * vload(query);
+    return sum + x.b * vload(query + LANES);
 #endif
 }
-#else
-#define DOT_STEP LANES
-static inline vf dot(vf sum, const prepared *query, const elem *key) { return sum + vload(query) * vload(key); }
-#endif
 
 /* One query's products with the keys of BLOCK positions, scaled. The first query of a block fetches the next block:
  * bit by bit, as more lines at once than the core can wait for would stop it. */
@@ -105,12 +93,12 @@ static inline __attribute__((always_inline)) void score(const prepared *query, c
 #pragma GCC unroll 16
         for (int k = 0; k < LANES; k++)
             sums[k] = vset(0);
-        for (int d = 0; d < dim; d += DOT_STEP)
+        for (int d = 0; d < dim; d += 2 * LANES)
 #pragma GCC unroll 16
             for (int k = 0; k < LANES; k++) {
                 sums[k] = dot(sums[k], query + d, keys + offsets[first + k] + d);
                 if (fetches)
-                    __builtin_prefetch(keys + offsets[first + k + BLOCK] + d, 0, FETCH);
+                    __builtin_prefetch(keys + offsets[first + k + BLOCK] + d);
             }
         vstore(scores + first, vsums(sums) * scale);
     }
@@ -126,7 +114,7 @@ static inline void weigh(float *scores, int first, int last, float *best, float 
         largest = vmax(largest, seen);
         vstore(scores + i, seen);
     }
-    float new_best = vmaximum(largest);
+    float new_best = vlargest(largest);
     if (new_best > *best) {
         float factor = expf(*best - new_best);
         for (int d = 0; d < dim; d += LANES)
@@ -140,7 +128,7 @@ static inline void weigh(float *scores, int first, int last, float *best, float 
         weights += weight;
         vstore(scores + i, weight);
     }
-    *total += vsum(weights);
+    *total += vtotal(weights);
 }
 
 /* Add the weighted values of the block's lanes first .. last, for a constant number of queries. */
@@ -149,27 +137,25 @@ static inline __attribute__((always_inline)) void add_values(const int queries, 
                                                              int last, float *sums, int dim)
 {
     for (int d = 0; d < dim; d += 2 * LANES) {
-        vf low[4], high[4];
+        Two added[4];
 #pragma GCC unroll 4
-        for (int q = 0; q < queries; q++) {
-            low[q] = vload(sums + q * dim + d);
-            high[q] = vload(sums + q * dim + d + LANES);
-        }
+        for (int q = 0; q < queries; q++)
+            added[q] = (Two){vload(sums + q * dim + d), vload(sums + q * dim + d + LANES)};
         for (int k = first; k < last; k++) {
             const elem *value = values + offsets[k] + d;
-            vf v0 = vload_elem(value), v1 = vload_elem(value + LANES);
+            Two x = load_two(value);
             if (fetches)
-                __builtin_prefetch(values + offsets[k + BLOCK] + d, 0, FETCH);
+                __builtin_prefetch(values + offsets[k + BLOCK] + d);
 #pragma GCC unroll 4
             for (int q = 0; q < queries; q++) {
-                low[q] += weights[q * BLOCK + k] * v0;
-                high[q] += weights[q * BLOCK + k] * v1;
+                added[q].a += weights[q * BLOCK + k] * x.a;
+                added[q].b += weights[q * BLOCK + k] * x.b;
             }
         }
 #pragma GCC unroll 4
         for (int q = 0; q < queries; q++) {
-            vstore(sums + q * dim + d, low[q]);
-            vstore(sums + q * dim + d + LANES, high[q]);
+            vstore(sums + q * dim + d, added[q].a);
+            vstore(sums + q * dim + d + LANES, added[q].b);
         }
     }
 }
@@ -261,8 +247,8 @@ static void combine(const Attention *attention, const Row *row, int kv_head, flo
             }
         }
         elem *out = out_of(attention, row, kv_head, q % count);
-        for (int d = 0; d < dim; d += LANES)
-            vstore_elem(out + d, vload(sums + d) / total);
+        for (int d = 0; d < dim; d += 2 * LANES)
+            store_two(out + d, (Two){vload(sums + d) / total, vload(sums + d + LANES) / total});
     }
 }
 

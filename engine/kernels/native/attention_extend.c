@@ -1,40 +1,220 @@
+/* Rows with many queries, bound by products. An item is a block of queries of one KV head; the last blocks of a row,
+ * which see the most, come first. Keys and values are packed into panels (gemm.h) once for all strips of a block:
+ *
+ *     positions of the row      0 ....... | ......... | ......... kv_len     chunks of CHUNK at multiples of CHUNK
+ *     strip of STRIP queries    [scores: panels of 32 keys] -> softmax so far -> weights
+ *                               [sums += weights x panels of 32 of a value's elements]
+ *
+ * A strip multiplies only what one of its queries sees. As chunks lie at fixed positions and what is not seen weighs
+ * exactly 0, a query's result depends on its position and the keys and values, and not on how its row is cut.
+ */
 #include "attention_rows.h"
+#include "gemm.h"
+#include "transpose.h"
 
 #include <math.h>
 
-size_t NAME(extend_own_bytes)(const Attention *attention)
+#define CHUNK 256
+#define STRIP 64
+#define MOST_QUERIES 256 /* of a block: a multiple of STRIP */
+#define NOTHING (-1e30f) /* below any score; finite, as NOTHING - NOTHING is to be 0 */
+
+/* What a thread works in, for one block. */
+typedef struct {
+    elem *queries;       /* [MOST_QUERIES][head_dim] */
+    float *sums;         /* [MOST_QUERIES][head_dim] */
+    float *best, *total; /* [MOST_QUERIES] */
+    float *scores;       /* [STRIP][CHUNK] */
+    elem *weights;       /* [STRIP][CHUNK] */
+    elem *keys;          /* [CHUNK / 32] panels of head_dim inputs */
+    elem *values;        /* [head_dim / 32] panels of CHUNK inputs */
+} Scratch;
+
+/* Lay it out from `at`; returns where it ends. Places are numbers, as there may be no memory yet. */
+static uintptr_t lay_scratch(Scratch *scratch, int dim, uintptr_t at)
 {
-    int longest = 0;
-    for (int row = 0; row < attention->batch->num_rows; row++)
-        longest = attention->batch->kv_lens[row] > longest ? attention->batch->kv_lens[row] : longest;
-    return ((size_t)longest + attention->shape->head_dim) * sizeof(float);
+    scratch->sums = (float *)at, at += MOST_QUERIES * dim * sizeof(float);
+    scratch->best = (float *)at, at += MOST_QUERIES * sizeof(float);
+    scratch->total = (float *)at, at += MOST_QUERIES * sizeof(float);
+    scratch->scores = (float *)at, at += STRIP * CHUNK * sizeof(float);
+    scratch->queries = (elem *)at, at += MOST_QUERIES * dim * sizeof(elem);
+    scratch->weights = (elem *)at, at += STRIP * CHUNK * sizeof(elem);
+    scratch->keys = (elem *)at, at += CHUNK * dim * sizeof(elem);
+    scratch->values = (elem *)at, at += CHUNK * dim * sizeof(elem);
+    return at;
 }
 
-static void attend_one(const AttentionShape *shape, const Pages *pages, const int32_t *table, int position,
-                       int kv_head, const elem *query, elem *out, float *scores)
+/* Some queries of a row: number first .. last of a KV head. */
+typedef struct {
+    const Attention *attention;
+    const Row *row;
+    int kv_head, first, last;
+} Queries;
+
+static int position_of_query(const Queries *queries, int query)
 {
-    int dim = shape->head_dim, first = first_seen(position, shape->window);
-    float best = -INFINITY, total = 0, *sums = scores + position + 1;
-    for (int p = first; p <= position; p++) {
-        const elem *key = pages->keys + table[p / pages->page_size] * pages->page_stride +
-                          p % pages->page_size * pages->slot_stride + kv_head * pages->head_stride;
-        vf products = vset(0);
+    return position_of(queries->row, query / queries->attention->group);
+}
+
+/* ---- packing ---- */
+
+/* 32 keys, those at offsets, into a panel; missing ones are zeros. */
+static void pack_keys(const elem *keys, const int64_t *offsets, int count, int dim, elem *panel)
+{
+    enum { PAIRS = LANES * PAIR }; /* elements of a vector of pairs */
+    for (int d = 0; d < dim; d += PAIRS)
+        for (int first = 0; first < PANEL; first += LANES) {
+            vf x[LANES];
+            for (int k = 0; k < LANES; k++)
+                x[k] = first + k < count ? vload((const float *)(keys + offsets[first + k] + d)) : vset(0);
+            vtranspose(x);
+            for (int i = 0; i < LANES; i++)
+                vstore((float *)(panel + (d / PAIR + i) * PANEL * PAIR + first * PAIR), x[i]);
+        }
+}
+
+/* Values number from .. to of a chunk, those at offsets, into panels of CHUNK inputs. Up to multiples of 32 inputs, and
+ * before `first`, which no query sees, they are zeros: what lies there may be NaN, and 0 * NaN is not 0. */
+static void pack_values(const elem *values, const int64_t *offsets, int from, int first, int to, int dim, elem *panels)
+{
+    static const elem zeros[PANEL];
+    for (int k = from; k < round_up(to, 32); k += PAIR)
+        for (int d = 0; d < dim; d += PANEL) {
+            const elem *even = k >= first && k < to ? values + offsets[k] + d : zeros;
+            elem *panel = panels + (size_t)d * CHUNK + k * PANEL;
+#ifdef RAYDIX_BF16
+            const elem *odd = k + 1 >= first && k + 1 < to ? values + offsets[k + 1] + d : zeros;
+            for (int i = 0; i < PANEL; i += 2 * LANES)
+                interleave(even + i, odd + i, panel + 2 * i);
+#else
+            memcpy(panel, even, sizeof(elem) * PANEL);
+#endif
+        }
+}
+
+/* ---- softmax ---- */
+
+/* 2^x for x <= 0 to a relative error of 4e-5, which is less than rounding to bfloat16 adds; 0 below -126. */
+static inline vf vexp2_bf16(vf x)
+{
+    vi tiny = x < -126.0f;
+    x = vmax(x, vset(-126.0f));
+    vf shifted = x + 12582912.0f; /* 1.5 * 2^23: rounds to an integer */
+    vf r = x - (shifted - 12582912.0f);
+    vf p = r * 0.0096181291f + 0.0555041087f; /* e^(r ln 2), Taylor */
+    p = p * r + 0.2402265070f;
+    p = p * r + 0.6931471806f;
+    p = p * r + 1.0f;
+    vf power = (vf)((vi)p + ((vi)shifted << 23));
+    return vselect(tiny, vset(0), power);
+}
+
+#ifdef RAYDIX_BF16
+#define LOG_BASE 1.44269504088896341f /* scores count in powers of 2 */
+#define raised vexp2_bf16
+#else
+#define LOG_BASE 1.0f
+#define raised vexp
+#endif
+
+/* One query's scores of a chunk to weights: those first .. last of `width` are seen. Scales its sums so far. */
+static inline void soften(float *scores, int first, int last, int from, int to, float scale, float *best, float *total,
+                          float *sums, int dim, elem *weights)
+{
+    vf largest = vset(NOTHING);
+    if (first > from || last < to)
+        for (int i = from; i < to; i += LANES) {
+            vi lanes = vlanes() + i;
+            vstore(scores + i, vselect((lanes >= first) & (lanes < last), vload(scores + i), vset(-INFINITY)));
+        }
+    for (int i = from; i < to; i += LANES)
+        largest = vmax(largest, vload(scores + i));
+    float new_best = fmaxf(*best, vlargest(largest) * scale);
+    if (new_best > *best) {
+        float factor = raised(vset(*best - new_best))[0];
         for (int d = 0; d < dim; d += LANES)
-            products += vload_elem(query + d) * vload_elem(key + d);
-        scores[p] = vsum(products) * shape->scale;
-        best = scores[p] > best ? scores[p] : best;
+            vstore(sums + d, vload(sums + d) * factor);
+        *total *= factor;
+        *best = new_best;
     }
-    memset(sums, 0, sizeof(float) * dim);
-    for (int p = first; p <= position; p++) {
-        const elem *value = pages->values + table[p / pages->page_size] * pages->page_stride +
-                            p % pages->page_size * pages->slot_stride + kv_head * pages->head_stride;
-        float weight = expf(scores[p] - best);
-        total += weight;
+    vf added = vset(0);
+    for (int i = from; i < to; i += 2 * LANES) {
+        vf a = raised(vload(scores + i) * scale - new_best), b = raised(vload(scores + i + LANES) * scale - new_best);
+        added += a + b;
+        store_both(weights + i, a, b);
+    }
+    *total += vtotal(added);
+}
+
+/* ---- one block ---- */
+
+/* A strip of a block, over the chunk's positions start .. start + count, packed. */
+static void attend_strip(const Queries *block, int first, int last, int start, int count, const Scratch *scratch)
+{
+    const AttentionShape *shape = block->attention->shape;
+    int dim = shape->head_dim, at = first - block->first, rows = last - first;
+    int earliest = first_seen(position_of_query(block, first), shape->window) - start;
+    int latest = position_of_query(block, last - 1) + 1 - start;
+    int from = earliest > 0 ? earliest / PANEL * PANEL : 0;
+    int to = round_up(latest < count ? latest : count, PANEL);
+    if (from >= to)
+        return;
+    for (int k = from; k < to; k += PANEL)
+        NAME(panel_multiply)(scratch->queries + at * dim, dim, rows, scratch->keys + k * dim, dim, scratch->scores + k,
+                             CHUNK, false);
+    for (int q = 0; q < rows; q++) {
+        int position = position_of_query(block, first + q) - start;
+        int seen = position + 1 < count ? position + 1 : count;
+        soften(scratch->scores + q * CHUNK, first_seen(position + start, shape->window) - start, seen, from, to,
+               shape->scale * LOG_BASE, scratch->best + at + q, scratch->total + at + q, scratch->sums + (at + q) * dim,
+               dim, scratch->weights + q * CHUNK);
+    }
+    for (int d = 0; d < dim; d += PANEL)
+        NAME(panel_multiply)(scratch->weights + from, CHUNK, rows, scratch->values + (size_t)d * CHUNK + from * PANEL,
+                             to - from, scratch->sums + at * dim + d, dim, true);
+}
+
+static void attend_block_of(const Queries *block, const Scratch *scratch)
+{
+    const Attention *attention = block->attention;
+    int dim = attention->shape->head_dim, count = block->last - block->first;
+    for (int q = 0; q < count; q++) {
+        memcpy(scratch->queries + q * dim, query_of(attention, block->row, block->kv_head, block->first + q),
+               sizeof(elem) * dim);
+        scratch->best[q] = NOTHING;
+        scratch->total[q] = 0;
+    }
+    memset(scratch->sums, 0, sizeof(float) * count * dim);
+
+    const elem *keys = attention->pages->keys + block->kv_head * attention->pages->head_stride;
+    const elem *values = attention->pages->values + block->kv_head * attention->pages->head_stride;
+    int start = first_seen(position_of_query(block, block->first), attention->shape->window);
+    int end = position_of_query(block, block->last - 1) + 1;
+    for (int chunk = start / CHUNK * CHUNK; chunk < end; chunk += CHUNK) {
+        int skipped = start > chunk ? (start - chunk) / PANEL * PANEL : 0; /* whole panels that no query sees */
+        int held = end - chunk < CHUNK ? end - chunk : CHUNK;
+        int64_t offsets[CHUNK];
+        locate(attention->pages, block->row->table, chunk + skipped, held - skipped, offsets + skipped);
+        for (int k = skipped; k < held; k += PANEL)
+            pack_keys(keys, offsets + k, held - k, dim, scratch->keys + k * dim);
+        pack_values(values, offsets, skipped, start - chunk, held, dim, scratch->values);
+        for (int first = block->first; first < block->last; first += STRIP)
+            attend_strip(block, first, first + STRIP < block->last ? first + STRIP : block->last, chunk, held, scratch);
+    }
+    for (int q = 0; q < count; q++) {
+        elem *out = out_of(attention, block->row, block->kv_head, block->first + q);
         for (int d = 0; d < dim; d += LANES)
-            vstore(sums + d, vload(sums + d) + weight * vload_elem(value + d));
+            vstore_elem(out + d, vload(scratch->sums + q * dim + d) / scratch->total[q]);
     }
-    for (int d = 0; d < dim; d += LANES)
-        vstore_elem(out + d, vload(sums + d) / total);
+}
+
+/* ---- the phase ---- */
+
+/* 0 for a row that is not extend's. */
+static int num_blocks(const Attention *attention, const Row *row)
+{
+    int queries = has_few(attention, row) ? 0 : row->num_tokens * attention->group;
+    return round_up(queries, MOST_QUERIES) / MOST_QUERIES;
 }
 
 int NAME(extend_items)(const Attention *attention)
@@ -42,21 +222,31 @@ int NAME(extend_items)(const Attention *attention)
     int items = 0;
     for (int index = 0; index < attention->batch->num_rows; index++) {
         Row row = row_of(attention->batch, index);
-        items += has_few(attention, &row) ? 0 : row.num_tokens * attention->shape->num_heads;
+        items += num_blocks(attention, &row) * attention->shape->num_kv_heads;
     }
     return items;
 }
 
 void NAME(extend)(const Attention *attention, Walk *walk, char *own)
 {
+    int kv_heads = attention->shape->num_kv_heads;
+    Scratch scratch;
+    lay_scratch(&scratch, attention->shape->head_dim, (uintptr_t)own);
     for (int index = 0; index < attention->batch->num_rows; index++) {
         Row row = row_of(attention->batch, index);
-        int items = has_few(attention, &row) ? 0 : row.num_tokens * attention->shape->num_heads;
-        for (int item; (item = walk->next - walk->done) < items; walk_on(walk)) {
-            int query = item % (row.num_tokens * attention->group), head = item / (row.num_tokens * attention->group);
-            attend_one(attention->shape, attention->pages, row.table, position_of(&row, query / attention->group), head,
-                       query_of(attention, &row, head, query), out_of(attention, &row, head, query), (float *)own);
+        int queries = row.num_tokens * attention->group, blocks = num_blocks(attention, &row);
+        for (int item; (item = walk->next - walk->done) < blocks * kv_heads; walk_on(walk)) {
+            int first = (blocks - 1 - item / kv_heads) * MOST_QUERIES;
+            int last = first + MOST_QUERIES < queries ? first + MOST_QUERIES : queries;
+            Queries block = {attention, &row, item % kv_heads, first, last};
+            attend_block_of(&block, &scratch);
         }
-        walk->done += items;
+        walk->done += blocks * kv_heads;
     }
+}
+
+size_t NAME(extend_own_bytes)(const Attention *attention)
+{
+    Scratch scratch;
+    return NAME(extend_items)(attention) ? lay_scratch(&scratch, attention->shape->head_dim, 0) : 0;
 }

@@ -1,4 +1,4 @@
-/* What needs lanes to change places: sums of many vectors at once, and transposition. */
+/* What needs lanes to change places: sums of many vectors at once, and transposition; and what avoids it: pairs. */
 #ifndef TRANSPOSE_H
 #define TRANSPOSE_H
 
@@ -51,6 +51,24 @@ static inline __attribute__((always_inline)) vf vsums(vf x[LANES])
     return x[0];
 }
 
+/* The sum of all lanes. */
+static inline float vtotal(vf x)
+{
+#pragma GCC unroll 4
+    for (int h = LANES / 2; h > 0; h /= 2)
+        x += vshuffle(x, x, vlanes() ^ h);
+    return x[0];
+}
+
+/* The largest lane. */
+static inline float vlargest(vf x)
+{
+#pragma GCC unroll 4
+    for (int h = LANES / 2; h > 0; h /= 2)
+        x = vmax(x, vshuffle(x, x, vlanes() ^ h));
+    return x[0];
+}
+
 /* Lane i of x[j] goes to lane j of x[i]. */
 static inline __attribute__((always_inline)) void vtranspose(vf x[LANES])
 {
@@ -64,5 +82,72 @@ static inline __attribute__((always_inline)) void vtranspose(vf x[LANES])
                 x[i] = low;
             }
 }
+
+/* 2 * LANES elements: in bf16, those at even places and those at odd ones; otherwise, one half and the other. */
+typedef struct {
+    vf a, b;
+} Two;
+
+static inline Two load_two(const elem *p)
+{
+#ifdef RAYDIX_BF16
+    typedef uint32_t vu_pairs __attribute__((vector_size(VECTOR_BYTES), aligned(2), may_alias));
+    vu pairs = *(const vu_pairs *)p;
+    return (Two){(vf)(pairs << 16), (vf)(pairs & 0xffff0000u)};
+#else
+    return (Two){vload(p), vload(p + LANES)};
+#endif
+}
+
+#ifdef RAYDIX_BF16
+/* The upper half of each lane is the bfloat16 nearest to x. */
+static inline vu round_to_bf16(vf x)
+{
+    vu bits = (vu)x, is_nan = (vu)((bits & 0x7fffffff) > 0x7f800000);
+    return (is_nan & 0x7fc00000) | (~is_nan & (bits + 0x7fff + ((bits >> 16) & 1)));
+}
+#endif
+
+static inline void store_two(elem *p, Two x)
+{
+#ifdef RAYDIX_BF16
+    typedef uint32_t vu_pairs __attribute__((vector_size(VECTOR_BYTES), aligned(2), may_alias));
+    *(vu_pairs *)p = (round_to_bf16(x.a) >> 16) | (round_to_bf16(x.b) & 0xffff0000u);
+#else
+    vstore(p, x.a);
+    vstore(p + LANES, x.b);
+#endif
+}
+
+/* a, then b, as 2 * LANES elements. */
+static inline void store_both(elem *p, vf a, vf b)
+{
+#if defined(RAYDIX_BF16) && defined(__AVX512BF16__)
+    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a));
+#else
+    vstore_elem(p, a);
+    vstore_elem(p + LANES, b);
+#endif
+}
+
+#ifdef RAYDIX_BF16
+/* 2 * LANES elements of each, in turns. */
+static inline void interleave(const elem *a, const elem *b, elem *to)
+{
+#if defined(__AVX512F__)
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
+                                         5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    __m512i x = _mm512_loadu_si512(a), y = _mm512_loadu_si512(b);
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi16(x, low, y));
+    _mm512_storeu_si512(to + 2 * LANES, _mm512_permutex2var_epi16(x, high, y));
+#else
+    for (int i = 0; i < 2 * LANES; i++) {
+        to[2 * i] = a[i];
+        to[2 * i + 1] = b[i];
+    }
+#endif
+}
+#endif
 
 #endif
