@@ -28,7 +28,7 @@ import socket
 import statistics
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -200,7 +200,9 @@ async def _round(name: str, run: Callable[[], Coroutine[Any, Any, list[Answer]]]
         "itl_ms": statistics.median([gap for answer in answers for gap in answer.gaps] or [0.0]) * 1e3,
         "tokens_per_event": num_tokens / events,
         "events_per_arrival": events / arrivals,
-        "cpu_us_per_token": {role: (after[role] - before[role]) / num_tokens * 1e6 for role in sorted(after)},
+        "cpu_us_per_token": {
+            role: (after[role] - before.get(role, 0.0)) / num_tokens * 1e6 for role in sorted(after)
+        },
     }
 
 
@@ -223,10 +225,10 @@ _PICK: dict[str, Callable[[Any], Any]] = {
 """What of several rounds counts."""
 
 
-def _cpu_seconds() -> Counter[str]:
+def _cpu_seconds() -> dict[str, float]:
     """CPU time so far of each kind of process: ours, and all else that Ray runs."""
     own = os.times()
-    seconds = Counter({"client": own.user + own.system, "ray": 0.0})
+    seconds: defaultdict[str, float] = defaultdict(float, client=own.user + own.system)
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             times, line = process.cpu_times(), " ".join(process.cmdline())

@@ -22,6 +22,7 @@ from deployments.api.health import health
 from deployments.api.http_metrics import HttpMetrics
 from deployments.api.lifecycle import add_model_routes
 from deployments.api.limits import Limits
+from deployments.api.pacing import Pace
 from deployments.api.prompts import encode_messages, encode_text
 from deployments.api.protocol import (
     ChatRequest,
@@ -76,6 +77,7 @@ class _Routes:
 
     def __init__(self, service: ApiService) -> None:
         self._service = service
+        self._pace = Pace(service.limits.max_chunks_per_s)
 
     async def chat(self, request: Request) -> Response:
         """Create a chat completion."""
@@ -163,7 +165,8 @@ class _Routes:
             ticket = self._service.access.start(tenant)
             planned = await plan()
             hints = _hints(request, self._service.limits)
-            exchange = Exchange(self._service.limits, planned, recorder, name, hints, Caller(tenant, ticket))
+            caller = Caller(tenant, ticket)
+            exchange = Exchange(self._service.limits, planned, recorder, name, hints, caller, self._pace)
             return await until_disconnect(request.receive, exchange.respond())
         except RateLimited as error:
             recorder.refused(error)

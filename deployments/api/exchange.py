@@ -19,6 +19,7 @@ from deployments.api.best_of import best
 from deployments.api.choices import Choices, Delta
 from deployments.api.errors import ApiError, from_client, internal
 from deployments.api.limits import Limits
+from deployments.api.pacing import Pace
 from deployments.api.prompt_scores import PromptScores
 from deployments.api.protocol import ChatRequest, CompletionRequest
 from deployments.api.reading import NOTHING, AnswerReader, Sought
@@ -81,13 +82,21 @@ class Exchange:
     """Runs one plan. `respond` closes what it opened, or hands that duty to the stream it returns."""
 
     def __init__(
-        self, limits: Limits, plan: Plan, recorder: Recorder, request_id: str, hints: Hints, caller: Caller
+        self,
+        limits: Limits,
+        plan: Plan,
+        recorder: Recorder,
+        request_id: str,
+        hints: Hints,
+        caller: Caller,
+        pace: Pace,
     ) -> None:
         self._limits = limits
         self._wording = plan.wording
         self._recorder = recorder
         self._request_id = request_id
         self._is_stream = bool(plan.request.stream)
+        self._pace = pace
         parts = [] if plan.echoes_only else _parts(plan, hints, caller.tenant, request_id)
         self._count_field = "n" if plan.request.best_of is None else "best_of"
         self._num_sequences = len(plan.wording.answer.prompts) * plan.num_candidates if parts else 0
@@ -113,6 +122,7 @@ class Exchange:
                 if not self._is_stream:
                     return await self._whole(deltas)
                 first = await anext(deltas)
+            self._turns = self._pace.open()
             stream = EventStream(
                 self._events(first, deltas),
                 self._close,
@@ -183,6 +193,7 @@ class Exchange:
 
     async def _close(self) -> None:
         """The stream is over; when it did not end by itself, its client left."""
+        self._turns.close()
         self._recorder.disconnected()
         self._ticket.close()
         await self._choices.aclose()
@@ -202,6 +213,7 @@ class Exchange:
             if waiting and not (delta.finish_reason and self._choices.are_over):
                 yield waiting
                 waiting = b""
+                await self._turns.wait(len(self._choices.choices))
             last, delta = delta, await anext(deltas, None)
         if extras := self._extras(is_whole=False):
             waiting += self._wording.closing(extras)

@@ -1,0 +1,63 @@
+"""How often streams write: what a chunk costs on its way out does not grow with the tokens in it.
+
+    tokens    t0   t1   t2   t3   t4   t5 ...      an ingress has 100 streams and writes 1000 chunks a second:
+    chunks    t0   t1      t2+t3     t4+t5         each has 10 of them, the first two at once
+
+A chunk goes through Ray Serve's proxy, where nothing merges any more: one that waits there makes all that come
+after it late, new requests' first tokens too. So an ingress writes no more than it is told to, and all its streams
+have an equal share. What comes between two writes is merged where it lies anyway, in the generation
+(`deployments/generation.py`). Streams with few others beside them, or with slower tokens, notice nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+MIN_WAIT_S = 0.002
+"""Shorter waits are left out, and made up for by the next: event loops tell no finer time."""
+
+
+class Pace:
+    """Of one ingress: what may be written, and how many streams share it. Lives on one event loop."""
+
+    def __init__(self, max_per_s: float | None) -> None:
+        """`max_per_s` chunks of all streams together, per second; None: as many as come."""
+        self._share_s = 0.0 if max_per_s is None else 1 / max_per_s
+        self._num_open = 0
+
+    def open(self) -> Turns:
+        """A stream begins."""
+        self._num_open += 1
+        return Turns(self)
+
+    @property
+    def seconds(self) -> float:
+        """Between two chunks of a stream."""
+        return self._num_open * self._share_s
+
+    def close(self) -> None:
+        """One has ended."""
+        self._num_open -= 1
+
+
+class Turns:
+    """One stream's."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._next_at = -math.inf
+        self._is_open = True
+
+    async def wait(self, num_merging: int = 1) -> None:
+        """After a chunk, until the next may be written. A stream of several choices writes as often for each."""
+        now, between = asyncio.get_running_loop().time(), self._pace.seconds / num_merging
+        self._next_at = max(self._next_at, now - between) + between
+        if self._next_at - now >= MIN_WAIT_S:
+            await asyncio.sleep(self._next_at - now)
+
+    def close(self) -> None:
+        """It is over. Idempotent."""
+        if self._is_open:
+            self._is_open = False
+            self._pace.close()
