@@ -4,5 +4,7 @@
 #include "attention_extend.c"
 #include "decoder.c"
 #include "gemm.c"
+#include "pack.c"
 #include "panel.c"
 #include "panel_amx.c"
+#include "quant.c"

@@ -1,83 +1,144 @@
+/* A linear as a phase of a team. An item of work is a few panels with a block of rows:
+ *
+ *                    panels
+ *                 0  1 │ 2  3 │ 4
+ *     a    0..    item │ item │ item     a block of rows stays in the L2 cache while panels go by,
+ *          512..  item │ item │ item     a slice of a panel in the L1 cache while the block's rows go by
+ */
 #include "gemm.h"
 
-#include <stdlib.h>
+#define BLOCK_BYTES (1 << 20) /* of a block of rows: half of today's L2 caches */
+#define MOST_ROWS_OF_ITEM 512
+#define LEAST_ROWS_OF_ITEM 128 /* fewer would have the panels read too often */
+#define PRODUCTS (MOST_ROWS_OF_ITEM * 2 * PANEL) /* of an item: on the stack, 128 KB */
+#define MOST_PANELS_OF_ITEM 8
+#define STREAMED_BYTES (1 << 20) /* results of at least this size are written past the caches */
 
-#define ROWS_AT_ONCE 256 /* rows of a work item: their products stay in the cache */
+typedef struct {
+    int rows, panels; /* of an item */
+    int row_blocks, panel_groups;
+} Items;
 
-void NAME(pack_rows)(const elem *rows, ptrdiff_t stride, int num_rows, int inputs, elem *panel)
+static Items items_of(const Linear *linear, int rows, int threads)
 {
-    memset(panel, 0, sizeof(elem) * PANEL * (size_t)round_up(inputs, 32));
-    for (int r = 0; r < num_rows; r++)
-        for (int i = 0; i < inputs; i++)
-            panel[(i / PAIR * PANEL + r) * PAIR + i % PAIR] = rows[r * stride + i];
+    int panels = round_up(linear->outputs, PANEL) / PANEL;
+    int most = BLOCK_BYTES / (linear->inputs * (int)sizeof(elem)) / 32 * 32;
+    Items items = {.rows = most > MOST_ROWS_OF_ITEM    ? MOST_ROWS_OF_ITEM
+                           : most < LEAST_ROWS_OF_ITEM ? LEAST_ROWS_OF_ITEM
+                                                       : most};
+    items.rows = rows < items.rows ? round_up(rows, BLOCK_ROWS) : items.rows;
+    items.row_blocks = (rows + items.rows - 1) / items.rows;
+    /* Several for each thread: they seldom end at one time. A run of panels is fetched ahead of its use. */
+    int share = panels * items.row_blocks / (8 * threads), fit = PRODUCTS / PANEL / items.rows;
+    items.panels = share < fit ? share : fit;
+    items.panels = items.panels > MOST_PANELS_OF_ITEM ? MOST_PANELS_OF_ITEM : items.panels < 1 ? 1 : items.panels;
+    items.panel_groups = (panels + items.panels - 1) / items.panels;
+    return items;
 }
 
-/* Pack a matrix [outputs][inputs]. is_swiglu: outputs are all gates, then all ups; a panel gets 16 of each. */
-EXPORT void NAME(raydix_pack)(const elem *matrix, int outputs, int inputs, bool is_swiglu, elem *packed)
+/* What becomes of a sum, beside being one; each NULL or from the item's first output on. */
+typedef struct {
+    const float *scales, *bias;
+} Finish;
+
+static Finish finish_of(const Linear *linear, int output)
 {
-    size_t size = (size_t)PANEL * round_up(inputs, 32);
-    int half = outputs / 2;
-#pragma omp parallel for
-    for (int p = 0; p < round_up(outputs, PANEL) / PANEL; p++) {
-        elem *panel = packed + p * size;
-        int first = p * PANEL;
-        if (!is_swiglu) {
-            int rows = outputs - first < PANEL ? outputs - first : PANEL;
-            NAME(pack_rows)(matrix + (size_t)first * inputs, inputs, rows, inputs, panel);
-            continue;
-        }
-        memset(panel, 0, sizeof(elem) * size);
-        for (int r = 0; r < PANEL; r++) {
-            int output = p * 16 + r % 16;
-            const elem *row = matrix + (size_t)(output + (r < 16 ? 0 : half)) * inputs;
-            for (int i = 0; i < inputs && output < half; i++)
-                panel[(i / PAIR * PANEL + r) * PAIR + i % PAIR] = row[i];
+    return (Finish){linear->scales ? linear->scales + output : NULL, linear->bias ? linear->bias + output : NULL};
+}
+
+static inline vf finished(const Finish *finish, vf sum, int output)
+{
+    if (finish->scales)
+        sum *= vload(finish->scales + output);
+    return finish->bias ? sum + vload(finish->bias + output) : sum;
+}
+
+/* c[rows][ldc] to out[rows][ldo], the outputs of an item: `width` of them. */
+static void finish_floats(const float *c, ptrdiff_t ldc, int rows, int width, Finish finish, bool adds, bool streams,
+                          float *out, ptrdiff_t ldo)
+{
+    for (int r = 0; r < rows; r++, c += ldc, out += ldo) {
+        int i = 0;
+        if (adds)
+            for (; i + LANES <= width; i += LANES)
+                vstore(out + i, vload(out + i) + finished(&finish, vload(c + i), i));
+        else if (streams)
+            for (; i + LANES <= width; i += LANES)
+                vstream(out + i, finished(&finish, vload(c + i), i));
+        else
+            for (; i + LANES <= width; i += LANES)
+                vstore(out + i, finished(&finish, vload(c + i), i));
+        for (; i < width; i++) {
+            float sum = finish.scales ? c[i] * finish.scales[i] : c[i];
+            sum = finish.bias ? sum + finish.bias[i] : sum;
+            out[i] = adds ? out[i] + sum : sum;
         }
     }
 }
 
-static void finish(const Linear *linear, int p, int rows, const float *c, Product product, char *out, ptrdiff_t ldo)
+/* A panel's 16 gates and their ups. */
+static void finish_swiglu(const float *c, ptrdiff_t ldc, int rows, Finish gates, Finish ups, elem *out, ptrdiff_t ldo)
 {
-    int width = linear->outputs - p * PANEL < PANEL ? linear->outputs - p * PANEL : PANEL;
-    for (int r = 0; r < rows; r++, c += PANEL) {
-        if (product == SWIGLU) {
-            elem *to = (elem *)out + r * ldo + p * 16;
-            for (int v = 0; v < 16; v += LANES) {
-                vf gate = vload(c + v), up = vload(c + 16 + v);
-                if (linear->bias) {
-                    gate += vload(linear->bias + p * 16 + v);
-                    up += vload(linear->bias + linear->outputs / 2 + p * 16 + v);
-                }
-                vstore_elem(to + v, gate / (1.0f + vexp(-gate)) * up);
-            }
-            continue;
+    for (int r = 0; r < rows; r++, c += ldc, out += ldo)
+        for (int i = 0; i < PANEL / 2; i += LANES) {
+            vf gate = finished(&gates, vload(c + i), i), up = finished(&ups, vload(c + PANEL / 2 + i), i);
+            vstore_elem(out + i, gate / (1.0f + vexp(-gate)) * up);
         }
-        float *to = (float *)out + r * ldo + p * PANEL;
-        for (int i = 0; i < width; i++) {
-            float x = c[i] + (linear->bias ? linear->bias[p * PANEL + i] : 0);
-            to[i] = product == ADD_FLOATS ? to[i] + x : x;
+}
+
+/* out: the item's first row. */
+static void finish_item(const Linear *linear, const float *c, ptrdiff_t ldc, int rows, int panel, int panels,
+                        Product product, bool streams, void *out, ptrdiff_t ldo)
+{
+    if (product == SWIGLU) {
+        for (int p = panel; p < panel + panels; p++, c += PANEL) {
+            int output = p * PANEL / 2;
+            finish_swiglu(c, ldc, rows, finish_of(linear, output), finish_of(linear, linear->outputs / 2 + output),
+                          (elem *)out + output, ldo);
         }
+        return;
     }
+    int output = panel * PANEL, width = linear->outputs - output;
+    finish_floats(c, ldc, rows, width < panels * PANEL ? width : panels * PANEL, finish_of(linear, output),
+                  product == ADD_FLOATS, streams, (float *)out + output, ldo);
+}
+
+static bool is_streamed(const Linear *linear, int rows, Product product, const void *out, ptrdiff_t ldo)
+{
+    return product == TO_FLOATS && (size_t)rows * linear->outputs * sizeof(float) >= STREAMED_BYTES &&
+           ((uintptr_t)out | ldo * sizeof(float)) % VECTOR_BYTES == 0;
 }
 
 void NAME(linear)(Team *team, const Linear *linear, const elem *a, ptrdiff_t lda, int rows, Product product,
                   void *out, ptrdiff_t ldo)
 {
-    int inputs = round_up(linear->inputs, 32);
-    int panels = round_up(linear->outputs, PANEL) / PANEL;
-    int blocks = round_up(rows, ROWS_AT_ONCE) / ROWS_AT_ONCE;
+    int inputs = round_up(linear->inputs, 32), all_panels = round_up(linear->outputs, PANEL) / PANEL;
+    Items items = items_of(linear, rows, team->size);
+    bool streams = is_streamed(linear, rows, product, out, ldo);
     size_t width = product == SWIGLU ? sizeof(elem) : sizeof(float);
-    _Alignas(64) float c[ROWS_AT_ONCE * PANEL];
-    for (int item; (item = team_take(team, panels * blocks)) < panels * blocks;) {
-        int p = item % panels, first = item / panels * ROWS_AT_ONCE;
-        int count = rows - first < ROWS_AT_ONCE ? rows - first : ROWS_AT_ONCE;
-        const elem *panel = (const elem *)linear->packed + (size_t)p * PANEL * inputs;
-        NAME(panel_multiply)(a + first * lda, lda, count, panel, inputs, c, PANEL, false);
-        finish(linear, p, count, c, product, (char *)out + (size_t)first * ldo * width, ldo);
+    ptrdiff_t ldc = items.panels * PANEL;
+    _Alignas(64) float c[PRODUCTS];
+    int all_items = items.panel_groups * items.row_blocks;
+    for (int item; (item = team_take(team, all_items)) < all_items;) {
+        int panel = item % items.panel_groups * items.panels, row = item / items.panel_groups * items.rows;
+        int panels = all_panels - panel < items.panels ? all_panels - panel : items.panels;
+        int count = rows - row < items.rows ? rows - row : items.rows;
+        for (int p = 0; p < panels; p++) {
+            size_t at = (size_t)(panel + p) * PANEL * inputs;
+            if (linear->scales)
+                NAME(panel_multiply_int8)(a + row * lda, lda, count, (const int8_t *)linear->packed + at, inputs,
+                                          c + p * PANEL, ldc);
+            else
+                NAME(panel_multiply)(a + row * lda, lda, count, (const elem *)linear->packed + at, inputs, c + p * PANEL,
+                                     ldc, false);
+        }
+        finish_item(linear, c, ldc, count, panel, panels, product, streams, (char *)out + row * ldo * width, ldo);
+        if (streams)
+            vstream_end();
     }
 }
 
-/* One linear alone. `product` is a Product; a and, where floats are not added, out are as `linear` says. */
+/* One linear alone. `product` is a Product; a and out are as `linear` says. */
 EXPORT void NAME(raydix_linear)(const Linear *linear, const elem *a, int64_t lda, int rows, int product, void *out,
                                 int64_t ldo, int threads)
 {

@@ -28,6 +28,10 @@ static inline int round_up(int n, int step) { return (n + step - 1) / step * ste
 void NAME(panel_multiply)(const elem *a, ptrdiff_t lda, int rows, const elem *panel, int inputs, float *c,
                           ptrdiff_t ldc, bool add);
 
+/* The same with a panel of bytes, into c: the sums before their scales. */
+void NAME(panel_multiply_int8)(const elem *a, ptrdiff_t lda, int rows, const int8_t *panel, int inputs, float *c,
+                               ptrdiff_t ldc);
+
 /* Pack rows (outputs) of `inputs` elements each, `stride` apart, into one panel; missing rows are zeros. */
 void NAME(pack_rows)(const elem *rows, ptrdiff_t stride, int num_rows, int inputs, elem *panel);
 

@@ -108,4 +108,8 @@ void NAME(panel_multiply)(const elem *a, ptrdiff_t lda, int rows, const elem *pa
     }
 }
 
+#undef SLICE
+#undef AHEAD
+#undef VECTORS
+#undef MOST_ROWS
 #endif

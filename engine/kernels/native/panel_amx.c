@@ -14,9 +14,11 @@
 
 #if defined(RAYDIX_BF16) && defined(__AMX_BF16__)
 
-#define SLICE 256            /* inputs: a panel's slice, 16 KB, stays in the L1 cache while rows go by */
-#define TILE (16 * PANEL * PAIR) /* elements of a panel that one step, of 32 inputs, takes */
-#define AHEAD (4 * TILE)     /* elements from what is multiplied to what is fetched */
+#define SLICE 256                  /* inputs: a panel's slice, 16 KB, stays in the L1 cache while rows go by */
+#define STEP_INPUTS 32             /* of a row of a tile */
+#define STEP (STEP_INPUTS * PANEL) /* elements of a panel that one step takes: two tiles */
+#define LINE (64 / (int)sizeof(elem))
+#define AHEAD (4 * STEP) /* elements from what is multiplied to what is fetched */
 
 typedef struct {
     uint8_t palette, start_row, reserved[14];
@@ -36,10 +38,11 @@ void NAME(gemm_begin)(void)
 
 void NAME(gemm_end)(void) { _tile_release(); }
 
-static inline void fetch(const elem *panel)
+/* Into the L1 cache what is next, into the L2 cache what is further off: rows go by before it is wanted. */
+static inline __attribute__((always_inline)) void fetch(const elem *from, int lines, const bool is_next)
 {
-    for (int line = 0; line < TILE; line += 64 / (int)sizeof(elem))
-        _mm_prefetch((const char *)(panel + line), _MM_HINT_T0);
+    for (int line = 0; line < lines; line++)
+        __builtin_prefetch(from + line * LINE, 0, is_next ? 3 : 2);
 }
 
 /* Tile numbers are constants of the instructions, hence two functions for one or two tiles of rows. */
@@ -53,8 +56,8 @@ static inline void multiply_16(const elem *a, ptrdiff_t lda, const elem *panel, 
         _tile_zero(0);
         _tile_zero(1);
     }
-    for (int i = 0; i < inputs; i += 32, panel += TILE) {
-        fetch(panel + AHEAD);
+    for (int i = 0; i < inputs; i += STEP_INPUTS, panel += STEP) {
+        fetch(panel + AHEAD, STEP / LINE, true);
         _tile_loadd(4, a + i, lda * sizeof(elem));
         _tile_loadd(6, panel, PANEL * PAIR * sizeof(elem));
         _tile_dpbf16ps(0, 4, 6);
@@ -66,7 +69,7 @@ static inline void multiply_16(const elem *a, ptrdiff_t lda, const elem *panel, 
 }
 
 static inline void multiply_32(const elem *a, ptrdiff_t lda, const elem *panel, int inputs, float *c, ptrdiff_t ldc,
-                               bool add, bool fetches)
+                               bool add, const elem *next, int lines)
 {
     if (add) {
         _tile_loadd(0, c, ldc * sizeof(float));
@@ -79,9 +82,8 @@ static inline void multiply_32(const elem *a, ptrdiff_t lda, const elem *panel, 
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (int i = 0; i < inputs; i += 32, panel += TILE) {
-        if (fetches)
-            fetch(panel + AHEAD);
+    for (int i = 0; i < inputs; i += STEP_INPUTS, panel += STEP) {
+        fetch(next + i / STEP_INPUTS * lines * LINE, lines, false);
         _tile_loadd(4, a + i, lda * sizeof(elem));
         _tile_loadd(6, panel, PANEL * PAIR * sizeof(elem));
         _tile_dpbf16ps(0, 4, 6);
@@ -104,13 +106,20 @@ void NAME(panel_multiply)(const elem *a, ptrdiff_t lda, int rows, const elem *pa
         multiply_16(a, lda, panel, inputs, c, ldc, add);
         return;
     }
-    for (int first = 0; first < inputs; first += SLICE, panel += SLICE * PANEL) {
+    int lines = (STEP / LINE * 32 - 1 + rows) / rows; /* that each step fetches of the next slice */
+    for (int first = 0; first < inputs; first += SLICE, panel += SLICE * PANEL, a += SLICE, add = true) {
         int count = inputs - first < SLICE ? inputs - first : SLICE, row = 0;
-        for (; row + 16 < rows; row += 32)
-            multiply_32(a + row * lda + first, lda, panel, count, c + row * ldc, ldc, add || first, row == 0);
+        const elem *next = panel + (rows > 32 ? SLICE * PANEL : AHEAD);
+        for (; row + 16 < rows; row += 32, next += lines * LINE * (count / STEP_INPUTS))
+            multiply_32(a + row * lda, lda, panel, count, c + row * ldc, ldc, add, next, lines);
         if (row < rows)
-            multiply_16(a + row * lda + first, lda, panel, count, c + row * ldc, ldc, add || first);
+            multiply_16(a + row * lda, lda, panel, count, c + row * ldc, ldc, add);
     }
 }
 
+#undef SLICE
+#undef STEP_INPUTS
+#undef STEP
+#undef LINE
+#undef AHEAD
 #endif

@@ -5,7 +5,7 @@
 #include "raydix.h"
 
 #include <string.h>
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -28,6 +28,27 @@ typedef uint16_t vh_anywhere __attribute__((vector_size(VECTOR_BYTES / 2), align
 static inline vf vset(float x) { return x - (vf){0}; }
 static inline vf vload(const float *p) { return *(const vf_anywhere *)p; }
 static inline void vstore(float *p, vf x) { *(vf_anywhere *)p = x; }
+
+/* Past the caches, to an address that is a multiple of a vector; vstream_end before others read it. */
+static inline void vstream(float *p, vf x)
+{
+#if defined(__AVX512F__)
+    _mm512_stream_ps(p, (__m512)x);
+#elif defined(__AVX2__)
+    _mm256_stream_ps(p, (__m256)x);
+#elif defined(__SSE2__)
+    _mm_stream_ps(p, (__m128)x);
+#else
+    vstore(p, x);
+#endif
+}
+
+static inline void vstream_end(void)
+{
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
 
 /* Lane by lane: a where all bits of the mask are set, b where none is. */
 static inline vf vselect(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }

@@ -1,0 +1,70 @@
+/* Weights of eight bits: symmetric, a scale for each output. Panels are as those of `elem`, of bytes.
+ *
+ * A slice of a panel is widened where the cache is nearest, and multiplied as any other: integers up to 127 are exact
+ * in bfloat16. The scale comes last, to the sum.
+ */
+#include "gemm.h"
+
+#include <math.h>
+
+#define SLICE (512 / (int)sizeof(elem)) /* inputs: 16 KB of `elem` */
+
+static float largest(const elem *row, int inputs)
+{
+    float most = 0;
+    for (int i = 0; i < inputs; i++)
+        most = fmaxf(most, fabsf(float_of(row[i])));
+    return most;
+}
+
+/* Round a matrix [outputs][inputs] to its scales, [outputs], and pack it as raydix_pack does. */
+EXPORT void NAME(raydix_pack_int8)(const elem *matrix, int outputs, int inputs, bool is_swiglu, int8_t *packed,
+                                   float *scales)
+{
+    size_t size = (size_t)PANEL * round_up(inputs, 32);
+    int panels = round_up(outputs, PANEL) / PANEL, width = is_swiglu ? PANEL / 2 : PANEL;
+#pragma omp parallel for
+    for (int p = 0; p < panels; p++) {
+        int8_t *panel = packed + p * size;
+        memset(panel, 0, size);
+        for (int r = 0; r < PANEL; r++) {
+            int output = r < width ? p * width + r : outputs / 2 + p * width + r - width;
+            if (output >= outputs)
+                break;
+            const elem *row = matrix + (size_t)output * inputs;
+            float most = largest(row, inputs), factor = most > 0 ? 127 / most : 0;
+            scales[output] = most / 127;
+            for (int i = 0; i < inputs; i++)
+                panel[(i / PAIR * PANEL + r) * PAIR + i % PAIR] = (int8_t)rintf(float_of(row[i]) * factor);
+        }
+    }
+}
+
+static void widen(const int8_t *from, int n, elem *to)
+{
+    typedef int8_t vb_anywhere __attribute__((vector_size(LANES), aligned(1), may_alias));
+    for (int i = 0; i < n; i += 64) {
+        __builtin_prefetch(from + i + 2048);
+        for (int j = i; j < i + 64; j += LANES) {
+            vf x = __builtin_convertvector(__builtin_convertvector(*(const vb_anywhere *)(from + j), vi), vf);
+#ifdef RAYDIX_BF16
+            *(vh_anywhere *)(to + j) = __builtin_convertvector((vu)x >> 16, vh);
+#else
+            vstore(to + j, x);
+#endif
+        }
+    }
+}
+
+void NAME(panel_multiply_int8)(const elem *a, ptrdiff_t lda, int rows, const int8_t *panel, int inputs, float *c,
+                               ptrdiff_t ldc)
+{
+    _Alignas(64) elem slice[SLICE * PANEL];
+    for (int first = 0; first < inputs; first += SLICE, panel += SLICE * PANEL) {
+        int count = inputs - first < SLICE ? inputs - first : SLICE;
+        widen(panel, count * PANEL, slice);
+        NAME(panel_multiply)(a + first, lda, rows, slice, count, c, ldc, first > 0);
+    }
+}
+
+#undef SLICE
