@@ -21,7 +21,7 @@ from engine.models.native_decoder import NativeDecoder, unsupported
 from engine.models.weights import load_decoder
 from engine.plan import Step, StepPlan, StepResult
 from engine.prepared_step import Places, PreparedStep
-from engine.sampler import Sampler
+from engine.sampler import sampler_for
 from engine.sampling.prompt_logprobs import SLICE_BYTES, score
 from engine.stage_clock import StageClock
 from engine.swap import HostMemory
@@ -53,7 +53,7 @@ class ModelRunner:
         self._decoder = decoder
         self._attention = attention
         self._pages = pages
-        self._sampler = Sampler(model_config.eos_token_ids)
+        self._sampler = sampler_for(model_config.eos_token_ids, self.device)
         self._host: HostKVPages | None = None
         self.host_memory = HostMemory()
         """The host pages there are; none until `add_host_pages`."""

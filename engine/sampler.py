@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 
 import torch
 
+from engine.kernels import native
 from engine.plan import GRAMMAR_FAILED, TokenLogprobs
 from engine.sampling.adjust import adjust, is_adjusted
 from engine.sampling.candidates import candidates, is_searching
 from engine.sampling.choose import draw, probabilities
 from engine.sampling.masks import GrammarMasks
+from engine.sampling.native import NativeSampler
 from engine.sampling.noise import uniform
 from engine.sampling.report import OwnLogprobs
 from engine.sampling.row import Row
@@ -66,6 +69,14 @@ class Sampler:
             for index, report, is_valid in zip(searching, found, valid[searching].tolist(), strict=True):
                 reports[index] = report if is_valid else None
         return chosen, reports
+
+
+def sampler_for(eos_token_ids: Collection[int], device: torch.device) -> Sampler | NativeSampler:
+    """The native one for logits on a CPU, where the library was built."""
+    if device.type == "cpu":
+        with contextlib.suppress(native.Unavailable):
+            return NativeSampler(eos_token_ids, native.kernels(torch.float32))
+    return Sampler(eos_token_ids)
 
 
 def _draw_rows(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:

@@ -5,7 +5,18 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
-from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    c_bool,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_uint64,
+    c_void_p,
+)
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +26,7 @@ import torch
 LIBRARY = Path(__file__).parent / "libraydix.so"
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
 """Instruction sets, each with all that those before it have."""
-_ABI = 1
+_ABI = 2
 _REBUILD = "build it with `python engine/kernels/build.py`"
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -96,6 +107,22 @@ class AttentionShape(Structure):
     ]
 
 
+class SampledRow(Structure):
+    """How a row's token is chosen, as raydix.h has it."""
+
+    _fields_ = [
+        ("seed", c_uint64),
+        ("position", c_int64),
+        *((name, c_double) for name in ("temperature", "top_p", "min_p", "presence", "frequency")),
+        *((name, c_void_p) for name in ("history", "edited", "edits", "mask")),
+        ("repetition", c_float),
+        *(
+            (name, c_int32)
+            for name in ("top_k", "num_history", "num_prompt", "num_edits", "mask_words", "num_top")
+        ),
+    ]
+
+
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "raydix_attention": (
         None,
@@ -109,6 +136,14 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "raydix_pack": (None, [c_void_p, c_int32, c_int32, c_bool, c_void_p]),
 }
 """Result and arguments of each kernel; there is one per element type and instruction set."""
+_OF_LOGITS: dict[str, tuple[Any, list[Any]]] = {
+    "raydix_sample": (
+        None,
+        [c_void_p, c_int32, c_void_p, c_int64, c_int32, *[c_void_p] * 4, c_int32, c_void_p, c_int32],
+    ),
+    "raydix_sample_bytes": (c_int64, [c_int32, c_int32]),
+}
+"""Those for float32 alone."""
 
 
 class Kernels:
@@ -118,8 +153,9 @@ class Kernels:
         self.dtype = dtype
         self.isa = isa
         """What they were compiled for; float32 has no use for what is special to bfloat16."""
-        for name in _SIGNATURES:
-            setattr(self, name.removeprefix("raydix_"), self._kernel(library, name))
+        signatures = _SIGNATURES | (_OF_LOGITS if dtype == torch.float32 else {})
+        for name, signature in signatures.items():
+            setattr(self, name.removeprefix("raydix_"), self._kernel(library, name, signature))
 
     attention: Callable[..., None]
     attention_bytes: Callable[..., int]
@@ -128,10 +164,12 @@ class Kernels:
     linear: Callable[..., None]
     logits: Callable[..., None]
     pack: Callable[..., None]
+    sample: Callable[..., None]
+    sample_bytes: Callable[..., int]
 
-    def _kernel(self, library: ctypes.CDLL, name: str) -> Callable[..., Any]:
+    def _kernel(self, library: ctypes.CDLL, name: str, signature: tuple[Any, list[Any]]) -> Callable[..., Any]:
         function = getattr(library, f"{name}_{_TYPES[self.dtype]}_{self.isa}")
-        function.restype, function.argtypes = _SIGNATURES[name]
+        function.restype, function.argtypes = signature
         return cast("Callable[..., Any]", function)
 
 

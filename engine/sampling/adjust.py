@@ -19,7 +19,7 @@ def is_adjusted(row: Row) -> bool:
         or params.presence_penalty
         or params.frequency_penalty
         or params.logit_bias
-        or _must_go_on(row)
+        or must_go_on(row)
     )
 
 
@@ -42,7 +42,7 @@ def adjust(logits: torch.Tensor, row: Row, eos_token_ids: Collection[int]) -> No
     if params.logit_bias:
         known = {token: bias for token, bias in params.logit_bias.items() if token < len(logits)}
         logits[_index(list(known), logits)] += torch.tensor(list(known.values())).to(logits)
-    if _must_go_on(row):
+    if must_go_on(row):
         ends = forbidden_ends(params, eos_token_ids)
         logits[_index([token for token in ends if token < len(logits)], logits)] = -torch.inf
 
@@ -52,7 +52,7 @@ def forbidden_ends(params: SamplingParams, eos_token_ids: Collection[int]) -> se
     return {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
 
 
-def _must_go_on(row: Row) -> bool:
+def must_go_on(row: Row) -> bool:
     """With a grammar it may be that nothing but an end is allowed: `engine.sampling.masks` sees to that."""
     return row.num_output < row.request.sampling.min_tokens and row.request.constraint is None
 

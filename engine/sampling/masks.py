@@ -45,17 +45,23 @@ class GrammarMasks:
         logits: float [R, V]; rows without a grammar are left alone too, and those after a draft that is forbidden,
         as nobody will see what comes of them.
         """
+        constrained, masks, failed = self.fill(rows)
+        if constrained:
+            index = torch.tensor(constrained, device=logits.device)
+            logits[index] = logits[index].masked_fill_(_forbidden(masks, logits), -torch.inf)
+        return failed
+
+    def fill(self, rows: Sequence[Row]) -> tuple[list[int], Masks, list[int]]:
+        """The rows with a grammar, a mask for each, and which of them failed: their masks forbid nothing."""
         constrained = [index for index, row in enumerate(rows) if row.request.constraint is not None]
         if not constrained:
-            return []
+            return [], np.empty((0, 0), dtype=np.int32), []
         mine = [rows[index] for index in constrained]
         masks, failed = self._fill(mine)
         for mask, row in zip(masks, mine, strict=True):
             if row.num_output < row.request.sampling.min_tokens:
                 _forbid_if_possible(mask, [*forbidden_ends(row.request.sampling, self._eos)])
-        index = torch.tensor(constrained, device=logits.device)
-        logits[index] = logits[index].masked_fill_(_forbidden(masks, logits), -torch.inf)
-        return [constrained[at] for at in failed]
+        return constrained, masks, [constrained[at] for at in failed]
 
     def _fill(self, rows: Sequence[Row]) -> tuple[Masks, list[int]]:
         """Masks of `rows`, with all bits set where nothing is forbidden; and which rows failed."""

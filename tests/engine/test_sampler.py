@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache import Namespace
+from engine.kernels import native
 from engine.request import Request
 from engine.sampler import INVALID, Sampler
 from engine.sampling.choose import draw, probabilities
+from engine.sampling.native import NativeSampler
 from engine.sampling.noise import uniform
 from engine.sampling.report import OwnLogprobs
 from engine.sampling.row import Row
@@ -23,6 +25,7 @@ from engine.sampling_params import SamplingParams
 
 VOCAB = 40
 EOS = 7
+AnySampler = Sampler | NativeSampler
 
 
 def request(
@@ -39,8 +42,20 @@ def random_logits(rows: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def sample(logits: torch.Tensor, requests: list[Request]) -> list[int]:
-    return Sampler({EOS}).sample(logits.clone(), [Row.of(request) for request in requests])[0].tolist()
+@pytest.fixture(params=["torch", *native.ISAS[:3]])
+def sampler(request: pytest.FixtureRequest) -> AnySampler:
+    """Each implementation; the native one for float32 has the first three instruction sets."""
+    if request.param == "torch":
+        return Sampler({EOS})
+    try:
+        kernels = native.kernels(torch.float32, request.param)
+    except native.Unavailable as error:
+        pytest.skip(str(error))
+    return NativeSampler({EOS}, kernels)
+
+
+def sample(sampler: AnySampler, logits: torch.Tensor, requests: list[Request]) -> list[int]:
+    return sampler.sample(logits.clone(), [Row.of(request) for request in requests])[0].tolist()
 
 
 # --- noise ---------------------------------------------------------------------------------------------------
@@ -80,10 +95,10 @@ def test_noise_never_changes_between_versions() -> None:
     ],
     ids=str,
 )
-def test_frequencies_are_the_exact_distribution(params: dict[str, Any]) -> None:
+def test_frequencies_are_the_exact_distribution(sampler: AnySampler, params: dict[str, Any]) -> None:
     logits = random_logits(1, seed=3, scale=1.5)
     draws = 12_000
-    tokens = sample(logits.expand(draws, -1), [request(seed=seed, **params) for seed in range(draws)])
+    tokens = sample(sampler, logits.expand(draws, -1), [request(seed=seed, **params) for seed in range(draws)])
     expected = plain_probabilities(logits[0].double().numpy(), SamplingParams(**params)) * draws
     counts = np.bincount(tokens, minlength=VOCAB)
     assert not counts[expected == 0].any()
@@ -156,16 +171,16 @@ def test_draws_at_the_ends_of_the_noise() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-9, 1e-3])
-def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
+def test_a_tiny_temperature_is_greedy(sampler: AnySampler, temperature: float) -> None:
     logits = random_logits(20)
-    tokens = sample(logits, [request(seed=seed, temperature=temperature) for seed in range(20)])
+    tokens = sample(sampler, logits, [request(seed=seed, temperature=temperature) for seed in range(20)])
     assert tokens == logits.argmax(-1).tolist()
 
 
 # --- independence of the batch -------------------------------------------------------------------------------
 
 
-def test_a_row_does_not_depend_on_its_batch() -> None:
+def test_a_row_does_not_depend_on_its_batch(sampler: AnySampler) -> None:
     """The same (seed, position) gives the same token alone, in any order, beside any others."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
@@ -177,17 +192,17 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     ]
     requests = [request(output=[1] * (i % 4), seed=i, **kinds[i % len(kinds)]) for i in range(60)]
     logits = random_logits(60)
-    together = sample(logits, requests)
-    alone = [sample(logits[i : i + 1], [requests[i]])[0] for i in range(60)]
+    together = sample(sampler, logits, requests)
+    alone = [sample(sampler, logits[i : i + 1], [requests[i]])[0] for i in range(60)]
     order = torch.randperm(60, generator=torch.Generator().manual_seed(1)).tolist()
-    shuffled = sample(logits[order], [requests[i] for i in order])
+    shuffled = sample(sampler, logits[order], [requests[i] for i in order])
     assert together == alone == [shuffled[order.index(i)] for i in range(60)]
 
 
-def test_noise_changes_with_seed_and_position() -> None:
+def test_noise_changes_with_seed_and_position(sampler: AnySampler) -> None:
     logits = torch.zeros(200, VOCAB)
-    by_seed = sample(logits, [request(seed=seed) for seed in range(200)])
-    by_position = sample(logits, [request(output=[0] * n, seed=1) for n in range(200)])
+    by_seed = sample(sampler, logits, [request(seed=seed) for seed in range(200)])
+    by_position = sample(sampler, logits, [request(output=[0] * n, seed=1) for n in range(200)])
     assert len(set(by_seed)) > 30 and len(set(by_position)) > 30
     assert by_seed != by_position
 
@@ -195,52 +210,57 @@ def test_noise_changes_with_seed_and_position() -> None:
 # --- adjustments ---------------------------------------------------------------------------------------------
 
 
-def test_repetition_penalty_is_that_of_transformers() -> None:
+def test_repetition_penalty_is_that_of_transformers(sampler: AnySampler) -> None:
     prompt, output = [1, 2, 2, 9], [9, 30, 31]
     logits = random_logits(1)
     theirs = transformers.RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt + output]), logits.clone())
     ours = logits.clone()
-    Sampler({EOS}).sample(ours, [Row.of(request(output, prompt, temperature=0.0, repetition_penalty=1.7))])
+    sampler.sample(ours, [Row.of(request(output, prompt, temperature=0.0, repetition_penalty=1.7))])
     torch.testing.assert_close(ours, theirs)
 
 
-def test_presence_and_frequency_count_the_output_only() -> None:
+def test_presence_and_frequency_count_the_output_only(sampler: AnySampler) -> None:
     logits = random_logits(1)
     ours = logits.clone()
     params: dict[str, Any] = {"presence_penalty": 0.5, "frequency_penalty": 0.25, "temperature": 0.0}
-    Sampler({EOS}).sample(ours, [Row.of(request([5, 6, 6, 6], [1, 2, 5], **params))])
+    sampler.sample(ours, [Row.of(request([5, 6, 6, 6], [1, 2, 5], **params))])
     expected = logits.clone()
     expected[0, 5] -= 0.5 + 0.25
     expected[0, 6] -= 0.5 + 0.75
     torch.testing.assert_close(ours, expected)
 
 
-def test_logit_bias_is_added_and_foreign_tokens_are_ignored() -> None:
+def test_logit_bias_is_added_and_foreign_tokens_are_ignored(sampler: AnySampler) -> None:
     logits = random_logits(2)
     bias = {11: 100.0, VOCAB: 100.0, VOCAB + 5: -5.0}
-    assert sample(logits, [request(temperature=0.0, logit_bias=bias), request(logit_bias=bias)]) == [11, 11]
+    assert sample(sampler, logits, [request(temperature=0.0, logit_bias=bias), request(logit_bias=bias)]) == [
+        11,
+        11,
+    ]
 
 
-def test_nothing_ends_before_min_tokens() -> None:
+def test_nothing_ends_before_min_tokens(sampler: AnySampler) -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, EOS], logits[0, 20], logits[0, 21] = 9.0, 8.0, 7.0
     ends: dict[str, Any] = {"temperature": 0.0, "stop_token_ids": (20, VOCAB + 1), "min_tokens": 3}
-    assert sample(logits, [request([1, 1], **ends)]) == [21]
-    assert sample(logits, [request([1, 1, 1], **ends)]) == [EOS]
-    assert sample(logits, [request([1, 1], ignore_eos=True, **ends)]) == [EOS]  # ends nothing, so it is allowed
+    assert sample(sampler, logits, [request([1, 1], **ends)]) == [21]
+    assert sample(sampler, logits, [request([1, 1, 1], **ends)]) == [EOS]
+    assert sample(sampler, logits, [request([1, 1], ignore_eos=True, **ends)]) == [
+        EOS
+    ]  # ends nothing, so it is allowed
 
 
 # --- log-probabilities ---------------------------------------------------------------------------------------
 
 
-def test_logprobs_are_of_the_models_own_logits() -> None:
+def test_logprobs_are_of_the_models_own_logits(sampler: AnySampler) -> None:
     logits = random_logits(3)
     requests = [
         request(logprobs=4, temperature=0.3, top_k=1, logit_bias={3: 50.0}),
         request(),
         request(logprobs=0, temperature=0.0),
     ]
-    tokens, reports = Sampler({EOS}).sample(logits.clone(), [Row.of(request) for request in requests])
+    tokens, reports = sampler.sample(logits.clone(), [Row.of(request) for request in requests])
     expected = logits.double().log_softmax(-1)
     first, none, last = reports
     assert none is None and first is not None and last is not None
@@ -285,12 +305,12 @@ def _best(row: torch.Tensor, count: int) -> tuple[list[int], list[float]]:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_a_broken_row_fails_alone(temperature: float, broken: float) -> None:
+def test_a_broken_row_fails_alone(sampler: AnySampler, temperature: float, broken: float) -> None:
     logits = random_logits(3)
     requests = [request(seed=i, temperature=temperature, logprobs=2, top_p=0.9) for i in range(3)]
-    healthy = sample(logits, requests)
+    healthy = sample(sampler, logits, requests)
     logits[1, 13] = broken
-    tokens, reports = Sampler({EOS}).sample(logits, [Row.of(request) for request in requests])
+    tokens, reports = sampler.sample(logits, [Row.of(request) for request in requests])
     assert tokens.tolist() == [healthy[0], INVALID, healthy[2]]
     assert reports[1] is None and reports[0] is not None
-    assert sample(torch.full((1, VOCAB), -math.inf), requests[:1]) == [INVALID]
+    assert sample(sampler, torch.full((1, VOCAB), -math.inf), requests[:1]) == [INVALID]

@@ -8,3 +8,6 @@
 #include "panel.c"
 #include "panel_amx.c"
 #include "quant.c"
+#ifndef RAYDIX_BF16
+#include "sample.c" /* logits are float32 whatever the model's type */
+#endif

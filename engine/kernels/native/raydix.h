@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RAYDIX_ABI 1 /* engine/kernels/native.py asks for the same: raised with every change of this file */
+#define RAYDIX_ABI 2 /* engine/kernels/native.py asks for the same: raised with every change of this file */
 
 #ifdef RAYDIX_BF16
 typedef uint16_t elem; /* bfloat16: the upper half of a float */
@@ -73,5 +73,21 @@ typedef struct {
     int32_t num_heads, num_kv_heads, head_dim, window;
     float scale;
 } AttentionShape;
+
+/* How a row's token is chosen: engine/sampling_params.py, and what of the request matters. */
+typedef struct {
+    uint64_t seed;
+    int64_t position;                        /* in the noise */
+    double temperature, top_p, min_p;        /* temperature 0: the most likely token */
+    double presence, frequency;              /* penalties */
+    const int64_t *history;                  /* [num_history]: the prompt's tokens, as far as they matter, and the output's */
+    const int32_t *edited;                   /* [num_edits] tokens, of which one that is not in the vocabulary is ignored */
+    const float *edits;                      /* [num_edits]: added; -INFINITY forbids */
+    const uint32_t *mask;                    /* [mask_words]: bits of what is allowed; NULL: everything */
+    float repetition;                        /* penalty */
+    int32_t top_k;                           /* 0: all */
+    int32_t num_history, num_prompt, num_edits, mask_words;
+    int32_t num_top;                         /* alternatives to report; -1: nothing is reported */
+} SampledRow;
 
 #endif

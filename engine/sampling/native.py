@@ -1,0 +1,165 @@
+"""The sampler for logits on a CPU: one call of the native library for all rows of a step.
+
+What rows ask for is a table that the library reads, one struct a row. From step to step the same requests decode,
+so it is made again only when other parameters come; a row that asks for nothing special costs its position alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.kernels.native import Kernels, SampledRow, Workspace
+from engine.plan import GRAMMAR_FAILED, TokenLogprobs
+from engine.sampling.adjust import adjust, forbidden_ends, must_go_on
+from engine.sampling.candidates import candidates
+from engine.sampling.masks import GrammarMasks, Masks
+from engine.sampling.row import Row
+from engine.sampling_params import SamplingParams
+
+_ROW = np.dtype(SampledRow)
+
+
+class NativeSampler:
+    """As `engine.sampler.Sampler`, token for token but where sums of float64 rounded otherwise decide."""
+
+    def __init__(self, eos_token_ids: Collection[int], kernels: Kernels) -> None:
+        """`kernels` are those for float32. For one thread at a time."""
+        self._eos = frozenset(eos_token_ids)
+        self._masks = GrammarMasks(self._eos)
+        self._kernels = kernels
+        self._workspace = Workspace()
+        self._table = _Table([], [])
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, list[TokenLogprobs | None]]:
+        """As `Sampler.sample`; each row of `logits` is contiguous."""
+        if logits.dtype != torch.float32 or logits.stride(1) != 1:
+            raise ValueError(f"logits must be rows of float32, got {logits.dtype} with strides {logits.stride()}")
+        params, seeds = [row.request.sampling for row in rows], [row.request.seed for row in rows]
+        if params != self._table.params or seeds != self._table.seeds:
+            self._table = _Table(params, seeds)
+        table, vocab_size = self._table, logits.shape[1]
+        table.positions[:] = [row.num_output for row in rows]
+        for at in table.searching:
+            logits[at] = torch.log_softmax(logits[at], dim=-1)
+            adjust(logits[at], rows[at], self._eos)
+        pointed_to = [part for at in table.changing for part in self._changes(table, at, rows[at], vocab_size)]
+        masks, failed = self._mask(table, rows)
+        tokens = torch.empty(len(rows), dtype=torch.int64)
+        reports = _Reports(table, vocab_size)
+        threads = torch.get_num_threads()
+        self._kernels.sample(
+            table.address,
+            len(rows),
+            logits.data_ptr(),
+            logits.stride(0),
+            vocab_size,
+            tokens.data_ptr(),
+            *reports.addresses,
+            self._workspace.address(self._kernels.sample_bytes(vocab_size, threads)),
+            threads,
+        )
+        del pointed_to, masks
+        if failed:
+            tokens[failed] = GRAMMAR_FAILED
+        found = reports.read(tokens)
+        if table.searching:
+            best = candidates(logits[table.searching], [rows[at] for at in table.searching])
+            for at, report in zip(table.searching, best, strict=True):
+                found[at] = report if tokens[at] >= 0 else None
+        return tokens, found
+
+    def _changes(self, table: _Table, at: int, row: Row, vocab_size: int) -> list[npt.NDArray[Any]]:
+        """Point a row's struct to what changes its logits, as `adjust` would; returns what it points to."""
+        params, entry = row.request.sampling, table.rows[at]
+        num_prompt, tokens = 0, list[int]()
+        if params.repetition_penalty != 1.0:
+            num_prompt, tokens = row.request.num_prompt, row.history()
+        elif params.presence_penalty or params.frequency_penalty:
+            tokens = row.output()
+        edits = {token: bias for token, bias in params.logit_bias.items() if token < vocab_size}
+        if must_go_on(row):
+            ends = forbidden_ends(params, self._eos)
+            edits |= {token: -np.inf for token in ends if token < vocab_size}
+        history = np.array(tokens, dtype=np.int64)
+        edited, added = np.array([*edits], dtype=np.int32), np.array([*edits.values()], dtype=np.float32)
+        entry["history"], entry["num_history"], entry["num_prompt"] = history.ctypes.data, len(history), num_prompt
+        entry["edited"], entry["edits"], entry["num_edits"] = edited.ctypes.data, added.ctypes.data, len(edits)
+        return [history, edited, added]
+
+    def _mask(self, table: _Table, rows: Sequence[Row]) -> tuple[Masks, list[int]]:
+        """Point structs to their grammars' masks; returns what they point to, and which rows' grammars failed."""
+        constrained, masks, failed = self._masks.fill(rows)
+        if table.is_masked:
+            table.rows["mask"] = 0
+        table.is_masked = bool(constrained)
+        if constrained:
+            table.rows["mask"][constrained] = masks.ctypes.data + np.arange(len(masks)) * masks.strides[0]
+            table.rows["mask_words"] = masks.shape[1]
+        return masks, failed
+
+
+class _Table:
+    """What the library is told of the rows of a step; all but what changes with every token."""
+
+    def __init__(self, params: list[SamplingParams], seeds: list[int]) -> None:
+        self.params, self.seeds = params, seeds
+        self.rows = rows = np.zeros(len(params), _ROW)
+        self.address: int = rows.ctypes.data
+        self.positions = rows["position"]
+        self.searching = [at for at, p in enumerate(params) if p.beams is not None]
+        self.changing = [at for at, p in enumerate(params) if _changes(p) and p.beams is None]
+        self.counts = {at: p.logprobs for at, p in enumerate(params) if p.logprobs is not None}
+        """Alternatives to report, of rows that report."""
+        self.is_masked = False
+        """Whether some rows point to masks, of the last step."""
+        rows["seed"] = [seed & 0xFFFFFFFFFFFFFFFF for seed in seeds]
+        for name in ("temperature", "top_p", "min_p", "top_k"):
+            rows[name] = [getattr(p, name) for p in params]
+        rows["num_top"], rows["repetition"] = -1, 1.0
+        rows["temperature"][self.searching] = 0.0
+        for at in self.changing:
+            penalties = params[at].repetition_penalty, params[at].presence_penalty, params[at].frequency_penalty
+            rows["repetition"][at], rows["presence"][at], rows["frequency"][at] = penalties
+
+
+def _changes(params: SamplingParams) -> bool:
+    """Whether logits may have to be changed, but for a grammar."""
+    return bool(
+        params.repetition_penalty != 1.0
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.logit_bias
+        or params.min_tokens
+    )
+
+
+class _Reports:
+    """Where the library puts log-probabilities, if any row wants them."""
+
+    def __init__(self, table: _Table, vocab_size: int) -> None:
+        self._counts, num_rows = table.counts, len(table.params)
+        self.addresses: tuple[int, ...] = (0, 0, 0, 0)
+        if not self._counts:
+            return
+        table.rows["num_top"][[*self._counts]] = [min(count, vocab_size) for count in self._counts.values()]
+        width = min(max(self._counts.values()), vocab_size)
+        self._own = np.empty(num_rows, np.float32)
+        self._tokens, self._values = np.empty((num_rows, width), np.int32), np.empty((num_rows, width), np.float32)
+        places = (part.ctypes.data for part in (self._own, self._tokens, self._values))
+        self.addresses = (*places, width)
+
+    def read(self, chosen: torch.Tensor) -> list[TokenLogprobs | None]:
+        """One for each row, None where none is asked for, or no token was chosen."""
+        reports: list[TokenLogprobs | None] = [None] * len(chosen)
+        for at, count in self._counts.items():
+            token = int(chosen[at])
+            if token >= 0:
+                best = zip(self._tokens[at, :count].tolist(), self._values[at, :count].tolist(), strict=True)
+                told = tuple((other, value) for other, value in best if other >= 0)
+                reports[at] = TokenLogprobs(token, float(self._own[at]), told)
+        return reports
