@@ -53,6 +53,8 @@ class PreparedStep:
     """The sampling ones. What may change meanwhile is not read from their requests."""
     tails: Sequence[int | None]
     """Of each: the row of the step before that sampled its last token; None when that is known."""
+    has_drafts: bool
+    """Whether some of the tokens are guesses."""
     wanted: Sequence[Wanted]
     """Prompt tokens to score."""
 
@@ -65,8 +67,10 @@ class PreparedStep:
         pending = np.flatnonzero(ids == PENDING)
         ids[pending] = 0
         waiting = [chunk for chunk in chunks if chunk.token_ids[-1] == PENDING] if len(pending) else []
-        sources = np.array([_source(chunk, before) for chunk in waiting], dtype=np.int64)
-        tails = [_source(chunk, before) for chunk in sampling] if waiting else [None] * len(sampling)
+        sources = [_source(chunk, before) for chunk in waiting]
+        tails: Sequence[int | None] = sources  # whose last token is pending samples
+        if len(waiting) < len(sampling):
+            tails = [_source(chunk, before) for chunk in sampling] if waiting else [None] * len(sampling)
 
         def on_device(values: Ints) -> torch.Tensor:
             return torch.from_numpy(values).to(device, non_blocking=True)
@@ -78,10 +82,11 @@ class PreparedStep:
             AttentionBatch.from_chunks(chunks, places.page_size, places.null_page, device) if chunks else None,
             on_device(ids),
             on_device(pending),
-            on_device(sources),
-            on_device(_sampled_positions(chunks)),
+            on_device(np.array(sources, dtype=np.int64)),
+            on_device(_sampled_positions(plan)),
             sampling,
             tails,
+            plan.num_drafts > 0,
             wanted_of(chunks),
         )
         places.rows = _first_rows(sampling)
@@ -90,17 +95,24 @@ class PreparedStep:
     @property
     def num_rows(self) -> int:
         """Tokens that are sampled."""
-        return len(self.sampled_positions)
+        return self.sampled_positions.shape[0]
 
     def token_ids(self, sampled: torch.Tensor | None) -> torch.Tensor:
         """int64 [N]: the tokens, with what the step before sampled (int64 [rows]; None: nothing) in its place."""
-        if sampled is not None and len(self.pending):
+        if sampled is not None and self.pending.shape[0]:
             # A request without valid choice has ended; its row is computed with any token.
-            self.ids[self.pending] = sampled[self.sources].clamp(min=0)
+            self.ids.index_copy_(0, self.pending, sampled.index_select(0, self.sources).clamp_(min=0))
         return self.ids
 
     def rows(self, sampled: Sequence[int]) -> list[Row]:
         """Whose tokens are sampled, after what; `sampled` is what the step before gave."""
+        if not self.has_drafts:
+            return [
+                Row(chunk.request, chunk.start + chunk.num_tokens)
+                if source is None
+                else Row(chunk.request, chunk.start + chunk.num_tokens - 1, sampled[source : source + 1])
+                for chunk, source in zip(self.chunks, self.tails, strict=True)
+            ]
         rows = []
         for chunk, source in zip(self.chunks, self.tails, strict=True):
             end = chunk.start + chunk.num_tokens - chunk.num_drafts
@@ -122,7 +134,7 @@ class PreparedStep:
         scores: Mapping[str, PackedLogprobs],
     ) -> StepResult:
         """What came of it: of a chunk with drafts, the tokens up to the first that is not as guessed."""
-        if not any(chunk.num_drafts for chunk in self.chunks):
+        if not self.has_drafts:
             return StepResult(sampled, logprobs, None, prepare, sample, scores)
         kept: list[int] = []
         counts, row = [], 0
@@ -151,11 +163,14 @@ def _first_rows(sampling: Sequence[Chunk]) -> dict[str, int]:
     return rows
 
 
-def _sampled_positions(chunks: Sequence[Chunk]) -> Ints:
+def _sampled_positions(plan: StepPlan) -> Ints:
     """int64 [R]: index in the step of each token after which one is sampled."""
+    chunks = plan.chunks
+    if len(plan.sampling_chunks) == plan.num_tokens:
+        return np.arange(plan.num_tokens)
     ends = np.cumsum([chunk.num_tokens for chunk in chunks], dtype=np.int64)
-    if not any(chunk.num_drafts for chunk in chunks):
-        return ends[[chunk.samples for chunk in chunks]] - 1 if len(ends) else ends
+    if not plan.num_drafts:
+        return ends[[chunk.samples for chunk in chunks]] - 1
     runs = [
         np.arange(end - 1 - chunk.num_drafts, end)
         for chunk, end in zip(chunks, ends.tolist(), strict=True)

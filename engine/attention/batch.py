@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,29 +53,45 @@ class AttentionBatch:
     ) -> AttentionBatch:
         """The batch of a plan's chunks (at least one), in their order."""
         query_lens = [chunk.num_tokens for chunk in chunks]
-        starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
-        lens = np.array(query_lens, dtype=np.int64)
-        indptr = np.concatenate(([0], np.cumsum(lens)))
-        rows = np.repeat(np.arange(len(chunks)), lens)
-        positions = np.arange(indptr[-1]) - indptr[rows] + starts[rows]
-        table = _block_table(chunks, (starts + lens + page_size - 1) // page_size, null_page)
-        slots = table[rows, positions // page_size] * page_size + positions % page_size
+        num_decodes = next((row for row, n in enumerate(query_lens) if n != 1), len(chunks))
+        ends = [chunk.start + chunk.num_tokens for chunk in chunks]
+        table = _block_table(chunks, [(end - 1) // page_size + 1 for end in ends], null_page)
+        if num_decodes == len(chunks):  # as in most steps: lists are quicker than a dozen calls of numpy
+            indptr, positions = np.arange(len(chunks) + 1, dtype=np.int32), np.array(ends, dtype=np.int64) - 1
+            slots = np.array([_last_slot(chunk.pages, end - 1, page_size) for chunk, end in zip(chunks, ends, strict=True)])
+        else:
+            lens = np.array(query_lens)
+            indptr = np.concatenate(([0], np.cumsum(lens)))
+            rows = np.repeat(np.arange(len(chunks)), lens)
+            positions = np.arange(indptr[-1]) - indptr[rows] + (np.array(ends) - lens)[rows]
+            slots = table[rows, positions // page_size].astype(np.int64) * page_size + positions % page_size
+
+        def on_device(values: npt.NDArray[Any]) -> torch.Tensor:
+            return torch.from_numpy(values).to(device, non_blocking=True)
+
         return cls(
-            num_decodes=next((row for row, n in enumerate(query_lens) if n != 1), len(chunks)),
+            num_decodes=num_decodes,
             query_lens=query_lens,
-            kv_lens_host=(starts + lens).tolist(),
-            qo_indptr=torch.from_numpy(indptr.astype(np.int32)).to(device, non_blocking=True),
-            kv_lens=torch.from_numpy((starts + lens).astype(np.int32)).to(device, non_blocking=True),
-            block_table=torch.from_numpy(table.astype(np.int32)).to(device, non_blocking=True),
-            slot_mapping=torch.from_numpy(slots).to(device, non_blocking=True),
-            positions=torch.from_numpy(positions).to(device, non_blocking=True),
+            kv_lens_host=ends,
+            qo_indptr=on_device(indptr.astype(np.int32, copy=False)),
+            kv_lens=on_device(np.array(ends, dtype=np.int32)),
+            block_table=on_device(table),
+            slot_mapping=on_device(slots),
+            positions=on_device(positions),
         )
 
 
-def _block_table(chunks: Sequence[Chunk], num_pages: Ints, null_page: int) -> Ints:
+def _last_slot(pages: Sequence[int], position: int, page_size: int) -> int:
+    return pages[position // page_size] * page_size + position % page_size
+
+
+def _block_table(chunks: Sequence[Chunk], num_pages: Sequence[int], null_page: int) -> npt.NDArray[np.int32]:
     """[R, P] the pages that hold each row's tokens, filled up with the null page."""
-    table = np.full((len(chunks), int(num_pages.max())), null_page, dtype=np.int64)
-    used = np.arange(table.shape[1]) < num_pages[:, None]
-    pages = (chunk.pages[:n] for chunk, n in zip(chunks, num_pages.tolist(), strict=True))
-    table[used] = np.fromiter(chain.from_iterable(pages), dtype=np.int64, count=int(num_pages.sum()))
+    width = max(num_pages)
+    pages = chain.from_iterable([chunk.pages[:n] for chunk, n in zip(chunks, num_pages, strict=True)])
+    used = np.fromiter(pages, dtype=np.int32, count=sum(num_pages))
+    if len(used) == len(chunks) * width:
+        return used.reshape(len(chunks), width)
+    table = np.full((len(chunks), width), null_page, dtype=np.int32)
+    table[np.arange(width) < np.array(num_pages)[:, None]] = used
     return table

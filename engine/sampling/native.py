@@ -66,7 +66,7 @@ class NativeSampler:
         del pointed_to, masks
         if failed:
             tokens[failed] = GRAMMAR_FAILED
-        found = reports.read(tokens)
+        found = reports.read(tokens) if table.counts else [None] * len(rows)
         if table.searching:
             best = candidates(logits[table.searching], [rows[at] for at in table.searching])
             for at, report in zip(table.searching, best, strict=True):

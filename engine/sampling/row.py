@@ -24,7 +24,7 @@ class Row(NamedTuple):
     @property
     def num_output(self) -> int:
         """Tokens generated before the one to choose: its position in the sampling noise."""
-        return self.num_known + len(self.tail) - self.request.num_prompt
+        return self.num_known + len(self.tail) - len(self.request.prompt_ids)
 
     def history(self) -> list[int]:
         """All tokens before the one to choose."""

@@ -13,7 +13,8 @@
 
 #define BLOCK 256     /* tokens that share a maximum and a sum */
 #define BUCKETS 1024  /* of a histogram */
-#define WORTH_A_THREAD 32768 /* logits: some 10 us */
+#define COST_OF_DRAWING 8     /* of a logit, beside finding the largest */
+#define WORTH_A_THREAD 262144 /* logits among which the largest is found: some 30 us */
 
 typedef double vd __attribute__((vector_size(VECTOR_BYTES)));
 typedef int64_t vl __attribute__((vector_size(VECTOR_BYTES)));
@@ -422,6 +423,17 @@ static double report_top(const SampledRow *asked, const float *row, int vocabula
     return normaliser;
 }
 
+/* Waiting for a thread may take longer than the work. */
+static int worthwhile(const SampledRow *rows, int num_rows, int vocabulary, int threads)
+{
+    int64_t cost = 0;
+    for (int r = 0; r < num_rows; r++)
+        cost += rows[r].temperature > 0 || rows[r].num_top >= 0 ? COST_OF_DRAWING : 1;
+    int64_t worth = 1 + cost * vocabulary / WORTH_A_THREAD;
+    threads = threads < num_rows ? threads : num_rows;
+    return threads < worth ? threads : (int)worth;
+}
+
 /* logits: float32 [num_rows][vocabulary], rows `stride` apart; changed as the rows ask for. tokens: [num_rows], -1
  * where no choice is valid. What rows with num_top >= 0 report goes to logprobs [num_rows], of the token, and to
  * top_tokens and top_logprobs, [num_rows][top_width]. */
@@ -429,9 +441,7 @@ EXPORT void NAME(raydix_sample)(const SampledRow *rows, int num_rows, float *log
                                 int64_t *tokens, float *logprobs, int32_t *top_tokens, float *top_logprobs,
                                 int top_width, char *workspace, int threads)
 {
-    int64_t worth = (int64_t)num_rows * vocabulary / WORTH_A_THREAD;
-    threads = threads < num_rows ? threads : num_rows;
-    threads = threads < worth ? threads : worth < 1 ? 1 : (int)worth;
+    threads = worthwhile(rows, num_rows, vocabulary, threads);
     size_t size = (size_t)NAME(raydix_sample_bytes)(vocabulary, 1);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
