@@ -7,7 +7,8 @@
 
 FROM python:3.11.14-slim-bookworm AS base
 
-FROM base AS venv
+# The same with a C compiler, for the native CPU kernels.
+FROM python:3.11.14-bookworm AS venv
 RUN python -m venv /opt/raydix
 ENV PATH=/opt/raydix/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src

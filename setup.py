@@ -5,36 +5,48 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-from setuptools import Extension, setup
-from setuptools.command.build_ext import build_ext
+from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
 
-BUILD = runpy.run_path(str(Path(__file__).parent / "engine/kernels/build.py"))
-
-
-class BuildKernels(build_ext):
-    """A shared library that Python loads with ctypes: no module, so neither name nor flags are a module's."""
-
-    def get_ext_filename(self, fullname: str) -> str:
-        """Beside build.py."""
-        return fullname.replace(".", "/") + ".so"
-
-    def build_extension(self, ext: Extension) -> None:
-        """Compile, or say why not and go on without."""
-        try:
-            left_out = BUILD["build"](Path(self.get_ext_fullpath(ext.name)))
-        except BUILD["BuildError"] as error:
-            self.warn(f"Raydix is installed without its native CPU kernels: {error}")
-            return
-        for reason in left_out:
-            self.warn(f"left out: {reason}")
-
-    def get_outputs(self) -> list[str]:
-        """What is there to be packaged."""
-        return [path for path in super().get_outputs() if Path(path).exists()]
+ROOT = Path(__file__).parent
+KERNELS = runpy.run_path(str(ROOT / "engine/kernels/build.py"))
+LIBRARY: Path = KERNELS["LIBRARY"].relative_to(ROOT)
 
 
-sources = sorted(str(path) for path in Path("engine/kernels/native").glob("*.c"))
-setup(
-    ext_modules=[Extension("engine.kernels.libraydix", sources, optional=True)],
-    cmdclass={"build_ext": BuildKernels},
-)
+class BuildWithKernels(build_py):
+    """Python sources, and the shared library that they load with ctypes: it is tied to no version of Python."""
+
+    def library(self) -> Path:
+        """Where it is built."""
+        return (ROOT if self.editable_mode else Path(self.build_lib).absolute()) / LIBRARY
+
+    def run(self) -> None:
+        """Go on without the library where it cannot be compiled, and say so."""
+        super().run()
+        if missing := KERNELS["build"](self.library()):
+            self.warn(f"the native CPU kernels: {missing}")
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        """With the library and its log, where there are any."""
+        built = (self.library(), self.library().with_suffix(".log"))
+        return [*super().get_outputs(include_bytecode), *(str(path) for path in built if path.exists())]
+
+
+class TaggedWheel(bdist_wheel):
+    """For one platform when it carries the library, for any when it does not; for every Python either way."""
+
+    def run(self) -> None:
+        """Build first: the name depends on what there is."""
+        self.run_command("build")
+        is_native = self.get_finalized_command("build_py").library().exists()
+        self.distribution.has_ext_modules = lambda: is_native
+        self.root_is_pure = not is_native
+        super().run()
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Python, ABI and platform."""
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(cmdclass={"build_py": BuildWithKernels, "bdist_wheel": TaggedWheel})

@@ -1,8 +1,9 @@
 """Compile the native kernels: every kernel once per element type and instruction set, into one shared library.
 
-    python engine/kernels/build.py [--sanitize] [-o FILE]
+    python -m engine.kernels.build [--sanitizer address|thread] [-o FILE]
 
-The package's build runs this too, and goes on without the library where there is no compiler.
+The package's build runs this too, and goes on without the library where it cannot be compiled. What is missing, and
+why, is left beside the library in a `.log`. This file needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 SOURCES = Path(__file__).parent / "native"
 LIBRARY = Path(__file__).parent / "libraydix.so"
@@ -32,7 +35,10 @@ _FLAGS = (
     "-Wextra",
     "-Werror=implicit",
 )
-_SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g")
+_SANITIZERS = {
+    "address": ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    "thread": ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=thread"),
+}
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mprefer-vector-width=512")
 _ISAS = {
     "generic": (),
@@ -48,43 +54,84 @@ class BuildError(Exception):
     """The library cannot be compiled here; says why."""
 
 
-def build(output: Path = LIBRARY, sanitize: bool = False) -> list[str]:
-    """Compile with $CC, or the first of cc, gcc and clang. Returns what was left out, and why.
+class _Unit(NamedTuple):
+    """One call of the compiler."""
 
-    Raises BuildError when there is no compiler, or it cannot compile even the generic kernels.
+    name: str
+    flags: tuple[str, ...]
+    source: Path
+
+
+def build(output: Path = LIBRARY, sanitizer: str = "", also: Sequence[Path] = ()) -> str:
+    """Compile the kernels, and `also` other sources, into `output`. Returns what is missing and why, or "".
+
+    An instruction set that the compiler does not know is left out. Where it cannot compile even the generic kernels,
+    or there is no compiler, there is no library afterwards.
     """
-    compiler = os.environ.get("CC") or next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
-    if compiler is None:
-        raise BuildError("no C compiler was found (cc, gcc, clang, or the one $CC names)")
-    command = [*compiler.split(), *_FLAGS, *(_SANITIZE if sanitize else ())]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    log = output.with_suffix(".log")
+    try:
+        missing = "\n".join(_compile(output, sanitizer, also))
+    except BuildError as error:
+        output.unlink(missing_ok=True)
+        missing = f"not built: {error}"
+    log.unlink(missing_ok=True)
+    if missing:
+        log.write_text(missing + "\n", encoding="utf-8")
+    return missing
+
+
+def _compile(output: Path, sanitizer: str, also: Sequence[Path]) -> list[str]:
+    """What was left out, and why. Raises BuildError."""
+    compiler = _compiler()
+    command = [*compiler, *_FLAGS, *_SANITIZERS.get(sanitizer, ())]
+    units = [*_units(), *(_Unit(path.stem, (), path) for path in also)]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
-        units = list(_units())
-        targets = [str(Path(folder, f"{number}.o")) for number in range(len(units))]
-        failures = list(pool.map(lambda unit, to: _run([*command, *unit, "-o", to]), units, targets))
-        for unit, failure in zip(units, failures, strict=True):
-            if failure and ("-DISA=generic" in unit or "-c" in unit[:1]):
-                raise BuildError(f"{' '.join(command)} cannot compile {unit[-1]}: {failure}")
-        objects = [target for target, failure in zip(targets, failures, strict=True) if not failure]
+        objects = [str(Path(folder, f"{number}.o")) for number in range(len(units))]
+        calls = ([*command, *unit.flags, "-c", str(unit.source), "-o", to] for unit, to in zip(units, objects))
+        failures = dict(zip(units, pool.map(_run, calls), strict=True))
+        for unit, failure in failures.items():
+            if failure and not unit.name.startswith(tuple(list(_ISAS)[1:])):
+                raise BuildError(f"{shlex.join(compiler)} cannot compile {unit.source.name}: {failure}")
         linked = Path(folder, output.name)
-        failure = _run([*command, "-shared", *objects, "-o", str(linked), "-lm"])
+        compiled = [to for to in objects if Path(to).exists()]
+        # gcc's code takes the OpenMP that torch brings, whatever its file is called: native.py sees to it.
+        is_gcc = sys.platform == "linux" and "Free Software Foundation" in _version(compiler)
+        linker = [word for word in command if not is_gcc or word != "-fopenmp"]
+        failure = _run([*linker, "-shared", *compiled, "-o", str(linked), "-lm"])
         if failure:
-            raise BuildError(f"{compiler} cannot link the kernels: {failure}")
-        output.parent.mkdir(parents=True, exist_ok=True)
+            raise BuildError(f"{shlex.join(compiler)} cannot link the kernels: {failure}")
         # A process that has the old library mapped keeps it.
         replacement = output.with_suffix(".new")
         shutil.copy(linked, replacement)
         replacement.replace(output)
-    return [f"{' '.join(unit[:-1])}: {failure}" for unit, failure in zip(units, failures, strict=True) if failure]
+    left_out = [f"{unit.name} left out: {failure}" for unit, failure in failures.items() if failure]
+    if sys.platform == "linux" and not is_gcc:
+        left_out.append("threads of their own beside torch's, as OpenMP is not gcc's: prefer gcc")
+    return left_out
 
 
-def _units() -> Iterator[list[str]]:
-    """What the compiler is asked for, beside the flags of all."""
-    yield ["-c", str(SOURCES / "cpu.c")]
-    isas = _ISAS if platform.machine() in ("x86_64", "AMD64") else {"generic": ()}
-    for isa, flags in isas.items():
-        for elements in ([], ["-DRAYDIX_BF16"]):
-            if elements or isa not in ("avx512_bf16", "amx"):  # which add nothing to float32
-                yield [*elements, f"-DISA={isa}", *flags, "-c", str(SOURCES / "all.c")]
+def _compiler() -> list[str]:
+    """$CC, or the first that there is: gcc before others, as torch's OpenMP is most often gcc's."""
+    if words := shlex.split(os.environ.get("CC", "")):
+        return words
+    for name in ("gcc", "cc", "clang"):
+        if shutil.which(name):
+            return [name]
+    raise BuildError("no C compiler was found (gcc, cc, clang, or the one that $CC names); install one such as gcc")
+
+
+def _version(compiler: list[str]) -> str:
+    return subprocess.run([*compiler, "--version"], capture_output=True, text=True, errors="replace").stdout
+
+
+def _units() -> list[_Unit]:
+    units = [_Unit("cpu", (), SOURCES / "cpu.c")]
+    for isa, flags in _ISAS.items() if platform.machine() in ("x86_64", "AMD64") else [("generic", ())]:
+        if isa not in ("avx512_bf16", "amx"):  # which add nothing to float32
+            units.append(_Unit(f"{isa} (float32)", (f"-DISA={isa}", *flags), SOURCES / "all.c"))
+        units.append(_Unit(f"{isa} (bfloat16)", (f"-DISA={isa}", "-DRAYDIX_BF16", *flags), SOURCES / "all.c"))
+    return units
 
 
 def _run(command: list[str]) -> str:
@@ -103,16 +150,13 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=LIBRARY, help="the library (%(default)s)")
-    parser.add_argument("--sanitize", action="store_true", help="with the address and undefined sanitizers")
+    parser.add_argument("--sanitizer", choices=_SANITIZERS, default="", help="compile with it, for tests")
+    parser.add_argument("--also", type=Path, action="append", default=[], help="a C source that belongs to a test")
     arguments = parser.parse_args()
-    try:
-        left_out = build(arguments.output, arguments.sanitize)
-    except BuildError as error:
-        print(f"The native kernels were not built: {error}", file=sys.stderr)
-        return 1
-    for reason in left_out:
-        print(f"left out: {reason}", file=sys.stderr)
-    return 0
+    missing = build(arguments.output, arguments.sanitizer, arguments.also)
+    if missing:
+        print(f"The native kernels:\n{missing}", file=sys.stderr)
+    return 0 if arguments.output.exists() else 1
 
 
 if __name__ == "__main__":

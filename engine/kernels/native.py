@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Callable
 from ctypes import (
     POINTER,
@@ -27,7 +28,7 @@ LIBRARY = Path(__file__).parent / "libraydix.so"
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
 """Instruction sets, each with all that those before it have."""
 _ABI = 2
-_REBUILD = "build it with `python engine/kernels/build.py`"
+_REBUILD = "install a C compiler and run `python -m engine.kernels.build`"
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -199,15 +200,40 @@ def kernels(dtype: torch.dtype, isa: str | None = None) -> Kernels:
 def _load() -> ctypes.CDLL:
     path = Path(os.environ.get("RAYDIX_NATIVE_LIBRARY", LIBRARY))
     if not path.exists():
-        raise Unavailable(f"{path.name} was not built (no C compiler at installation?): {_REBUILD}")
+        raise Unavailable(f"{path.name} is missing ({build_log() or 'it was not built'}): {_REBUILD}")
     try:
-        library = ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(path), mode=_openmp(path))
         found = library.raydix_abi()
     except (OSError, AttributeError) as error:
         raise Unavailable(f"{path.name} cannot be loaded ({error}): {_REBUILD}") from error
     if found != _ABI:
         raise Unavailable(f"{path.name} is of another version of Raydix ({found}, not {_ABI}): {_REBUILD}")
     return library
+
+
+def build_log() -> str:
+    """What the build of the library left out and why, as one line; "" when nothing is missing."""
+    try:
+        return "; ".join(LIBRARY.with_suffix(".log").read_text(encoding="utf-8").splitlines())
+    except OSError:
+        return ""
+
+
+def _openmp(library: Path) -> int:
+    """How to load the library so that its threads are torch's: two OpenMP runtimes are two pools, both spinning.
+
+    gcc's code takes any runtime that is global. torch's wheels hide theirs under a name of its own, so it is made
+    global here; that of clang's code is another, and has to hold its own against torch's. Raises OSError.
+    """
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return ctypes.DEFAULT_MODE
+    if b"libomp.so" in library.read_bytes():
+        return os.RTLD_DEEPBIND
+    loaded = re.findall(r"(/.*/lib(?:gomp|iomp5|omp)[-.][^/]*)$", maps.read_text(), re.M)
+    of_torch = [path for path in loaded if path.startswith(str(Path(torch.__file__).parent))]
+    ctypes.CDLL([*of_torch, *loaded, "libgomp.so.1"][0], mode=ctypes.RTLD_GLOBAL)
+    return ctypes.DEFAULT_MODE
 
 
 class Workspace:

@@ -58,6 +58,12 @@ def test_both_targets_stand_on_the_same_runtime_and_copy_their_own_build() -> No
         assert f"torch-{target}" in ancestors(f"build-{target}")
 
 
+def test_the_kernels_are_compiled_for_the_python_and_system_they_run_on() -> None:
+    """The slim image has no compiler; the one it is cut from does."""
+    built, run = ancestors("build-cpu")[-1], ancestors("cpu")[-1]
+    assert built == run.replace("-slim", "") != run
+
+
 def test_python_is_one_that_raydix_supports() -> None:
     version = re.search(r"python:(\d+)\.(\d+)", ancestors("cpu")[-1])
     low, high = re.findall(r"3\.(\d+)", PROJECT["project"]["requires-python"])
@@ -101,7 +107,7 @@ def test_what_is_copied_is_there_and_nothing_else_gets_in() -> None:
         pattern.removesuffix("*") for pattern in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
     }
     project = PROJECT["project"]
-    assert let == packages | {"constraints.txt", "pyproject.toml", project["readme"], *project["license-files"]}
+    assert let == packages | {"constraints.txt", "pyproject.toml", "setup.py", project["readme"], *project["license-files"]}
     for source in (step.split()[0] for step in of("COPY") if not step.startswith("--from")):
         assert source == "." or source in let
 
