@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 PUBLISHER := .venv-grafana
 INDEX     := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: serve test lint install clean
+.PHONY: serve test lint install native native-asan native-tsan clean
 
 serve: $(INSTALLED)
 	@exec $(BIN)/raydix serve deployments.yaml --port $(PORT)
@@ -33,7 +33,24 @@ install: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt setup.py engine/kernels/build.py $(wildcard engine/kernels/native/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(INDEX) -e '.[test]' -c constraints.txt
+	@test ! -e engine/kernels/libraydix.log || { echo "The native kernels:"; cat engine/kernels/libraydix.log; } >&2
 	@touch $@
+
+# The CPU kernels again; then under sanitizers, which are no part of `make test`: they take minutes.
+native: $(INSTALLED)
+	$(BIN)/python -m engine.kernels.build
+
+NATIVE_TESTS ?= tests/engine/kernels tests/engine/test_attention.py
+# Python itself leaks, and torch's OpenMP is not instrumented: the kernels' own threads are looked at.
+native-asan: $(INSTALLED)
+	$(BIN)/python -m engine.kernels.build --sanitizer address -o build/asan/libraydix.so
+	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
+		RAYDIX_NATIVE_LIBRARY=$(CURDIR)/build/asan/libraydix.so $(BIN)/python -m pytest $(NATIVE_TESTS)
+
+native-tsan: $(INSTALLED)
+	$(BIN)/python -m engine.kernels.build --sanitizer thread --also tests/engine/kernels/openmp.c -o build/tsan/libraydix.so
+	LD_PRELOAD=$$(gcc -print-file-name=libtsan.so) TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1 \
+		RAYDIX_NATIVE_LIBRARY=$(CURDIR)/build/tsan/libraydix.so $(BIN)/python -m pytest $(NATIVE_TESTS)
 
 $(PUBLISHER)/.installed: monitoring/grafana/requirements.txt
 	test -x $(PUBLISHER)/bin/python || $(PYTHON) -m venv $(PUBLISHER)

@@ -67,7 +67,7 @@ class EngineConfig:
     eviction: str = "lru"
     """Which cached prefixes go first: "lru", "lfu" or "priority"."""
     attention: str = "auto"
-    """Attention backend; "auto" takes the best that imports."""
+    """Attention backend: "native", "reference", or "auto" for the best that runs here."""
     block_tokens: int = 16
     """Tokens of the blocks in which routers are told what is cached; the same in all engines of a model."""
     max_grammars: int = 64

@@ -56,8 +56,20 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
     table.add_row("weights in memory", f"{size_text(facts.weight_bytes(element))} as {dtype}")
     table.add_row("KV per token", f"{per_token:,} bytes")
     table.add_row("KV per page", f"{size_text(per_token * config.page_size)} ({config.page_size} tokens)")
+    _add_computing(table, facts, config.page_size, dtype, machine.device)
     table.add_row("KV pages here", _pages(facts, config, machine, element))
     return table
+
+
+def _add_computing(table: Table, facts: ModelConfig, page_size: int, dtype: str, device: str) -> None:
+    import torch
+
+    from deployments.cli.cpu_kernels import attention_text, kernels_text
+
+    elements = getattr(torch, dtype)
+    table.add_row("attention here", attention_text(facts, page_size, elements, device))
+    if device == "cpu":
+        table.add_row("native kernels", kernels_text(elements))
 
 
 def machine(device: str) -> Machine:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol, cast
@@ -66,6 +68,8 @@ class AttentionBackend(Protocol):
         ...
 
 
+logger = logging.getLogger(__name__)
+
 _BACKENDS = (
     ("native", "engine.attention.native", "NativeAttention"),
     ("reference", "engine.attention.reference", "ReferenceAttention"),
@@ -75,18 +79,30 @@ _BACKENDS = (
 
 def choose_backend(name: str, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
     """The backend called `name`, or for "auto" the best that imports and runs. Raises ValueError."""
-    wanted = [entry for entry in _BACKENDS if name in ("auto", entry[0])]
-    if not wanted:
-        known = ", ".join(entry[0] for entry in _BACKENDS)
-        raise ValueError(f"no attention backend is called {name!r}; there are auto, {known}")
-    reasons = []
-    for label, module, class_name in wanted:
+    if name not in ("auto", *(label for label, _, _ in _BACKENDS)):
+        known = ", ".join(label for label, _, _ in _BACKENDS)
+        raise ValueError(f"attention: no backend is called {name!r}; there are auto, {known}")
+    reasons: list[str] = []
+    for label, backend in consider(shape, dtype, device):
+        if name not in ("auto", label):
+            continue
+        if not isinstance(backend, str):
+            for reason in reasons:
+                logger.info("attention: not %s", reason)
+            return backend(shape)
+        reasons.append(f"{label}: {backend}")
+    instead = "" if name == "auto" else '; or set attention to "auto", which takes what there is'
+    raise ValueError(f"attention: {name} cannot run on {device}: {'; '.join(reasons)}{instead}")
+
+
+def consider(
+    shape: AttentionShape, dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[str, type[AttentionBackend] | str]]:
+    """Each backend's name, the best first, and its class or the reason why it cannot run."""
+    for label, module, class_name in _BACKENDS:
         try:
             backend = cast("type[AttentionBackend]", getattr(import_module(module), class_name))
             reason = backend.unavailable(shape, dtype, device)
         except ImportError as error:
             reason = str(error)
-        if reason is None:
-            return backend(shape)
-        reasons.append(f"{label}: {reason}")
-    raise ValueError(f"no attention backend can run on {device}: {'; '.join(reasons)}")
+        yield label, backend if reason is None else reason

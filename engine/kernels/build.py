@@ -2,8 +2,8 @@
 
     python -m engine.kernels.build [--sanitizer address|thread] [-o FILE]
 
-The package's build runs this too, and goes on without the library where it cannot be compiled. What is missing, and
-why, is left beside the library in a `.log`. This file needs nothing but Python.
+The package's build runs this too, and goes on without the library where it cannot be compiled. What is missing,
+and why, is left beside the library in a `.log`. This file needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -36,7 +36,13 @@ _FLAGS = (
     "-Werror=implicit",
 )
 _SANITIZERS = {
-    "address": ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    "address": (
+        "-O1",
+        "-g",
+        "-fno-omit-frame-pointer",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+    ),
     "thread": ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=thread"),
 }
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mprefer-vector-width=512")
@@ -65,8 +71,8 @@ class _Unit(NamedTuple):
 def build(output: Path = LIBRARY, sanitizer: str = "", also: Sequence[Path] = ()) -> str:
     """Compile the kernels, and `also` other sources, into `output`. Returns what is missing and why, or "".
 
-    An instruction set that the compiler does not know is left out. Where it cannot compile even the generic kernels,
-    or there is no compiler, there is no library afterwards.
+    An instruction set that the compiler does not know is left out. Where there is no compiler, or not even the
+    generic kernels compile, there is no library afterwards.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     log = output.with_suffix(".log")
@@ -88,11 +94,17 @@ def _compile(output: Path, sanitizer: str, also: Sequence[Path]) -> list[str]:
     units = [*_units(), *(_Unit(path.stem, (), path) for path in also)]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = [str(Path(folder, f"{number}.o")) for number in range(len(units))]
-        calls = ([*command, *unit.flags, "-c", str(unit.source), "-o", to] for unit, to in zip(units, objects))
+        calls = [
+            [*command, *unit.flags, "-c", str(unit.source), "-o", to]
+            for unit, to in zip(units, objects, strict=True)
+        ]
         failures = dict(zip(units, pool.map(_run, calls), strict=True))
         for unit, failure in failures.items():
             if failure and not unit.name.startswith(tuple(list(_ISAS)[1:])):
-                raise BuildError(f"{shlex.join(compiler)} cannot compile {unit.source.name}: {failure}")
+                hint = (
+                    " (it has no OpenMP: install it, or gcc)" if "openmp" in failure or "omp.h" in failure else ""
+                )
+                raise BuildError(f"{shlex.join(compiler)} cannot compile {unit.source.name}: {failure}{hint}")
         linked = Path(folder, output.name)
         compiled = [to for to in objects if Path(to).exists()]
         # gcc's code takes the OpenMP that torch brings, whatever its file is called: native.py sees to it.
@@ -118,7 +130,9 @@ def _compiler() -> list[str]:
     for name in ("gcc", "cc", "clang"):
         if shutil.which(name):
             return [name]
-    raise BuildError("no C compiler was found (gcc, cc, clang, or the one that $CC names); install one such as gcc")
+    raise BuildError(
+        "no C compiler was found (gcc, cc, clang, or the one that $CC names); install one such as gcc"
+    )
 
 
 def _version(compiler: list[str]) -> str:

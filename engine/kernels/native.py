@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 LIBRARY = Path(__file__).parent / "libraydix.so"
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
@@ -180,20 +183,32 @@ def kernels(dtype: torch.dtype, isa: str | None = None) -> Kernels:
 
     The environment's RAYDIX_ISA stands in for `isa`. Raises Unavailable.
     """
-    library = _load()
-    if dtype not in _TYPES:
-        raise Unavailable(f"there are native kernels for float32 and bfloat16, not for {dtype}")
+    library, built = _load(), built_isas(dtype)
     library.raydix_best_isa.restype = c_char_p
     best = library.raydix_best_isa().decode()
     wanted = isa or os.environ.get("RAYDIX_ISA") or best
     if wanted not in ISAS:
         raise Unavailable(f"RAYDIX_ISA is {wanted!r}; there are {', '.join(ISAS)}")
     if ISAS.index(wanted) > ISAS.index(best):
-        raise Unavailable(f"{wanted} was asked for, this processor has {best}")
-    for name in reversed(ISAS[: ISAS.index(wanted) + 1]):
-        if hasattr(library, f"raydix_forward_{_TYPES[dtype]}_{name}"):
-            return Kernels(library, dtype, name)
-    raise Unavailable(f"{LIBRARY.name} has no kernels for {dtype}: {_REBUILD}")
+        raise Unavailable(
+            f"RAYDIX_ISA asks for {wanted}, this processor has {best}: ask for no more, or for nothing"
+        )
+    usable = [name for name in built if ISAS.index(name) <= ISAS.index(wanted)]
+    if not usable:
+        raise Unavailable(f"{LIBRARY.name} has no kernels for {dtype}: {_REBUILD}")
+    missing = build_log()
+    logger.info("native kernels for %s: %s%s", dtype, usable[-1], f" ({missing})" if missing else "")
+    return Kernels(library, dtype, usable[-1])
+
+
+def built_isas(dtype: torch.dtype) -> list[str]:
+    """The instruction sets for which the library has kernels, the best last. Raises Unavailable."""
+    if dtype not in _TYPES:
+        raise Unavailable(
+            f"there are native kernels for float32 and bfloat16, not for {str(dtype).removeprefix('torch.')}"
+        )
+    library = _load()
+    return [name for name in ISAS if hasattr(library, f"raydix_forward_{_TYPES[dtype]}_{name}")]
 
 
 @cache
@@ -209,6 +224,12 @@ def _load() -> ctypes.CDLL:
     if found != _ABI:
         raise Unavailable(f"{path.name} is of another version of Raydix ({found}, not {_ABI}): {_REBUILD}")
     return library
+
+
+def forget() -> None:
+    """Load anew when asked next, as the environment is then: for tests."""
+    kernels.cache_clear()
+    _load.cache_clear()
 
 
 def build_log() -> str:

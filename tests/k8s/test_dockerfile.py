@@ -107,7 +107,13 @@ def test_what_is_copied_is_there_and_nothing_else_gets_in() -> None:
         pattern.removesuffix("*") for pattern in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
     }
     project = PROJECT["project"]
-    assert let == packages | {"constraints.txt", "pyproject.toml", "setup.py", project["readme"], *project["license-files"]}
+    assert let == packages | {
+        "constraints.txt",
+        "pyproject.toml",
+        "setup.py",
+        project["readme"],
+        *project["license-files"],
+    }
     for source in (step.split()[0] for step in of("COPY") if not step.startswith("--from")):
         assert source == "." or source in let
 

@@ -1,0 +1,48 @@
+"""How a model's attention would be computed on this machine, and by which kernels: for `raydix info`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from engine.attention.base import AttentionShape, consider
+from engine.kernels import native
+from engine.models.config import ModelConfig
+
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def attention_text(facts: ModelConfig, page_size: int, dtype: torch.dtype, device: str) -> str:
+    """The backend that `attention: auto` takes, and why not those that are better."""
+    windows = frozenset(facts.layer_windows)
+    shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, page_size, windows)
+    passed_over: list[str] = []
+    for name, backend in consider(shape, dtype, torch.device(device)):
+        if not isinstance(backend, str):
+            return f"{name} (not {'; not '.join(passed_over)})" if passed_over else name
+        passed_over.append(f"{name}: {backend}")
+    return f"none: {'; '.join(passed_over)}"
+
+
+def kernels_text(dtype: torch.dtype) -> str:
+    """The instruction set that is used and those that are built, threads, huge pages; or why there is nothing."""
+    try:
+        used, built = native.kernels(dtype).isa, native.built_isas(dtype)
+    except native.Unavailable as error:
+        return f"none: {error}"
+    missing = native.build_log()
+    parts = (
+        f"{used} of {', '.join(built)}" + (f" ({missing})" if missing else ""),
+        f"{torch.get_num_threads()} threads",
+        f"huge pages: {_huge_pages()}",
+    )
+    return "; ".join(parts)
+
+
+def _huge_pages() -> str:
+    """The system's setting: always, madvise (for memory that asks for them) or never."""
+    try:
+        return _HUGE_PAGES.read_text(encoding="ascii").partition("[")[2].partition("]")[0]
+    except OSError:
+        return "none"

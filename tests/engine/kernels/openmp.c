@@ -1,0 +1,66 @@
+/* As much of gcc's OpenMP runtime as the kernels use, on plain threads: for the thread sanitizer, which cannot see in
+ * the real one who waits for whom. `make native-tsan` links it into the library. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#define MOST_THREADS 64
+
+typedef struct {
+    void (*body)(void *);
+    void *data;
+    int size;
+    atomic_int singles; /* regions of one thread that some thread has entered */
+    pthread_barrier_t barrier;
+} Region;
+
+static __thread Region *region;
+static __thread int number, singles;
+
+int omp_get_thread_num(void) { return region ? number : 0; }
+int omp_get_num_threads(void) { return region ? region->size : 1; }
+int omp_get_max_threads(void) { return 2; }
+
+typedef struct {
+    Region *region;
+    int number;
+} Member;
+
+static void *run(void *argument)
+{
+    Member *member = argument;
+    region = member->region;
+    number = member->number;
+    singles = 0;
+    region->body(region->data);
+    region = NULL;
+    return NULL;
+}
+
+void GOMP_parallel(void (*body)(void *), void *data, unsigned threads, unsigned flags)
+{
+    (void)flags;
+    int size = threads ? (int)threads : omp_get_max_threads();
+    size = size < MOST_THREADS ? size : MOST_THREADS;
+    Region own = {.body = body, .data = data, .size = size};
+    Member members[MOST_THREADS];
+    pthread_t started[MOST_THREADS];
+    pthread_barrier_init(&own.barrier, NULL, (unsigned)size);
+    for (int i = 0; i < size; i++)
+        members[i] = (Member){&own, i};
+    for (int i = 1; i < size; i++)
+        pthread_create(&started[i], NULL, run, &members[i]);
+    run(&members[0]);
+    for (int i = 1; i < size; i++)
+        pthread_join(started[i], NULL);
+    pthread_barrier_destroy(&own.barrier);
+}
+
+void GOMP_barrier(void) { pthread_barrier_wait(&region->barrier); }
+
+/* Whether this thread is the first to come to its next region of one thread. */
+bool GOMP_single_start(void)
+{
+    int expected = singles++;
+    return atomic_compare_exchange_strong(&region->singles, &expected, expected + 1);
+}

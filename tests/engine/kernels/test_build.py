@@ -1,0 +1,166 @@
+"""Compiling the kernels where something is missing. The compilers are shell scripts: nothing is compiled."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from engine.kernels import build, native
+from engine.kernels.build import build as build_kernels
+
+ROOT = Path(__file__).parents[3]
+FAKE = """#!/bin/sh
+# {case}
+case "$*" in
+    *--version*) echo "{version}"; exit 0 ;;
+    {case}) echo "fake.c:1: error: {complaint}" >&2; exit 1 ;;
+esac
+while [ "$1" != -o ]; do shift; done
+echo compiled > "$2"
+"""
+
+
+def compiler(
+    at: Path, case: str = "nothing", complaint: str = "", version: str = "gcc, Free Software Foundation"
+) -> str:
+    """A compiler that complains when its arguments match `case`, else makes its output. Its path."""
+    path = at / "fakecc"
+    path.write_text(FAKE.format(case=case, complaint=complaint, version=version), encoding="ascii")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def on_x86(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("sys.platform", "linux")
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """Where to build; an older library lies there."""
+    path = tmp_path / "lib" / "libraydix.so"
+    path.parent.mkdir()
+    path.write_text("old", encoding="ascii")
+    path.with_suffix(".log").write_text("old", encoding="ascii")
+    return path
+
+
+def test_a_good_compiler_leaves_nothing_out(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", f"{compiler(tmp_path)} -pipe")
+    assert build_kernels(library) == ""
+    assert library.read_text(encoding="ascii") == "compiled\n"
+    assert not library.with_suffix(".log").exists()
+
+
+def test_an_instruction_set_that_is_not_known_is_left_out(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", compiler(tmp_path, "*-mamx-bf16*", "unrecognized option '-mamx-bf16'"))
+    missing = build_kernels(library)
+    assert missing == "amx (bfloat16) left out: fake.c:1: error: unrecognized option '-mamx-bf16'"
+    assert library.exists() and library.with_suffix(".log").read_text(encoding="utf-8") == missing + "\n"
+
+
+def test_threads_that_are_not_torchs_are_told(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", compiler(tmp_path, version="some clang"))
+    assert "prefer gcc" in build_kernels(library)
+    assert library.exists()
+
+
+@pytest.mark.parametrize(
+    ("case", "complaint", "told"),
+    [
+        ("*-fopenmp*", "unsupported option '-fopenmp'", r"cpu\.c.*-fopenmp.*no OpenMP.*gcc"),
+        ("*ISA=generic*", "no vectors here", r"all\.c: fake\.c:1: error: no vectors here$"),
+        ("*-shared*", "no linker", "cannot link the kernels: .*no linker"),
+    ],
+)
+def test_without_the_generic_kernels_there_is_no_library(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, complaint: str, told: str
+) -> None:
+    monkeypatch.setenv("CC", compiler(tmp_path, case, complaint))
+    missing = build_kernels(library)
+    assert missing.startswith("not built: ") and re.search(told, missing), missing
+    assert not library.exists(), "an old library would not fit the sources"
+    assert library.with_suffix(".log").exists()
+
+
+@pytest.mark.parametrize("cc", ["", "/nonexistent/cc"])
+def test_without_a_compiler_there_is_no_library(library: Path, monkeypatch: pytest.MonkeyPatch, cc: str) -> None:
+    monkeypatch.setenv("CC", cc)
+    monkeypatch.setenv("PATH", str(library.parent))
+    missing = build_kernels(library)
+    assert missing.startswith("not built: ") and (cc or "install one") in missing
+    assert not library.exists()
+
+
+def test_another_processor_has_its_vectors_in_the_generic_set(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setenv("CC", compiler(tmp_path, "*-mavx*", "x86 flags on ARM"))
+    assert build_kernels(library) == ""
+
+
+def test_the_command_fails_only_without_a_library(tmp_path: Path) -> None:
+    """As Makefiles and people run it; the package's own build goes on."""
+    script = ROOT / "engine" / "kernels" / "build.py"
+    for case, status in (("*-mavx512f*", 0), ("*cpu.c*", 1)):
+        environment = {"CC": compiler(tmp_path, case, "no"), "PATH": "/usr/bin:/bin"}
+        command = [sys.executable, "-I", "-S", str(script), "-o", str(tmp_path / "x.so")]  # no package at hand
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        assert ran.returncode == status and "error: no" in ran.stderr
+
+
+def test_the_loader_knows_what_is_built() -> None:
+    assert tuple(build._ISAS) == native.ISAS and build.LIBRARY == native.LIBRARY
+
+
+def test_the_sources_travel_with_the_package() -> None:
+    """In source distributions and wheels: whoever gets a compiler later can build there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["engine"]
+    packed = {path for pattern in patterns for path in (ROOT / "engine").glob(pattern)}
+    assert set(build.SOURCES.iterdir()) <= packed
+
+
+@pytest.mark.parametrize(("case", "tag"), [("nothing", "linux_x86_64"), ("*cpu.c*", "any")])
+def test_a_wheel_is_for_one_platform_when_it_carries_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, tag: str
+) -> None:
+    """And for every Python: the library is tied to none. The package here is setup.py and the kernels alone."""
+    pytest.importorskip(
+        "setuptools.command.bdist_wheel", reason="this environment's setuptools is older than 70.1"
+    )
+    for path in (ROOT / "engine" / "kernels").rglob("*.[pch]*"):
+        if path.suffix in (".py", ".c", ".h"):
+            copy = tmp_path / path.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    (tmp_path / "engine" / "__init__.py").touch()
+    (tmp_path / "setup.py").write_bytes((ROOT / "setup.py").read_bytes())
+    setup = (
+        '[project]\nname = "raydix"\nversion = "1"\n[tool.setuptools]\npackages = ["engine", "engine.kernels"]\n'
+    )
+    (tmp_path / "pyproject.toml").write_text(setup, encoding="ascii")
+    environment = {**os.environ, "CC": compiler(tmp_path, case, "no")}
+    command = [sys.executable, "setup.py", "-q", "bdist_wheel"]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    (wheel,) = (tmp_path / "dist").iterdir()
+    assert wheel.name == f"raydix-1-py3-none-{tag}.whl"
+    names = zipfile.ZipFile(wheel).namelist()
+    assert ("engine/kernels/libraydix.so" in names) == (tag != "any")
+    assert ("engine/kernels/libraydix.log" in names) == (tag == "any")

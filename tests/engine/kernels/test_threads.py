@@ -1,0 +1,73 @@
+"""The native decoder on one thread and on several: not a bit may differ, whoever does which part of the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import DType
+from engine.kernels import native
+from engine.model_runner import ModelRunner
+from engine.models.native_decoder import NativeDecoder
+from engine.plan import StepPlan
+from tests.engine.oracle import save_tiny
+from tests.engine.test_model_runner import Sequenced, load, pages_of, prompt
+
+SHAPE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_hidden_layers": 2}
+
+
+def isas(dtype: torch.dtype) -> list[str]:
+    """What is built for `dtype` and runs on this processor."""
+    try:
+        best = native.kernels(dtype).isa
+    except native.Unavailable:
+        return []
+    usable = native.ISAS[: native.ISAS.index(best) + 1]
+    return [isa for isa in usable if native.kernels(dtype, isa).isa == isa]
+
+
+CASES = [
+    (name, isa)
+    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
+    for isa in isas(dtype)
+]
+
+
+@pytest.fixture
+def threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+    native.forget()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny("qwen3", tmp_path_factory.mktemp("model"), **SHAPE)
+
+
+def steps(runner: ModelRunner) -> torch.Tensor:
+    """The logits of a long prompt, and of three rows beside it: one goes on, two begin."""
+    a, b, c = (Sequenced(prompt(n, n), pages_of(16, 128 * i, 120)) for i, n in enumerate((97, 1, 30)))
+    first = runner.logits(StepPlan((a.chunk(),)))
+    a.request.tokens.append(5)
+    return torch.cat([first, runner.logits(StepPlan((a.chunk(), b.chunk(), c.chunk())))])
+
+
+@pytest.mark.parametrize(("dtype", "isa"), CASES)
+def test_any_number_of_threads_computes_the_same(
+    model: Path, dtype: DType, isa: str, monkeypatch: pytest.MonkeyPatch, threads_as_before: None
+) -> None:
+    monkeypatch.setenv("RAYDIX_ISA", isa)
+    native.forget()
+    results = []
+    for threads in (1, 2, 5):
+        runner = load(model, dtype=dtype)
+        assert isinstance(runner._decoder, NativeDecoder) and runner._decoder._kernels.isa == isa
+        torch.set_num_threads(threads)
+        results.append(steps(runner))
+    assert results[0].isfinite().all() and results[0].unique().numel() > 1
+    assert all(torch.equal(other, results[0]) for other in results[1:])
