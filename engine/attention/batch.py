@@ -58,7 +58,9 @@ class AttentionBatch:
         table = _block_table(chunks, [(end - 1) // page_size + 1 for end in ends], null_page)
         if num_decodes == len(chunks):  # as in most steps: lists are quicker than a dozen calls of numpy
             indptr, positions = np.arange(len(chunks) + 1, dtype=np.int32), np.array(ends, dtype=np.int64) - 1
-            slots = np.array([_last_slot(chunk.pages, end - 1, page_size) for chunk, end in zip(chunks, ends, strict=True)])
+            slots = np.array(
+                [_last_slot(chunk.pages, end - 1, page_size) for chunk, end in zip(chunks, ends, strict=True)]
+            )
         else:
             lens = np.array(query_lens)
             indptr = np.concatenate(([0], np.cumsum(lens)))

@@ -66,7 +66,8 @@ class NativeSampler:
         del pointed_to, masks
         if failed:
             tokens[failed] = GRAMMAR_FAILED
-        found = reports.read(tokens) if table.counts else [None] * len(rows)
+        nothing: list[TokenLogprobs | None] = [None] * len(rows)
+        found = reports.read(tokens) if table.counts else nothing
         if table.searching:
             best = candidates(logits[table.searching], [rows[at] for at in table.searching])
             for at, report in zip(table.searching, best, strict=True):

@@ -35,7 +35,7 @@ typedef struct {
     float *maxima;    /* of each block */
     double *sums;     /* the same */
     float *original;  /* [vocabulary]: a row before it was changed */
-} Scratch;
+} SampleScratch;
 
 /* The likeliest tokens: all above `value`, and the first `ties` that equal it. */
 typedef struct {
@@ -43,11 +43,11 @@ typedef struct {
     int ties;
 } Cut;
 
-static int num_blocks(int vocabulary) { return (vocabulary + BLOCK - 1) / BLOCK; }
+static int vocabulary_blocks(int vocabulary) { return (vocabulary + BLOCK - 1) / BLOCK; }
 
-static char *carve_scratch(Scratch *scratch, int vocabulary, char *at)
+static char *carve_scratch(SampleScratch *scratch, int vocabulary, char *at)
 {
-    size_t blocks = num_blocks(vocabulary), wide = blocks * BLOCK + LANES;
+    size_t blocks = vocabulary_blocks(vocabulary), wide = blocks * BLOCK + LANES;
     scratch->list.weights = (double *)at, at += wide * 8;
     scratch->sums = (double *)at, at += (blocks + 8) / 8 * 64;
     scratch->list.ids = (int32_t *)at, at += wide * 4;
@@ -62,7 +62,7 @@ static char *carve_scratch(Scratch *scratch, int vocabulary, char *at)
 /* Bytes of workspace that raydix_sample needs, aligned to 64. */
 EXPORT int64_t NAME(raydix_sample_bytes)(int vocabulary, int threads)
 {
-    Scratch scratch;
+    SampleScratch scratch;
     return (int64_t)(uintptr_t)carve_scratch(&scratch, vocabulary, NULL) * threads;
 }
 
@@ -89,7 +89,7 @@ static inline vd weights_at(const float *logits, float best, double inverse)
 }
 
 /* n is rounded up to whole vectors. */
-static void weigh(const float *logits, int n, float best, double inverse, double *weights)
+static void weigh_tokens(const float *logits, int n, float best, double inverse, double *weights)
 {
     for (int i = 0; i < n; i += LANES / 2)
         *(vd_anywhere *)(weights + i) = weights_at(logits + i, best, inverse);
@@ -112,7 +112,7 @@ static float find_maxima(const float *row, int vocabulary, float *maxima)
 {
     float padded[BLOCK], best = -INFINITY;
     vi odd = {0};
-    for (int b = 0; b < num_blocks(vocabulary); b++) {
+    for (int b = 0; b < vocabulary_blocks(vocabulary); b++) {
         const float *block = block_of(row, vocabulary, b, padded);
         vf first = vload(block), second = vload(block + LANES);
         odd |= (first != first) | (second != second);
@@ -136,7 +136,7 @@ static double find_sums(const float *row, int vocabulary, float best, double inv
 {
     float padded[BLOCK];
     double total = 0;
-    for (int b = 0; b < num_blocks(vocabulary); b++) {
+    for (int b = 0; b < vocabulary_blocks(vocabulary); b++) {
         const float *block = block_of(row, vocabulary, b, padded);
         vd sum = {0};
         for (int i = 0; i < BLOCK; i += LANES / 2)
@@ -232,10 +232,10 @@ static int keep(List *list, int n, Cut cut)
 }
 
 /* The n > 0 largest of a row's finite logits, or all of them, as a list; how many. Its weights are not set. */
-static int find_largest(const float *row, int vocabulary, int n, Scratch *scratch)
+static int find_largest(const float *row, int vocabulary, int n, SampleScratch *scratch)
 {
     List *list = &scratch->list;
-    int blocks = collect(scratch->maxima, num_blocks(vocabulary), -FLT_MAX, list);
+    int blocks = collect(scratch->maxima, vocabulary_blocks(vocabulary), -FLT_MAX, list);
     /* The n-th largest maximum is no larger than the n-th largest logit. */
     float least = n < blocks ? find_cut(list->logits, NULL, blocks, n, scratch->indices).value : -FLT_MAX;
     int count = collect(row, vocabulary, least, list);
@@ -285,33 +285,33 @@ static int draw_from_all(const float *row, int vocabulary, float best, double in
     float padded[BLOCK];
     double weights[BLOCK], before = 0;
     double wanted = share(noise, find_sums(row, vocabulary, best, inverse, sums));
-    int block = 0, last = num_blocks(vocabulary) - 1;
+    int block = 0, last = vocabulary_blocks(vocabulary) - 1;
     while (block < last && !(before + sums[block] > wanted))
         before += sums[block++];
-    weigh(block_of(row, vocabulary, block, padded), BLOCK, best, inverse, weights);
+    weigh_tokens(block_of(row, vocabulary, block, padded), BLOCK, best, inverse, weights);
     return block * BLOCK + walk(weights, BLOCK, before, wanted);
 }
 
 static int draw_from_likeliest(const SampledRow *asked, const float *row, int vocabulary, float best, double inverse,
-                               double noise, Scratch *scratch)
+                               double noise, SampleScratch *scratch)
 {
     List *list = &scratch->list;
     int count;
     double total = 0;
     if (asked->top_k && asked->top_k < vocabulary) {
         count = find_largest(row, vocabulary, asked->top_k, scratch);
-        weigh(list->logits, count, best, inverse, list->weights);
+        weigh_tokens(list->logits, count, best, inverse, list->weights);
         total = sum_of(list->weights, count);
     } else {
         double least = asked->min_p; /* weight; the best's is 1 */
         if (asked->top_p < 1) {
             total = find_sums(row, vocabulary, best, inverse, scratch->sums);
-            /* Tokens below it weigh less than 1 - top_p together. */
+            /* Tokens below it weigh_tokens less than 1 - top_p together. */
             least = fmax(least, (1 - asked->top_p) * total / vocabulary);
         }
         double bound = best + log(0.999 * least) / inverse;
         count = collect(row, vocabulary, fmaxf(nextafterf((float)bound, -INFINITY), -FLT_MAX), list);
-        weigh(list->logits, count, best, inverse, list->weights);
+        weigh_tokens(list->logits, count, best, inverse, list->weights);
     }
     if (asked->top_p < 1) {
         Cut cut = find_cut(list->logits, list->weights, count, asked->top_p * total, scratch->indices);
@@ -327,7 +327,7 @@ static int draw_from_likeliest(const SampledRow *asked, const float *row, int vo
 }
 
 /* A token; -1 when no choice is valid. */
-static int choose(const SampledRow *asked, const float *row, int vocabulary, Scratch *scratch)
+static int choose(const SampledRow *asked, const float *row, int vocabulary, SampleScratch *scratch)
 {
     float best = find_maxima(row, vocabulary, scratch->maxima);
     if (!isfinite(best))
@@ -405,7 +405,7 @@ static void sort_by_logit(List *list, int n)
 
 /* The likeliest tokens, best first and the lower id among equals; -1 after the last. Returns the row's normaliser. */
 static double report_top(const SampledRow *asked, const float *row, int vocabulary, int32_t *tokens, float *logprobs,
-                         Scratch *scratch)
+                         SampleScratch *scratch)
 {
     List *list = &scratch->list;
     float best = find_maxima(row, vocabulary, scratch->maxima);
@@ -445,7 +445,7 @@ EXPORT void NAME(raydix_sample)(const SampledRow *rows, int num_rows, float *log
     size_t size = (size_t)NAME(raydix_sample_bytes)(vocabulary, 1);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        Scratch scratch;
+        SampleScratch scratch;
         bool has_counts = false;
         carve_scratch(&scratch, vocabulary, workspace + size * omp_get_thread_num());
 #pragma omp for schedule(dynamic)
