@@ -62,7 +62,7 @@ class Processes(threading.Thread):
         """Name and processor seconds by process id, as last seen."""
 
     def run(self) -> None:
-        while not self._done.wait(0.1):
+        while not self._done.wait(0.5):  # each look costs some milliseconds of what it measures
             self.look()
 
     def look(self) -> None:
