@@ -122,7 +122,9 @@ def start_once(command: str, root: Path) -> dict[str, Any]:
         environment = {**os.environ, "PYTHONPATH": str(root), "RAY_TMPDIR": directory}
         started = time.time()
         with Path(directory, "output").open("wb") as output:
-            process = subprocess.Popen(arguments, cwd=root, env=environment, stdout=output, stderr=output)
+            process = subprocess.Popen(
+                arguments, cwd=root, env=environment, stdout=output, stderr=output, preexec_fn=_heed_interrupts
+            )
         processes = Processes(process.pid)
         processes.start()
         try:
@@ -166,6 +168,11 @@ def _timeline(logs: Path, started: float) -> dict[str, float]:
                 at = datetime.strptime(stamp[1], "%Y-%m-%d %H:%M:%S,%f").timestamp() - started
                 times[stage] = max(times.get(stage, 0.0), round(at, 2))
     return times
+
+
+def _heed_interrupts() -> None:
+    """Who runs in a shell's background ignores them, and so would the command."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
