@@ -125,10 +125,10 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "wrong shape": (
         lambda m: rewrite(m, lambda t: t.update({"model.norm.weight": torch.ones(7)})),
-        r"model.norm.weight has shape \(7,\), config.json makes it \(48,\)",
+        r"model.norm.weight has shape \(7,\), config.json makes it \(96,\)",
     ),
     "wrong type": (
-        lambda m: rewrite(m, lambda t: t.update({"model.norm.weight": torch.ones(48, dtype=torch.int8)})),
+        lambda m: rewrite(m, lambda t: t.update({"model.norm.weight": torch.ones(96, dtype=torch.int8)})),
         "stored as I8",
     ),
 }
