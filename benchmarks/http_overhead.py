@@ -2,8 +2,9 @@
 
     python -m benchmarks.http_overhead [--label after] [--json benchmarks/results/http_overhead.json]
 
-Starts the application in a private Ray, with a Llama of 15M parameters and random weights ("llama"), and with a
-model that costs nothing ("none", what remains is everything around it), and sends
+Starts the application in a private Ray, with a Llama of 15M parameters and random weights ("llama"), with a model
+that costs nothing ("none", what remains is everything around it), or with one whose steps take 20 ms and leave the
+processor alone, as a GPU does ("sleep"), and sends
 
     single    one stream after the other, 128 -> 128 tokens
     burst     128 streams at once, 256 -> 64 tokens
@@ -55,6 +56,7 @@ ROLES = {
     "haproxy": "proxy",
 }
 """Parts of command lines, and whose they are."""
+STEP_S = {"none": 0.0, "sleep": 0.02}
 Row = dict[str, Any]
 _STREAM = {"stream": True, "ignore_eos": True, "temperature": 0}
 
@@ -162,7 +164,7 @@ def _start(model: str, options: argparse.Namespace) -> None:
         }
     )
     hub = serve.deployment(MetricsHub, name="MetricsHub", ray_actor_options={"num_cpus": 0}).bind(1, args.metrics)
-    factory = NullEngines() if model == "none" else Engine.from_config
+    factory = Engine.from_config if model == "llama" else NullEngines(STEP_S[model], token=VOCABULARY // 2)
     engines = {one.name: bind_engines(args, one, hub, name, factory) for name, one in args.served.items()}
     serve.run(bind_ingress(args, engines, hub), name="raydix")
 
@@ -225,7 +227,7 @@ _PICK: dict[str, Callable[[Any], Any]] = {
 """What of several rounds counts."""
 
 
-def _cpu_seconds() -> dict[str, float]:
+def _cpu_seconds() -> defaultdict[str, float]:
     """CPU time so far of each kind of process: ours, and all else that Ray runs."""
     own = os.times()
     seconds: defaultdict[str, float] = defaultdict(float, client=own.user + own.system)
@@ -259,7 +261,7 @@ def _save(options: argparse.Namespace, results: list[Row]) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=["llama", "none"], default=["llama", "none"])
+    parser.add_argument("--models", nargs="+", choices=["llama", *STEP_S], default=["llama", "none"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="of the engine (%(default)s)")
     parser.add_argument("--dtype", default="auto", help="of the engine (%(default)s)")

@@ -52,7 +52,8 @@ class NullEngines:
     """An engine factory for `deployments.app.bind_engines`."""
 
     step_s: float = 0.0
+    token: int = 101
 
     def __call__(self, config: EngineConfig) -> Engine:
         """An engine without a model."""
-        return Engine(config, NullRunner(config.kv_pages or 65_536, self.step_s))
+        return Engine(config, NullRunner(config.kv_pages or 65_536, self.step_s, self.token))

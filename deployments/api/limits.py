@@ -90,8 +90,8 @@ class Limits(BaseModel):
     slow_reader_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds a client may leave a chunk of its stream unread."""
     max_chunks_per_s: float | None = Field(default=1000.0, gt=0)
-    """Chunks that the streams of an ingress write together, per second; faster tokens share chunks. None: as many
-    as it can."""
+    """Chunks that the streams of an ingress write together, per second; faster tokens share chunks. None: no
+    bound."""
     inline_text_chars: int = Field(default=8192, ge=0)
     """Texts longer than this many characters are tokenized in a thread, so that no stream waits for them."""
     inline_logprobs: int = Field(default=2048, ge=0)
