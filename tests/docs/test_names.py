@@ -27,7 +27,10 @@ _SETTING = re.compile(rf"({'|'.join(map(re.escape, _SECTIONS))})(\.[a-z_\[\]]+)+
 _ENDPOINT = re.compile(r"(?:([A-Z]+) )?(/[^\s?]*)(\?\S*)?")
 _FILE = re.compile(r"[\w.-]+(/[\w.-]+)*/?(\.\w+)?")
 _IDENTIFIER = re.compile(r"[A-Za-z]\w*_\w+")
-_OF_OTHERS = {"HF_HOME", "HF_TOKEN", "HF_HUB_OFFLINE", "RAY_ADDRESS", "RAY_AUTH_MODE", "~/.ray/auth_token"}
+_OF_OTHERS = {
+    *("HF_HOME", "HF_TOKEN", "HF_HUB_OFFLINE"),
+    *("RAY_ADDRESS", "RAY_AUTH_MODE", "~/.ray/auth_token", "RAY_SERVE_ENABLE_HA_PROXY"),
+}
 """Of Hugging Face's hub and Ray."""
 _OF_SERVE = {name for schema in SERVE_SCHEMAS for name in schema.model_fields}
 _IN_CHAT = {"/stats", "/help", "/reset", "/quit"}
