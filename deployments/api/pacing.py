@@ -4,9 +4,9 @@
     chunks    t0   t1      t2+t3     t4+t5         each has 10 of them, the first two at once
 
 A chunk goes through Ray Serve's proxy, where nothing merges any more: one that waits there makes all that come
-after it late, new requests' first tokens too. So an ingress writes no more than it is told to, and all its streams
-have an equal share. What comes between two writes is merged where it lies anyway, in the generation
-(`deployments/generation.py`). Streams with few others beside them, or with slower tokens, notice nothing.
+after it late, new requests' first tokens too. So an ingress writes no more than it is told to. While its streams
+together want more, each has an equal share, and what comes between two writes is merged where it lies anyway, in
+the generation (`deployments/generation.py`). A stream whose tokens are slower than its share never waits.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 import math
 
+BURST_S = 0.1
+"""What was not written for so long may be made up for."""
 MIN_WAIT_S = 0.002
 """Shorter waits are left out, and made up for by the next: event loops tell no finer time."""
 
@@ -23,18 +25,24 @@ class Pace:
 
     def __init__(self, max_per_s: float | None) -> None:
         """`max_per_s` chunks of all streams together, per second; None: as many as come."""
-        self._share_s = 0.0 if max_per_s is None else 1 / max_per_s
+        self._between_s = 0.0 if max_per_s is None else 1 / max_per_s
         self._num_open = 0
+        self._paid_until = -math.inf
 
     def open(self) -> Turns:
         """A stream begins."""
         self._num_open += 1
         return Turns(self)
 
+    def write(self, now: float) -> bool:
+        """A chunk was written. Whether they are too many."""
+        self._paid_until = max(self._paid_until, now - BURST_S) + self._between_s
+        return self._paid_until > now
+
     @property
     def seconds(self) -> float:
-        """Between two chunks of a stream."""
-        return self._num_open * self._share_s
+        """Between two chunks of a stream that has no more than its share."""
+        return self._num_open * self._between_s
 
     def close(self) -> None:
         """One has ended."""
@@ -52,8 +60,8 @@ class Turns:
     async def wait(self, num_merging: int = 1) -> None:
         """After a chunk, until the next may be written. A stream of several choices writes as often for each."""
         now, between = asyncio.get_running_loop().time(), self._pace.seconds / num_merging
-        self._next_at = max(self._next_at, now - between) + between
-        if self._next_at - now >= MIN_WAIT_S:
+        self._next_at = min(max(self._next_at, now - between), now) + between
+        if self._pace.write(now) and self._next_at - now >= MIN_WAIT_S:
             await asyncio.sleep(self._next_at - now)
 
     def close(self) -> None:
