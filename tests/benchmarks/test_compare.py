@@ -132,7 +132,7 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         f'#!/bin/sh\nPYTHONPATH="{process.REPOSITORY}" exec "{sys.executable}" "{tmp_path}/adapter.py"\n'
     )
     binary.chmod(0o755)
-    monkeypatch.setattr(process.importlib, "import_module", lambda name: None)
+    monkeypatch.setattr("importlib.import_module", lambda name: None)
     return tmp_path
 
 
@@ -160,8 +160,8 @@ def test_a_peer_that_cannot_be_had_says_why(home: Path) -> None:
 
 def test_streams_are_read_as_they_came() -> None:
     """Events may be cut anywhere; a token's time is that of the bytes that completed it."""
-    text = [{"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}]}, {"choices": []}]
-    text[2]["usage"] = {"prompt_tokens": 5, "completion_tokens": 2}  # type: ignore[assignment]
+    usage = {"prompt_tokens": 5, "completion_tokens": 2}
+    text = [{"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}]}, {"choices": [], "usage": usage}]
     stream = b"".join(b"data: " + json.dumps(one).encode() + b"\r\n\r\n" for one in text) + b"data: [DONE]\n\n"
     chunks = [(1.5, stream[:10]), (2.0, stream[10:60]), (2.5, stream[60:])]
     sample = http_load.read(1.0, 0.0, chunks, asked=2)
