@@ -15,6 +15,7 @@ def environment(home: Path, threads: int) -> dict[str, str]:
         "LD_PRELOAD": ":".join(map(str, preloaded)),
         "OMP_NUM_THREADS": str(threads),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_AOT_COMPILE": "0",  # its cache cannot be read again on a CPU in 0.32: each start would compile
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
