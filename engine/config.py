@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from engine.drafting.settings import Speculation
 from engine.machine import cpu_list
@@ -12,6 +12,7 @@ from engine.order import POLICIES
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Preemption = Literal["auto", "swap", "recompute"]
+Quantization = Literal["int8"]
 # Eleven days: in practice priorities then do not age, and seconds on a clock are still told apart.
 _LONGEST_HALF_LIFE_S = 1e6
 
@@ -28,6 +29,8 @@ class EngineConfig:
     """"auto" (CUDA when there is one), "cpu" or "cuda"."""
     dtype: DType = "auto"
     """Type of weights and KV; "auto" is the checkpoint's on a GPU and float32 on a CPU."""
+    quantization: Quantization | None = None
+    """"int8": weights of eight bits, with a scale for each output, for CPUs' native kernels. None: as they are."""
     page_size: int = 16
     """Tokens per KV page, 1 to 256."""
     kv_pages: int | None = None
@@ -100,6 +103,8 @@ class EngineConfig:
                 raise ValueError(f"{name} must be a number above 0, or None for no bound; got {value}")
         if self.cpus is not None:
             cpu_list(self.cpus)
+        if self.quantization not in (None, *get_args(Quantization)):
+            raise ValueError(f'quantization must be "int8" or None, got {self.quantization!r}')
         if self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}; got {self.policy!r}")
         if not 0 < self.priority_half_life_s <= _LONGEST_HALF_LIFE_S:

@@ -71,14 +71,20 @@ class ModelRunner:
         directory: Path = resolve_model(config.model)
         model = ModelConfig.from_directory(directory)
         limit = _max_model_len(config, model)
-        dtype, name = _dtype(config, model, device), fingerprint(directory)
+        dtype, name = _dtype(config, model, device), fingerprint(directory, config.quantization)
         windows = frozenset(model.layer_windows)
         heads = AttentionShape(model.num_heads, model.num_kv_heads, model.head_dim, config.page_size, windows)
         backend = choose_backend(config.attention, heads, dtype, device)
-        is_native = backend.name == "native" and unsupported(model) is None
+        reason = unsupported(model) if backend.name == "native" else f"its attention is {backend.name}"
+        is_native = reason is None
+        if config.quantization is not None and not is_native:
+            raise ValueError(
+                f"quantization {config.quantization!r} is for the native kernels, float32 or bfloat16 on a CPU; "
+                f"they cannot run this model in {dtype} on {device}: {reason}. Leave quantization out"
+            )
         is_turned = device.type == "cpu" and not is_native
         loaded_decoder = load_decoder(directory, model, dtype, device, input_major=is_turned)
-        decoder = NativeDecoder(loaded_decoder) if is_native else loaded_decoder
+        decoder = NativeDecoder(loaded_decoder, config.quantization) if is_native else loaded_decoder
 
         shape = (model.num_layers, 1, config.page_size, model.num_kv_heads, model.head_dim)
         loaded = cls(model, decoder, backend, KVPages(*shape, dtype, device))

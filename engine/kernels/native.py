@@ -138,6 +138,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "raydix_linear": (None, [c_void_p, c_void_p, c_int64, c_int32, c_int32, c_void_p, c_int64, c_int32]),
     "raydix_logits": (None, [c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_int32]),
     "raydix_pack": (None, [c_void_p, c_int32, c_int32, c_bool, c_void_p]),
+    "raydix_pack_int8": (None, [c_void_p, c_int32, c_int32, c_bool, c_void_p, c_void_p]),
 }
 """Result and arguments of each kernel; there is one per element type and instruction set."""
 _OF_LOGITS: dict[str, tuple[Any, list[Any]]] = {
@@ -168,6 +169,7 @@ class Kernels:
     linear: Callable[..., None]
     logits: Callable[..., None]
     pack: Callable[..., None]
+    pack_int8: Callable[..., None]
     sample: Callable[..., None]
     sample_bytes: Callable[..., int]
 

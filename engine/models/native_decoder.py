@@ -14,6 +14,7 @@ import torch
 from engine.attention.base import AttentionStep
 from engine.attention.kv_pages import KVPages
 from engine.attention.native import NativeStep
+from engine.config import Quantization
 from engine.kernels import native
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder, Layer
@@ -33,11 +34,12 @@ def unsupported(config: ModelConfig) -> str | None:
 class NativeDecoder:
     """A decoder's weights, packed, and the memory its steps work in. For one thread at a time."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, quantization: Quantization | None = None) -> None:
         """Packs the weights of `decoder`, on a CPU, of float32 or bfloat16, and takes each layer's from it when
         they are packed, so that memory never holds them all twice. Raises native.Unavailable.
         """
         self.config = config = decoder.config
+        self._quantization = quantization
         self._embed = decoder.embed.weight.detach().contiguous()
         self._kernels = native.kernels(self._embed.dtype)
         self._kept: list[torch.Tensor] = []  # what the structs point to
@@ -123,11 +125,18 @@ class NativeDecoder:
     def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None, is_swiglu: bool = False) -> native.Linear:
         weight = weight.detach().contiguous()
         outputs, inputs = weight.shape
-        packed = torch.empty(-(-outputs // 32) * 32 * inputs, dtype=weight.dtype)
-        self._kernels.pack(weight.data_ptr(), outputs, inputs, is_swiglu, packed.data_ptr())
+        dtype = weight.dtype if self._quantization is None else torch.int8
+        packed = torch.empty(-(-outputs // 32) * 32 * inputs, dtype=dtype)
         self._kept.append(packed)
+        arguments = weight.data_ptr(), outputs, inputs, is_swiglu, packed.data_ptr()
+        scales = None
+        if self._quantization is None:
+            self._kernels.pack(*arguments)
+        else:
+            scales = self._floats(torch.empty(outputs))
+            self._kernels.pack_int8(*arguments, scales)
         return native.Linear(
-            packed.data_ptr(), None, bias if bias is None else self._floats(bias), outputs, inputs
+            packed.data_ptr(), scales, bias if bias is None else self._floats(bias), outputs, inputs
         )
 
     def _floats(self, values: torch.Tensor) -> int:

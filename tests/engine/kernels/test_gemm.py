@@ -31,14 +31,28 @@ def any_kernels(request) -> native.Kernels:
 class Matrix:
     """Random weights [outputs, inputs], packed, and a bias where one is wanted."""
 
-    def __init__(self, kernels: native.Kernels, outputs: int, inputs: int, product: int, has_bias: bool) -> None:
+    def __init__(
+        self,
+        kernels: native.Kernels,
+        outputs: int,
+        inputs: int,
+        product: int,
+        has_bias: bool,
+        is_int8: bool = False,
+    ) -> None:
         self.kernels, self.product = kernels, product
-        self.weight = (torch.randn(outputs, inputs) / inputs**0.5).to(kernels.dtype)
+        weight = (torch.randn(outputs, inputs) / inputs**0.5).to(kernels.dtype)
+        self.weight = rounded(weight) if is_int8 else weight.double()
         self.bias = torch.randn(outputs) if has_bias else None
-        self.packed = torch.empty(-(-outputs // 32) * 32, inputs, dtype=kernels.dtype)
-        kernels.pack(self.weight.data_ptr(), outputs, inputs, product == SWIGLU, self.packed.data_ptr())
-        bias = None if self.bias is None else self.bias.data_ptr()
-        self.struct = native.Linear(self.packed.data_ptr(), None, bias, outputs, inputs)
+        self.packed = torch.empty(-(-outputs // 32) * 32, inputs, dtype=torch.int8 if is_int8 else kernels.dtype)
+        self.scales = torch.empty(outputs) if is_int8 else None
+        arguments = weight.data_ptr(), outputs, inputs, product == SWIGLU, self.packed.data_ptr()
+        if self.scales is None:
+            kernels.pack(*arguments)
+        else:
+            kernels.pack_int8(*arguments, self.scales.data_ptr())
+        scales, bias = (None if one is None else one.data_ptr() for one in (self.scales, self.bias))
+        self.struct = native.Linear(self.packed.data_ptr(), scales, bias, outputs, inputs)
 
     @property
     def width(self) -> int:
@@ -65,13 +79,20 @@ class Matrix:
 
     def expected(self, rows: torch.Tensor) -> torch.Tensor:
         """In float64."""
-        result = rows.double() @ self.weight.double().T
+        result = rows.double() @ self.weight.T
         if self.bias is not None:
             result += self.bias.double()
         if self.product != SWIGLU:
             return result
         gate, up = result.chunk(2, dim=1)
         return torch.nn.functional.silu(gate) * up
+
+
+def rounded(weight: torch.Tensor) -> torch.Tensor:
+    """To a 127th of each output's largest weight, in float64."""
+    most = weight.float().abs().amax(dim=1, keepdim=True)
+    factor = torch.full_like(most, 127) / most  # 127 / most would be 127 times the inverse, rounded twice
+    return (weight.float() * factor).round().double() * (most / 127).double()
 
 
 def rows_of(kernels: native.Kernels, n: int, inputs: int) -> torch.Tensor:
@@ -84,14 +105,15 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("is_int8", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("product", [TO_FLOATS, ADD_FLOATS, SWIGLU])
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs"), [(1, 32, 32), (5, 96, 64), (17, 160, 288), (33, 64, 544), (300, 64, 96)]
 )
-def test_products_are_those_of_torch(any_kernels, rows, outputs, inputs, product, has_bias):
+def test_products_are_those_of_torch(any_kernels, rows, outputs, inputs, product, has_bias, is_int8):
     torch.manual_seed(rows)
-    matrix = Matrix(any_kernels, outputs, inputs, product, has_bias)
+    matrix = Matrix(any_kernels, outputs, inputs, product, has_bias, is_int8)
     x = rows_of(any_kernels, rows, inputs)
     if product == ADD_FLOATS:
         before = torch.randn(rows, outputs)
@@ -109,10 +131,11 @@ def test_any_number_of_outputs(any_kernels, outputs):
     assert_close(matrix(x), matrix.expected(x))
 
 
-def test_a_row_does_not_depend_on_its_batch(any_kernels):
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_a_row_does_not_depend_on_its_batch(any_kernels, is_int8):
     """Bit for bit, in any number of rows and at any place among them."""
     torch.manual_seed(0)
-    matrix = Matrix(any_kernels, 96, 352, TO_FLOATS, True)
+    matrix = Matrix(any_kernels, 96, 352, TO_FLOATS, True, is_int8)
     x = rows_of(any_kernels, 300, 352)
     together = matrix(x)
     for first, count in [
@@ -128,3 +151,24 @@ def test_a_row_does_not_depend_on_its_batch(any_kernels):
         (30, 270),
     ]:
         assert torch.equal(matrix(x[first : first + count]), together[first : first + count]), (first, count)
+
+
+def test_results_too_large_for_caches(any_kernels):
+    """Those are written past them, in more than one block of rows; every one arrives, and nothing beside them."""
+    torch.manual_seed(1)
+    matrix = Matrix(any_kernels, 480, 32, TO_FLOATS, True)
+    x = rows_of(any_kernels, 1200, 32)
+    assert_close(matrix(x), matrix.expected(x))
+
+
+def test_an_output_without_weights_is_its_bias(any_kernels):
+    """Its scale would be zero divided by zero."""
+    matrix = Matrix(any_kernels, 32, 32, TO_FLOATS, True)
+    zeros, packed, scales = (
+        torch.zeros(32, 32, dtype=any_kernels.dtype),
+        torch.ones(32, 32, dtype=torch.int8),
+        torch.ones(32),
+    )
+    any_kernels.pack_int8(zeros.data_ptr(), 32, 32, False, packed.data_ptr(), scales.data_ptr())
+    matrix.struct.packed, matrix.struct.scales = packed.data_ptr(), scales.data_ptr()
+    assert torch.equal(matrix(rows_of(any_kernels, 3, 32)), matrix.bias.expand(3, 32))
