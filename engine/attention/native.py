@@ -1,4 +1,12 @@
-"""Attention by the native kernels, for CPUs: the pages are read in place, whatever their size and strides."""
+"""Attention by the native kernels, for CPUs: the pages are read in place, whatever their size and strides.
+
+Pointers of a call, and the structs that they lead to:
+
+    batch  ─▶ qo_indptr, kv_lens, block_table, slot_mapping, positions      a step's, all layers share it
+    shape  ─▶ heads, window, scale                                          one for each window of the model
+    pages  ─▶ keys, values and strides                                      of the layer
+    query, key, value: address and stride of tokens; out, workspace: address
+"""
 
 from __future__ import annotations
 
@@ -17,8 +25,10 @@ class NativeAttention:
 
     name = "native"
 
-    def __init__(self, shape: AttentionShape) -> None:
+    def __init__(self, shape: AttentionShape, isa: str | None = None) -> None:
+        """With the kernels of `isa`, or the best that run here. They are looked up at the first step."""
         self._shape = shape
+        self._isa = isa
         self._workspaces = threading.local()
 
     @staticmethod
@@ -38,17 +48,21 @@ class NativeAttention:
         """Nothing is computed beforehand: the kernels follow the block table."""
         if not hasattr(self._workspaces, "own"):
             self._workspaces.own = native.Workspace()
-        return NativeStep(self._shape, batch, self._workspaces.own)
+        return NativeStep(self._shape, batch, self._workspaces.own, self._isa)
 
 
 class NativeStep:
     """One step's batch."""
 
-    def __init__(self, shape: AttentionShape, batch: AttentionBatch, workspace: native.Workspace) -> None:
+    def __init__(
+        self, shape: AttentionShape, batch: AttentionBatch, workspace: native.Workspace, isa: str | None = None
+    ) -> None:
         self._shape = shape
+        self._isa = isa
         self.batch = batch
         self._struct = native.batch_struct(batch)
         self._workspace = workspace
+        self._calls: dict[tuple[torch.dtype, int | None], _Call] = {}
 
     def forward(
         self,
@@ -59,24 +73,60 @@ class NativeStep:
         window: int | None,
     ) -> torch.Tensor:
         """As `AttentionStep.forward` says. Raises native.Unavailable for other types than float32 and bfloat16."""
-        kernels, threads = native.kernels(query.dtype), torch.get_num_threads()
-        own = self._shape
-        shape = native.AttentionShape(own.num_heads, own.num_kv_heads, own.head_dim, window or 0, own.scale)
-        layer = native.pages_struct(pages[None])
-        out = query.new_empty(query.shape[0], own.num_heads * own.head_dim)
-        batch = ctypes.byref(self._struct)
-        size = kernels.attention_bytes(batch, ctypes.byref(shape), layer.page_size, threads)
-        tensors = [
-            part if part.stride()[1:] == (own.head_dim, 1) else part.contiguous() for part in (query, key, value)
-        ]
-        places = [number for part in tensors for number in (part.data_ptr(), part.stride(0))]
-        kernels.attention(
-            batch,
-            ctypes.byref(shape),
-            ctypes.byref(layer),
-            *places,
-            out.data_ptr(),
-            self._workspace.address(size),
-            threads,
+        call = self._calls.get((query.dtype, window))
+        if call is None:
+            kernels = native.kernels(query.dtype, self._isa)
+            call = self._calls[query.dtype, window] = _Call(kernels, self._shape, self._struct, window)
+        out = query.new_empty(query.shape[0], self._shape.num_heads * self._shape.head_dim)
+        call(
+            pages,
+            _with_whole_tokens(query),
+            _with_whole_tokens(key),
+            _with_whole_tokens(value),
+            out,
+            self._workspace,
         )
         return out
+
+
+class _Call:
+    """What the layers of one window share in a step."""
+
+    def __init__(
+        self, kernels: native.Kernels, shape: AttentionShape, batch: native.Batch, window: int | None
+    ) -> None:
+        self._kernel = kernels.attention
+        self._threads = torch.get_num_threads()
+        heads = native.AttentionShape(
+            shape.num_heads, shape.num_kv_heads, shape.head_dim, window or 0, shape.scale
+        )
+        self._shared = ctypes.byref(batch), ctypes.byref(heads)
+        self._size = kernels.attention_bytes(*self._shared, shape.page_size, self._threads)
+
+    def __call__(
+        self,
+        pages: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        out: torch.Tensor,
+        workspace: native.Workspace,
+    ) -> None:
+        self._kernel(
+            *self._shared,
+            ctypes.byref(native.pages_struct(pages[None])),
+            query.data_ptr(),
+            query.stride(0),
+            key.data_ptr(),
+            key.stride(0),
+            value.data_ptr(),
+            value.stride(0),
+            out.data_ptr(),
+            workspace.address(self._size),
+            self._threads,
+        )
+
+
+def _with_whole_tokens(part: torch.Tensor) -> torch.Tensor:
+    """[N, heads, head_dim] in which a token's numbers lie together."""
+    return part if part.stride(2) == 1 and part.stride(1) == part.shape[2] else part.contiguous()

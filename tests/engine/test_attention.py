@@ -1,4 +1,4 @@
-"""The step's metadata and the reference backend, against attention written out one query at a time."""
+"""The step's metadata and the reference backend, against attention written out."""
 
 from __future__ import annotations
 
@@ -7,23 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache import Namespace
 from engine.attention.base import AttentionShape, choose_backend
 from engine.attention.batch import AttentionBatch
-from engine.attention.kv_pages import KVPages
 from engine.attention.reference import ReferenceAttention
-from engine.plan import Chunk
-from engine.request import Request
-from engine.sampling_params import SamplingParams
-
-CPU = torch.device("cpu")
-DIM = 8
-
-
-def chunk(start: int, num_tokens: int, pages: list[int]) -> Chunk:
-    sampling = SamplingParams()
-    request = Request.make("r", [0], sampling, arrival=0.0, seed=0, namespace=Namespace("m"))
-    return Chunk(request, start, num_tokens, [0] * num_tokens, pages, samples=True)
+from tests.engine.paged import CPU, Heads, Paged, chunk
 
 
 def test_the_batch_of_two_decodes_and_a_prefill() -> None:
@@ -38,25 +25,10 @@ def test_the_batch_of_two_decodes_and_a_prefill() -> None:
     assert batch.slot_mapping.tolist() == [0 * 4 + 1, 2 * 4, 7 * 4 + 2, 7 * 4 + 3, 1 * 4]
 
 
-def plain_attention(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int, window: int | None
-) -> torch.Tensor:
-    """float64 [n, H, D] queries at positions start .. over [T, K, D] keys and values, query by query."""
-    group = query.shape[1] // keys.shape[1]
-    out = torch.empty_like(query)
-    for i in range(query.shape[0]):
-        first = 0 if window is None else max(0, start + i - window + 1)
-        for head in range(query.shape[1]):
-            k = keys[first : start + i + 1, head // group]
-            weights = (k @ query[i, head] * DIM**-0.5).softmax(0)
-            out[i, head] = weights @ values[first : start + i + 1, head // group]
-    return out
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 70), st.sampled_from([1, 1, 2, 9, 33])), min_size=1, max_size=6),
-    heads=st.sampled_from([(4, 4), (4, 2), (6, 1)]),
+    heads=st.sampled_from([Heads(1, 4, 8), Heads(2, 2, 8), Heads(6, 1, 8)]),
     page_size=st.sampled_from([1, 3, 16]),
     window=st.sampled_from([None, 1, 7, 40]),
     max_scores=st.sampled_from([1 << 22, 50]),
@@ -65,45 +37,20 @@ def plain_attention(
 )
 def test_the_reference_backend(
     rows: list[tuple[int, int]],
-    heads: tuple[int, int],
+    heads: Heads,
     page_size: int,
     window: int | None,
     max_scores: int,
     free_padding: int,
     seed: int,
 ) -> None:
-    """Any mix of rows, also decode-like rows behind prefill rows, over scattered pages full of NaN before."""
-    generator = torch.Generator().manual_seed(seed)
-    per_row = -(-103 // page_size)
-    order = torch.randperm(per_row * len(rows), generator=generator).tolist()
-    pages = KVPages(1, len(order), page_size, heads[1], DIM, torch.float64, CPU)
-    pages.layer(0)[:, : pages.num_pages] = torch.nan
-    chunks = [chunk(*row, order[i * per_row : (i + 1) * per_row]) for i, row in enumerate(rows)]
-    history = [
-        torch.randn(2, start + n, heads[1], DIM, generator=generator, dtype=torch.float64) for start, n in rows
-    ]
-    slots = pages.layer(0).flatten(1, 2)
-    for (start, _), row, held in zip(rows, chunks, history, strict=True):
-        where = [row.pages[p // page_size] * page_size + p % page_size for p in range(start)]
-        slots[:, where] = held[:, :start]
-    total = sum(n for _, n in rows)
-    query = torch.randn(total, heads[0], DIM, generator=generator, dtype=torch.float64)
-    new = torch.cat([held[:, start:] for (start, _), held in zip(rows, history, strict=True)], dim=1)
-
-    batch = AttentionBatch.from_chunks(chunks, page_size, pages.null_page, CPU)
-    backend = ReferenceAttention(AttentionShape(*heads, DIM, page_size, frozenset({window})))
+    """Any mix of rows, also decode-like rows behind prefill rows."""
+    case = Paged(rows, heads, page_size, window, torch.float64, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("engine.attention.reference._MAX_SCORES", max_scores)
         patch.setattr("engine.attention.reference._FREE_PADDING", free_padding)
-        step = backend.prepare(batch, pages.null_page)
-    out = step.forward(pages.layer(0), query, new[0], new[1], window)
-
-    expected = [
-        plain_attention(q, held[0], held[1], start, window)
-        for (start, _), held, q in zip(rows, history, query.split([n for _, n in rows]), strict=True)
-    ]
-    torch.testing.assert_close(out, torch.cat(expected).flatten(1))
-    assert not pages.layer(0)[:, pages.null_page].any()
+        torch.testing.assert_close(case.attend(ReferenceAttention(case.shape)), case.expected())
+    assert not case.pages.layer(0)[:, case.pages.null_page].any()
 
 
 def test_auto_takes_a_backend_that_runs_here() -> None:

@@ -1,0 +1,103 @@
+"""The native attention kernels against attention in float64, for each instruction set this processor has.
+
+Rows with at most 16 queries a KV head take the way of decodes, others that of extends: both are drawn, beside pieces
+(512 positions) and chunks (256) that are whole, begun and skipped by a window.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.attention.native import NativeAttention
+from engine.kernels import native
+from tests.engine.paged import Heads, Paged
+
+_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.02}
+"""Largest error of outputs around 1 in size: rounding of sums, and of weights and results to the type."""
+
+
+@pytest.fixture(params=itertools.product(_DTYPES, native.ISAS), ids="-".join)
+def kernels(request: pytest.FixtureRequest) -> native.Kernels:
+    name, isa = request.param
+    try:
+        found = native.kernels(_DTYPES[name], isa)
+    except native.Unavailable as error:
+        pytest.skip(str(error))
+    if found.isa != isa:
+        pytest.skip(f"there are no kernels of {isa} for {name}")
+    return found
+
+
+def attend(case: Paged, kernels: native.Kernels) -> torch.Tensor:
+    return case.attend(NativeAttention(case.shape, kernels.isa))
+
+
+def assert_right(case: Paged, kernels: native.Kernels) -> None:
+    error = (attend(case, kernels).double() - case.expected()).abs().max().item()
+    assert error < _TOLERANCE[kernels.dtype]
+    assert not case.pages.layer(0)[:, case.pages.null_page].any()
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(
+        st.tuples(st.sampled_from([0, 0, 5, 31, 100, 255, 512, 700]), st.sampled_from([1, 1, 2, 3, 9, 33, 70])),
+        min_size=1,
+        max_size=4,
+    ),
+    heads=st.builds(Heads, st.integers(1, 8), st.integers(1, 3), st.sampled_from([32, 64, 96, 128, 256])),
+    page_size=st.sampled_from([1, 3, 16, 64, 256]),
+    window=st.sampled_from([None, None, 1, 7, 40, 300]),
+    seed=st.integers(0, 1000),
+)
+def test_any_batch(
+    kernels: native.Kernels,
+    rows: list[tuple[int, int]],
+    heads: Heads,
+    page_size: int,
+    window: int | None,
+    seed: int,
+) -> None:
+    assert_right(Paged(rows, heads, page_size, window, kernels.dtype, seed), kernels)
+
+
+@pytest.mark.parametrize("window", [None, 600])
+def test_long_rows(kernels: native.Kernels, window: int | None) -> None:
+    """Several blocks of queries, many chunks and pieces."""
+    assert_right(Paged([(1700, 1), (0, 600), (1100, 300)], Heads(2, 1, 64), 16, window, kernels.dtype), kernels)
+
+
+def test_more_queries_a_head_than_a_decode_takes(kernels: native.Kernels) -> None:
+    assert_right(Paged([(300, 1), (40, 2), (0, 20)], Heads(24, 1, 32), 16, None, kernels.dtype), kernels)
+
+
+def test_a_row_gets_the_same_alone_and_on_any_threads(kernels: native.Kernels) -> None:
+    """Bit by bit: one KV head an item, or all; one thread, or several, more than there is work for too."""
+    rows = [(1300, 1), (90, 4), (700, 80), (0, 300), (20, 1)]
+    heads = Heads(2, 3, 64)
+    together = Paged(rows, heads, 16, None, kernels.dtype)
+    threads = torch.get_num_threads()
+    try:
+        outputs = []
+        for number in (1, 2, 5):
+            torch.set_num_threads(number)
+            outputs.append(attend(together, kernels))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(outputs[0], other) for other in outputs[1:])
+    for index, own in enumerate(outputs[0].split([n for _, n in rows])):
+        assert torch.equal(attend(together.alone(index), kernels), own), rows[index]
+
+
+def test_a_prompt_gets_the_same_in_one_piece_and_in_several(kernels: native.Kernels) -> None:
+    """Bit by bit: what a prefix cache holds of a prompt changes nothing."""
+    whole = Paged([(0, 600)], Heads(2, 2, 64), 16, None, kernels.dtype)
+    expected = attend(whole, kernels)
+    for start in (100, 256, 499):
+        assert torch.equal(attend(whole.after(start), kernels), expected[start:]), start
