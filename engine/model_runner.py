@@ -156,7 +156,7 @@ class ModelRunner:
         scores = score(self._decoder.logits, hidden, step.wanted, vocab_size, SLICE_BYTES)
         if not step.num_rows:
             return StepResult((), (), None, stages.prepare_seconds, prompt_logprobs=scores)
-        logits = self._decoder.logits(hidden[step.sampled_positions])
+        logits = self._decoder.logits(step.sampling(hidden))
         stages.begin_sampling()
         rows = step.rows([] if before is None else before.tolist())
         self._sampled, logprobs = self._sampler.sample(logits, rows)
@@ -169,7 +169,7 @@ class ModelRunner:
         step = PreparedStep.of(plan, self._places, self.device)
         inputs = self._inputs(step, None)
         assert inputs is not None
-        return self._decoder.logits(self._decoder(*inputs, self._pages)[step.sampled_positions])
+        return self._decoder.logits(step.sampling(self._decoder(*inputs, self._pages)))
 
     def _inputs(
         self, step: PreparedStep, before: torch.Tensor | None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -63,11 +63,14 @@ class PreparedStep:
         """Read a plan; `places` is brought up to date for the plan after it."""
         chunks, sampling = plan.chunks, plan.sampling_chunks
         before, places.rows = places.rows, {}  # should this fail, the next plan's tokens are pending in vain
-        ids = np.fromiter(chain.from_iterable(chunk.token_ids for chunk in chunks), dtype=np.int64)
-        pending = np.flatnonzero(ids == PENDING)
+        ids = np.fromiter(chain.from_iterable([chunk.token_ids for chunk in chunks]), dtype=np.int64)
+        ends = accumulate([chunk.num_tokens for chunk in chunks])
+        waiting = [
+            (chunk, end - 1) for chunk, end in zip(chunks, ends, strict=True) if chunk.token_ids[-1] == PENDING
+        ]
+        sources = [_source(chunk, before) for chunk, _ in waiting]
+        pending = np.array([at for _, at in waiting], dtype=np.int64)
         ids[pending] = 0
-        waiting = [chunk for chunk in chunks if chunk.token_ids[-1] == PENDING] if len(pending) else []
-        sources = [_source(chunk, before) for chunk in waiting]
         tails: Sequence[int | None] = sources  # whose last token is pending samples
         if len(waiting) < len(sampling):
             tails = [_source(chunk, before) for chunk in sampling] if waiting else [None] * len(sampling)
@@ -103,6 +106,10 @@ class PreparedStep:
             # A request without valid choice has ended; its row is computed with any token.
             self.ids.index_copy_(0, self.pending, sampled.index_select(0, self.sources).clamp_(min=0))
         return self.ids
+
+    def sampling(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Those of the hidden states [N, H] after which a token is sampled: in most steps all."""
+        return hidden if self.num_rows == hidden.shape[0] else hidden[self.sampled_positions]
 
     def rows(self, sampled: Sequence[int]) -> list[Row]:
         """Whose tokens are sampled, after what; `sampled` is what the step before gave."""
@@ -151,7 +158,7 @@ def _source(chunk: Chunk, before: dict[str, int]) -> int | None:
     """The row of the step before that sampled its last token; None when that is known. Any row for a request whose
     step failed: it has ended.
     """
-    return before.get(chunk.request.request_id, -1) if chunk.token_ids[-1] == PENDING else None
+    return before.get(chunk.request.request_id, 0) if chunk.token_ids[-1] == PENDING else None
 
 
 def _first_rows(sampling: Sequence[Chunk]) -> dict[str, int]:
