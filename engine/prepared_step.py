@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from cache import PageCopy
-from engine.attention.batch import AttentionBatch, Ints
+from engine.attention.batch import AttentionBatch, Ints, on_device
 from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.plan import Chunk, StepPlan, StepResult, num_accepted
 from engine.request import PENDING
@@ -75,18 +75,15 @@ class PreparedStep:
         if len(waiting) < len(sampling):
             tails = [_source(chunk, before) for chunk in sampling] if waiting else [None] * len(sampling)
 
-        def on_device(values: Ints) -> torch.Tensor:
-            return torch.from_numpy(values).to(device, non_blocking=True)
-
         prepared = cls(
             plan.copies,
             plan.swap_out,
             plan.swap_in,
             AttentionBatch.from_chunks(chunks, places.page_size, places.null_page, device) if chunks else None,
-            on_device(ids),
-            on_device(pending),
-            on_device(np.array(sources, dtype=np.int64)),
-            on_device(_sampled_positions(plan)),
+            on_device(ids, device),
+            on_device(pending, device),
+            on_device(np.array(sources, dtype=np.int64), device),
+            on_device(_sampled_positions(plan), device),
             sampling,
             tails,
             plan.num_drafts > 0,

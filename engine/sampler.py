@@ -32,6 +32,8 @@ class Sampler:
     4. temperature 0: the most likely token, the lowest id among equals
     5. else temperature, top-k, top-p, min-p (`engine.sampling.choose`), then the token under the noise
 
+    On a CPU `engine.sampling.native` does the same in one call, if it can; this is what it is measured by.
+
     A beam search's rows are log-probabilities from the start; it gets the best of what 2 makes of them.
     """
 

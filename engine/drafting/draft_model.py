@@ -20,7 +20,8 @@ import torch
 from cache import KVCacheManager, Lease, OutOfPages, PageCopy
 from engine.plan import Chunk, StepPlan, num_accepted
 from engine.request import Request
-from engine.sampler import Sampler
+from engine.sampler import Sampler, sampler_for
+from engine.sampling.native import NativeSampler
 from engine.sampling.row import Row
 
 
@@ -55,7 +56,8 @@ class DraftModel:
     ) -> None:
         """`eos_token_ids` are those of the model that is guessed for; `max_prefill_tokens` as in `Speculation`."""
         self._runner = runner
-        self._sampler = Sampler(eos_token_ids)
+        self._eos = eos_token_ids
+        self._sampler: Sampler | NativeSampler | None = None  # until the device of the logits is known
         self._max_prefill_tokens = max_prefill_tokens
         self.cache = KVCacheManager(runner.num_pages, runner.page_size)
         self._followers: dict[str, _Follower] = {}
@@ -126,6 +128,7 @@ class DraftModel:
         if not ready:
             return
         rows = [Row(follower.request, follower.num_known, tuple(follower.guess)) for follower in ready]
+        self._sampler = self._sampler or sampler_for(self._eos, logits.device)
         for follower, token in zip(ready, self._sampler.sample(logits, rows)[0].tolist(), strict=True):
             follower.add(token)
 

@@ -66,8 +66,7 @@ class NativeSampler:
         del pointed_to, masks
         if failed:
             tokens[failed] = GRAMMAR_FAILED
-        nothing: list[TokenLogprobs | None] = [None] * len(rows)
-        found = reports.read(tokens) if table.counts else nothing
+        found = reports.read(tokens)
         if table.searching:
             best = candidates(logits[table.searching], [rows[at] for at in table.searching])
             for at, report in zip(table.searching, best, strict=True):
@@ -156,7 +155,7 @@ class _Reports:
 
     def read(self, chosen: torch.Tensor) -> list[TokenLogprobs | None]:
         """One for each row, None where none is asked for, or no token was chosen."""
-        reports: list[TokenLogprobs | None] = [None] * len(chosen)
+        reports: list[TokenLogprobs | None] = [None] * chosen.shape[0]
         for at, count in self._counts.items():
             token = int(chosen[at])
             if token >= 0:
