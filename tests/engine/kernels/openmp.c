@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdlib.h>
 
 #define MOST_THREADS 64
 
@@ -11,6 +12,7 @@ typedef struct {
     void *data;
     int size;
     atomic_int singles; /* regions of one thread that some thread has entered */
+    atomic_long taken, end; /* iterations of its loop: there may be one, from 0 and up by one */
     pthread_barrier_t barrier;
 } Region;
 
@@ -64,3 +66,21 @@ bool GOMP_single_start(void)
     int expected = singles++;
     return atomic_compare_exchange_strong(&region->singles, &expected, expected + 1);
 }
+
+bool GOMP_loop_nonmonotonic_dynamic_next(long *first, long *end)
+{
+    *first = atomic_fetch_add(&region->taken, 1);
+    *end = *first + 1;
+    return *first < region->end;
+}
+
+bool GOMP_loop_nonmonotonic_dynamic_start(long start, long end, long step, long chunk, long *first, long *last)
+{
+    if (start != 0 || step != 1 || chunk != 1)
+        abort();
+    atomic_store(&region->end, end);
+    return GOMP_loop_nonmonotonic_dynamic_next(first, last);
+}
+
+void GOMP_loop_end_nowait(void) {}
+void GOMP_loop_end(void) { GOMP_barrier(); }
