@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,6 +44,12 @@ def is_built() -> bool:
 
 
 built = pytest.mark.skipif(not is_built(), reason="the native kernels are not built here")
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("gcc", "cc", "clang"))), reason="there is no compiler here")
+def test_where_there_is_a_compiler_there_are_kernels() -> None:
+    """The build goes on without kernels that do not compile, and tests skip what is not there: not unnoticed."""
+    assert is_built(), native.build_log() or "run `make native`"
 
 
 def test_a_library_that_is_missing_says_why_and_what_to_do(
