@@ -1,7 +1,7 @@
 """The native attention kernels against attention in float64, for each instruction set this processor has.
 
-Rows with at most 16 queries a KV head take the way of decodes, others that of extends: both are drawn, beside pieces
-(512 positions) and chunks (256) that are whole, begun and skipped by a window.
+Rows with at most 16 queries a KV head take the way of decodes, others that of extends: both are drawn, beside
+pieces (512 positions) and chunks (256) that are whole, begun and skipped by a window.
 """
 
 from __future__ import annotations
