@@ -14,7 +14,7 @@ from benchmarks.peers.protocol import Job, Precision
 
 _READ_BYTES = 2**29
 _GEMM = 2048
-_TRIES = 5
+_TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,9 @@ _CONVERTER = """
 import sys
 sys.path[:0] = [sys.argv.pop(1)]
 import convert_hf_to_gguf as converter
+from conversion.base import TextModel
 # It knows published tokenizers by what they make of a text; ours splits text as GPT-2's does.
-converter.ModelBase.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
-from conversion import base
-for found in vars(base).values():
-    if isinstance(found, type) and hasattr(found, "get_vocab_base_pre"):
-        found.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
 converter.main()
 """
 
