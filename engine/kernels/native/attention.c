@@ -4,7 +4,8 @@
 
 static Attention describe(const Batch *batch, const AttentionShape *shape, const Pages *pages)
 {
-    return (Attention){.batch = batch, .shape = shape, .pages = pages, .group = shape->num_heads / shape->num_kv_heads};
+    int group = shape->num_heads / shape->num_kv_heads;
+    return (Attention){.batch = batch, .shape = shape, .pages = pages, .group = group};
 }
 
 static size_t shared_bytes(const Attention *attention)
@@ -56,7 +57,8 @@ static void store_phase(Team *team, const Batch *batch, const AttentionShape *sh
             int64_t page = batch->slot_mapping[token] / pages->page_size;
             int64_t slot = batch->slot_mapping[token] % pages->page_size;
             for (int head = 0; head < shape->num_kv_heads; head++) {
-                int64_t to = page * pages->page_stride + slot * pages->slot_stride + head * pages->head_stride;
+                int64_t to =
+                    page * pages->page_stride + slot * pages->slot_stride + head * pages->head_stride;
                 memcpy(pages->keys + to, key + token * key_stride + head * dim, sizeof(elem) * dim);
                 memcpy(pages->values + to, value + token * value_stride + head * dim, sizeof(elem) * dim);
             }
@@ -64,11 +66,12 @@ static void store_phase(Team *team, const Batch *batch, const AttentionShape *sh
     team_barrier(team);
 }
 
-/* Write a step's keys and values, [num_tokens][num_kv_heads][head_dim], tokens kv_stride apart, into one layer's
- * pages; then attend. As `AttentionStep.forward` says. */
+/* Write a step's keys and values, [num_tokens][num_kv_heads][head_dim], tokens key_stride and value_stride apart,
+ * into one layer's pages; then attend. As `AttentionStep.forward` says. */
 EXPORT void NAME(raydix_attention)(const Batch *batch, const AttentionShape *shape, const Pages *pages,
-                                   const elem *query, int64_t query_stride, const elem *key, int64_t key_stride,
-                                   const elem *value, int64_t value_stride, elem *out, char *scratch, int threads)
+                                   const elem *query, int64_t query_stride, const elem *key,
+                                   int64_t key_stride, const elem *value, int64_t value_stride, elem *out,
+                                   char *scratch, int threads)
 {
     Work work;
     work_begin(&work);
@@ -77,13 +80,15 @@ EXPORT void NAME(raydix_attention)(const Batch *batch, const AttentionShape *sha
         Team team = team_join(&work);
         NAME(gemm_begin)();
         store_phase(&team, batch, shape, pages, key, key_stride, value, value_stride);
-        NAME(attend)(&team, batch, shape, pages, query, query_stride, out, shape->num_heads * shape->head_dim, scratch);
+        NAME(attend)(&team, batch, shape, pages, query, query_stride, out, shape->num_heads * shape->head_dim,
+                     scratch);
         NAME(gemm_end)();
     }
 }
 
 /* Bytes of scratch that raydix_attention needs. */
-EXPORT int64_t NAME(raydix_attention_bytes)(const Batch *batch, const AttentionShape *shape, int page_size, int threads)
+EXPORT int64_t NAME(raydix_attention_bytes)(const Batch *batch, const AttentionShape *shape, int page_size,
+                                            int threads)
 {
     return (int64_t)NAME(attention_bytes)(batch, shape, page_size, threads);
 }

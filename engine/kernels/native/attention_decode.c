@@ -1,11 +1,11 @@
-/* Rows with few queries, bound by reading keys and values. Items are pieces of PIECE positions at multiples of
- * PIECE, so that what a row gets depends on nothing but the row:
+/* Rows with few queries, bound by reading keys and values. Items are pieces of PIECE positions at multiples
+ * of PIECE, so that what a row gets depends on nothing but the row:
  *
- *     row 0   [ piece 0 | piece 1 | pie ]        each for all KV heads, or for some of them where items are few:
- *     row 1   [ pie ]                            pages are read in the order in which they lie in memory
+ *     row 0   [ piece 0 | piece 1 | pie ]     each for all KV heads, or for some of them where items are few:
+ *     row 1   [ pie ]                         pages are read about in the order in which they lie in memory
  *
- * A piece leaves, for each query, the largest score, the sum of weights exp(score - largest), and the weighted sum of
- * values. A second phase adds up the pieces of a row; a row of one piece is written at once.
+ * A piece leaves, for each query, the largest score, the sum of the weights exp(score - largest), and the weighted
+ * sum of values. A second phase adds up the pieces of a row; a row of one piece is written at once.
  */
 #include "attention_rows.h"
 #include "transpose.h"
@@ -23,8 +23,7 @@ typedef elem prepared;
 typedef float prepared;
 #endif
 
-/* What a row's queries have of a piece so far, KV head after KV head: all its queries, as attention_rows.h numbers
- * them. Only the first few of num_heads * FEW_QUERIES / group are used. */
+/* What a row's queries have of a piece so far: those of the first KV head, those of the next and so on. */
 typedef struct {
     float *best, *total; /* [queries] */
     float *sums;         /* [queries][head_dim], `Two` after `Two` */
@@ -35,7 +34,10 @@ static int queries_of(const Attention *attention, const Row *row)
     return row->num_tokens * attention->shape->num_heads;
 }
 
-static size_t partial_floats(int queries, int head_dim) { return ((size_t)queries * (head_dim + 2) + 15) / 16 * 16; }
+static size_t partial_floats(int queries, int head_dim)
+{
+    return ((size_t)queries * (head_dim + 2) + 15) / 16 * 16;
+}
 
 static Partial partial_at(float *floats, int queries)
 {
@@ -74,7 +76,8 @@ static void prepare_query(const elem *query, int dim, prepared *out)
 static inline vf dot(vf sum, const prepared *query, const elem *key)
 {
 #if defined(RAYDIX_BF16) && defined(__AVX512BF16__)
-    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(query), (__m512bh)_mm512_loadu_si512(key));
+    __m512i a = _mm512_loadu_si512(query), b = _mm512_loadu_si512(key);
+    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 #else
     Two x = load_two(key);
     sum += x.a * vload(query);
@@ -82,11 +85,11 @@ static inline vf dot(vf sum, const prepared *query, const elem *key)
 #endif
 }
 
-/* One query's products with the keys of BLOCK positions, scaled. The first query of a block fetches the next block:
- * bit by bit, as more lines at once than the core can wait for would stop it. */
+/* One query's products with the keys of BLOCK positions. The next block is fetched meanwhile, keys here and values
+ * below: line by line, as more lines at once than the core can wait for would stop it. */
 static inline __attribute__((always_inline)) void score(const prepared *query, const elem *keys,
-                                                        const int64_t *offsets, int dim, float scale,
-                                                        const bool fetches, float *scores)
+                                                        const int64_t *offsets, int dim, const bool fetches,
+                                                        float *scores)
 {
     for (int first = 0; first < BLOCK; first += LANES) {
         vf sums[LANES];
@@ -100,17 +103,19 @@ static inline __attribute__((always_inline)) void score(const prepared *query, c
                 if (fetches)
                     __builtin_prefetch(keys + offsets[first + k + BLOCK] + d);
             }
-        vstore(scores + first, vsums(sums) * scale);
+        vstore(scores + first, vsums(sums));
     }
 }
 
-/* Scores to weights; sums and total so far are scaled down where there is a larger score. Lanes first .. last are seen. */
-static inline void weigh(float *scores, int first, int last, float *best, float *total, float *sums, int dim)
+/* Scores to weights. Lanes first .. last are seen; where one has a larger score than `best`, what there is so
+ * far is scaled down. */
+static inline void weigh(float *scores, int first, int last, float scale, float *best, float *total, float *sums,
+                         int dim)
 {
     vf largest = vset(*best);
     for (int i = 0; i < BLOCK; i += LANES) {
         vi lanes = vlanes() + i;
-        vf seen = vselect((lanes >= first) & (lanes < last), vload(scores + i), vset(-INFINITY));
+        vf seen = vselect((lanes >= first) & (lanes < last), vload(scores + i) * scale, vset(-INFINITY));
         largest = vmax(largest, seen);
         vstore(scores + i, seen);
     }
@@ -132,9 +137,9 @@ static inline void weigh(float *scores, int first, int last, float *best, float 
 }
 
 /* Add the weighted values of the block's lanes first .. last, for a constant number of queries. */
-static inline __attribute__((always_inline)) void add_values(const int queries, const bool fetches, const float *weights,
-                                                             const elem *values, const int64_t *offsets, int first,
-                                                             int last, float *sums, int dim)
+static inline __attribute__((always_inline)) void add_values(const int queries, const float *weights,
+                                                             const elem *values, const int64_t *offsets,
+                                                             int first, int last, float *sums, int dim)
 {
     for (int d = 0; d < dim; d += 2 * LANES) {
         Two added[4];
@@ -142,10 +147,8 @@ static inline __attribute__((always_inline)) void add_values(const int queries, 
         for (int q = 0; q < queries; q++)
             added[q] = (Two){vload(sums + q * dim + d), vload(sums + q * dim + d + LANES)};
         for (int k = first; k < last; k++) {
-            const elem *value = values + offsets[k] + d;
-            Two x = load_two(value);
-            if (fetches)
-                __builtin_prefetch(values + offsets[k + BLOCK] + d);
+            Two x = load_two(values + offsets[k] + d);
+            __builtin_prefetch(values + offsets[k + BLOCK] + d);
 #pragma GCC unroll 4
             for (int q = 0; q < queries; q++) {
                 added[q].a += weights[q * BLOCK + k] * x.a;
@@ -160,29 +163,22 @@ static inline __attribute__((always_inline)) void add_values(const int queries, 
     }
 }
 
-static void add_values_of(int queries, const float *weights, const elem *values, const int64_t *offsets, int first,
-                          int last, float *sums, int dim)
+static void add_all_values(int queries, const float *weights, const elem *values, const int64_t *offsets,
+                           int first, int last, float *sums, int dim)
 {
-    int at = 0;
-    for (; queries - at >= 4; at += 4)
-        if (at == 0)
-            add_values(4, true, weights, values, offsets, first, last, sums, dim);
-        else
-            add_values(4, false, weights + at * BLOCK, values, offsets, first, last, sums + at * dim, dim);
-    for (; queries - at >= 2; at += 2)
-        if (at == 0)
-            add_values(2, true, weights, values, offsets, first, last, sums, dim);
-        else
-            add_values(2, false, weights + at * BLOCK, values, offsets, first, last, sums + at * dim, dim);
-    if (queries > at)
-        add_values(1, true, weights + at * BLOCK, values, offsets, first, last, sums + at * dim, dim);
+    for (; queries >= 4; queries -= 4, weights += 4 * BLOCK, sums += 4 * dim)
+        add_values(4, weights, values, offsets, first, last, sums, dim);
+    for (; queries >= 2; queries -= 2, weights += 2 * BLOCK, sums += 2 * dim)
+        add_values(2, weights, values, offsets, first, last, sums, dim);
+    if (queries)
+        add_values(1, weights, values, offsets, first, last, sums, dim);
 }
 
 /* ---- one piece ---- */
 
 /* A block: positions first .. last, at most BLOCK, of one KV head. The next block's offsets follow. */
-static void attend_block(const Attention *attention, const Row *row, int kv_head, const prepared *queries, int first,
-                         int last, const int64_t *offsets, Partial *partial)
+static void attend_block(const Attention *attention, const Row *row, int kv_head, const prepared *queries,
+                         int first, int last, const int64_t *offsets, Partial *partial)
 {
     const AttentionShape *shape = attention->shape;
     int dim = shape->head_dim, count = row->num_tokens * attention->group, at = kv_head * count;
@@ -191,15 +187,16 @@ static void attend_block(const Attention *attention, const Row *row, int kv_head
     const elem *values = attention->pages->values + kv_head * attention->pages->head_stride;
     _Alignas(64) float weights[FEW_QUERIES * BLOCK];
     for (int q = 0; q < count; q++) {
-        int position = position_of(row, q / attention->group), seen = first_seen(position, shape->window) - first;
+        int position = position_of(row, q / attention->group), end = position < last ? position + 1 : last;
         if (q == 0)
-            score(queries + (at + q) * dim, keys, offsets, dim, shape->scale, true, weights + q * BLOCK);
+            score(queries + at * dim, keys, offsets, dim, true, weights);
         else
-            score(queries + (at + q) * dim, keys, offsets, dim, shape->scale, false, weights + q * BLOCK);
-        weigh(weights + q * BLOCK, seen, (last <= position ? last : position + 1) - first, partial->best + at + q,
-              partial->total + at + q, partial->sums + (at + q) * dim, dim);
+            score(queries + (at + q) * dim, keys, offsets, dim, false, weights + q * BLOCK);
+        weigh(weights + q * BLOCK, first_seen(position, shape->window) - first, end - first, shape->scale,
+              partial->best + at + q, partial->total + at + q, partial->sums + (at + q) * dim, dim);
     }
-    add_values_of(count, weights, values, offsets, unseen > 0 ? unseen : 0, last - first, partial->sums + at * dim, dim);
+    add_all_values(count, weights, values, offsets, unseen > 0 ? unseen : 0, last - first,
+                   partial->sums + at * dim, dim);
 }
 
 /* A piece's positions for the KV heads first_head .. last_head. */
@@ -212,7 +209,8 @@ static void attend_piece(const Attention *attention, const Row *row, int piece, 
         partial->best[q] = NO_SCORE;
         partial->total[q] = 0;
     }
-    memset(partial->sums + first_head * count * dim, 0, sizeof(float) * (last_head - first_head) * count * dim);
+    int of_head = count * dim;
+    memset(partial->sums + first_head * of_head, 0, sizeof(float) * (last_head - first_head) * of_head);
 
     int start = first_seen(position_of(row, 0), attention->shape->window);
     int end = row->kv_len < (piece + 1) * PIECE ? row->kv_len : (piece + 1) * PIECE;
@@ -229,9 +227,11 @@ static void attend_piece(const Attention *attention, const Row *row, int piece, 
 }
 
 /* Add up a KV head's pieces, `stride` floats apart, and write what its queries get. Changes the first piece. */
-static void combine(const Attention *attention, const Row *row, int kv_head, float *pieces, int num, size_t stride)
+static void combine(const Attention *attention, const Row *row, int kv_head, float *pieces, int num,
+                    size_t stride)
 {
-    int queries = queries_of(attention, row), dim = attention->shape->head_dim, count = row->num_tokens * attention->group;
+    int queries = queries_of(attention, row), dim = attention->shape->head_dim;
+    int count = row->num_tokens * attention->group;
     for (int q = kv_head * count; q < (kv_head + 1) * count; q++) {
         float best = NO_SCORE, total = 0;
         for (int p = 0; p < num; p++)

@@ -1,12 +1,13 @@
-/* Rows with many queries, bound by products. An item is a block of queries of one KV head; the last blocks of a row,
- * which see the most, come first. Keys and values are packed into panels (gemm.h) once for all strips of a block:
+/* Rows with many queries, bound by products. An item is a block of queries of one KV head; a row's last
+ * blocks, which see the most, come first. Keys and values are packed into panels (gemm.h) once for all strips
+ * of a block:
  *
- *     positions of the row      0 ....... | ......... | ......... kv_len     chunks of CHUNK at multiples of CHUNK
- *     strip of STRIP queries    [scores: panels of 32 keys] -> softmax so far -> weights
- *                               [sums += weights x panels of 32 of a value's elements]
+ *     positions of the row      0 ....... | ......... | ......... kv_len     chunks of CHUNK at multiples of it
+ *     strip of STRIP queries    scores = queries x panels of 32 keys, softmax so far -> weights
+ *                               sums += weights x panels of 32 of the values' elements
  *
- * A strip multiplies only what one of its queries sees. As chunks lie at fixed positions and what is not seen weighs
- * exactly 0, a query's result depends on its position and the keys and values, and not on how its row is cut.
+ * A strip multiplies only what one of its queries sees. As chunks lie at fixed positions and what is not seen
+ * weighs exactly 0, a query's result depends on its position, keys and values, and not on how its row is cut.
  */
 #include "attention_rows.h"
 #include "gemm.h"
@@ -73,9 +74,11 @@ static void pack_keys(const elem *keys, const int64_t *offsets, int count, int d
         }
 }
 
-/* Values number from .. to of a chunk, those at offsets, into panels of CHUNK inputs. Up to multiples of 32 inputs, and
- * before `first`, which no query sees, they are zeros: what lies there may be NaN, and 0 * NaN is not 0. */
-static void pack_values(const elem *values, const int64_t *offsets, int from, int first, int to, int dim, elem *panels)
+/* Values number from .. to of a chunk, those at offsets, into panels of CHUNK inputs. Up to a multiple of 32
+ * inputs, and before `first`, which no query sees, they are zeros: what lies there may be NaN, and 0 * NaN is
+ * not 0. */
+static void pack_values(const elem *values, const int64_t *offsets, int from, int first, int to, int dim,
+                        elem *panels)
 {
     static const elem zeros[PANEL];
     for (int k = from; k < round_up(to, 32); k += PAIR)
@@ -117,15 +120,17 @@ static inline vf vexp2_bf16(vf x)
 #define raised vexp
 #endif
 
-/* One query's scores of a chunk to weights: those first .. last of `width` are seen. Scales its sums so far. */
-static inline void soften(float *scores, int first, int last, int from, int to, float scale, float *best, float *total,
-                          float *sums, int dim, elem *weights)
+/* One query's scores from .. to of a chunk to weights; first .. last are seen. Where one is larger than
+ * `best`, what there is so far is scaled down. */
+static inline void soften(float *scores, int from, int to, int first, int last, float scale, float *best,
+                          float *total, float *sums, int dim, elem *weights)
 {
     vf largest = vset(NOTHING);
     if (first > from || last < to)
         for (int i = from; i < to; i += LANES) {
             vi lanes = vlanes() + i;
-            vstore(scores + i, vselect((lanes >= first) & (lanes < last), vload(scores + i), vset(-INFINITY)));
+            vi seen = (lanes >= first) & (lanes < last);
+            vstore(scores + i, vselect(seen, vload(scores + i), vset(-INFINITY)));
         }
     for (int i = from; i < to; i += LANES)
         largest = vmax(largest, vload(scores + i));
@@ -139,7 +144,8 @@ static inline void soften(float *scores, int first, int last, int from, int to, 
     }
     vf added = vset(0);
     for (int i = from; i < to; i += 2 * LANES) {
-        vf a = raised(vload(scores + i) * scale - new_best), b = raised(vload(scores + i + LANES) * scale - new_best);
+        vf a = raised(vload(scores + i) * scale - new_best);
+        vf b = raised(vload(scores + i + LANES) * scale - new_best);
         added += a + b;
         store_both(weights + i, a, b);
     }
@@ -149,7 +155,8 @@ static inline void soften(float *scores, int first, int last, int from, int to, 
 /* ---- one block ---- */
 
 /* A strip of a block, over the chunk's positions start .. start + count, packed. */
-static void attend_strip(const Queries *block, int first, int last, int start, int count, const Scratch *scratch)
+static void attend_strip(const Queries *block, int first, int last, int start, int count,
+                         const Scratch *scratch)
 {
     const AttentionShape *shape = block->attention->shape;
     int dim = shape->head_dim, at = first - block->first, rows = last - first;
@@ -160,18 +167,19 @@ static void attend_strip(const Queries *block, int first, int last, int start, i
     if (from >= to)
         return;
     for (int k = from; k < to; k += PANEL)
-        NAME(panel_multiply)(scratch->queries + at * dim, dim, rows, scratch->keys + k * dim, dim, scratch->scores + k,
-                             CHUNK, false);
+        NAME(panel_multiply)(scratch->queries + at * dim, dim, rows, scratch->keys + k * dim, dim,
+                             scratch->scores + k, CHUNK, false);
     for (int q = 0; q < rows; q++) {
         int position = position_of_query(block, first + q) - start;
         int seen = position + 1 < count ? position + 1 : count;
-        soften(scratch->scores + q * CHUNK, first_seen(position + start, shape->window) - start, seen, from, to,
-               shape->scale * LOG_BASE, scratch->best + at + q, scratch->total + at + q, scratch->sums + (at + q) * dim,
-               dim, scratch->weights + q * CHUNK);
+        soften(scratch->scores + q * CHUNK, from, to, first_seen(position + start, shape->window) - start, seen,
+               shape->scale * LOG_BASE, scratch->best + at + q, scratch->total + at + q,
+               scratch->sums + (at + q) * dim, dim, scratch->weights + q * CHUNK);
     }
     for (int d = 0; d < dim; d += PANEL)
-        NAME(panel_multiply)(scratch->weights + from, CHUNK, rows, scratch->values + (size_t)d * CHUNK + from * PANEL,
-                             to - from, scratch->sums + at * dim + d, dim, true);
+        NAME(panel_multiply)(scratch->weights + from, CHUNK, rows,
+                             scratch->values + (size_t)d * CHUNK + from * PANEL, to - from,
+                             scratch->sums + at * dim + d, dim, true);
 }
 
 static void attend_block_of(const Queries *block, const Scratch *scratch)
@@ -191,15 +199,17 @@ static void attend_block_of(const Queries *block, const Scratch *scratch)
     int start = first_seen(position_of_query(block, block->first), attention->shape->window);
     int end = position_of_query(block, block->last - 1) + 1;
     for (int chunk = start / CHUNK * CHUNK; chunk < end; chunk += CHUNK) {
-        int skipped = start > chunk ? (start - chunk) / PANEL * PANEL : 0; /* whole panels that no query sees */
+        int skipped = start > chunk ? (start - chunk) / PANEL * PANEL : 0; /* panels that no query sees */
         int held = end - chunk < CHUNK ? end - chunk : CHUNK;
         int64_t offsets[CHUNK];
         locate(attention->pages, block->row->table, chunk + skipped, held - skipped, offsets + skipped);
         for (int k = skipped; k < held; k += PANEL)
             pack_keys(keys, offsets + k, held - k, dim, scratch->keys + k * dim);
         pack_values(values, offsets, skipped, start - chunk, held, dim, scratch->values);
-        for (int first = block->first; first < block->last; first += STRIP)
-            attend_strip(block, first, first + STRIP < block->last ? first + STRIP : block->last, chunk, held, scratch);
+        for (int first = block->first; first < block->last; first += STRIP) {
+            int last = first + STRIP < block->last ? first + STRIP : block->last;
+            attend_strip(block, first, last, chunk, held, scratch);
+        }
     }
     for (int q = 0; q < count; q++) {
         elem *out = out_of(attention, block->row, block->kv_head, block->first + q);

@@ -1,6 +1,6 @@
 /* What the kernels of attention have in common: a call's arguments, and where a row's positions lie.
  *
- *     row's positions   0 ........... first ......... p ... kv_len     p: a token's own position; it sees first .. p
+ *     row's positions   0 ........... first ......... p ... kv_len     p: a token's position; it sees first .. p
  *     block table       [ page 7 ][ page 2 ][ page 9 ][ page 4 |  ]    (first > 0 where there is a window)
  *     element (position, kv_head, d) at  offset(position) + kv_head * head_stride + d  of keys and values
  *
@@ -31,8 +31,8 @@ typedef struct {
 static inline Row row_of(const Batch *batch, int row)
 {
     int first = batch->qo_indptr[row];
-    return (Row){batch->block_table + (size_t)row * batch->table_width, first, batch->qo_indptr[row + 1] - first,
-                 batch->kv_lens[row]};
+    return (Row){batch->block_table + (size_t)row * batch->table_width, first,
+                 batch->qo_indptr[row + 1] - first, batch->kv_lens[row]};
 }
 
 static inline int position_of(const Row *row, int token) { return row->kv_len - row->num_tokens + token; }
@@ -67,8 +67,8 @@ static inline elem *out_of(const Attention *attention, const Row *row, int kv_he
            (kv_head * attention->group + query % attention->group) * attention->shape->head_dim;
 }
 
-/* Rows with few queries a KV head: memory-bound, so each key and value is read once and their positions are shared
- * out in pieces. Not attend_few: other rows, of blocks of queries (attention_extend.c). */
+/* A row with few queries a KV head is bound by memory and is attention_decode.c's: a request's next token, or
+ * a few guessed ones. Others are attention_extend.c's. */
 #define FEW_QUERIES 16
 static inline bool has_few(const Attention *attention, const Row *row)
 {
@@ -83,7 +83,10 @@ typedef struct {
     int done; /* items of the rows gone by */
 } Walk;
 
-static inline Walk walk_begin(Team *team, int count) { return (Walk){team, count, team_take(team, count), 0}; }
+static inline Walk walk_begin(Team *team, int count)
+{
+    return (Walk){team, count, team_take(team, count), 0};
+}
 static inline void walk_on(Walk *walk) { walk->next = team_take(walk->team, walk->count); }
 
 /* Items, and the part of the walk through them. */

@@ -1,4 +1,4 @@
-/* What needs lanes to change places: sums of many vectors at once, and transposition; and what avoids it: pairs. */
+/* What needs lanes to change places: sums of vectors, transposition; and what avoids it: pairs of elements. */
 #ifndef TRANSPOSE_H
 #define TRANSPOSE_H
 
@@ -29,7 +29,7 @@ static inline __attribute__((always_inline)) vf vshuffle(vf a, vf b, vi from)
 #endif
 }
 
-/* Blocks of h lanes, h a power of two:  a = a0 a1 a2 a3, b = b0 b1 b2 b3:  low is a0 b0 a2 b2, high is a1 b1 a3 b3. */
+/* In blocks of h lanes, a power of two:  a0 a1 a2 a3, b0 b1 b2 b3  ->  low a0 b0 a2 b2, high a1 b1 a3 b3. */
 static inline __attribute__((always_inline)) vf vlow(vf a, vf b, const int h)
 {
     return vshuffle(a, b, (vlanes() & ~h) | (vlanes() & h) * (LANES / h));
@@ -83,7 +83,7 @@ static inline __attribute__((always_inline)) void vtranspose(vf x[LANES])
             }
 }
 
-/* 2 * LANES elements: in bf16, those at even places and those at odd ones; otherwise, one half and the other. */
+/* 2 * LANES elements: in bf16 those at even places and those at odd ones, otherwise one half and the other. */
 typedef struct {
     vf a, b;
 } Two;
@@ -135,8 +135,8 @@ static inline void store_both(elem *p, vf a, vf b)
 static inline void interleave(const elem *a, const elem *b, elem *to)
 {
 #if defined(__AVX512F__)
-    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
-                                         5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38,
+                                         6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
     __m512i x = _mm512_loadu_si512(a), y = _mm512_loadu_si512(b);
     _mm512_storeu_si512(to, _mm512_permutex2var_epi16(x, low, y));
