@@ -18,6 +18,7 @@
 
 typedef double vd __attribute__((vector_size(VECTOR_BYTES)));
 typedef int64_t vl __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint64_t vul __attribute__((vector_size(VECTOR_BYTES)));
 typedef float vf_half __attribute__((vector_size(VECTOR_BYTES / 2), aligned(4), may_alias));
 typedef double vd_anywhere __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
 
@@ -80,7 +81,7 @@ static inline vd exp_below(vd y)
     vd p = r * (1.0 / 6227020800.0) + factors[0];
     for (int i = 1; i < 13; i++)
         p = p * r + factors[i];
-    return (vd)(~tiny & ((vl)p + ((vl)shifted << 52)));
+    return (vd)((vul)~tiny & ((vul)p + ((vul)shifted << 52)));
 }
 
 static inline vd weights_at(const float *logits, float best, double inverse)
