@@ -40,14 +40,30 @@ EXPORT void NAME(raydix_pack_int8)(const elem *matrix, int outputs, int inputs, 
     }
 }
 
+/* GCC 12 converts vectors of bytes one by one. */
+static inline vf vload_int8(const int8_t *p)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)));
+#else
+    vf x;
+    for (int i = 0; i < LANES; i++)
+        x[i] = p[i];
+    return x;
+#endif
+}
+
 static void widen(const int8_t *from, int n, elem *to)
 {
-    typedef int8_t vb_anywhere __attribute__((vector_size(LANES), aligned(1), may_alias));
     for (int i = 0; i < n; i += 64) {
-        __builtin_prefetch(from + i + 2048);
+        __builtin_prefetch(from + i + 4096);
         for (int j = i; j < i + 64; j += LANES) {
-            vf x = __builtin_convertvector(__builtin_convertvector(*(const vb_anywhere *)(from + j), vi), vf);
-#ifdef RAYDIX_BF16
+            vf x = vload_int8(from + j);
+#if defined(RAYDIX_BF16) && defined(__AVX512F__)
+            _mm256_storeu_si256((void *)(to + j), _mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)x, 16)));
+#elif defined(RAYDIX_BF16)
             *(vh_anywhere *)(to + j) = __builtin_convertvector((vu)x >> 16, vh);
 #else
             vstore(to + j, x);
