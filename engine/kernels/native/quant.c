@@ -40,35 +40,37 @@ EXPORT void NAME(raydix_pack_int8)(const elem *matrix, int outputs, int inputs, 
     }
 }
 
-/* GCC 12 converts vectors of bytes one by one. */
-static inline vf vload_int8(const int8_t *p)
+/* A vector of `to`, from bytes in the same order. */
+#ifdef RAYDIX_BF16
+static inline void widen_vector(const int8_t *from, elem *to)
 {
-#if defined(__AVX512F__)
-    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)));
-#elif defined(__AVX2__)
-    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)));
+    typedef int16_t vs_anywhere __attribute__((vector_size(VECTOR_BYTES / 2), aligned(1), may_alias));
+    typedef uint32_t vu_anywhere __attribute__((vector_size(VECTOR_BYTES), aligned(2), may_alias));
+    vi pairs = __builtin_convertvector(*(const vs_anywhere *)from, vi);
+    vf even = __builtin_convertvector((vi)((vu)pairs << 24) >> 24, vf);
+    vf odd = __builtin_convertvector(pairs >> 8, vf);
+    *(vu_anywhere *)to = ((vu)even >> 16) | ((vu)odd & 0xffff0000u);
+}
 #else
-    vf x;
+static inline void widen_vector(const int8_t *from, elem *to)
+{
+#if defined(__AVX512F__) /* from vectors of bytes GCC 12 converts one by one */
+    vstore(to, (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)from))));
+#elif defined(__AVX2__)
+    vstore(to, (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)from))));
+#else
     for (int i = 0; i < LANES; i++)
-        x[i] = p[i];
-    return x;
+        to[i] = from[i];
 #endif
 }
+#endif
 
 static void widen(const int8_t *from, int n, elem *to)
 {
     for (int i = 0; i < n; i += 64) {
         __builtin_prefetch(from + i + 4096);
-        for (int j = i; j < i + 64; j += LANES) {
-            vf x = vload_int8(from + j);
-#if defined(RAYDIX_BF16) && defined(__AVX512F__)
-            _mm256_storeu_si256((void *)(to + j), _mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)x, 16)));
-#elif defined(RAYDIX_BF16)
-            *(vh_anywhere *)(to + j) = __builtin_convertvector((vu)x >> 16, vh);
-#else
-            vstore(to + j, x);
-#endif
-        }
+        for (int j = i; j < i + 64; j += LANES * PAIR)
+            widen_vector(from + j, to + j);
     }
 }
 
