@@ -1,5 +1,5 @@
-/* Rows with many queries, bound by products. An item is a block of queries of one KV head; a row's last
- * blocks, which see the most, come first. Keys and values are packed into panels (gemm.h) once for all strips
+/* Rows with many queries, bound by products. An item is a block of queries of one KV head. A head's
+ * blocks follow each other, as they read the same; its last, which sees the most, comes first. Keys and values are packed into panels (gemm.h) once for all strips
  * of a block:
  *
  *     positions of the row      0 ....... | ......... | ......... kv_len     chunks of CHUNK at multiples of it
@@ -17,7 +17,7 @@
 
 #define CHUNK 256
 #define STRIP 64
-#define MOST_QUERIES 256 /* of a block: a multiple of STRIP */
+#define MOST_QUERIES 512 /* of a block: a multiple of STRIP */
 #define NOTHING (-1e30f) /* below any score; finite, as NOTHING - NOTHING is to be 0 */
 
 /* What a thread works in, for one block. */
@@ -246,9 +246,9 @@ void NAME(extend)(const Attention *attention, Walk *walk, char *own)
         Row row = row_of(attention->batch, index);
         int queries = row.num_tokens * attention->group, blocks = num_blocks(attention, &row);
         for (int item; (item = walk->next - walk->done) < blocks * kv_heads; walk_on(walk)) {
-            int first = (blocks - 1 - item / kv_heads) * MOST_QUERIES;
+            int first = (blocks - 1 - item % blocks) * MOST_QUERIES;
             int last = first + MOST_QUERIES < queries ? first + MOST_QUERIES : queries;
-            Queries block = {attention, &row, item % kv_heads, first, last};
+            Queries block = {attention, &row, item / blocks, first, last};
             attend_block_of(&block, &scratch);
         }
         walk->done += blocks * kv_heads;
