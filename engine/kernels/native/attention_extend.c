@@ -1,6 +1,6 @@
-/* Rows with many queries, bound by products. An item is a block of queries of one KV head. A head's
- * blocks follow each other, as they read the same; its last, which sees the most, comes first. Keys and values are packed into panels (gemm.h) once for all strips
- * of a block:
+/* Rows with many queries, bound by products. An item is a block of queries of one KV head. A head's blocks follow
+ * each other, as they read the same; its last, which sees the most, comes first. Keys and values are packed into
+ * panels (gemm.h) once for all strips of a block:
  *
  *     positions of the row      0 ....... | ......... | ......... kv_len     chunks of CHUNK at multiples of it
  *     strip of STRIP queries    scores = queries x panels of 32 keys, softmax so far -> weights
