@@ -219,7 +219,7 @@ def test_memory_is_shared_out_for_the_kv_of_both_models(
     engine = Engine.from_config(config)
     drafter = engine.scheduler._speculator._drafter
     assert isinstance(drafter, DraftModel)
-    bytes_of_a_token = 4 * 2 * 2 * (3 * 8 + 1 * 16)  # float32, keys and values, 2 heads of each layer
+    bytes_of_a_token = 4 * 2 * 2 * (3 * 32 + 1 * 64)  # float32, keys and values, 2 heads of each layer
     assert engine.cache.num_pages == drafter.cache.num_pages == 2**19 // (16 * bytes_of_a_token)
 
 
