@@ -27,6 +27,9 @@ from engine.tokenizer import load_tokenizer
 Prompt = str | Sequence[int]
 Message = dict[str, str]
 
+_THROUGHPUT: dict[str, Any] = {"max_step_ms": None, "max_step_stretch": None}
+"""Settings that differ from an engine's: nobody reads along, so no stream's rhythm is kept at prompts' expense."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
@@ -55,12 +58,14 @@ class LLM:
     """A model to generate with. Raises ModelLoadError when it cannot be loaded, ValueError for a bad setting."""
 
     def __init__(self, model: str = "demo", *, engine: Engine | None = None, **settings: Any) -> None:
-        """`settings` are the fields of `EngineConfig`: dtype, page_size, kv_pages, max_model_len, ..."""
+        """`settings` are the fields of `EngineConfig`: dtype, page_size, kv_pages, max_model_len, ...; the bounds
+        on a step's length, which are there for streams, are off unless they are given.
+        """
         unknown = sorted(set(settings) - set(EngineConfig.__dataclass_fields__))
         if unknown:
             known = ", ".join(sorted(EngineConfig.__dataclass_fields__))
             raise ValueError(f"unknown setting {unknown[0]!r}; known settings: {known}")
-        self.engine = engine or Engine.from_config(EngineConfig(model=model, **settings))
+        self.engine = engine or Engine.from_config(EngineConfig(model=model, **{**_THROUGHPUT, **settings}))
         self.tokenizer = load_tokenizer(model_directory(self.engine.config))
         self._num_requests = 0
 
