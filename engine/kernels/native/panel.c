@@ -3,16 +3,16 @@
 
 #if !(defined(RAYDIX_BF16) && defined(__AMX_BF16__))
 
-/* Rows x vectors of products that are held in registers, beside the panel's vectors and an input. */
+/* Rows x vectors of products that are held in registers, beside either the panel's vectors or the rows' inputs. */
 #if VECTOR_BYTES == 64
 #define MOST_ROWS 12
 #define VECTORS 2
 #elif defined(__aarch64__)
-#define MOST_ROWS 5
-#define VECTORS 4
+#define MOST_ROWS 3
+#define VECTORS 8
 #else
-#define MOST_ROWS (8 - 2 * PAIR)
-#define VECTORS 2
+#define MOST_ROWS 3
+#define VECTORS 4
 #endif
 #define SLICE (512 / (int)sizeof(elem)) /* inputs: a panel's slice, 16 KB, stays in the L1 cache while rows go by */
 #define AHEAD 2048 /* bytes from what is multiplied to what is fetched */
@@ -63,6 +63,7 @@ static inline __attribute__((always_inline)) void multiply_rows(const elem *a, p
     for (int i = 0; i < inputs; i += PAIR, panel += PANEL * PAIR) {
         for (int line = 0; line < VECTORS * VECTOR_BYTES; line += 64)
             __builtin_prefetch((const char *)panel + AHEAD + line);
+#if MOST_ROWS > VECTORS
         Pairs columns[VECTORS];
         for (int v = 0; v < VECTORS; v++)
             columns[v] = load_pairs(panel + v * LANES * PAIR);
@@ -70,6 +71,14 @@ static inline __attribute__((always_inline)) void multiply_rows(const elem *a, p
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < VECTORS; v++)
                 sums[r][v] = add_product(sums[r][v], columns[v], a + r * lda + i);
+#else
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) {
+            Pairs column = load_pairs(panel + v * LANES * PAIR);
+            for (int r = 0; r < rows; r++)
+                sums[r][v] = add_product(sums[r][v], column, a + r * lda + i);
+        }
+#endif
     }
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < VECTORS; v++)
@@ -84,15 +93,9 @@ static void multiply_slice(const elem *a, ptrdiff_t lda, int rows, const elem *p
     case n:                                                                                                          \
         multiply_rows(a, lda, n, panel, inputs, c, ldc, add);                                                        \
         return;
-        CASE(1) CASE(2) CASE(3) CASE(4)
-#if MOST_ROWS > 4
-        CASE(5)
-#endif
-#if MOST_ROWS > 5
-        CASE(6)
-#endif
-#if MOST_ROWS > 6
-        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+        CASE(1) CASE(2) CASE(3)
+#if MOST_ROWS == 12
+        CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #endif
 #undef CASE
     }
