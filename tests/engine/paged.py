@@ -118,4 +118,5 @@ class Paged:
         seen = (positions <= queries) & (positions > queries - (self.window or held.shape[1]))
         scores = query.transpose(0, 1) @ keys.transpose(1, 2) * self.shape.scale
         attended = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values
-        return attended.transpose(0, 1).flatten(1)
+        row: torch.Tensor = attended.transpose(0, 1).flatten(1)
+        return row

@@ -83,7 +83,7 @@ def test_text_after_a_long_run_of_broken_bytes_is_not_lost(
 
 def test_bytes_that_never_become_a_character_cost_no_more_the_longer_they_are(tokenizer: Tokenizer) -> None:
     counting = Counting(tokenizer)
-    text = TextStream(counting)
+    text = TextStream(counting)  # type: ignore[arg-type]
     shown = "".join(text.push([BROKEN[0]]).text for _ in range(500))
     assert shown + text.finish() == "\ufffd" * 500
     assert counting.most < 50

@@ -1,11 +1,12 @@
 """Weights of eight bits: close to the model they were rounded from, refused where nothing computes with them."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from engine.config import EngineConfig
+from engine.config import DType, EngineConfig
 from engine.hub import demo_model_path, fingerprint
 from engine.kernels import native
 from engine.llm import LLM
@@ -32,7 +33,7 @@ def loss(llm: LLM) -> float:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_embedded_model_is_hardly_less_certain(dtype):
+def test_the_embedded_model_is_hardly_less_certain(dtype: DType) -> None:
     needs_kernels()
     plain = loss(LLM(dtype=dtype, kv_pages=16))
     rounded = loss(LLM(dtype=dtype, kv_pages=16, quantization="int8"))
@@ -40,7 +41,7 @@ def test_the_embedded_model_is_hardly_less_certain(dtype):
     assert math.isclose(rounded, plain, rel_tol=0.05), (rounded, plain)
 
 
-def test_an_answer_is_the_same_in_a_batch():
+def test_an_answer_is_the_same_in_a_batch() -> None:
     needs_kernels()
     llm = LLM(kv_pages=64, quantization="int8")
     prompts, params = [TEXT[:n] for n in (5, 30, 60, 90)], SamplingParams(max_tokens=8, temperature=0)
@@ -50,12 +51,12 @@ def test_an_answer_is_the_same_in_a_batch():
 
 
 @pytest.mark.parametrize("settings", [{"dtype": "float16"}, {"attention": "reference"}])
-def test_what_cannot_compute_with_them_says_so(settings):
+def test_what_cannot_compute_with_them_says_so(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"quantization 'int8' .* its attention is reference"):
         ModelRunner.load(EngineConfig(quantization="int8", device="cpu", kv_pages=16, **settings))
 
 
-def test_a_missing_library_is_named(monkeypatch):
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def unavailable(*_: object) -> native.Kernels:
         raise native.Unavailable("libraydix.so was not built")
 
@@ -64,11 +65,11 @@ def test_a_missing_library_is_named(monkeypatch):
         ModelRunner.load(EngineConfig(quantization="int8", device="cpu", kv_pages=16))
 
 
-def test_no_other_quantization_is_known():
+def test_no_other_quantization_is_known() -> None:
     with pytest.raises(ValueError, match="int4"):
         EngineConfig(quantization="int4")  # type: ignore[arg-type]
 
 
-def test_streams_do_not_pass_between_rounded_and_other_weights():
+def test_streams_do_not_pass_between_rounded_and_other_weights() -> None:
     model = demo_model_path()
     assert fingerprint(model) == fingerprint(model, None) != fingerprint(model, "int8")

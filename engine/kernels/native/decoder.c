@@ -7,6 +7,7 @@
  */
 #include "attention.h"
 #include "gemm.h"
+#include "transpose.h"
 
 #include <math.h>
 
@@ -63,7 +64,7 @@ static void rms_norm(const float *x, const float *weight, int n, float eps, elem
     vf squares = vset(0);
     for (int i = 0; i < n; i += LANES)
         squares += vload(x + i) * vload(x + i);
-    float factor = 1.0f / sqrtf(vsum(squares) / n + eps);
+    float factor = 1.0f / sqrtf(vtotal(squares) / n + eps);
     for (int i = 0; i < n; i += LANES)
         vstore_elem(out + i, vload(x + i) * factor * vload(weight + i));
 }
@@ -100,7 +101,7 @@ static void norm_and_rotate(float *head, const float *weight, const float *cosin
         vf squares = vset(0);
         for (int i = 0; i < dim; i += LANES)
             squares += vload(head + i) * vload(head + i);
-        factor = 1.0f / sqrtf(vsum(squares) / dim + eps);
+        factor = 1.0f / sqrtf(vtotal(squares) / dim + eps);
     }
     for (int i = 0; i < dim / 2; i += LANES) {
         vf first = vload(head + i) * factor, second = vload(head + dim / 2 + i) * factor;

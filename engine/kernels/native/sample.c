@@ -5,6 +5,7 @@
  * decides, and the draw is that of the torch implementation. Nothing is sorted: what top-k and top-p keep is a cut in
  * the order of logits, found by histograms of ever narrower ranges, first among the few tokens above a bound.
  */
+#include "transpose.h"
 #include "vec.h"
 
 #include <float.h>
@@ -123,7 +124,7 @@ static float find_maxima(const float *row, int vocabulary, float *maxima)
             first = vmax(first, x);
             second = vmax(second, y);
         }
-        maxima[b] = vmaximum(vmax(first, second));
+        maxima[b] = vlargest(vmax(first, second));
         best = maxima[b] > best ? maxima[b] : best;
     }
     int any = 0;

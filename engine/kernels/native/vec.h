@@ -65,22 +65,6 @@ static inline vf vmax(vf a, vf b)
 #endif
 }
 
-static inline float vsum(vf x)
-{
-    float sum = 0;
-    for (int i = 0; i < LANES; i++)
-        sum += x[i];
-    return sum;
-}
-
-static inline float vmaximum(vf x)
-{
-    float best = x[0];
-    for (int i = 1; i < LANES; i++)
-        best = x[i] > best ? x[i] : best;
-    return best;
-}
-
 static inline vf vload_bf16(const uint16_t *p)
 {
     return (vf)(__builtin_convertvector(*(const vh_anywhere *)p, vu) << 16);

@@ -23,7 +23,7 @@ def kernels(dtype: torch.dtype, isa: str) -> native.Kernels:
 
 
 @pytest.fixture(params=[(name, isa) for name in _DTYPES for isa in native.ISAS], ids="-".join)
-def any_kernels(request) -> native.Kernels:
+def any_kernels(request: pytest.FixtureRequest) -> native.Kernels:
     name, isa = request.param
     return kernels(_DTYPES[name], isa)
 
@@ -111,7 +111,9 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs"), [(1, 32, 32), (5, 96, 64), (17, 160, 288), (33, 64, 544), (300, 64, 96)]
 )
-def test_products_are_those_of_torch(any_kernels, rows, outputs, inputs, product, has_bias, is_int8):
+def test_products_are_those_of_torch(
+    any_kernels: native.Kernels, rows: int, outputs: int, inputs: int, product: int, has_bias: bool, is_int8: bool
+) -> None:
     torch.manual_seed(rows)
     matrix = Matrix(any_kernels, outputs, inputs, product, has_bias, is_int8)
     x = rows_of(any_kernels, rows, inputs)
@@ -123,7 +125,7 @@ def test_products_are_those_of_torch(any_kernels, rows, outputs, inputs, product
 
 
 @pytest.mark.parametrize("outputs", [1, 31, 33, 250])
-def test_any_number_of_outputs(any_kernels, outputs):
+def test_any_number_of_outputs(any_kernels: native.Kernels, outputs: int) -> None:
     """A vocabulary is seldom a multiple of 32; what lies beside the products is left alone."""
     torch.manual_seed(outputs)
     matrix = Matrix(any_kernels, outputs, 64, TO_FLOATS, True)
@@ -132,7 +134,7 @@ def test_any_number_of_outputs(any_kernels, outputs):
 
 
 @pytest.mark.parametrize("is_int8", [False, True])
-def test_a_row_does_not_depend_on_its_batch(any_kernels, is_int8):
+def test_a_row_does_not_depend_on_its_batch(any_kernels: native.Kernels, is_int8: bool) -> None:
     """Bit for bit, in any number of rows and at any place among them."""
     torch.manual_seed(0)
     matrix = Matrix(any_kernels, 96, 352, TO_FLOATS, True, is_int8)
@@ -153,7 +155,7 @@ def test_a_row_does_not_depend_on_its_batch(any_kernels, is_int8):
         assert torch.equal(matrix(x[first : first + count]), together[first : first + count]), (first, count)
 
 
-def test_results_too_large_for_caches(any_kernels):
+def test_results_too_large_for_caches(any_kernels: native.Kernels) -> None:
     """Those are written past them, in more than one block of rows; every one arrives, and nothing beside them."""
     torch.manual_seed(1)
     matrix = Matrix(any_kernels, 480, 32, TO_FLOATS, True)
@@ -161,7 +163,7 @@ def test_results_too_large_for_caches(any_kernels):
     assert_close(matrix(x), matrix.expected(x))
 
 
-def test_an_output_without_weights_is_its_bias(any_kernels):
+def test_an_output_without_weights_is_its_bias(any_kernels: native.Kernels) -> None:
     """Its scale would be zero divided by zero."""
     matrix = Matrix(any_kernels, 32, 32, TO_FLOATS, True)
     zeros, packed, scales = (
@@ -171,4 +173,5 @@ def test_an_output_without_weights_is_its_bias(any_kernels):
     )
     any_kernels.pack_int8(zeros.data_ptr(), 32, 32, False, packed.data_ptr(), scales.data_ptr())
     matrix.struct.packed, matrix.struct.scales = packed.data_ptr(), scales.data_ptr()
+    assert matrix.bias is not None
     assert torch.equal(matrix(rows_of(any_kernels, 3, 32)), matrix.bias.expand(3, 32))
