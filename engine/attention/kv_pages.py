@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
+import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from cache import PageCopy
-
-_HUGE_PAGE = 2 * 2**20
-"""Bytes of the pages that processors translate 512 times fewer addresses for; what is smaller aligns to it too."""
+from engine.host_memory import untouched_zeros
 
 
 class KVPages:
@@ -34,13 +30,15 @@ class KVPages:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocate the pages, zeroed. On a CPU, memory is taken from the system as pages are first written."""
+        """Allocate the pages, zeroed. On a CPU, memory is taken from the system as pages are first written: up to
+        2 MiB for each layer's keys, and values.
+        """
         shape = (num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim)
         self.num_pages = num_pages
         self.page_size = page_size
         self.null_page = num_pages
         self.data = (
-            _untouched_zeros(shape, dtype)
+            untouched_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
             if device.type == "cpu"
             else torch.zeros(shape, dtype=dtype, device=device)
         )
@@ -59,17 +57,3 @@ class KVPages:
         sources = torch.tensor([copy.source for copy in copies], device=self.data.device)
         targets = torch.tensor([copy.target for copy in copies], device=self.data.device)
         self.data.index_copy_(2, targets, self.data.index_select(2, sources))
-
-
-def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros that the system backs with memory when they are first written (torch.zeros touches them all): by huge
-    pages where it has them, so that what a first token takes is up to 2 MiB for each layer's keys, and values.
-    """
-    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    raw = np.frombuffer(memory, dtype=np.uint8)
-    start = -raw.ctypes.data % _HUGE_PAGE
-    return torch.from_numpy(raw[start : start + num_bytes]).view(dtype).view(shape)

@@ -25,6 +25,8 @@ from typing import Any, cast
 
 import torch
 
+from engine.host_memory import untouched_zeros
+
 logger = logging.getLogger(__name__)
 
 LIBRARY = Path(__file__).parent / "libraydix.so"
@@ -268,7 +270,7 @@ class Workspace:
     def address(self, num_bytes: int) -> int:
         """Of at least `num_bytes` bytes, at a multiple of 64."""
         if self._memory.numel() < num_bytes + 64:
-            self._memory = torch.empty(num_bytes + num_bytes // 4 + 64, dtype=torch.uint8)
+            self._memory = untouched_zeros(num_bytes + num_bytes // 4 + 64)
         return -(-self._memory.data_ptr() // 64) * 64
 
 

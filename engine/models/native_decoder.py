@@ -15,6 +15,7 @@ from engine.attention.base import AttentionStep
 from engine.attention.kv_pages import KVPages
 from engine.attention.native import NativeStep
 from engine.config import Quantization
+from engine.host_memory import untouched_zeros
 from engine.kernels import native
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder, Layer
@@ -43,6 +44,10 @@ class NativeDecoder:
         self._embed = decoder.embed.weight.detach().contiguous()
         self._kernels = native.kernels(self._embed.dtype)
         self._kept: list[torch.Tensor] = []  # what the structs point to
+        linears = [module.weight for module in decoder.modules() if isinstance(module, torch.nn.Linear)]
+        tied = [decoder.embed.weight] if decoder.lm_head is None else []
+        self._packed = untouched_zeros(sum(self._packed_bytes(weight) for weight in (*linears, *tied)))
+        self._num_packed = 0  # bytes of it
         self._layers = (native.Layer * config.num_layers)(
             *(
                 self._take(cast("Layer", layer), window)
@@ -125,9 +130,8 @@ class NativeDecoder:
     def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None, is_swiglu: bool = False) -> native.Linear:
         weight = weight.detach().contiguous()
         outputs, inputs = weight.shape
-        dtype = weight.dtype if self._quantization is None else torch.int8
-        packed = torch.empty(-(-outputs // 32) * 32 * inputs, dtype=dtype)
-        self._kept.append(packed)
+        packed = self._packed[self._num_packed :]
+        self._num_packed += self._packed_bytes(weight)
         arguments = weight.data_ptr(), outputs, inputs, is_swiglu, packed.data_ptr()
         scales = None
         if self._quantization is None:
@@ -138,6 +142,11 @@ class NativeDecoder:
         return native.Linear(
             packed.data_ptr(), scales, bias if bias is None else self._floats(bias), outputs, inputs
         )
+
+    def _packed_bytes(self, weight: torch.Tensor) -> int:
+        """Of a matrix [outputs, inputs]: a multiple of 64, as inputs are one of 32."""
+        item = weight.element_size() if self._quantization is None else 1
+        return -(-weight.shape[0] // 32) * 32 * weight.shape[1] * item
 
     def _floats(self, values: torch.Tensor) -> int:
         kept = values.detach().float().contiguous()

@@ -54,7 +54,7 @@ static inline int team_take(Team *team, int count)
 {
     uint64_t ticket = atomic_load_explicit(&team->work->ticket, memory_order_acquire);
     while ((uint32_t)(ticket >> 32) == team->phase && (int)(uint32_t)ticket < count)
-        if (atomic_compare_exchange_weak_explicit(&team->work->ticket, &ticket, ticket + 1, memory_order_relaxed,
+        if (atomic_compare_exchange_weak_explicit(&team->work->ticket, &ticket, ticket + 1, memory_order_acquire,
                                                   memory_order_acquire)) {
             team->mine++;
             return (int)(uint32_t)ticket;
