@@ -22,9 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 180.0
 """How long a test waits before it gives up: for a machine that is much slower than this needs."""
 
-# A shell has its background jobs ignore Ctrl-C, and so would all that tests start and want to interrupt.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 
 @dataclass(frozen=True)
 class Service:
@@ -60,6 +57,12 @@ class Service:
                 pass
             assert time.monotonic() < deadline, f"not within {timeout} s; health is {self.health()}"
             time.sleep(0.05)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hears_interrupts() -> None:
+    """A shell has its background jobs ignore Ctrl-C, and so would all that tests start and want to interrupt."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from tests.e2e.conftest import Service
 pytestmark = pytest.mark.e2e
 
 ARGUMENTS = {
-    "engine": {"model": "demo", "kv_pages": 1024, "max_running": 8, "threads": 1},
+    "engine": {"model": "demo", "kv_pages": 1024, "max_running": 4, "threads": 1},
     "engines": {
         "num_cpus": 0.1,
         "drain_timeout_s": 600,
@@ -86,13 +86,14 @@ async def story(client: httpx.AsyncClient, number: int, max_tokens: int) -> str:
 def test_one_two_one_without_a_dropped_stream(scaled: Service) -> None:
     async def scenario() -> None:
         async with httpx.AsyncClient(base_url=scaled.url, timeout=120) as client:
-            alone = [await story(client, number, 24) for number in range(4)]
+            # So long that users are in the engine rather than on their way to it, on a fast machine too.
+            alone = [await story(client, number, 120) for number in range(4)]
             texts: list[tuple[int, str]] = []
             is_enough = asyncio.Event()
 
             async def user(number: int) -> None:
                 while not is_enough.is_set():
-                    texts.append((number, await story(client, number % 4, 24)))
+                    texts.append((number, await story(client, number % 4, 120)))
 
             users = [asyncio.create_task(user(number)) for number in range(32)]
             await asyncio.to_thread(scaled.wait_until, lambda: num_up(scaled) == 2)
@@ -121,7 +122,7 @@ def test_one_two_one_without_a_dropped_stream(scaled: Service) -> None:
             await asyncio.gather(*users, *readers)
             assert all(text == alone[number % 4] for number, text in texts)
             await asyncio.to_thread(scaled.wait_until, lambda: num_up(scaled) == 1)
-            assert await story(client, 0, 24) == alone[0]
+            assert await story(client, 0, 120) == alone[0]
 
     asyncio.run(scenario())
     assert scaled.metric("raydix_migrations_total") == 0  # they ended where they began
