@@ -53,8 +53,9 @@ class EngineConfig:
     max_step_stretch: float | None = 0.75
     """How much longer each prompt may make a step beside running decodes, as a share of what they take alone: with
     0.75 streams keep within twice the time per token while one long prompt is computed. None: no such bound."""
-    overlap: bool = True
-    """Plan the next step while one runs. Without it the tokens are the same, and each step waits for its plan."""
+    overlap: bool | None = None
+    """Plan the next step while one runs. Without it the tokens are the same, and each step waits for its plan.
+    None: unless steps are computed by as many threads as there are cores, which planning would only hold up."""
     policy: str = "priority"
     """Who goes first: "fcfs", "priority" (with ageing) or "fair" (tenants take turns); see `engine/order.py`."""
     priority_half_life_s: float = 30.0

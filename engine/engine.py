@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -93,7 +94,7 @@ class Engine:
         speculator = _speculator(config.speculation, drafter)
         self.scheduler = Scheduler(self.cache, limits, self.model.eos_token_ids, swap, speculator)
         self.grammars = Compiler(self._vocabulary, config.max_grammars)
-        self.loop = EngineLoop(self.scheduler, runner, overlap=config.overlap)
+        self.loop = EngineLoop(self.scheduler, runner, overlap=config.overlap is not False)
 
     @classmethod
     def from_config(cls, config: EngineConfig, runner: LoadedRunner | None = None) -> Engine:
@@ -107,7 +108,10 @@ class Engine:
             return cls(config, *load_with_draft_model(config))
         from engine.model_runner import ModelRunner
 
-        return cls(config, ModelRunner.load(config))
+        loaded = ModelRunner.load(config)
+        if config.overlap is None:
+            config = replace(config, overlap=not loaded.takes_all_cores)
+        return cls(config, loaded)
 
     @property
     def max_model_len(self) -> int:

@@ -14,7 +14,7 @@ from engine.attention.kv_pages import KVPages
 from engine.config import EngineConfig
 from engine.hub import fingerprint, resolve_model
 from engine.kv_memory import available_ram, host_pages_for, pages_for
-from engine.machine import default_threads
+from engine.machine import default_threads, usable_cores
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.native_decoder import NativeDecoder, unsupported
@@ -124,6 +124,11 @@ class ModelRunner:
         runner = ModelRunner(model, self._decoder, self._attention, pages)
         runner.max_model_len, runner.fingerprint = self.max_model_len, self.fingerprint
         return runner
+
+    @property
+    def takes_all_cores(self) -> bool:
+        """Whether steps are computed by all of this process's cores."""
+        return self.device.type == "cpu" and torch.get_num_threads() >= usable_cores()
 
     @property
     def kv_bytes_per_token(self) -> int:
