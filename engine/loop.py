@@ -139,7 +139,7 @@ class EngineLoop:
 
         Without overlap it is the same step, and the tokens are the same.
         """
-        before = self._in_flight
+        before, self._in_flight = self._in_flight, None
         self._wait_to_plan(before)
         events = self._take_inbox()
         if before is not None and self.scheduler.needs_results:

@@ -265,3 +265,17 @@ def test_steps_tell_how_many_guesses_they_held() -> None:
     assert len(script.tokens(a)) == len(stats) + accepted
     assert 0 < accepted < sum(step.num_draft_tokens for step in stats)
     assert all(step.phase == "decode" for step in stats[1:])
+
+
+def test_an_engine_at_rest_says_so_however_short_its_last_step_was() -> None:
+    """The step after the last is planned with that one's result: there is none, and nothing more to tell later."""
+    script = Script(num_pages=400, overlap=True, drafter=NgramDrafter())
+    script.loop.clock = lambda: 0.0  # all within a moment
+    for number in range(8):
+        script.arrive([1, 2, 3, 4] * 8, max_tokens=12)
+        for _ in range(number + 2):
+            script.step()
+        script.abort(f"r{number}")
+        script.run()
+        assert script.loop.load().num_running == 0, number
+        assert script.loop.load().pages.private == 0
