@@ -102,16 +102,18 @@ class Engine:
         if runner is not None:
             return cls(config, runner)
         prepare_process(config.cpus)
+        from engine.model_runner import ModelRunner  # torch: only where a model is run
+
+        drafter: Drafter | None = None
         if config.speculation is not None and config.speculation.method == "draft_model":
-            from engine.drafting.loading import load_with_draft_model  # torch: only where a model is run
+            from engine.drafting.loading import load_with_draft_model
 
-            return cls(config, *load_with_draft_model(config))
-        from engine.model_runner import ModelRunner
-
-        loaded = ModelRunner.load(config)
+            loaded, drafter = load_with_draft_model(config)
+        else:
+            loaded = ModelRunner.load(config)
         if config.overlap is None:
             config = replace(config, overlap=not loaded.takes_all_cores)
-        return cls(config, loaded)
+        return cls(config, loaded, drafter)
 
     @property
     def max_model_len(self) -> int:
