@@ -59,8 +59,9 @@ class NativeStep:
     ) -> None:
         self._shape = shape
         self._isa = isa
-        self.batch = batch
-        self._struct = native.batch_struct(batch)
+        self._batch = batch  # the struct points into it
+        self.struct = native.batch_struct(batch)
+        """The batch as kernels take it."""
         self._workspace = workspace
         self._calls: dict[tuple[torch.dtype, int | None], _Call] = {}
 
@@ -76,7 +77,7 @@ class NativeStep:
         call = self._calls.get((query.dtype, window))
         if call is None:
             kernels = native.kernels(query.dtype, self._isa)
-            call = self._calls[query.dtype, window] = _Call(kernels, self._shape, self._struct, window)
+            call = self._calls[query.dtype, window] = _Call(kernels, self._shape, self.struct, window)
         out = query.new_empty(query.shape[0], self._shape.num_heads * self._shape.head_dim)
         call(
             pages,
@@ -101,7 +102,7 @@ class _Call:
             shape.num_heads, shape.num_kv_heads, shape.head_dim, window or 0, shape.scale
         )
         self._shared = ctypes.byref(batch), ctypes.byref(heads)
-        self._size = kernels.attention_bytes(*self._shared, shape.page_size, self._threads)
+        self._size = kernels.attention_bytes(*self._shared, self._threads)
 
     def __call__(
         self,

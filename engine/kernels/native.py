@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 LIBRARY = Path(__file__).parent / "libraydix.so"
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
 """Instruction sets, each with all that those before it have."""
-_ABI = 2
+_ABI = 3
 _REBUILD = "install a C compiler and run `python -m engine.kernels.build`"
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -134,9 +134,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         None,
         [c_void_p, c_void_p, c_void_p, *[c_void_p, c_int64] * 3, c_void_p, c_void_p, c_int32],
     ),
-    "raydix_attention_bytes": (c_int64, [c_void_p, c_void_p, c_int32, c_int32]),
+    "raydix_attention_bytes": (c_int64, [c_void_p, c_void_p, c_int32]),
     "raydix_forward": (None, [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int32]),
-    "raydix_forward_bytes": (c_int64, [c_void_p, c_void_p, c_int32, c_int32]),
+    "raydix_forward_bytes": (c_int64, [c_void_p, c_void_p, c_int32]),
     "raydix_linear": (None, [c_void_p, c_void_p, c_int64, c_int32, c_int32, c_void_p, c_int64, c_int32]),
     "raydix_logits": (None, [c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_int32]),
     "raydix_pack": (None, [c_void_p, c_int32, c_int32, c_bool, c_void_p]),
@@ -274,8 +274,10 @@ class Workspace:
         return -(-self._memory.data_ptr() // 64) * 64
 
 
-def batch_struct(batch: Any, token_ids: torch.Tensor | None = None) -> Batch:
-    """An `AttentionBatch` on a CPU as a struct; it points into the batch's tensors, which must outlive it."""
+def batch_struct(batch: Any) -> Batch:
+    """An `AttentionBatch` on a CPU as a struct; it points into the batch's tensors, which must outlive it. Which
+    tokens they are is not part of one: `token_ids` is to be set by who asks for more than attention.
+    """
     return Batch(
         len(batch.query_lens),
         len(batch.positions),
@@ -286,7 +288,6 @@ def batch_struct(batch: Any, token_ids: torch.Tensor | None = None) -> Batch:
         batch.block_table.data_ptr(),
         batch.slot_mapping.data_ptr(),
         batch.positions.data_ptr(),
-        0 if token_ids is None else token_ids.data_ptr(),
     )
 
 

@@ -82,9 +82,10 @@ class NativeDecoder:
         """int64 [N] token ids to hidden states, float32 [N, hidden_size], which the next call overwrites."""
         assert isinstance(step, NativeStep)
         kernels, threads = self._kernels, torch.get_num_threads()
-        batch, layers = native.batch_struct(step.batch, token_ids), native.pages_struct(pages.data)
-        arguments = ctypes.byref(self._model), ctypes.byref(batch)
-        size = kernels.forward_bytes(*arguments, pages.page_size, threads)
+        step.struct.token_ids = token_ids.data_ptr()
+        layers = native.pages_struct(pages.data)
+        arguments = ctypes.byref(self._model), ctypes.byref(step.struct)
+        size = kernels.forward_bytes(*arguments, threads)
         if len(self._hidden) < len(token_ids):
             self._hidden = torch.empty(len(token_ids) * 5 // 4, self.config.hidden_size)
         kernels.forward(

@@ -19,9 +19,8 @@ static size_t own_bytes(const Attention *attention)
     return ((decode > extend ? decode : extend) + 63) & ~(size_t)63;
 }
 
-size_t NAME(attention_bytes)(const Batch *batch, const AttentionShape *shape, int page_size, int threads)
+size_t NAME(attention_bytes)(const Batch *batch, const AttentionShape *shape, int threads)
 {
-    (void)page_size; /* of no influence */
     Attention attention = describe(batch, shape, NULL);
     return shared_bytes(&attention) + threads * own_bytes(&attention);
 }
@@ -87,8 +86,7 @@ EXPORT void NAME(raydix_attention)(const Batch *batch, const AttentionShape *sha
 }
 
 /* Bytes of scratch that raydix_attention needs. */
-EXPORT int64_t NAME(raydix_attention_bytes)(const Batch *batch, const AttentionShape *shape, int page_size,
-                                            int threads)
+EXPORT int64_t NAME(raydix_attention_bytes)(const Batch *batch, const AttentionShape *shape, int threads)
 {
-    return (int64_t)NAME(attention_bytes)(batch, shape, page_size, threads);
+    return (int64_t)NAME(attention_bytes)(batch, shape, threads);
 }

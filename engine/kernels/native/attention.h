@@ -6,7 +6,7 @@
 #include "vec.h"
 
 /* Bytes that `attend` needs beside its arguments, for a batch like this and so many threads. */
-size_t NAME(attention_bytes)(const Batch *batch, const AttentionShape *shape, int page_size, int threads);
+size_t NAME(attention_bytes)(const Batch *batch, const AttentionShape *shape, int threads);
 
 /* Two phases of a team and the barrier between them; ends without one. The batch's KV is in its pages.
  * query [num_tokens][num_heads][head_dim], tokens query_stride apart; out [num_tokens][num_heads * head_dim].

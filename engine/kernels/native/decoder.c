@@ -13,15 +13,15 @@
 
 /* What a step computes on its way, all rows of a layer at once. */
 typedef struct {
-    float *x;            /* [N][hidden]: the caller's, as it is the result too */
-    elem *normed;        /* [N][hidden] */
-    float *qkv;          /* [N][(num_heads + 2 * num_kv_heads) * head_dim] */
-    elem *query;         /* [N][num_heads * head_dim] */
-    elem *attended;      /* the same */
-    elem *inner;         /* [N][intermediate] */
-    float *cosines;      /* [N][head_dim / 2] */
-    float *sines;        /* the same */
-    char *scratch;       /* of attention */
+    float *x;         /* [N][hidden]: the caller's, as it is the result too */
+    elem *normed;     /* [N][hidden] */
+    float *qkv;       /* [N][(num_heads + 2 * num_kv_heads) * head_dim] */
+    elem *query;      /* [N][num_heads * head_dim] */
+    elem *attended;   /* the same */
+    elem *inner;      /* [N][intermediate] */
+    float *cosines;   /* [N][head_dim / 2] */
+    float *sines;     /* the same */
+    char *scratch;    /* of attention */
 } Buffers;
 
 static AttentionShape shape_of(const Model *model, int window)
@@ -37,7 +37,7 @@ static char *carve(char **at, size_t rows, size_t row_bytes)
 }
 
 /* Lay the buffers out from `at`; returns where they end. */
-static char *lay_out(Buffers *buffers, const Model *model, const Batch *batch, int page_size, int threads, char *at)
+static char *lay_out(Buffers *buffers, const Model *model, const Batch *batch, int threads, char *at)
 {
     size_t rows = round_up(batch->num_tokens, BLOCK_ROWS), dim = model->head_dim;
     AttentionShape shape = shape_of(model, 0);
@@ -48,15 +48,15 @@ static char *lay_out(Buffers *buffers, const Model *model, const Batch *batch, i
     buffers->inner = (elem *)carve(&at, rows, model->intermediate * sizeof(elem));
     buffers->cosines = (float *)carve(&at, rows, dim / 2 * sizeof(float));
     buffers->sines = (float *)carve(&at, rows, dim / 2 * sizeof(float));
-    buffers->scratch = carve(&at, 1, NAME(attention_bytes)(batch, &shape, page_size, threads));
+    buffers->scratch = carve(&at, 1, NAME(attention_bytes)(batch, &shape, threads));
     return at;
 }
 
 /* Bytes of workspace that raydix_forward needs, aligned to 64. */
-EXPORT int64_t NAME(raydix_forward_bytes)(const Model *model, const Batch *batch, int page_size, int threads)
+EXPORT int64_t NAME(raydix_forward_bytes)(const Model *model, const Batch *batch, int threads)
 {
     Buffers buffers;
-    return (int64_t)(uintptr_t)lay_out(&buffers, model, batch, page_size, threads, NULL);
+    return (int64_t)(uintptr_t)lay_out(&buffers, model, batch, threads, NULL);
 }
 
 static void rms_norm(const float *x, const float *weight, int n, float eps, elem *out)
@@ -93,8 +93,9 @@ static void embed_phase(Team *team, const Model *model, const Batch *batch, Buff
     team_barrier(team);
 }
 
-/* Norm (where the model has one) and rotate one head, float32 [head_dim], in place; pairs are (i, i + head_dim / 2). */
-static void norm_and_rotate(float *head, const float *weight, const float *cosines, const float *sines, int dim, float eps)
+/* Norm (where the model has one) and rotate one head, float32 [head_dim], in place. Pairs are (i, i + head_dim / 2). */
+static void norm_and_rotate(float *head, const float *weight, const float *cosines, const float *sines, int dim,
+                            float eps)
 {
     float factor = 1;
     if (weight) {
@@ -128,7 +129,8 @@ static void rotate_phase(Team *team, const Model *model, const Layer *layer, con
     int dim = model->head_dim, heads = model->num_heads, kv_heads = model->num_kv_heads;
     for (int token; (token = team_take(team, batch->num_tokens)) < batch->num_tokens;) {
         float *qkv = buffers->qkv + (size_t)token * (heads + 2 * kv_heads) * dim;
-        const float *cosines = buffers->cosines + (size_t)token * dim / 2, *sines = buffers->sines + (size_t)token * dim / 2;
+        const float *cosines = buffers->cosines + (size_t)token * dim / 2;
+        const float *sines = buffers->sines + (size_t)token * dim / 2;
         for (int head = 0; head < heads + kv_heads; head++)
             norm_and_rotate(qkv + head * dim, layer->qk_norm ? layer->qk_norm + head * dim : NULL, cosines, sines, dim,
                             model->norm_eps);
@@ -172,7 +174,7 @@ EXPORT void NAME(raydix_forward)(const Model *model, const Batch *batch, const P
     Buffers buffers;
     Work work;
     work_begin(&work);
-    lay_out(&buffers, model, batch, pages->page_size, threads, workspace);
+    lay_out(&buffers, model, batch, threads, workspace);
     buffers.x = hidden;
 #pragma omp parallel num_threads(threads)
     {
