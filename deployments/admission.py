@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from deployments.busy_rate import BusyRate
@@ -36,17 +36,25 @@ MIN_RETRY_S, MAX_RETRY_S = 1.0, 600.0
 class LoadView(Protocol):
     """What this process knows of the engines, without asking them."""
 
-    def queue_seconds(self, sending_tokens: int = 0) -> float:
+    def queue_seconds(self, sending: Mapping[str, int]) -> float:
         """Seconds until the least busy engine would begin with a new prompt; 0 when no engine is up.
 
-        `sending_tokens` are on their way from here and not accepted yet: the view spreads them over the engines
-        where it does not count them itself.
+        `sending`: requests on their way from here that were not accepted yet, and their uncached tokens. The view
+        spreads those over the engines that it does not count itself.
         """
         ...
 
     def uncached_tokens(self, request: GenerateRequest) -> int:
         """Tokens of its prompt that the engine it would go to has to compute."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What a request waits for."""
+
+    request_id: str
+    comes: asyncio.Future[None]
 
 
 class AdmissionClient:
@@ -70,8 +78,8 @@ class AdmissionClient:
             settings.max_waiting_tokens_per_tenant,
         )
         weights = {name: tenant.weight for name, tenant in tenants.items()}
-        self._queue: FairQueue[asyncio.Future[None]] = FairQueue(weights, settings.quantum_tokens, bounds)
-        self._sending_tokens = 0  # of requests that were let go and no engine has accepted yet
+        self._queue: FairQueue[_Turn] = FairQueue(weights, settings.quantum_tokens, bounds)
+        self._sending: dict[str, int] = {}  # uncached tokens of requests let go that no engine has accepted yet
         self._drain = BusyRate()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -81,12 +89,13 @@ class AdmissionClient:
         """
         arrival, asked_at = _now(), time.monotonic()
         cost = max(1, self._load.uncached_tokens(request))
-        entry = Waiting(asyncio.get_running_loop().create_future(), request.tenant, cost, request.priority)
+        turn = _Turn(request.request_id, asyncio.get_running_loop().create_future())
+        entry = Waiting(turn, request.tenant, cost, request.priority)
         has_waited = bool(self._queue.num_waiting) or not self._has_room()
         if has_waited:
             await self._wait(entry, request)
         else:
-            self._sending_tokens += cost
+            self._sending[request.request_id] = cost
         if self._metrics is not None:
             self._metrics.observe("tenant_queue_seconds", _now() - arrival, tenant=_label(request.tenant))
         wait = (asked_at, time.monotonic())
@@ -112,7 +121,7 @@ class AdmissionClient:
 
     # --- waiting -------------------------------------------------------------------------------------------
 
-    async def _wait(self, entry: Waiting[asyncio.Future[None]], request: GenerateRequest) -> None:
+    async def _wait(self, entry: Waiting[_Turn], request: GenerateRequest) -> None:
         """Until it is this request's turn: then its tokens are charged, and counted as being sent."""
         longest = self._settings.max_wait_s
         if request.max_wait_s is not None:
@@ -129,20 +138,20 @@ class AdmissionClient:
         self._note()
         self._let_go()
         try:
-            await asyncio.wait((entry.item,), timeout=longest)
+            await asyncio.wait((entry.item.comes,), timeout=longest)
         except asyncio.CancelledError:
             self._give_up(entry)
             raise
-        if not entry.item.done():
+        if not entry.item.comes.done():
             retry_after_s = self._retry_after(self._expected_wait(entry), longest)
             self._give_up(entry)
             reason = f"no engine had room for this request within {longest:.3g} s"
             raise Overloaded(reason, retry_after_s, "deadline")
 
-    def _give_up(self, entry: Waiting[asyncio.Future[None]]) -> None:
+    def _give_up(self, entry: Waiting[_Turn]) -> None:
         """It leaves without having been sent, perhaps just after it was let go."""
-        if entry.item.done():
-            self._sending_tokens -= entry.cost
+        if entry.item.comes.done():
+            self._sending.pop(entry.item.request_id, None)
             self._queue.charge(entry.tenant, -entry.cost)
         else:
             self._queue.remove(entry)
@@ -155,8 +164,8 @@ class AdmissionClient:
             entry = self._queue.pop()
             assert entry is not None
             self._drain.add(entry.cost, _now())
-            self._sending_tokens += entry.cost
-            entry.item.set_result(None)
+            self._sending[entry.item.request_id] = entry.cost
+            entry.item.comes.set_result(None)
             self._note()
         if self._queue.num_waiting and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TICK_S, self._on_tick)
@@ -166,7 +175,7 @@ class AdmissionClient:
         self._let_go()
 
     def _has_room(self) -> bool:
-        return self._load.queue_seconds(self._sending_tokens) < self._settings.ttft_target_s
+        return self._load.queue_seconds(self._sending) < self._settings.ttft_target_s
 
     def _note(self) -> None:
         """The queue has changed."""
@@ -175,7 +184,7 @@ class AdmissionClient:
             self._metrics.set("admission_waiting_requests", self._queue.num_waiting)
             self._metrics.set("admission_waiting_tokens", self._queue.num_tokens)
 
-    def _expected_wait(self, entry: Waiting[asyncio.Future[None]]) -> float:
+    def _expected_wait(self, entry: Waiting[_Turn]) -> float:
         """Seconds until its turn at the rate that was measured; 0 before anything was."""
         rate = self._drain.rate(_now())
         if rate is None:
@@ -190,7 +199,7 @@ class AdmissionClient:
 
     async def _send(
         self,
-        entry: Waiting[asyncio.Future[None]],
+        entry: Waiting[_Turn],
         request: GenerateRequest,
         wait: tuple[float, float],
         *,
@@ -207,13 +216,11 @@ class AdmissionClient:
                 self._queue.charge(request.tenant, -entry.cost)
             raise
         finally:
-            self._sending_tokens -= entry.cost
+            self._sending.pop(request.request_id, None)
             self._let_go()
         return _Watched(generation, wait, lambda event: self._began(entry, request, event, is_charged=is_charged))
 
-    def _began(
-        self, entry: Waiting[asyncio.Future[None]], request: GenerateRequest, event: Event, *, is_charged: bool
-    ) -> None:
+    def _began(self, entry: Waiting[_Turn], request: GenerateRequest, event: Event, *, is_charged: bool) -> None:
         """The first event tells how much was computed, and that an engine has done so much less to do."""
         if is_charged and event.token_ids:
             computed = len(request.prompt_ids) + len(request.output_ids) - event.num_cached

@@ -16,11 +16,11 @@ from deployments.cluster import ClusterModel
 from deployments.config import AppArgs, ModelArgs
 from deployments.delivery import Persistence
 from deployments.engine_client import WireEngineClient
+from deployments.fleet_load import FleetLoad
 from deployments.grammar_check import GrammarCheck, GrammarCheckLimits
 from deployments.handle_control import HandleControl
 from deployments.ingress_metrics import IngressMetrics
 from deployments.model_switch import PUT_AWAY, DeploymentSwitch, SwitchedEngines
-from deployments.observed_load import ObservedLoad
 from deployments.serve_control import ServeControl
 from deployments.settings import HealthSettings
 from deployments.tenants import KeyRing
@@ -48,7 +48,7 @@ class ModelLink:
         self._model, self._engines = model, engines
         self._fleet = fleet_of(engines.app_name, engines.deployment_name)
         self._placer = placer_of(self._fleet, args.placer(model))
-        self._warm_up, self._admission, self._num_ingresses = args.warm_up, args.admission, args.ingresses.count
+        self._warm_up, self._admission = args.warm_up, args.admission
         self._health, self._sync_timeout_s = args.health, args.router.sync_timeout_s
         self._switch = DeploymentSwitch(control, engines.deployment_name, model.num_when_loaded)
         self._grammars: GrammarCheck | None = None
@@ -95,11 +95,10 @@ class ModelLink:
         tokenizer = self._tokenizer
         config = ModelConfig.from_directory(model_directory(self._model.engine))
         card = _card(self._model.engine, config)
-        load = ObservedLoad(
-            SwitchedEngines(self._client, self._switch), self._num_ingresses, self._placer.uncached_tokens
-        )
+        engines = SwitchedEngines(self._client, self._switch)
+        load = FleetLoad(self._fleet, self._placer.uncached_tokens)
         tenants = {tenant.name: tenant for tenant in keys.tenants}
-        client = AdmissionClient(load, load, self._admission, tenants, self.metrics)
+        client = AdmissionClient(engines, load, self._admission, tenants, self.metrics)
         self._grammars = GrammarCheck(
             lambda: Vocabulary.of(tokenizer, card.vocab_size, config.eos_token_ids),
             self._grammar_limits,

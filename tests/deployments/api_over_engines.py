@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ PROMPT = list(range(100, 120))
 class Idle:
     """A `LoadView` of engines that always have room."""
 
-    def queue_seconds(self, sending_tokens: int = 0) -> float:
+    def queue_seconds(self, sending: Mapping[str, int]) -> float:
         return 0.0
 
     def uncached_tokens(self, request: GenerateRequest) -> int:

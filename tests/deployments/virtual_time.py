@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from deployments.client import FleetHealth, GenerateRequest, ReplicaHealth
 from deployments.course import Course
 from engine.plan import Event
 from engine.sampling_params import SamplingParams
+from router.fleet import Fleet, ReplicaAddress, ReplicaLoad
 
 T = TypeVar("T")
 
@@ -90,12 +91,51 @@ class VirtualFleet:
         )
         return FleetHealth("healthy", len(replicas), replicas)
 
-    def queue_seconds(self, sending_tokens: int = 0) -> float:
+    def queue_seconds(self, sending: Mapping[str, int]) -> float:
         rate = sum(replica.rate for replica in self.replicas)
-        return min(replica.queue_seconds() for replica in self.replicas) + sending_tokens / rate
+        return min(replica.queue_seconds() for replica in self.replicas) + sum(sending.values()) / rate
 
     def uncached_tokens(self, request: GenerateRequest) -> int:
         return len(request.prompt_ids)
+
+
+class HeardFleet:
+    """The same as its router's `Fleet` knows it: own requests at once, all else from heartbeats."""
+
+    def __init__(self, fleet: VirtualFleet, heartbeat_s: float = 0.05) -> None:
+        self.known = Fleet(clock=now)
+        self._fleet, self._heartbeat_s = fleet, heartbeat_s
+        self._num_placed = dict.fromkeys((replica.name for replica in fleet.replicas), 0)
+        self.known.update({name: ReplicaAddress(name, f"tcp://{name}", "secret") for name in self._num_placed})
+
+    async def generate(self, request: GenerateRequest) -> VirtualGeneration:
+        self.known.open(request.request_id)
+        try:
+            generation = await self._fleet.generate(request)
+            assert generation.replica is not None
+            self.known.book(request.request_id, generation.replica, len(request.prompt_ids))
+            self._num_placed[generation.replica] += 1
+            return generation
+        finally:
+            asyncio.get_running_loop().call_later(self._heartbeat_s, self.known.release, request.request_id)
+
+    async def health(self) -> FleetHealth:
+        return await self._fleet.health()
+
+    def decisions(self, limit: int) -> list[dict[str, Any]]:
+        return []
+
+    async def tell(self) -> None:
+        """Heartbeats, as long as nobody cancels them."""
+        while True:
+            for replica in self._fleet.replicas:
+                load = ReplicaLoad(
+                    queued_prefill_tokens=int(replica.queue_seconds() * replica.rate),
+                    dispatches_seen=self._num_placed[replica.name],
+                    prefill_rate=replica.rate,
+                )
+                self.known.record_load(replica.name, load)
+            await asyncio.sleep(self._heartbeat_s)
 
 
 class VirtualGeneration:
