@@ -29,7 +29,7 @@ from rich.table import Table
 from cache import Namespace
 from engine.attention.base import AttentionBackend, AttentionShape, AttentionStep
 from engine.attention.batch import AttentionBatch
-from engine.attention.kv_pages import KVPages
+from engine.attention.kv_pages import KVPages, store_kv
 from engine.attention.native import NativeAttention
 from engine.attention.reference import ReferenceAttention
 from engine.kernels import native
@@ -154,7 +154,11 @@ def _paged(workload: Workload) -> dict[str, Callable[[int], object]]:
     key, value = torch.randn(2, w.rows * w.new, w.kv_heads, w.head_dim).bfloat16()
 
     def layer_of(step: AttentionStep) -> Callable[[int], object]:
-        return lambda layer: step.forward(pages.layer(layer), query, key, value, None)
+        def attend(layer: int) -> torch.Tensor:
+            store_kv(pages.layer(layer), batch.slot_mapping, key, value)
+            return step.attend(pages.layer(layer), query, None)
+
+        return attend
 
     backends: dict[str, AttentionBackend] = {
         "native": NativeAttention(shape),

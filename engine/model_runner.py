@@ -178,7 +178,7 @@ class ModelRunner:
 
     def _inputs(
         self, step: PreparedStep, before: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, AttentionStep] | None:
+    ) -> tuple[torch.Tensor, AttentionStep] | None:
         """What the decoder takes for all tokens of a step; None when there are none. Copies pages first."""
         if self._host is not None:
             self._host.copy_out(step.swap_out)
@@ -186,8 +186,7 @@ class ModelRunner:
         self._pages.copy(step.copies)
         if step.batch is None:
             return None
-        attention = self._attention.prepare(step.batch, self._pages.null_page)
-        return step.token_ids(before), step.batch.positions, attention
+        return step.token_ids(before), self._attention.prepare(step.batch, self._pages.null_page)
 
 
 def _device(name: str) -> torch.device:

@@ -31,20 +31,22 @@ class AttentionShape:
 
 
 class AttentionStep(Protocol):
-    """One step's batch, prepared: called once per layer. Whatever layers share was computed by `prepare`."""
+    """One step's batch, prepared: called once per layer. Whatever layers share was computed by `prepare`.
 
-    def forward(
-        self,
-        pages: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        window: int | None,
-    ) -> torch.Tensor:
-        """Write the step's KV of one layer into its pages, then attend.
+    Backends read KV and never write it: the decoder stores a layer's before it attends (`store_kv`, or a kernel
+    that does more than that).
+    """
 
-        pages: [2, num_pages + 1, page_size, num_kv_heads, head_dim], written in place at `slot_mapping`
-        query: [N, num_heads, head_dim]; key, value: [N, num_kv_heads, head_dim]; dim 0 may be strided
+    @property
+    def batch(self) -> AttentionBatch:
+        """Whose step it is."""
+        ...
+
+    def attend(self, pages: torch.Tensor, query: torch.Tensor, window: int | None) -> torch.Tensor:
+        """Attention of one layer.
+
+        pages: [2, num_pages + 1, page_size, num_kv_heads, head_dim], which hold the step's own KV too
+        query: [N, num_heads, head_dim]; dim 0 may be strided
         window: a query at position p sees positions p - window + 1 .. p; None: 0 .. p
         Returns [N, num_heads * head_dim], contiguous.
         """

@@ -57,3 +57,10 @@ class KVPages:
         sources = torch.tensor([copy.source for copy in copies], device=self.data.device)
         targets = torch.tensor([copy.target for copy in copies], device=self.data.device)
         self.data.index_copy_(2, targets, self.data.index_select(2, sources))
+
+
+def store_kv(pages: torch.Tensor, slot_mapping: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+    """Write a step's keys and values, [N, num_kv_heads, head_dim], into one layer's pages, at int64 [N] slots."""
+    keys, values = pages.flatten(1, 2).unbind()  # each [slots, num_kv_heads, head_dim]
+    keys.index_copy_(0, slot_mapping, key)
+    values.index_copy_(0, slot_mapping, value)

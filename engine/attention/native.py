@@ -5,7 +5,7 @@ Pointers of a call, and the structs that they lead to:
     batch  ─▶ qo_indptr, kv_lens, block_table, slot_mapping, positions      a step's, all layers share it
     shape  ─▶ heads, window, scale                                          one for each window of the model
     pages  ─▶ keys, values and strides                                      of the layer
-    query, key, value: address and stride of tokens; out, workspace: address
+    query: address and stride of tokens; out, workspace: address
 """
 
 from __future__ import annotations
@@ -59,34 +59,20 @@ class NativeStep:
     ) -> None:
         self._shape = shape
         self._isa = isa
-        self._batch = batch  # the struct points into it
+        self.batch = batch  # the struct points into it
         self.struct = native.batch_struct(batch)
         """The batch as kernels take it."""
         self._workspace = workspace
         self._calls: dict[tuple[torch.dtype, int | None], _Call] = {}
 
-    def forward(
-        self,
-        pages: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        window: int | None,
-    ) -> torch.Tensor:
-        """As `AttentionStep.forward` says. Raises native.Unavailable for other types than float32 and bfloat16."""
+    def attend(self, pages: torch.Tensor, query: torch.Tensor, window: int | None) -> torch.Tensor:
+        """As `AttentionStep.attend` says. Raises native.Unavailable for other types than float32 and bfloat16."""
         call = self._calls.get((query.dtype, window))
         if call is None:
             kernels = native.kernels(query.dtype, self._isa)
             call = self._calls[query.dtype, window] = _Call(kernels, self._shape, self.struct, window)
         out = query.new_empty(query.shape[0], self._shape.num_heads * self._shape.head_dim)
-        call(
-            pages,
-            _with_whole_tokens(query),
-            _with_whole_tokens(key),
-            _with_whole_tokens(value),
-            out,
-            self._workspace,
-        )
+        call(pages, _with_whole_tokens(query), out, self._workspace)
         return out
 
 
@@ -105,23 +91,13 @@ class _Call:
         self._size = kernels.attention_bytes(*self._shared, self._threads)
 
     def __call__(
-        self,
-        pages: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        out: torch.Tensor,
-        workspace: native.Workspace,
+        self, pages: torch.Tensor, query: torch.Tensor, out: torch.Tensor, workspace: native.Workspace
     ) -> None:
         self._kernel(
             *self._shared,
             ctypes.byref(native.pages_struct(pages[None])),
             query.data_ptr(),
             query.stride(0),
-            key.data_ptr(),
-            key.stride(0),
-            value.data_ptr(),
-            value.stride(0),
             out.data_ptr(),
             workspace.address(self._size),
             self._threads,

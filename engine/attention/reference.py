@@ -137,21 +137,12 @@ class ReferenceStep:
 
     def __init__(self, shape: AttentionShape, batch: AttentionBatch, plans: dict[int | None, _Windowed]) -> None:
         self._shape = shape
-        self._batch = batch
+        self.batch = batch
         self._plans = plans
 
-    def forward(
-        self,
-        pages: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        window: int | None,
-    ) -> torch.Tensor:
-        """As `AttentionStep.forward` says."""
+    def attend(self, pages: torch.Tensor, query: torch.Tensor, window: int | None) -> torch.Tensor:
+        """As `AttentionStep.attend` says."""
         keys, values = pages.flatten(1, 2).unbind()  # each [slots, num_kv_heads, head_dim]
-        keys.index_copy_(0, self._batch.slot_mapping, key)
-        values.index_copy_(0, self._batch.slot_mapping, value)
         plan = self._plans[window]
         out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
         for decodes in plan.decodes:

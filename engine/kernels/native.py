@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 LIBRARY = Path(__file__).parent / "libraydix.so"
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
 """Instruction sets, each with all that those before it have."""
-_ABI = 3
+_ABI = 4
 _REBUILD = "install a C compiler and run `python -m engine.kernels.build`"
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -132,7 +132,7 @@ class SampledRow(Structure):
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "raydix_attention": (
         None,
-        [c_void_p, c_void_p, c_void_p, *[c_void_p, c_int64] * 3, c_void_p, c_void_p, c_int32],
+        [c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int32],
     ),
     "raydix_attention_bytes": (c_int64, [c_void_p, c_void_p, c_int32]),
     "raydix_forward": (None, [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int32]),

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.attention.base import AttentionStep
-from engine.attention.kv_pages import KVPages
+from engine.attention.kv_pages import KVPages, store_kv
 from engine.models.config import ModelConfig
 
 
@@ -62,7 +62,8 @@ class Attention(nn.Module):
         if self.qk_norm is not None:
             query_key = F.rms_norm(query_key, (self._head_dim,), eps=self._eps) * self.qk_norm
         query, key = rotation.apply(query_key).split((self._num_heads, self._num_kv_heads), dim=1)
-        attended = step.forward(pages, query, key, value, self._window)
+        store_kv(pages, step.batch.slot_mapping, key, value)
+        attended = step.attend(pages, query, self._window)
         return F.linear(attended, self.o_proj.weight, self.o_proj.bias)
 
 
@@ -115,13 +116,11 @@ class Decoder(nn.Module):
             None if config.tied_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         )
 
-    def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, pages: KVPages
-    ) -> torch.Tensor:
-        """int64 [N] token ids and their positions to hidden states [N, hidden_size]; writes the tokens' KV."""
+    def forward(self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages) -> torch.Tensor:
+        """int64 [N] ids of a step's tokens to hidden states [N, hidden_size]; writes the tokens' KV."""
         x: torch.Tensor = self.embed(token_ids)
         inv_freq = torch.tensor(self._inv_freq, dtype=torch.float32, device=x.device)
-        rotation = Rotation(positions, inv_freq, self.config.rope.attention_factor, x.dtype)
+        rotation = Rotation(step.batch.positions, inv_freq, self.config.rope.attention_factor, x.dtype)
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, step, pages.layer(index))
         return x

@@ -76,9 +76,7 @@ class NativeDecoder:
         self._hidden = torch.empty(0, config.hidden_size)
         self._logits = torch.empty(0, config.vocab_size)
 
-    def __call__(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, pages: KVPages
-    ) -> torch.Tensor:
+    def __call__(self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages) -> torch.Tensor:
         """int64 [N] token ids to hidden states, float32 [N, hidden_size], which the next call overwrites."""
         assert isinstance(step, NativeStep)
         kernels, threads = self._kernels, torch.get_num_threads()

@@ -11,7 +11,7 @@ import torch
 from cache import Namespace
 from engine.attention.base import AttentionBackend, AttentionShape
 from engine.attention.batch import AttentionBatch
-from engine.attention.kv_pages import KVPages
+from engine.attention.kv_pages import KVPages, store_kv
 from engine.plan import Chunk
 from engine.request import Request
 from engine.sampling_params import SamplingParams
@@ -104,8 +104,9 @@ class Paged:
     def attend(self, backend: AttentionBackend) -> torch.Tensor:
         """What `backend` makes of it, [N, num_heads * head_dim]."""
         new = torch.cat([held[:, start:] for start, held, _ in self._rows()], dim=1)
+        store_kv(self.pages.layer(0), self.batch.slot_mapping, new[0], new[1])
         step = backend.prepare(self.batch, self.pages.null_page)
-        return step.forward(self.pages.layer(0), torch.cat(self._queries), new[0], new[1], self.window)
+        return step.attend(self.pages.layer(0), torch.cat(self._queries), self.window)
 
     def expected(self) -> torch.Tensor:
         """The same in float64."""

@@ -45,32 +45,9 @@ void NAME(attend)(Team *team, const Batch *batch, const AttentionShape *shape, c
     }
 }
 
-/* Write a step's keys and values into one layer's pages. */
-static void store_phase(Team *team, const Batch *batch, const AttentionShape *shape, const Pages *pages,
-                        const elem *key, int64_t key_stride, const elem *value, int64_t value_stride)
-{
-    enum { TOKENS = 16 }; /* of an item */
-    int items = round_up(batch->num_tokens, TOKENS) / TOKENS, dim = shape->head_dim;
-    for (int item; (item = team_take(team, items)) < items;)
-        for (int token = item * TOKENS; token < (item + 1) * TOKENS && token < batch->num_tokens; token++) {
-            int64_t page = batch->slot_mapping[token] / pages->page_size;
-            int64_t slot = batch->slot_mapping[token] % pages->page_size;
-            for (int head = 0; head < shape->num_kv_heads; head++) {
-                int64_t to =
-                    page * pages->page_stride + slot * pages->slot_stride + head * pages->head_stride;
-                memcpy(pages->keys + to, key + token * key_stride + head * dim, sizeof(elem) * dim);
-                memcpy(pages->values + to, value + token * value_stride + head * dim, sizeof(elem) * dim);
-            }
-        }
-    team_barrier(team);
-}
-
-/* Write a step's keys and values, [num_tokens][num_kv_heads][head_dim], tokens key_stride and value_stride apart,
- * into one layer's pages; then attend. As `AttentionStep.forward` says. */
+/* As `AttentionStep.attend` says: query [num_tokens][num_heads][head_dim], tokens query_stride apart. */
 EXPORT void NAME(raydix_attention)(const Batch *batch, const AttentionShape *shape, const Pages *pages,
-                                   const elem *query, int64_t query_stride, const elem *key,
-                                   int64_t key_stride, const elem *value, int64_t value_stride, elem *out,
-                                   char *scratch, int threads)
+                                   const elem *query, int64_t query_stride, elem *out, char *scratch, int threads)
 {
     Work work;
     work_begin(&work);
@@ -78,7 +55,6 @@ EXPORT void NAME(raydix_attention)(const Batch *batch, const AttentionShape *sha
     {
         Team team = team_join(&work);
         NAME(gemm_begin)();
-        store_phase(&team, batch, shape, pages, key, key_stride, value, value_stride);
         NAME(attend)(&team, batch, shape, pages, query, query_stride, out, shape->num_heads * shape->head_dim,
                      scratch);
         NAME(gemm_end)();

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RAYDIX_ABI 3 /* engine/kernels/native.py asks for the same: raised with every change of this file */
+#define RAYDIX_ABI 4 /* engine/kernels/native.py asks for the same: raised with every change of this file */
 
 #ifdef RAYDIX_BF16
 typedef uint16_t elem; /* bfloat16: the upper half of a float */
