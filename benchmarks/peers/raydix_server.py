@@ -72,7 +72,7 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     deadline = time.monotonic() + _START_S
     while process.poll() is None and time.monotonic() < deadline:
         try:
-            if httpx.get(f"{url}/v1/models", timeout=5).is_success:
+            if httpx.get(f"{url}/health", timeout=5).is_success:
                 return
         except httpx.HTTPError:
             pass
