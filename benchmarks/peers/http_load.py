@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
 from rich.console import Console
 from rich.table import Table
 
@@ -69,7 +69,7 @@ def read(sent: float, start: float, chunks: list[Chunk], asked: int) -> Sample:
     return sample
 
 
-async def run_job(client: httpx.AsyncClient, model: str, job: Job) -> tuple[list[Sample], float]:
+async def run_job(client: aiohttp.ClientSession, model: str, job: Job) -> tuple[list[Sample], float]:
     """All requests of a job at once; their samples, and seconds until the last has ended."""
     start = time.perf_counter()
 
@@ -77,9 +77,8 @@ async def run_job(client: httpx.AsyncClient, model: str, job: Job) -> tuple[list
         body = {"model": model, "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         sent, chunks = time.perf_counter(), []
-        async with client.stream("POST", "/v1/completions", json=body) as response:
-            response.raise_for_status()
-            async for chunk in response.aiter_raw():
+        async with client.post("/v1/completions", json=body) as response:
+            async for chunk in response.content.iter_any():
                 chunks.append((time.perf_counter(), chunk))
         return sent, chunks, count
 
@@ -88,7 +87,7 @@ async def run_job(client: httpx.AsyncClient, model: str, job: Job) -> tuple[list
     return [read(sent, start, chunks, asked) for sent, chunks, asked in told], seconds
 
 
-async def run_jobs(client: httpx.AsyncClient, model: str, jobs: list[Job]) -> tuple[list[Sample], float]:
+async def run_jobs(client: aiohttp.ClientSession, model: str, jobs: list[Job]) -> tuple[list[Sample], float]:
     """Jobs one after the other; all samples, and the seconds of all."""
     told = [await run_job(client, model, job) for job in jobs]
     return [sample for samples, _ in told for sample in samples], sum(seconds for _, seconds in told)
@@ -103,9 +102,11 @@ def http_jobs(sizes: Sizes, ids: range, seed: int) -> dict[str, list[Job]]:
 
 async def measure(url: str, sizes: Sizes, ids: range, seed: int = 0) -> dict[str, Any]:
     """Summaries by workload, as `benchmarks.serving.summarize` makes them: rates, and latencies in seconds."""
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, limits=limits) as client:
-        model = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
+    # Not httpx, whose pool of 128 connections takes more processor time than the server has left.
+    connections, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(_TIMEOUT_S)
+    async with aiohttp.ClientSession(url, connector=connections, timeout=timeout, raise_for_status=True) as client:
+        async with client.get("/v1/models") as response:
+            model = (await response.json())["data"][0]["id"]
         await run_jobs(client, model, http_jobs(QUICK, ids, seed - 1)["offline"])  # warms it up
         asked = http_jobs(sizes, ids, seed)
         return {name: summarize(*await run_jobs(client, model, jobs)) for name, jobs in asked.items()}
