@@ -22,7 +22,7 @@ from deployments.api.health import health
 from deployments.api.http_metrics import HttpMetrics
 from deployments.api.lifecycle import add_model_routes
 from deployments.api.limits import Limits
-from deployments.api.pacing import Pace
+from deployments.api.pacing import Pace, chunks_per_s
 from deployments.api.prompts import encode_messages, encode_text
 from deployments.api.protocol import (
     ChatRequest,
@@ -41,6 +41,7 @@ from deployments.api.tools.asked import checked_functions
 from deployments.api.transport import Envelope, error_response, json_response, request_id, until_disconnect
 from deployments.client import Unavailable
 from deployments.rate_limits import RateLimited
+from engine.machine import usable_cores
 
 _Planner = Callable[[], Awaitable[Plan]]
 
@@ -77,7 +78,7 @@ class _Routes:
 
     def __init__(self, service: ApiService) -> None:
         self._service = service
-        self._pace = Pace(service.limits.max_chunks_per_s)
+        self._pace = Pace(chunks_per_s(service.limits.max_chunks_per_s, usable_cores()))
 
     async def chat(self, request: Request) -> Response:
         """Create a chat completion."""

@@ -5,6 +5,8 @@ Where the engine has a bound of its own (`engine.sampling_params`), a limit can 
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine import sampling_params as engine_bounds
@@ -89,9 +91,9 @@ class Limits(BaseModel):
     """Seconds between two events of a generation, the wait for the first included."""
     slow_reader_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds a client may leave a chunk of its stream unread."""
-    max_chunks_per_s: float | None = Field(default=1000.0, gt=0)
-    """Chunks that the streams of an ingress write together, per second; faster tokens share chunks. None: no
-    bound."""
+    max_chunks_per_s: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
+    """Chunks that the streams of an ingress write together, per second; faster tokens share chunks. "auto": 250
+    for each core of its machine, 1,000 at most. None: no bound."""
     inline_text_chars: int = Field(default=8192, ge=0)
     """Texts longer than this many characters are tokenized in a thread, so that no stream waits for them."""
     inline_logprobs: int = Field(default=2048, ge=0)

@@ -13,11 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Literal
 
 BURST_S = 0.1
 """What was not written for so long may be made up for."""
+AUTO_PER_CORE, AUTO_MOST = 250.0, 1000.0
+"""Where nobody says how many: a chunk takes some 0.7 ms of processor time on its way, and where cores are few an
+engine on the same machine has better use for it."""
 MIN_WAIT_S = 0.002
 """Shorter waits are left out, and made up for by the next: event loops tell no finer time."""
+
+
+def chunks_per_s(setting: float | Literal["auto"] | None, cores: int) -> float | None:
+    """What the limit `max_chunks_per_s` says on a machine with so many cores."""
+    return min(AUTO_PER_CORE * cores, AUTO_MOST) if setting == "auto" else setting
 
 
 class Pace:

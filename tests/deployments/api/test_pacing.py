@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from deployments.api.pacing import Pace, Turns
+from deployments.api.pacing import Pace, Turns, chunks_per_s
 from tests.deployments.virtual_time import now, run
 
 
@@ -77,3 +77,8 @@ def test_without_a_limit_nothing_waits() -> None:
         return now()
 
     assert run(scenario()) == 0.0
+
+
+def test_few_cores_write_fewer_chunks_unless_told_how_many() -> None:
+    assert [chunks_per_s("auto", cores) for cores in (1, 2, 4, 64)] == [250, 500, 1000, 1000]
+    assert (chunks_per_s(30.0, 2), chunks_per_s(None, 2)) == (30, None)
