@@ -3,33 +3,23 @@
     embed ─▶ x ─┬─ norm ─ qkv ─ (q/k norm) ─ rotate ─ attention ─ output ─ + ─┬─ norm ─ MLP ─ + ─▶ next layer
                 └──────────────────────────────────────────────────────────┘  └───────────────┘
 
-All tensors are ragged: dim 0 is the N tokens of a step, whatever request they belong to.
+All tensors are ragged: dim 0 is the N tokens of a step, whatever request they belong to. A sum is one
+operation with the norm that follows it, so what a layer hands on is x and its MLP's output, not yet added.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from engine.attention.base import AttentionStep
-from engine.attention.kv_pages import KVPages, store_kv
+from engine.attention.batch import AttentionBatch
+from engine.attention.kv_pages import KVPages
 from engine.models.config import ModelConfig
-
-
-class Rotation:
-    """Cosines and sines of a step's positions, [N, 1, head_dim], and their application."""
-
-    def __init__(self, positions: torch.Tensor, inv_freq: torch.Tensor, factor: float, dtype: torch.dtype) -> None:
-        angles = positions[:, None, None].float() * inv_freq
-        cos, sin = angles.cos() * factor, angles.sin() * factor
-        self._cos = torch.cat((cos, cos), -1).to(dtype)
-        self._sin = torch.cat((-sin, sin), -1).to(dtype)
-
-    def apply(self, heads: torch.Tensor) -> torch.Tensor:
-        """Rotate [N, H, head_dim]: pairs are (i, i + head_dim / 2), as in transformers' `rotate_half`."""
-        first, second = heads.chunk(2, -1)
-        return heads * self._cos + torch.cat((second, first), -1) * self._sin
+from engine.models.operations import Operations, Rotary, operations_for
 
 
 class Attention(nn.Module):
@@ -37,7 +27,6 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self._num_heads, self._num_kv_heads = config.num_heads, config.num_kv_heads
         self._head_dim, self._eps = config.head_dim, config.norm_eps
         self._window = config.layer_windows[layer]
         self.qkv_proj = nn.Linear(
@@ -54,15 +43,11 @@ class Attention(nn.Module):
         )
 
     def forward(
-        self, x: torch.Tensor, rotation: Rotation, step: AttentionStep, pages: torch.Tensor
+        self, x: torch.Tensor, operations: Operations, step: AttentionStep, pages: torch.Tensor
     ) -> torch.Tensor:
         """[N, hidden_size] to the same."""
         heads = self.qkv_proj(x).view(x.shape[0], -1, self._head_dim)
-        query_key, value = heads.split((self._num_heads + self._num_kv_heads, self._num_kv_heads), dim=1)
-        if self.qk_norm is not None:
-            query_key = F.rms_norm(query_key, (self._head_dim,), eps=self._eps) * self.qk_norm
-        query, key = rotation.apply(query_key).split((self._num_heads, self._num_kv_heads), dim=1)
-        store_kv(pages, step.batch.slot_mapping, key, value)
+        query = operations.rotate_into(pages, heads, self.qk_norm, self._eps)
         attended = step.attend(pages, query, self._window)
         return F.linear(attended, self.o_proj.weight, self.o_proj.bias)
 
@@ -75,10 +60,10 @@ class MLP(nn.Module):
         self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
         """[N, hidden_size] to the same."""
-        gate, up = self.gate_up_proj(x).chunk(2, -1)
-        return F.linear(F.silu(gate) * up, self.down_proj.weight, self.down_proj.bias)
+        inner = operations.silu_mul(self.gate_up_proj(x))
+        return F.linear(inner, self.down_proj.weight, self.down_proj.bias)
 
 
 class Layer(nn.Module):
@@ -86,18 +71,25 @@ class Layer(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
+        self._eps = config.norm_eps
         self.input_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.attention = Attention(config, layer)
         self.post_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.mlp = MLP(config)
 
     def forward(
-        self, x: torch.Tensor, rotation: Rotation, step: AttentionStep, pages: torch.Tensor
-    ) -> torch.Tensor:
-        """[N, hidden_size] to the same."""
-        x = x + self.attention(self.input_norm(x), rotation, step, pages)
-        out: torch.Tensor = x + self.mlp(self.post_norm(x))
-        return out
+        self,
+        x: torch.Tensor,
+        branch: torch.Tensor | None,
+        operations: Operations,
+        step: AttentionStep,
+        pages: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The stream and what is to be added to it, [N, hidden_size] each, to the same after this layer."""
+        x, normed = operations.add_norm(x, branch, self.input_norm.weight, self._eps)
+        branch = self.attention(normed, operations, step, pages)
+        x, normed = operations.add_norm(x, branch, self.post_norm.weight, self._eps)
+        return x, self.mlp(normed, operations)
 
 
 class Decoder(nn.Module):
@@ -106,7 +98,8 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self._inv_freq = config.rope.inverse_frequencies(config.head_dim)
+        self.operations: Callable[[AttentionBatch], Operations] | None = None
+        """What makes a step's operations; chosen for the device at the first step."""
         # Handed its weight, or else it would draw random numbers, for which torch imports its compiler here.
         table = torch.empty(config.vocab_size, config.hidden_size)
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size, _weight=table)
@@ -119,11 +112,13 @@ class Decoder(nn.Module):
     def forward(self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages) -> torch.Tensor:
         """int64 [N] ids of a step's tokens to hidden states [N, hidden_size]; writes the tokens' KV."""
         x: torch.Tensor = self.embed(token_ids)
-        inv_freq = torch.tensor(self._inv_freq, dtype=torch.float32, device=x.device)
-        rotation = Rotation(step.batch.positions, inv_freq, self.config.rope.attention_factor, x.dtype)
+        if self.operations is None:
+            self.operations = operations_for(Rotary.of(self.config.rope, self.config.head_dim, x.dtype, x.device))
+        operations = self.operations(step.batch)
+        branch = None
         for index, layer in enumerate(self.layers):
-            x = layer(x, rotation, step, pages.layer(index))
-        return x
+            x, branch = layer(x, branch, operations, step, pages.layer(index))
+        return x if branch is None else x + branch
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden_size] to float32 [R, vocab_size]: hand in only the rows that sample."""

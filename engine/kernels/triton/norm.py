@@ -1,0 +1,72 @@
+"""Residual addition and RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467), one program a row.
+
+The row stays in registers between the two: read once, written twice.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _add_norm(
+    x_ptr,  # [rows, size], overwritten with the sum if there is a branch
+    branch_ptr,
+    weight_ptr,  # [size]
+    out_ptr,  # [rows, size]
+    x_stride,
+    branch_stride,
+    out_stride,
+    eps,
+    SIZE: tl.constexpr,
+    HAS_BRANCH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    is_in = at < SIZE
+    x = tl.load(x_ptr + row * x_stride + at, mask=is_in, other=0.0)
+    if HAS_BRANCH:
+        branch = tl.load(branch_ptr + row * branch_stride + at, mask=is_in, other=0.0)
+        x = (x.to(tl.float32) + branch.to(tl.float32)).to(x_ptr.dtype.element_ty)
+        tl.store(x_ptr + row * x_stride + at, x, mask=is_in)
+    wide = x.to(tl.float32)  # of the sum as it was stored: as if the norm had read it
+    factor = tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps)
+    weight = tl.load(weight_ptr + at, mask=is_in, other=0.0).to(tl.float32)
+    normed = wide * factor * weight
+    tl.store(out_ptr + row * out_stride + at, normed.to(out_ptr.dtype.element_ty), mask=is_in)
+
+
+def add_norm(x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Add `branch` to `x`, in place, if there is one; returns the normed sum. Both [N, size]; weight: [size].
+
+    Rows may lie anywhere, their numbers lie together. A row's numbers are added and normed in float32.
+    """
+    rows, size = x.shape
+    _require_rows(x=x, branch=x if branch is None else branch)
+    out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
+    block = triton.next_power_of_2(size)
+    if rows:
+        _add_norm[(rows,)](
+            x,
+            branch,
+            weight,
+            out,
+            x.stride(0),
+            0 if branch is None else branch.stride(0),
+            out.stride(0),
+            eps,
+            SIZE=size,
+            HAS_BRANCH=branch is not None,
+            BLOCK=block,
+            num_warps=min(max(block // 512, 1), 16),
+        )
+    return out
+
+
+def _require_rows(**parts: torch.Tensor) -> None:
+    for name, part in parts.items():
+        if part.stride(1) != 1:
+            raise ValueError(f"{name}: the numbers of a row must lie together, their stride is {part.stride(1)}")

@@ -1,0 +1,35 @@
+"""A layer's operations as Triton kernels: one each, that reads what it needs once."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.attention.batch import AttentionBatch
+from engine.kernels.triton.norm import add_norm
+from engine.kernels.triton.rope import rotate_into, rotation
+from engine.kernels.triton.silu import silu_mul
+from engine.models.operations import Rotary
+
+
+class TritonOperations:
+    """As `Operations` says, computed in float32 between reading and writing."""
+
+    def __init__(self, rotary: Rotary, batch: AttentionBatch) -> None:
+        self._slots = batch.slot_mapping
+        self._rotation = rotation(batch.positions, *rotary)
+
+    def add_norm(
+        self, x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `Operations` says; `x` is overwritten."""
+        return x, add_norm(x, branch, weight, eps)
+
+    def rotate_into(
+        self, pages: torch.Tensor, heads: torch.Tensor, norm: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        """As `Operations` says; the queries are a view of `heads`."""
+        return rotate_into(pages, self._slots, heads, self._rotation, norm, eps)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """As `Operations` says."""
+        return silu_mul(gate_up)

@@ -1,0 +1,179 @@
+"""Fused operations in Triton against the torch ones: types, odd sizes, strides, and whole models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.attention.batch import AttentionBatch
+from engine.kernels.triton.norm import add_norm
+from engine.kernels.triton.rope import rotate_into, rotation
+from engine.kernels.triton.silu import silu_mul
+from engine.models.operations import Rotary, TorchOperations
+from engine.models.rope import RopeConfig
+from engine.models.triton_operations import TritonOperations
+from engine.plan import StepPlan
+from tests.engine.oracle import FAMILIES, save_tiny
+from tests.engine.test_model_runner import Sequenced, load, pages_of, prompt
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+TYPES = [torch.float32, torch.bfloat16, torch.float16]
+_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 0.03, torch.float16: 0.004}
+"""Of numbers around 3, which the torch operations round after each of their parts."""
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
+
+
+def close(mine: torch.Tensor, other: torch.Tensor) -> None:
+    torch.testing.assert_close(mine, other, atol=_ROUNDING[other.dtype], rtol=_ROUNDING[other.dtype])
+
+
+@dataclass(frozen=True)
+class Heads:
+    """A step's heads and pages, and where its tokens go."""
+
+    queries: int = 3
+    kv: int = 2
+    dim: int = 32
+    page_size: int = 4
+    slots: Sequence[int] = (7, 0, 21, 8)
+
+    def rotary(self, dtype: torch.dtype) -> Rotary:
+        return Rotary.of(RopeConfig(1000.0, attention_factor=1.1), self.dim, dtype, DEVICE)
+
+    def batch(self) -> AttentionBatch:
+        """Only what operations look at: slots and positions."""
+        slots = torch.tensor(self.slots, device=DEVICE)
+        positions = torch.arange(len(self.slots), device=DEVICE) * 300 + 5
+        return AttentionBatch(0, [], [], slots, slots, slots, slots, positions)
+
+    def pages(self, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(2, 6, self.page_size, self.kv, self.dim, device=DEVICE).to(dtype)
+
+    def heads(self, dtype: torch.dtype) -> torch.Tensor:
+        return random(len(self.slots), self.queries + 2 * self.kv, self.dim, dtype=dtype)
+
+    def norm(self, dtype: torch.dtype) -> torch.Tensor:
+        return random(self.queries + self.kv, self.dim, dtype=dtype, seed=1)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 96), (2, 1000), (5, 2048)], ids=str)
+@pytest.mark.parametrize("has_branch", [True, False])
+def test_add_norm(dtype: torch.dtype, shape: tuple[int, int], has_branch: bool) -> None:
+    rows, size = shape
+    x = random(rows, size + 3, dtype=dtype)[:, 2 : size + 2]  # rows that do not touch
+    branch = random(rows, 2 * size, dtype=dtype, seed=1)[:, size:] if has_branch else None
+    weight = random(size, dtype=dtype, seed=2)
+    other = TorchOperations(Heads().rotary(dtype), Heads().batch())
+    expected, expected_normed = other.add_norm(x.clone(), branch, weight, 1e-5)
+    normed = add_norm(x, branch, weight, 1e-5)
+    if dtype != torch.bfloat16 or x.is_cuda:  # the interpreter cuts bits off where GPUs round
+        assert torch.equal(x, expected)  # the stream is rounded alike, or errors would add up over layers
+    close(x, expected)
+    close(normed, expected_normed)
+
+
+def test_add_norm_says_what_it_cannot_read() -> None:
+    with pytest.raises(ValueError, match="branch: the numbers of a row must lie together"):
+        add_norm(random(4, 8), random(8, 4).t(), random(8), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 96), (2, 1500)], ids=str)
+def test_silu_mul(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    rows, inner = shape
+    gate_up = random(rows, 2 * inner, dtype=dtype) * 3
+    gate_up[0, 0] = -200.0  # its exponential is infinite
+    other = TorchOperations(Heads().rotary(dtype), Heads().batch())
+    close(silu_mul(gate_up), other.silu_mul(gate_up))
+    close(silu_mul(gate_up.t().contiguous().t()), other.silu_mul(gate_up))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Heads(),
+        Heads(queries=1, kv=1, dim=2, slots=(5,)),
+        Heads(queries=8, kv=1, dim=24, page_size=1, slots=(3, 0)),
+        Heads(queries=6, kv=6, dim=96, page_size=16),
+        Heads(queries=16, kv=8, dim=64),
+    ],
+    ids=str,
+)
+def test_rotate_into(dtype: torch.dtype, has_norm: bool, case: Heads) -> None:
+    norm = case.norm(dtype) if has_norm else None
+    made = []
+    for kind in (TorchOperations, TritonOperations):
+        pages, heads = case.pages(dtype), case.heads(dtype)
+        query = kind(case.rotary(dtype), case.batch()).rotate_into(pages, heads, norm, 1e-5)
+        made.append((query, pages))
+    (expected, expected_pages), (query, pages) = made
+    close(query, expected)
+    close(pages, expected_pages)
+    assert torch.equal(pages[1], expected_pages[1])  # values are copied
+
+
+def test_rotate_into_pages_of_any_strides_from_heads_of_any() -> None:
+    case, dtype = Heads(dim=16), torch.float32
+    heads = random(*case.heads(dtype).shape[::-1]).permute(2, 1, 0)
+    expected = case.pages(dtype)
+    other = TorchOperations(case.rotary(dtype), case.batch())
+    expected_query = other.rotate_into(expected, heads.clone(), None, 0.0)
+    by_head = torch.zeros(6, case.kv, 2, case.dim, case.page_size, device=DEVICE).permute(2, 0, 4, 1, 3)
+    angles = rotation(case.batch().positions, *case.rotary(dtype))
+    query = rotate_into(by_head, case.batch().slot_mapping, heads, angles)
+    close(query, expected_query)
+    close(by_head, expected)
+
+
+def test_a_token_without_a_slot_stores_nothing() -> None:
+    """As rows that fill up a graph's batch; its query is rotated like any."""
+    case, dtype = Heads(slots=(-1, 2)), torch.float32
+    pages, heads = case.pages(dtype), case.heads(dtype)
+    operations = TritonOperations(case.rotary(dtype), case.batch())
+    query = operations.rotate_into(pages, heads, None, 0.0).clone()
+    slots = pages.flatten(1, 2)
+    assert slots[:, 2].all() and not slots[:, :2].any() and not slots[:, 3:].any()
+    close(query, TorchOperations(case.rotary(dtype), case.batch())._rotate(case.heads(dtype))[:, :3])
+
+
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.5, 0.01)])
+def test_pages_of_eight_bits_hold_what_was_scaled_and_cut(scales: tuple[float, float]) -> None:
+    case, dtype = Heads(), torch.bfloat16
+    wide, narrow = case.pages(dtype), case.pages(torch.float8_e4m3fn)
+    angles = rotation(case.batch().positions, *case.rotary(dtype))
+    for pages, divided in ((wide, (1.0, 1.0)), (narrow, scales)):
+        heads = case.heads(dtype)
+        heads[0, -1] = 1000.0
+        rotate_into(pages, case.batch().slot_mapping, heads, angles, kv_scales=divided)
+    expected = wide.float() / torch.tensor(scales, device=DEVICE)[:, None, None, None, None]
+    torch.testing.assert_close(narrow.float(), expected.clamp(-448, 448), rtol=0.125, atol=0.002)
+    assert narrow.float().abs().max() == 448.0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_whole_model_computes_the_same(family: str, tmp_path: Path) -> None:
+    """A prompt, then a step of a decode beside another prompt."""
+    model = save_tiny(family, tmp_path, num_hidden_layers=2)
+    made = []
+    for kind in (TorchOperations, TritonOperations):
+        runner = load(model, attention="reference", kv_tokens=128)
+        config, decoder = runner.model_config, runner._decoder
+        rotary = Rotary.of(config.rope, config.head_dim, runner.dtype, runner.device)
+        decoder.operations = partial(kind, rotary)  # type: ignore[union-attr]
+        a, b = Sequenced(prompt(14, 1), pages_of(16, 0, 32)), Sequenced(prompt(3, 2), pages_of(16, 64, 16))
+        first = runner.logits(StepPlan((a.chunk(),)))
+        a.request.tokens.append(5)
+        made.append(torch.cat([first, runner.logits(StepPlan((a.chunk(), b.chunk())))]))
+    torch.testing.assert_close(made[1], made[0], rtol=1e-4, atol=1e-4)
