@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from cache import Namespace
 from engine.kernels import native
 from engine.request import Request
-from engine.sampler import INVALID, Sampler
+from engine.sampler import Sampler
 from engine.sampling.choose import draw, probabilities
+from engine.sampling.chooser import INVALID
 from engine.sampling.native import NativeSampler
 from engine.sampling.noise import uniform
 from engine.sampling.report import OwnLogprobs
