@@ -111,7 +111,7 @@ def _change(
     x = tl.load(at, mask=is_in, other=0.0)
     repetition = tl.load(repetition_ptr + entry, mask=is_in, other=1.0)
     bias = tl.load(bias_ptr + entry, mask=is_in, other=0.0)
-    x = tl.where(x > 0, x / repetition, x * repetition)
+    x = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
     x -= tl.load(penalty_ptr + entry, mask=is_in, other=0.0)
     x = tl.where(bias == float("-inf"), bias, x + bias)
     tl.store(at, x, mask=is_in)
