@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from engine.models.errors import ModelLoadError
+from engine.models.experts_config import ExpertsConfig
 from engine.models.families import family_of, layer_windows
 from engine.models.rope import RopeConfig
 
@@ -48,6 +49,8 @@ class ModelConfig:
     """Tokens that end a text; generation_config.json goes before config.json."""
     dtype: WeightType
     """Type of the checkpoint's weights."""
+    experts: ExpertsConfig | None = None
+    """The layers whose MLP is a mixture of experts; None when none is."""
 
     @classmethod
     def from_directory(cls, directory: Path) -> ModelConfig:
@@ -67,7 +70,9 @@ class ModelConfig:
             return cls._from_raw(raw, generation)
         except KeyError as missing:
             raise ModelLoadError(f"{name} does not say {missing}") from None
-        except (TypeError, AttributeError, ZeroDivisionError) as error:
+        except ModelLoadError:
+            raise
+        except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
             raise ModelLoadError(f"{name} holds a value of the wrong type: {error}") from error
 
     @classmethod
@@ -104,19 +109,42 @@ class ModelConfig:
             tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
             eos_token_ids=_eos_token_ids(generation.get("eos_token_id", raw.get("eos_token_id"))),
             dtype=_weight_type(raw.get("dtype", raw.get("torch_dtype"))),
+            experts=ExpertsConfig.from_config(raw, family.renormalizes) if family.has_experts else None,
         )
+
+    def experts_in(self, layer: int) -> ExpertsConfig | None:
+        """The experts of a sparse layer, None for a dense one."""
+        return self.experts if self.experts is not None and layer in self.experts.layers else None
 
     @property
     def num_parameters(self) -> int:
         """Weights in the model, tied ones counted once."""
+        return round(self._parameters(0 if self.experts is None else self.experts.num_experts))
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights that one token goes through: of the experts, only those it is sent to."""
+        return round(self._parameters(0 if self.experts is None else self.experts.per_token))
+
+    def parameters_read(self, num_tokens: float) -> float:
+        """Weights that a step of so many tokens reads, on average: not experts that no token is sent to."""
+        return self._parameters(0 if self.experts is None else self.experts.expected_experts(num_tokens))
+
+    def _parameters(self, experts_each: float) -> float:
+        """Weights when so many experts of each sparse layer are counted."""
         qkv = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         query = self.num_heads * self.head_dim
         attention = (qkv + query) * self.hidden_size + qkv * self.qkv_bias + self.hidden_size * self.output_bias
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        mlp += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
-        layer = attention + mlp + 2 * self.hidden_size + 2 * self.head_dim * self.qk_norm
+        layer = attention + 2 * self.hidden_size + 2 * self.head_dim * self.qk_norm
+        dense = 3 * self.hidden_size * self.intermediate_size
+        dense += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
         tables = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        return self.num_layers * layer + tables + self.hidden_size
+        total = self.num_layers * (layer + dense) + tables + self.hidden_size
+        if self.experts is None:
+            return total
+        router = self.experts.num_experts * self.hidden_size
+        sparse = router + experts_each * 3 * self.hidden_size * self.experts.intermediate_size
+        return total + len(self.experts.layers) * (sparse - dense)
 
     def weight_bytes(self, element_bytes: int) -> int:
         """Bytes of all weights, at `element_bytes` per number."""

@@ -19,6 +19,7 @@ from engine.attention.base import AttentionStep
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import KVPages
 from engine.models.config import ModelConfig
+from engine.models.experts import Experts
 from engine.models.operations import Operations, Rotary, operations_for
 
 
@@ -75,7 +76,8 @@ class Layer(nn.Module):
         self.input_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.attention = Attention(config, layer)
         self.post_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.mlp = MLP(config)
+        experts = config.experts_in(layer)
+        self.mlp = MLP(config) if experts is None else Experts(experts, config.hidden_size)
 
     def forward(
         self,

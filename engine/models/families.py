@@ -18,18 +18,29 @@ class Family:
     qk_norm: bool = False
     """RMS norm on every query and key head before rotation."""
     windows: str = "none"
-    """Which layers attend to a sliding window: "none", "all", or "listed" (by config, when switched on)."""
+    """Which layers attend to a sliding window: "none", "all", or when the config's `use_sliding_window` says so
+    those that are "listed" there or all of them ("switched")."""
     num_kv_heads: int | None = None
     head_dim: int | None = None
     sliding_window: int | None = None
     eps: float = 1e-6
+    has_experts: bool = False
+    """Whether layers are mixtures of experts (`engine.models.experts_config`)."""
+    renormalizes: bool = False
+    """With experts: what a missing `norm_topk_prob` stands for."""
 
 
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": Family(),
     "MistralForCausalLM": Family(qkv_bias=False, windows="all", num_kv_heads=8, sliding_window=4096),
+    "MixtralForCausalLM": Family(
+        qkv_bias=False, windows="all", num_kv_heads=8, eps=1e-5, has_experts=True, renormalizes=True
+    ),
     "Qwen2ForCausalLM": Family(qkv_bias=True, windows="listed", sliding_window=4096),
     "Qwen3ForCausalLM": Family(qk_norm=True, windows="listed", head_dim=128, sliding_window=4096),
+    "Qwen3MoeForCausalLM": Family(
+        qk_norm=True, windows="switched", num_kv_heads=4, sliding_window=4096, has_experts=True
+    ),
 }
 """Supported architectures by the name in config.json."""
 
@@ -57,6 +68,8 @@ def layer_windows(family: Family, raw: Mapping[str, Any], num_layers: int) -> tu
         return (window,) * num_layers
     if not raw.get("use_sliding_window", False):
         return (None,) * num_layers
+    if family.windows == "switched":
+        return (window,) * num_layers
     kinds = raw.get("layer_types")
     if kinds is None:
         first = raw.get("max_window_layers", 28)

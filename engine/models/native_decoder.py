@@ -18,11 +18,13 @@ from engine.config import Quantization
 from engine.host_memory import untouched_zeros
 from engine.kernels import native
 from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder, Layer
+from engine.models.decoder import MLP, Decoder, Layer
 
 
 def unsupported(config: ModelConfig) -> str | None:
     """Why the native decoder cannot compute such a model; None when it can."""
+    if config.experts is not None:
+        return "its layers are mixtures of experts"
     sizes = {
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -115,6 +117,7 @@ class NativeDecoder:
 
     def _layer(self, layer: Layer, window: int | None) -> native.Layer:
         attention, mlp = layer.attention, layer.mlp
+        assert isinstance(mlp, MLP)
         return native.Layer(
             input_norm=self._floats(layer.input_norm.weight),
             post_norm=self._floats(layer.post_norm.weight),

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import store_kv
+from engine.models.experts import ExpertsMLP, experts_mlp
 from engine.models.rope import RopeConfig
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,11 @@ class Operations(Protocol):
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """[N, 2 * inner], gates before ups, to silu(gate) * up, [N, inner]."""
+        ...
+
+    @property
+    def experts(self) -> ExpertsMLP:
+        """What computes a mixture of experts."""
         ...
 
 
@@ -81,6 +87,8 @@ def operations_for(rotary: Rotary) -> Callable[[AttentionBatch], Operations]:
 
 class TorchOperations:
     """The operations that run everywhere and that others are compared with."""
+
+    experts = staticmethod(experts_mlp)
 
     def __init__(self, rotary: Rotary, batch: AttentionBatch) -> None:
         self._slots = batch.slot_mapping

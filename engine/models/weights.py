@@ -20,17 +20,21 @@ import torch
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.errors import ModelLoadError
+from engine.models.experts_config import ExpertsConfig
 from engine.models.mapped import MappedTensor, open_tensors, release
 
 _INDEX = "model.safetensors.index.json"
 _FLOATS = ("F32", "BF16", "F16")
+_MIXTRAL = "block_sparse_moe", ("w1", "w3", "w2")
+_QWEN_MOE = "mlp", ("gate_proj", "up_proj", "down_proj")
 
 
 class _Target(NamedTuple):
     """Where a tensor of the checkpoint goes."""
 
     parameter: str
-    rows: slice
+    rows: slice | tuple[int, slice]
+    """Of the parameter; of a stack of experts' matrices, the rows of one."""
     shape: tuple[int, ...]
     """The shape the checkpoint must have; copied with broadcasting."""
 
@@ -151,7 +155,11 @@ def _targets(config: ModelConfig) -> Iterator[tuple[str, _Target]]:
         yield f"{theirs}.input_layernorm.weight", _whole(f"{ours}.input_norm.weight", hidden)
         yield f"{theirs}.post_attention_layernorm.weight", _whole(f"{ours}.post_norm.weight", hidden)
         yield from _attention_targets(config, f"{theirs}.self_attn", f"{ours}.attention")
-        yield from _mlp_targets(config, f"{theirs}.mlp", f"{ours}.mlp")
+        experts = config.experts_in(layer)
+        if experts is None:
+            yield from _mlp_targets(config, f"{theirs}.mlp", f"{ours}.mlp")
+        else:
+            yield from _experts_targets(config, experts, theirs, f"{ours}.mlp")
 
 
 def _attention_targets(config: ModelConfig, theirs: str, ours: str) -> Iterator[tuple[str, _Target]]:
@@ -180,6 +188,20 @@ def _mlp_targets(config: ModelConfig, theirs: str, ours: str) -> Iterator[tuple[
     yield f"{theirs}.down_proj.weight", _whole(f"{ours}.down_proj.weight", hidden, inner)
     if config.mlp_bias:
         yield f"{theirs}.down_proj.bias", _whole(f"{ours}.down_proj.bias", hidden)
+
+
+def _experts_targets(
+    config: ModelConfig, experts: ExpertsConfig, theirs: str, ours: str
+) -> Iterator[tuple[str, _Target]]:
+    """A sparse layer's: in files each expert is by itself, in memory they are stacked."""
+    hidden, inner = config.hidden_size, experts.intermediate_size
+    block, (gate, up, down) = _MIXTRAL if config.architecture == "MixtralForCausalLM" else _QWEN_MOE
+    yield f"{theirs}.{block}.gate.weight", _whole(f"{ours}.router", experts.num_experts, hidden)
+    for expert in range(experts.num_experts):
+        name = f"{theirs}.{block}.experts.{expert}"
+        for part, rows in ((gate, slice(0, inner)), (up, slice(inner, None))):
+            yield f"{name}.{part}.weight", _Target(f"{ours}.gate_up_proj", (expert, rows), (inner, hidden))
+        yield f"{name}.{down}.weight", _Target(f"{ours}.down_proj", (expert, slice(None)), (hidden, inner))
 
 
 def _whole(parameter: str, *shape: int) -> _Target:

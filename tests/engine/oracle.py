@@ -41,6 +41,13 @@ _YARN_ROPE = {
     "factor": 4.0,
     "original_max_position_embeddings": 128,
 }
+_QWEN3_MOE = {
+    "head_dim": 64,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "sliding_window": 9,
+}
 
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 6}),
@@ -56,6 +63,12 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3_tied": ("Qwen3", {"head_dim": 64, "tie_word_embeddings": True}),
     "mqa": ("Llama", {"num_key_value_heads": 1}),
     "llama_tied": ("Llama", {"tie_word_embeddings": True}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral_sliding": ("Mixtral", {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 11}),
+    "qwen3_moe": ("Qwen3Moe", {**_QWEN3_MOE, "norm_topk_prob": True}),
+    "qwen3_moe_plain": ("Qwen3Moe", {**_QWEN3_MOE, "attention_bias": True, "norm_topk_prob": False}),
+    "qwen3_moe_mixed": ("Qwen3Moe", {**_QWEN3_MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2}),
+    "qwen3_moe_listed": ("Qwen3Moe", {**_QWEN3_MOE, "mlp_only_layers": [1], "use_sliding_window": True}),
 }
 """Family name to transformers' class prefix and what differs from the common tiny shape.
 

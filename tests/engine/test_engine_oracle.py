@@ -16,7 +16,7 @@ from engine.sampling_params import SamplingParams
 from tests.engine.oracle import VOCAB, oracle_greedy, save_tiny
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
-FAMILIES = ["llama2", "llama3.1", "mistral", "qwen2", "qwen3", "qwen3_tied", "mqa"]
+FAMILIES = ["llama2", "llama3.1", "mistral", "qwen2", "qwen3", "qwen3_tied", "mqa", "mixtral", "qwen3_moe_mixed"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -19,6 +19,7 @@ from engine.sampling_params import SamplingParams
 from tests.engine.oracle import FAMILIES, VOCAB, oracle_greedy, oracle_logits, save_tiny
 
 PAGE_SIZES = (1, 16, 64)
+MIXED = ("llama2", "llama3.1", "mistral", "qwen2", "qwen2_sliding", "qwen3", "mqa", "mixtral", "qwen3_moe_mixed")
 Tiny = Callable[[str], Path]
 
 
@@ -94,7 +95,7 @@ def test_logits_are_those_of_transformers(tiny: Tiny, family: str) -> None:
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
-@pytest.mark.parametrize("family", ["llama2", "llama3.1", "mistral", "qwen2", "qwen2_sliding", "qwen3", "mqa"])
+@pytest.mark.parametrize("family", MIXED)
 def test_greedy_tokens_in_mixed_batches(tiny: Tiny, family: str, page_size: int) -> None:
     """Requests join while others decode, prompts come in chunks: everybody's tokens are the oracle's."""
     model = tiny(family)

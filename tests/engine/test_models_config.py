@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,74 @@ def read(tmp_path: Path, generation: dict[str, Any] | None = None, **changes: An
 def test_parameters_are_counted(tmp_path: Path, family: str) -> None:
     config = ModelConfig.from_directory(save_tiny(family, tmp_path))
     assert config.num_parameters == sum(p.numel() for p in oracle_model(tmp_path).parameters())
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "qwen3_moe_mixed"])
+def test_active_parameters_are_those_of_a_model_with_fewer_experts(tmp_path: Path, family: str) -> None:
+    config = ModelConfig.from_directory(save_tiny(family, tmp_path))
+    assert config.experts is not None
+    few = replace(config, experts=replace(config.experts, num_experts=config.experts.per_token))
+    unused = config.experts.num_experts - config.experts.per_token
+    router = unused * config.hidden_size * len(config.experts.layers)
+    assert config.active_parameters == few.num_parameters + router
+    assert config.parameters_read(1) == pytest.approx(config.active_parameters)
+    assert config.parameters_read(1000) == pytest.approx(config.num_parameters)
+    assert config.active_parameters < config.parameters_read(2) < config.num_parameters
+
+
+def test_without_experts_all_parameters_are_active(tmp_path: Path) -> None:
+    config = read(tmp_path)
+    assert config.active_parameters == config.parameters_read(1) == config.num_parameters
+
+
+QWEN_MOE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": 5,
+}
+
+
+def test_sparse_layers(tmp_path: Path) -> None:
+    def sparse(**changes: Any) -> set[int] | None:
+        experts = read(tmp_path, **{**QWEN_MOE, **changes}).experts
+        return None if experts is None else set(experts.layers)
+
+    assert sparse() == {0, 1, 2, 3, 4}
+    assert sparse(decoder_sparse_step=2) == {1, 3}
+    assert sparse(mlp_only_layers=[0, 3]) == {1, 2, 4}
+    assert sparse(decoder_sparse_step=2, mlp_only_layers=[1]) == {3}
+    assert sparse(decoder_sparse_step=6) is None
+    assert sparse(num_experts=0) is None
+
+
+def test_renormalisation(tmp_path: Path) -> None:
+    mixtral = {**QWEN_MOE, "architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
+    for raw, expected in ((QWEN_MOE, False), ({**QWEN_MOE, "norm_topk_prob": True}, True), (mixtral, True)):
+        experts = read(tmp_path, **raw).experts
+        assert experts is not None and experts.renormalizes == expected
+    assert experts is not None and experts.num_experts == 4, "the name that Mixtral has, and transformers 5 saves"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9, expected 1 to 8"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok is 0, expected 1 to 8"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+        ({"num_experts": "many"}, "wrong type"),
+        ({"num_experts": None}, "wrong type"),
+    ],
+)
+def test_experts_that_cannot_be(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelLoadError, match=said):
+        read(tmp_path, **{**QWEN_MOE, **changes})
+
+
+def test_the_number_of_experts_must_be_said(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="does not say 'num_experts_per_tok'"):
+        read(tmp_path, architectures=["MixtralForCausalLM"], num_local_experts=8)
 
 
 def test_kv_bytes(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Weights of eight bits: close to the model they were rounded from, refused where nothing computes with them."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from engine.kernels import native
 from engine.llm import LLM
 from engine.model_runner import ModelRunner
 from engine.sampling_params import SamplingParams
+from tests.engine.oracle import save_tiny
 
 TEXT = (
     "Return True if all characters in the string are digits and there is at least one character, False otherwise."
@@ -54,6 +56,15 @@ def test_an_answer_is_the_same_in_a_batch() -> None:
 def test_what_cannot_compute_with_them_says_so(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"quantization 'int8' .* its attention is reference"):
         ModelRunner.load(EngineConfig(quantization="int8", device="cpu", kv_pages=16, **settings))
+
+
+def test_experts_are_not_for_the_native_kernels(tmp_path: Path) -> None:
+    """Their attention is; all else is torch's, which has no weights of eight bits."""
+    needs_kernels()
+    model = str(save_tiny("mixtral", tmp_path))
+    assert ModelRunner.load(EngineConfig(model=model, device="cpu", kv_pages=16)).attention_name == "native"
+    with pytest.raises(ValueError, match=r"quantization 'int8' .* its layers are mixtures of experts"):
+        ModelRunner.load(EngineConfig(model=model, quantization="int8", device="cpu", kv_pages=16))
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,23 @@ def test_sharded_and_single_files_are_the_same_model(model: Path, tmp_path: Path
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe_mixed"])
+def test_experts_are_stacked(family: str, tmp_path: Path) -> None:
+    """As transformers has them in memory; it saves them one by one, as both families were published."""
+    ours = load(save_tiny(family, tmp_path)).get_submodule("layers.1.mlp")
+    theirs = oracle_model(tmp_path).model.layers[1].mlp
+    assert torch.equal(ours.get_parameter("gate_up_proj"), theirs.experts.gate_up_proj)
+    assert torch.equal(ours.get_parameter("down_proj"), theirs.experts.down_proj)
+    assert torch.equal(ours.get_parameter("router"), theirs.gate.weight)
+
+
+def test_an_expert_too_few_is_missed(tmp_path: Path) -> None:
+    model = save_tiny("mixtral", tmp_path)
+    edit(model / "config.json", num_local_experts=6)
+    with pytest.raises(ModelLoadError, match=r"lack model.layers.0.block_sparse_moe.experts.5.w1.weight"):
+        load(model)
+
+
 def test_weights_are_converted_to_the_wanted_type(model: Path) -> None:
     decoder = load(model, torch.bfloat16)
     assert {parameter.dtype for parameter in decoder.parameters()} == {torch.bfloat16}
@@ -100,7 +117,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no architecture": (lambda m: edit(m / "config.json", architectures=None), "none named"),
     "other architecture": (
         lambda m: edit(m / "config.json", architectures=["GPT2LMHeadModel"]),
-        "GPT2LMHeadModel.*LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
+        "GPT2LMHeadModel.*LlamaForCausalLM, MistralForCausalLM, .*Qwen3ForCausalLM, Qwen3MoeForCausalLM",
     ),
     "quantized": (lambda m: edit(m / "config.json", quantization_config={"quant_method": "awq"}), "awq"),
     "activation": (lambda m: edit(m / "config.json", hidden_act="gelu"), "gelu"),

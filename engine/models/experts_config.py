@@ -1,0 +1,51 @@
+"""Which layers are mixtures of experts, and of what shape. Plain numbers: nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.models.errors import ModelLoadError
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """MLPs of which each token takes a few (Shazeer et al. 2017, arXiv:1701.06538)."""
+
+    num_experts: int
+    """In each sparse layer."""
+    per_token: int
+    """Experts that each token goes through."""
+    intermediate_size: int
+    """Of one expert."""
+    renormalizes: bool
+    """Whether the weights of a token's experts are scaled to a sum of one."""
+    layers: frozenset[int]
+    """The sparse layers; the others have one dense MLP."""
+
+    @classmethod
+    def from_config(cls, raw: Mapping[str, Any], renormalizes: bool) -> ExpertsConfig | None:
+        """What a config.json says of experts; None when no layer has any. Raises ModelLoadError, KeyError.
+
+        `renormalizes` is what the family does when the config does not say.
+        """
+        # transformers 5 saves either family's number under the name that was Mixtral's.
+        named = "num_local_experts" if "num_local_experts" in raw else "num_experts"
+        num_experts, step = int(raw[named]), int(raw.get("decoder_sparse_step", 1))
+        if step < 1:
+            raise ModelLoadError(f"decoder_sparse_step is {step}; every how many-th layer is sparse is at least 1")
+        dense = frozenset(raw.get("mlp_only_layers") or ())
+        sparse = frozenset(range(step - 1, int(raw["num_hidden_layers"]), step)) - dense
+        if num_experts == 0 or not sparse:
+            return None
+        per_token = int(raw["num_experts_per_tok"])
+        if not 1 <= per_token <= num_experts:
+            raise ModelLoadError(f"num_experts_per_tok is {per_token}, expected 1 to {num_experts} ({named})")
+        inner = int(raw.get("moe_intermediate_size", raw["intermediate_size"]))
+        return cls(num_experts, per_token, inner, bool(raw.get("norm_topk_prob", renormalizes)), sparse)
+
+    def expected_experts(self, num_tokens: float) -> float:
+        """Experts of a layer that so many tokens need together, were each choice as likely as any other."""
+        is_idle: float = (1 - self.per_token / self.num_experts) ** num_tokens
+        return self.num_experts * (1 - is_idle)
