@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.attention.batch import AttentionBatch
+from engine.kernels.triton.grouped_gemm import experts_mlp
 from engine.kernels.triton.norm import add_norm
 from engine.kernels.triton.rope import rotate_into, rotation
 from engine.kernels.triton.silu import silu_mul
@@ -13,6 +14,8 @@ from engine.models.operations import Rotary
 
 class TritonOperations:
     """As `Operations` says, computed in float32 between reading and writing."""
+
+    experts = staticmethod(experts_mlp)
 
     def __init__(self, rotary: Rotary, batch: AttentionBatch) -> None:
         self._slots = batch.slot_mapping
