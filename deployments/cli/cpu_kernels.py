@@ -9,6 +9,7 @@ import torch
 from engine.attention.base import AttentionShape, consider
 from engine.kernels import native
 from engine.models.config import ModelConfig
+from engine.models.native_decoder import unsupported
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -25,14 +26,17 @@ def attention_text(facts: ModelConfig, page_size: int, dtype: torch.dtype, devic
     return f"none: {'; '.join(passed_over)}"
 
 
-def kernels_text(dtype: torch.dtype) -> str:
-    """The instruction set that is used and those that are built, threads, huge pages; or why there is nothing."""
+def kernels_text(facts: ModelConfig, dtype: torch.dtype) -> str:
+    """The instruction set that is used and those that are built, threads, huge pages; or why there is nothing, or
+    why only attention is computed by them.
+    """
     try:
         used, built = native.kernels(dtype).isa, native.built_isas(dtype)
     except native.Unavailable as error:
         return f"none: {error}"
-    missing = native.build_log()
+    missing, reason = native.build_log(), unsupported(facts)
     parts = (
+        *([f"attention alone ({reason})"] if reason else []),
         f"{used} of {', '.join(built)}" + (f" ({missing})" if missing else ""),
         f"{torch.get_num_threads()} threads",
         f"huge pages: {_huge_pages()}",

@@ -47,9 +47,11 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
     table = Table("", "", title=model, show_header=False, title_justify="left")
     table.add_row("architecture", facts.architecture)
     table.add_row("parameters", f"{count_text(facts.num_parameters)} ({facts.num_parameters:,})")
+    if facts.experts is not None:
+        table.add_row("for each token", f"{count_text(facts.active_parameters)} of the parameters")
     heads = f"{facts.num_heads} query heads, {facts.num_kv_heads} key-value heads of {facts.head_dim}"
     table.add_row("layers", f"{facts.num_layers}, {heads}")
-    table.add_row("hidden size", f"{facts.hidden_size}, feed-forward {facts.intermediate_size}")
+    table.add_row("hidden size", f"{facts.hidden_size}, feed-forward {_feed_forward(facts)}")
     table.add_row("vocabulary", f"{facts.vocab_size:,} tokens")
     table.add_row("context", f"{facts.max_position_embeddings:,} tokens")
     table.add_row("weights on disk", _weights_on_disk(directory, facts))
@@ -61,6 +63,16 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
     return table
 
 
+def _feed_forward(facts: ModelConfig) -> str:
+    """Its inner size; of a mixture how many experts of what size, and how many layers have none."""
+    experts, dense = facts.experts, str(facts.intermediate_size)
+    if experts is None:
+        return dense
+    text = f"{experts.num_experts} experts of {experts.intermediate_size}, {experts.per_token} for each token"
+    num_dense = facts.num_layers - len(experts.layers)
+    return f"{text}; {dense} in {num_dense} dense layers" if num_dense else text
+
+
 def _add_computing(table: Table, facts: ModelConfig, page_size: int, dtype: str, device: str) -> None:
     import torch
 
@@ -69,7 +81,7 @@ def _add_computing(table: Table, facts: ModelConfig, page_size: int, dtype: str,
     elements = getattr(torch, dtype)
     table.add_row("attention here", attention_text(facts, page_size, elements, device))
     if device == "cpu":
-        table.add_row("native kernels", kernels_text(elements))
+        table.add_row("native kernels", kernels_text(facts, elements))
 
 
 def machine(device: str) -> Machine:

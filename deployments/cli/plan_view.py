@@ -29,6 +29,9 @@ def _model(plan: Plan) -> Table:
     facts, replica = plan.model.facts, plan.replica
     table = _table(plan.model.name)
     table.add_row("parameters", count_text(facts.num_parameters), f"{facts.num_parameters:,}, tied ones once")
+    if facts.experts is not None:
+        experts = f"{facts.experts.per_token} of {facts.experts.num_experts} experts in a layer, and all else"
+        table.add_row("for each token", count_text(facts.active_parameters), experts)
     for name, num_bytes in weight_table(plan).items():
         runs = "" if name in RUNS_WEIGHT_TYPES else "bytes only: this version does not run it"
         table.add_row(f"weights, {name}", size_text(num_bytes), runs or "parameters x bytes")

@@ -18,6 +18,7 @@ from deployments.autoscaling import ReplicaWork, Targets, needed_replicas
 from deployments.plan.replica import ReplicaPlan
 
 _ROUNDING = 1e-9
+_ROUNDS = 50
 MAX_REPLICAS = 1 << 20
 
 
@@ -89,10 +90,14 @@ def _decoding(replica: ReplicaPlan, request: RequestShape, tokens_per_s: float, 
     """Requests that decode at once: tokens/s times the time of a step, which grows with their number."""
     if tokens_per_s * replica.decode_flops / replica.flops >= idle:
         return math.inf
-    alone = replica.weight_bytes / replica.bytes_per_s
     each = request.context * replica.kv_bytes_per_token / replica.bytes_per_s
     left = idle - tokens_per_s * each
-    return tokens_per_s * alone / left if left > 0 else math.inf
+    if left <= 0:
+        return math.inf
+    running = math.inf  # then all weights are read; fewer requests may need fewer experts, which makes them fewer
+    for _ in range(_ROUNDS):
+        running = tokens_per_s * replica.bytes_read(running) / replica.bytes_per_s / left
+    return running
 
 
 def replicas_for(

@@ -1,9 +1,12 @@
 """One engine replica of a model on a GPU, or on several that share it: what fits, and how fast it can be.
 
     memory of a GPU  =  weights / tp  +  reserve  +  free;   pages = what `kv_memory_share` of free holds
-    decode step      =  max( (weights + KV of all running requests) / tp / (bandwidth * efficiency),
-                             2 * parameters * running / tp / (FLOPS * mfu) )
-    prefill tokens/s =  tp * FLOPS * mfu / (2 * parameters + 2 * layers * heads * head_dim * prompt)
+    decode step      =  max( (weights read + KV of all running requests) / tp / (bandwidth * efficiency),
+                             2 * active parameters * running / tp / (FLOPS * mfu) )
+    prefill tokens/s =  tp * FLOPS * mfu / (2 * active parameters + 2 * layers * heads * head_dim * prompt)
+
+A mixture of experts has all of its weights in memory; a token uses only some (active), and a decode step reads
+what any of its tokens uses.
 
 Sizes are exact. Speeds are estimates by the roofline (Williams et al. 2009): what the hardware allows, times an
 efficiency that is assumed, not measured. What GPUs say to each other is not counted.
@@ -129,18 +132,22 @@ class ReplicaPlan:
 
     def decode_step_s(self, num_running: float, context: float) -> float:
         """Seconds of a step in which so many requests of `context` tokens each get one more."""
-        traffic = self.weight_bytes + num_running * context * self.kv_bytes_per_token
+        traffic = self.bytes_read(num_running) + num_running * context * self.kv_bytes_per_token
         return max(traffic / self.bytes_per_s, num_running * self.decode_flops / self.flops)
+
+    def bytes_read(self, num_running: float) -> float:
+        """Weights that a step of so many requests, at least one, reads on all its GPUs together."""
+        return self.facts.parameters_read(max(num_running, 1.0)) * self.element_bytes
 
     @property
     def decode_flops(self) -> int:
         """Operations per generated token, attention aside."""
-        return 2 * self.facts.num_parameters
+        return 2 * self.facts.active_parameters
 
     def prefill_tokens_per_s(self, prompt_tokens: float) -> float:
         """Uncached prompt tokens per second, of prompts of that length: each token sees half of it, on average."""
         heads = self.facts.num_layers * self.facts.num_heads * self.facts.head_dim
-        return self.flops / (2 * self.facts.num_parameters + 2 * heads * prompt_tokens)
+        return self.flops / (2 * self.facts.active_parameters + 2 * heads * prompt_tokens)
 
 
 def smallest_replica(

@@ -81,6 +81,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             "source": plan.model.source,
             "architecture": facts.architecture,
             "parameters": facts.num_parameters,
+            "active_parameters": facts.active_parameters,
             "layers": facts.num_layers,
             "query_heads": facts.num_heads,
             "kv_heads": facts.num_kv_heads,

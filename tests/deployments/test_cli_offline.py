@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deployments.cli.info import Machine, describe
+from deployments.cli.units import count_text
+from deployments.plan.known import planned_model
 from engine import EngineConfig
 from engine.hub import demo_model_path
 from engine.models.config import ModelConfig
@@ -38,6 +41,18 @@ def test_info_shows_what_the_embedded_model_costs() -> None:
     assert f"{config.num_parameters:,}" in result.stdout
     assert f"{config.kv_bytes_per_token(2):,} bytes" in result.stdout
     assert "32 tokens" in result.stdout and "KV pages here" in result.stdout
+
+
+def test_info_tells_all_weights_from_those_a_token_uses() -> None:
+    facts = planned_model("Qwen3-30B-A3B").facts
+    assert facts.experts is not None
+    mixed = replace(facts, experts=replace(facts.experts, layers=frozenset(range(2, 48))))
+    for shown, dense in ((facts, ""), (mixed, "; 6144 in 2 dense layers")):
+        table = describe("m", demo_model_path(), shown, EngineConfig(model="m"), Machine("cpu", 1 << 40))
+        said = dict(zip(table.columns[0].cells, table.columns[1].cells, strict=True))
+        assert str(said["parameters"]).endswith(f"({shown.num_parameters:,})")
+        assert said["hidden size"] == f"2048, feed-forward 128 experts of 768, 8 for each token{dense}"
+    assert said["for each token"] == f"{count_text(mixed.active_parameters)} of the parameters"
 
 
 def test_info_counts_the_pages_an_engine_would_get() -> None:

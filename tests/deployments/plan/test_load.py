@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from deployments.autoscaling import Targets, desired_replicas
 from deployments.plan.known import gpu_named, planned_model
 from deployments.plan.load import RequestShape, operate, replicas_for
-from deployments.plan.replica import smallest_replica
+from deployments.plan.replica import ReplicaPlan, smallest_replica
 from engine.config import EngineConfig
 
 REPLICA = smallest_replica(
     planned_model("Llama-3.1-8B").facts, gpu_named("h100"), EngineConfig(kv_memory_share=0.9)
 )
+SPARSE = smallest_replica(planned_model("Qwen3-30B-A3B").facts, gpu_named("h200"), EngineConfig())
 SHAPES = st.builds(RequestShape, st.integers(1, 60_000), st.integers(1, 8000), st.floats(0, 1))
 RATES = st.floats(0.001, 500)
 
@@ -32,12 +33,14 @@ def test_prefill_decides_for_long_prompts_by_hand() -> None:
     assert replicas_for(REPLICA, request, 40.0) == math.ceil(40 * 2048 / rate / 0.85)
 
 
-def test_running_requests_follow_littles_law() -> None:
+@pytest.mark.parametrize("rate", [0.001, 0.05, 4.0])
+@pytest.mark.parametrize("replica", [REPLICA, SPARSE], ids=["dense", "sparse"])
+def test_running_requests_follow_littles_law(replica: ReplicaPlan, rate: float) -> None:
     request = RequestShape(prompt_tokens=512, output_tokens=1000)
-    each = operate(REPLICA, request, 4.0)
+    each = operate(replica, request, rate)
     decoding = each.num_running - each.busy_share
-    assert decoding == pytest.approx(4.0 * 1000 * each.itl_s)
-    step = REPLICA.decode_step_s(decoding, request.context)
+    assert decoding == pytest.approx(rate * 1000 * each.itl_s)
+    step = replica.decode_step_s(decoding, request.context)
     assert each.itl_s == pytest.approx(step / (1 - each.busy_share))
 
 

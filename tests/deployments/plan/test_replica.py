@@ -56,6 +56,22 @@ def test_qwen_32b_needs_two_h100_or_one_h200() -> None:
     assert smallest_replica(QWEN, H100, ENGINE, roomy).tp == 1
 
 
+def test_a_mixture_is_held_whole_and_read_in_part() -> None:
+    """Mixtral 8x7B: 46.7B parameters, of which a token goes through 12.9B, as its makers state."""
+    mixtral = planned_model("Mixtral-8x7B-Instruct-v0.1").facts
+    assert (f"{mixtral.num_parameters / 1e9:.1f}", f"{mixtral.active_parameters / 1e9:.1f}") == ("46.7", "12.9")
+    qwen = planned_model("Qwen3-30B-A3B").facts
+    unused = 48 * 120 * 3 * 2048 * 768  # in each layer 120 experts, of three matrices
+    assert qwen.active_parameters == qwen.num_parameters - unused == 3_353_032_704, "stated as 3.3B"
+    plan = smallest_replica(mixtral, gpu_named("h200"), ENGINE)
+    assert plan.weight_bytes == 2 * 46_702_792_704, "all experts are in memory"
+    active = 2 * mixtral.active_parameters
+    assert plan.decode_step_s(1, 1) == pytest.approx(active / plan.bytes_per_s, rel=1e-3)
+    assert plan.bytes_read(64) == pytest.approx(plan.weight_bytes, rel=1e-3), "64 tokens leave no expert out"
+    assert plan.decode_flops == active
+    assert plan.prefill_tokens_per_s(1) == pytest.approx(plan.flops / active, rel=1e-3)
+
+
 def test_pages_are_those_the_engine_counts() -> None:
     plan = ReplicaPlan(LLAMA, H100, 1, ENGINE)
     assert plan.num_pages == pages_for(ENGINE, plan.free_bytes, LLAMA.kv_bytes_per_token(2), 131_072)
