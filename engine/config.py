@@ -71,7 +71,8 @@ class EngineConfig:
     eviction: str = "lru"
     """Which cached prefixes go first: "lru", "lfu" or "priority"."""
     attention: str = "auto"
-    """Attention backend: "native", "reference", or "auto" for the best that runs here."""
+    """Attention backend: "native" (CPUs), "flash_attn" and "flashinfer" (GPUs, where installed), "reference", or
+    "auto" for the best that runs here."""
     block_tokens: int = 16
     """Tokens of the blocks in which routers are told what is cached; the same in all engines of a model."""
     max_grammars: int = 64

@@ -74,6 +74,8 @@ logger = logging.getLogger(__name__)
 
 _BACKENDS = (
     ("native", "engine.attention.native", "NativeAttention"),
+    ("flash_attn", "engine.attention.flash_attn", "FlashAttention"),
+    ("flashinfer", "engine.attention.flashinfer", "FlashInferAttention"),
     ("reference", "engine.attention.reference", "ReferenceAttention"),
 )
 """Name, module and class, the best first. A module is imported only when its backend is considered."""

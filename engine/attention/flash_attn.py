@@ -1,0 +1,122 @@
+"""Attention by FlashAttention, whichever of its packages is there: they read pages in place.
+
+Decode rows are one call, which splits each row's KV over the GPU, and prefill rows another:
+
+    tokens  [ a | b | c | d d d d | e e e ]
+    calls   [  decode   |     prefill     ]     both under the same window, causal from the bottom right corner
+
+What each package is told was tested against doubles of their documented functions; none has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from engine.attention.base import AttentionShape
+from engine.attention.batch import AttentionBatch
+from engine.attention.flash_packages import Call, Found, find
+from engine.attention.packages import misfit
+
+
+class FlashAttention:
+    """FlashAttention 2 and 3 (Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608)."""
+
+    name = "flash_attn"
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self._shape = shape
+        self._found: Found | None = None  # at the first step, which says on which device
+
+    @staticmethod
+    def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
+        """It needs a CUDA GPU, 16-bit numbers, and one of the packages, with pages and heads that it takes."""
+        found = misfit(dtype, device) or find(shape, device)
+        return found if isinstance(found, str) else None
+
+    def prepare(self, batch: AttentionBatch, null_page: int) -> FlashStep:
+        """What both calls are told of their rows. Raises RuntimeError where no package fits."""
+        if self._found is None:
+            found = find(self._shape, batch.block_table.device)
+            if isinstance(found, str):
+                raise RuntimeError(f"attention: flash_attn cannot run: {found}")
+            self._found = found
+        return FlashStep(self._shape, batch, self._found)
+
+
+class FlashStep:
+    """One step's batch."""
+
+    def __init__(self, shape: AttentionShape, batch: AttentionBatch, found: Found) -> None:
+        self.batch = batch
+        package, num_rows = found.package, len(batch.query_lens)
+        bounds = ((package.decode, 0, batch.num_decodes), (package.prefill, batch.num_decodes, num_rows))
+        self._parts = [
+            _Part(found, call, _Rows(shape, batch, first, last)) for call, first, last in bounds if first < last
+        ]
+
+    def attend(self, pages: torch.Tensor, query: torch.Tensor, window: int | None) -> torch.Tensor:
+        """As `AttentionStep.attend` says."""
+        keys, values = pages
+        if all(part.takes_out for part in self._parts):
+            attended = query.new_empty(query.shape)
+            for part in self._parts:
+                part(query, keys, values, window, attended)
+        else:
+            parts = [part(query, keys, values, window, None) for part in self._parts]
+            attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return attended.reshape(query.shape[0], -1).contiguous()
+
+
+class _Part:
+    """One call a layer, with what all layers tell it."""
+
+    def __init__(self, found: Found, call: Call, rows: _Rows) -> None:
+        self.takes_out = call.takes_out
+        self._function = found.function(call)
+        self._is_ragged = call.is_ragged
+        self._tokens = rows.tokens
+        told = {name: rows.say[name]() for name in call.arguments if name in rows.say}
+        self._told = {**told, **found.extra}
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        window: int | None,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Attention of the part's tokens, [tokens, num_heads, head_dim]; written to the batch's `out` if given."""
+        seen = (-1, -1) if window is None else (window - 1, 0)  # positions before and after a query's own
+        told = self._told if out is None else {**self._told, "out": self._shaped(out)}
+        attended: torch.Tensor = self._function(self._shaped(query), keys, values, window_size=seen, **told)
+        return attended if self._is_ragged else attended[:, 0]
+
+    def _shaped(self, tokens: torch.Tensor) -> torch.Tensor:
+        own = tokens[self._tokens]
+        return own if self._is_ragged else own[:, None]
+
+
+class _Rows:
+    """Rows first .. last of a batch, in the words of the packages."""
+
+    def __init__(self, shape: AttentionShape, batch: AttentionBatch, first: int, last: int) -> None:
+        lens, kv_lens = batch.query_lens[first:last], batch.kv_lens[first:last]
+        self.tokens = slice(first, first + sum(lens))  # rows before these have one token each
+        self.say: dict[str, Callable[[], Any]] = {
+            "block_table": lambda: batch.block_table[first:last],
+            "page_table": lambda: batch.block_table[first:last],
+            "cache_seqlens": lambda: kv_lens,
+            "seqused_k": lambda: kv_lens,
+            "cu_seqlens_k": lambda: F.pad(kv_lens.cumsum(0, dtype=torch.int32), (1, 0)),
+            "cu_seqlens_q": lambda: batch.qo_indptr[first : last + 1] - first,
+            "max_seqlen_q": lambda: max(lens),
+            "max_seqlen_k": lambda: max(batch.kv_lens_host[first:last]),
+            "softmax_scale": lambda: shape.scale,
+            "causal": lambda: True,
+        }
+        """What can be said of them, by the argument's name."""

@@ -1,0 +1,151 @@
+"""Attention by FlashInfer: one wrapper for decode rows and one for prefill rows, planned once a step.
+
+A plan says which part of which row each block of threads takes; it is made on the host, from what the host knows
+of the batch, so nothing waits for the GPU. Layers of another window need a plan, and so a wrapper, of their own.
+
+    row     pages [3 9 4] (5 of page 4 used)   pages [7]
+    plan    kv_indptr [0 3 4]   kv_indices [3 9 4 7]   last_page_len [5 ...]
+
+What the wrappers are told was tested against doubles of their documented methods; it has not run on a GPU yet.
+Sources: flashinfer/decode.py and prefill.py of flashinfer-ai/flashinfer (Ye et al. 2025, arXiv:2501.01005).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.attention.base import AttentionShape
+from engine.attention.batch import AttentionBatch, on_device
+from engine.attention.packages import Capability, capability, imported, misfit
+
+_DECODE, _PREFILL = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
+_HEAD_DIMS = (64, 128, 256)
+_OLDEST: Capability = (8, 0)
+_WORKSPACE_BYTES = 128 << 20
+"""As FlashInfer recommends: for the partial results of rows whose KV is split."""
+_GROUP_FOR_TENSOR_CORES = 4
+"""Queries a KV head from which decode goes to tensor cores: quicker there, and without them not all will do."""
+
+
+class FlashInferAttention:
+    """FlashInfer's paged attention, compiled when it is first used unless its cache of kernels is installed."""
+
+    name = "flashinfer"
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self._shape = shape
+        self._wrappers: dict[tuple[str, int | None], Any] = {}
+        self._workspace: torch.Tensor | None = None
+
+    @staticmethod
+    def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
+        """It needs a CUDA GPU, 16-bit numbers, heads of sizes that it has kernels for, and the package."""
+        if reason := misfit(dtype, device):
+            return reason
+        if (gpu := capability(device)) is not None and gpu < _OLDEST:
+            return f"it needs compute capability 8.0 or more; this GPU has {gpu[0]}.{gpu[1]}"
+        if shape.head_dim not in _HEAD_DIMS:
+            return f"head_dim must be one of {', '.join(map(str, _HEAD_DIMS))}; the model's is {shape.head_dim}"
+        module = imported("flashinfer")
+        if module == "":
+            return "flashinfer is not installed: pip install 'raydix[flashinfer]'"
+        if isinstance(module, str):
+            return f"{module}; reinstall it for this torch: pip install -U 'raydix[flashinfer]'"
+        missing = [name for name in (_DECODE, _PREFILL) if not hasattr(module, name)]
+        return f"there is no {missing[0]} in it: pip install -U 'raydix[flashinfer]'" if missing else None
+
+    def prepare(self, batch: AttentionBatch, null_page: int) -> FlashInferStep:
+        """Which pages each row has. Plans are made when the first layer of a window shows the type of its pages.
+
+        A wrapper holds one plan, and sends it to the GPU from pinned memory of its own: the plan of the step
+        before must have been used up. It was, when that step's results were read.
+        """
+        return FlashInferStep(self, self._shape, batch)
+
+    def wrapper(self, name: str, window: int | None, device: torch.device) -> Any:
+        """The one for such rows and layers, made when it is first asked for.
+
+        All share one workspace, as their kernels run one after the other.
+        """
+        if (name, window) not in self._wrappers:
+            if self._workspace is None:
+                self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+            options: dict[str, Any] = {}
+            if name == _DECODE:
+                group = self._shape.num_heads // self._shape.num_kv_heads
+                options["use_tensor_cores"] = group >= _GROUP_FOR_TENSOR_CORES
+            module = imported("flashinfer")
+            self._wrappers[name, window] = getattr(module, name)(self._workspace, "NHD", **options)
+        return self._wrappers[name, window]
+
+
+class FlashInferStep:
+    """One step's batch."""
+
+    def __init__(self, backend: FlashInferAttention, shape: AttentionShape, batch: AttentionBatch) -> None:
+        self.batch = batch
+        self._backend = backend
+        self._shape = shape
+        decodes, rows = batch.num_decodes, len(batch.query_lens)
+        self._decodes = _Rows(batch, 0, decodes, shape.page_size) if decodes else None
+        self._prefills = _Rows(batch, decodes, rows, shape.page_size) if decodes < rows else None
+        self._planned: dict[int | None, list[tuple[_Rows, Any]]] = {}
+
+    def attend(self, pages: torch.Tensor, query: torch.Tensor, window: int | None) -> torch.Tensor:
+        """As `AttentionStep.attend` says."""
+        if window not in self._planned:
+            self._planned[window] = self._plan(window, query.dtype, pages.dtype)
+        keys, values = pages
+        out = query.new_empty(query.shape)
+        for rows, wrapper in self._planned[window]:
+            wrapper.run(query[rows.tokens], (keys, values), out=out[rows.tokens])
+        return out.flatten(1)
+
+    def _plan(self, window: int | None, query_type: torch.dtype, kv_type: torch.dtype) -> list[tuple[_Rows, Any]]:
+        shape, device = self._shape, self.batch.block_table.device
+        heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.page_size)
+        options = {
+            "window_left": -1 if window is None else window - 1,
+            "sm_scale": shape.scale,
+            "q_data_type": query_type,
+            "kv_data_type": kv_type,
+        }
+        planned = []
+        if (rows := self._decodes) is not None:
+            wrapper = self._backend.wrapper(_DECODE, window, device)
+            wrapper.plan(rows.kv_indptr, rows.kv_indices, rows.last_page_len, *heads, **options)
+            planned.append((rows, wrapper))
+        if (rows := self._prefills) is not None:
+            wrapper = self._backend.wrapper(_PREFILL, window, device)
+            pages = (rows.kv_indptr, rows.kv_indices, rows.last_page_len)
+            wrapper.plan(rows.qo_indptr, *pages, *heads, causal=True, **options)
+            planned.append((rows, wrapper))
+        return planned
+
+
+class _Rows:
+    """Rows first .. last of a batch as FlashInfer takes them: int32, on the host but for the page ids."""
+
+    def __init__(self, batch: AttentionBatch, first: int, last: int, page_size: int) -> None:
+        kv_lens = np.array(batch.kv_lens_host[first:last])
+        counts = (kv_lens - 1) // page_size + 1
+        kv_indptr = _indptr(counts)
+        table = batch.block_table
+        # Where in the flattened table each row's pages are: what is picked there stays on the device.
+        starts = np.arange(first, last) * table.shape[1] - kv_indptr[:-1]
+        places = np.repeat(starts, counts) + np.arange(kv_indptr[-1])
+        qo_indptr = _indptr(np.array(batch.query_lens[first:last]))
+
+        self.tokens = slice(first, first + int(qo_indptr[-1]))  # rows before these have one token each
+        self.qo_indptr = torch.from_numpy(qo_indptr)
+        self.kv_indptr = torch.from_numpy(kv_indptr)
+        self.kv_indices = table.flatten().index_select(0, on_device(places, table.device))
+        self.last_page_len = torch.from_numpy(((kv_lens - 1) % page_size + 1).astype(np.int32))
+
+
+def _indptr(counts: Any) -> Any:
+    """int32 [R + 1]: 0, and the sums of the first 1 .. R counts."""
+    return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)

@@ -1,0 +1,55 @@
+"""Optional packages with kernels for GPUs: whether they import here, and whether a GPU is one of theirs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+
+import torch
+
+Capability = tuple[int, int]
+"""Compute capability of a GPU: (9, 0) is Hopper's, (8, 0) the A100's."""
+
+HALF_TYPES = (torch.bfloat16, torch.float16)
+"""What these packages compute in. With pages of eight bits they want queries of eight bits too."""
+
+
+def imported(name: str) -> ModuleType | str:
+    """The module, or why it does not import: "" when it is not installed at all."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        is_absent = error.name is not None and f"{name}.".startswith(f"{error.name}.")
+        return "" if is_absent else _text(error)
+    except Exception as error:  # built for another torch or CUDA, a package fails in any way it likes
+        return _text(error)
+
+
+def lacks(module: ModuleType, function: str, arguments: Sequence[str]) -> str | None:
+    """Which of these arguments the module's function does not take; None when it takes them all."""
+    found = getattr(module, function, None)
+    if found is None:
+        return f"there is no {function} in it"
+    parameters = inspect.signature(found).parameters
+    missing = [name for name in arguments if name not in parameters]
+    return f"its {function} takes no {', '.join(missing)}" if missing else None
+
+
+def capability(device: torch.device) -> Capability | None:
+    """Of the GPU; None where there is none to ask."""
+    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
+
+
+def misfit(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why none of these packages computes in such a type on such a device; None when some may."""
+    if device.type != "cuda":
+        return f"it runs on CUDA GPUs, not on {device}"
+    if dtype not in HALF_TYPES:
+        return f"it computes in bfloat16 and float16, not in {str(dtype).removeprefix('torch.')}; set dtype"
+    return None
+
+
+def _text(error: Exception) -> str:
+    return f"it does not import: {' '.join(str(error).split()) or type(error).__name__}"

@@ -1,0 +1,42 @@
+"""A machine that seems to have a Hopper GPU and none of the optional packages, until a test puts doubles there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests.engine.attention.doubles import flash_module, flashinfer_module
+
+PACKAGES = ("flash_attn_interface", "vllm.vllm_flash_attn", "vllm_flash_attn", "flash_attn", "flashinfer")
+
+Install = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int]], None]:
+    """Says which GPU there seems to be."""
+
+    def pretend(capability: tuple[int, int]) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+
+    return pretend
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch, gpu: Callable[[tuple[int, int]], None]) -> Install:
+    """Puts a package's double there."""
+    gpu((9, 0))
+    for name in PACKAGES:
+        monkeypatch.setitem(sys.modules, name, None)
+
+    def put(name: str) -> ModuleType:
+        module = flashinfer_module() if name == "flashinfer" else flash_module(name)
+        monkeypatch.setitem(sys.modules, name, module)
+        return module
+
+    return put

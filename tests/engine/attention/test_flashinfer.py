@@ -1,0 +1,120 @@
+"""The `flashinfer` backend against doubles of its wrappers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.attention.base import AttentionShape, choose_backend
+from engine.attention.flashinfer import FlashInferAttention
+from engine.attention.kv_pages import store_kv
+from engine.attention.reference import ReferenceAttention
+from tests.engine.paged import Heads, Paged
+
+CUDA = torch.device("cuda")
+BF16 = torch.bfloat16
+SHAPE = AttentionShape(8, 2, 64, 16, frozenset({None}))
+
+Install = Callable[[str], Any]
+
+
+def assert_right(case: Paged) -> None:
+    """As attention written out, and as the reference backend computes it."""
+    attended = case.attend(FlashInferAttention(case.shape))
+    assert attended.is_contiguous()
+    torch.testing.assert_close(attended.double(), case.expected(), atol=0.02, rtol=0.02)
+    torch.testing.assert_close(attended, case.attend(ReferenceAttention(case.shape)), atol=0.03, rtol=0.02)
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16, 64])
+@pytest.mark.parametrize("window", [None, 1, 7, 40])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(5, 1), (31, 1), (0, 1), (15, 1)],
+        [(0, 9), (16, 20), (0, 16)],
+        [(40, 1), (16, 1), (0, 3), (33, 1), (20, 14)],
+    ],
+    ids=["decodes", "prefills", "mixed"],
+)
+def test_it_computes_what_the_reference_does(
+    install: Install, page_size: int, window: int | None, rows: list[tuple[int, int]]
+) -> None:
+    install("flashinfer")
+    assert_right(Paged(rows, Heads(3, 1, 64), page_size, window, BF16))
+
+
+@pytest.mark.parametrize("heads", [Heads(1, 2, 64), Heads(5, 1, 128), Heads(8, 1, 64)], ids=str)
+def test_groups_of_any_size(install: Install, heads: Heads) -> None:
+    """Of five, which decode takes on tensor cores only."""
+    install("flashinfer")
+    assert_right(Paged([(12, 1), (3, 6)], heads, 16, None, torch.float16))
+
+
+def test_one_plan_a_step_and_window_whatever_the_number_of_layers(install: Install) -> None:
+    made = install("flashinfer").made
+    case = Paged([(12, 1), (20, 6)], Heads(2, 1, 64), 16, None, BF16)
+    shape = replace(case.shape, windows=frozenset({None, 7}))
+    backend, reference = FlashInferAttention(shape), ReferenceAttention(shape)
+    for _ in range(2):
+        step, expected = (b.prepare(case.batch, case.pages.null_page) for b in (backend, reference))
+        for window in (None, 7, None, 7, None):
+            generator = torch.Generator().manual_seed(0)
+            query, new = (torch.randn(7, n, 64, generator=generator).to(BF16) for n in (2, 1))
+            store_kv(case.pages.layer(0), case.batch.slot_mapping, new, new)
+            attended = step.attend(case.pages.layer(0), query, window)
+            wanted = expected.attend(case.pages.layer(0), query, window)
+            torch.testing.assert_close(attended, wanted, atol=0.03, rtol=0.02)
+    assert len(made) == 4  # for decodes and prefills, under two windows
+    assert [wrapper.plans for wrapper in made] == [2] * 4
+    assert sorted(wrapper.runs for wrapper in made) == [2, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "device", "head_dim", "reason"),
+    [
+        ((9, 0), BF16, "cpu", 64, "it runs on CUDA GPUs, not on cpu"),
+        ((9, 0), torch.float32, "cuda", 64, "it computes in bfloat16 and float16, not in float32; set dtype"),
+        ((9, 0), torch.float8_e4m3fn, "cuda", 64, "not in float8_e4m3fn"),
+        ((7, 5), BF16, "cuda", 64, "it needs compute capability 8.0 or more; this GPU has 7.5"),
+        ((9, 0), BF16, "cuda", 96, "head_dim must be one of 64, 128, 256; the model's is 96"),
+    ],
+)
+def test_what_does_not_fit_is_said(
+    install: Install,
+    gpu: Callable[[tuple[int, int]], None],
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    device: str,
+    head_dim: int,
+    reason: str,
+) -> None:
+    install("flashinfer")
+    gpu(capability)
+    shape = replace(SHAPE, head_dim=head_dim)
+    assert reason in str(FlashInferAttention.unavailable(shape, dtype, torch.device(device)))
+    assert FlashInferAttention.unavailable(SHAPE, BF16, CUDA) is None or capability == (7, 5)
+
+
+def test_asked_for_and_not_installed_it_says_what_to_install(install: Install) -> None:
+    with pytest.raises(ValueError, match=r"flashinfer is not installed: pip install 'raydix\[flashinfer\]'"):
+        choose_backend("flashinfer", SHAPE, BF16, CUDA)
+
+
+def test_one_that_is_broken_or_too_old_says_so(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "flashinfer")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "flashinfer.py").write_text("raise ImportError('undefined symbol: _ZN3c10')\n")
+    reason = "it does not import: undefined symbol: _ZN3c10; reinstall it"
+    assert reason in str(FlashInferAttention.unavailable(SHAPE, BF16, CUDA))
+    (tmp_path / "flashinfer.py").write_text("class BatchDecodeWithPagedKVCacheWrapper: ...\n")
+    reason = "there is no BatchPrefillWithPagedKVCacheWrapper in it"
+    assert reason in str(FlashInferAttention.unavailable(SHAPE, BF16, CUDA))
