@@ -143,14 +143,17 @@ def generate(
 
 @app.command()
 def info(
-    model: ModelArgument,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="As for [bold]generate[/]; without one, the machine alone.", show_default=False),
+    ] = None,
     page_size: PageSize = 16,
     dtype: DtypeOption = Dtype.auto,
     device: Annotated[
         Device, typer.Option(help="Whose memory the pages must fit.", rich_help_panel=_ENGINE)
     ] = Device.auto,
 ) -> None:
-    """Show a model's size, what a token of KV costs, and how many pages fit. Loads no weights."""
+    """Show a model's size, what a token of KV costs, how many pages fit and what computes. Loads no weights."""
     from deployments.cli.info import run
 
     run(model, page_size=page_size, dtype=dtype.value, device=device.value)

@@ -1,4 +1,4 @@
-"""How a model's attention would be computed on this machine, and by which kernels: for `raydix info`."""
+"""How attention would be computed on this machine and on a GPU, and by which kernels: for `raydix info`."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from engine.models.native_decoder import unsupported
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def attention_text(facts: ModelConfig, page_size: int, dtype: torch.dtype, device: str) -> str:
-    """The backend that `attention: auto` takes, and why not those that are better."""
-    windows = frozenset(facts.layer_windows)
-    shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, page_size, windows)
-    passed_over: list[str] = []
+def attention_text(shape: AttentionShape, dtype: torch.dtype, device: str) -> str:
+    """The backend that `attention: auto` takes, then a line for each other: why not, or that it would run too."""
+    taken, others = "none", []
     for name, backend in consider(shape, dtype, torch.device(device)):
-        if not isinstance(backend, str):
-            return f"{name} (not {'; not '.join(passed_over)})" if passed_over else name
-        passed_over.append(f"{name}: {backend}")
-    return f"none: {'; '.join(passed_over)}"
+        if isinstance(backend, str):
+            others.append(f"not {name}: {backend}")
+        elif taken == "none":
+            taken = name
+        else:
+            others.append(f"{name}: when asked for by name")
+    return "\n".join((taken, *others))
 
 
-def kernels_text(facts: ModelConfig, dtype: torch.dtype) -> str:
+def kernels_text(facts: ModelConfig | None, dtype: torch.dtype) -> str:
     """The instruction set that is used and those that are built, threads, huge pages; or why there is nothing, or
-    why only attention is computed by them.
+    why only attention of the model is computed by them.
     """
     try:
         used, built = native.kernels(dtype).isa, native.built_isas(dtype)
     except native.Unavailable as error:
         return f"none: {error}"
-    missing, reason = native.build_log(), unsupported(facts)
+    missing, reason = native.build_log(), None if facts is None else unsupported(facts)
     parts = (
         *([f"attention alone ({reason})"] if reason else []),
         f"{used} of {', '.join(built)}" + (f" ({missing})" if missing else ""),

@@ -1,4 +1,7 @@
-"""`raydix info`: what a model is, what its KV costs, and how much of it fits here. Reads no weights."""
+"""`raydix info`: what a model is, what its KV costs, and how much of it fits here. Reads no weights.
+
+Without a model: what the machine has, and how it would compute.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ from typing import cast
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from deployments.cli.errors import UserError, one_line
 from deployments.cli.units import count_text, size_text
 from engine.config import DType, EngineConfig
 from engine.hub import resolve_metadata
 from engine.kv_memory import available_ram, pages_for
+from engine.machine import usable_cores
 from engine.models.config import ELEMENT_BYTES, ModelConfig
 
 
@@ -26,8 +31,15 @@ class Machine:
     free_bytes: int
 
 
-def run(model: str, *, page_size: int, dtype: str, device: str) -> None:
+_USUAL_HEADS = 32, 8, 128
+"""Query heads, key-value heads and their dimension, as in models of 8B: what is asked of a machine alone."""
+
+
+def run(model: str | None, *, page_size: int, dtype: str, device: str) -> None:
     """Print the table. Raises UserError for a model that is missing or not supported."""
+    if model is None:
+        Console().print(describe_machine(machine(device), page_size, dtype))
+        return
     try:
         config = EngineConfig(model=model, page_size=page_size, dtype=cast(DType, dtype))
         directory = resolve_metadata(model)
@@ -58,7 +70,8 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
     table.add_row("weights in memory", f"{size_text(facts.weight_bytes(element))} as {dtype}")
     table.add_row("KV per token", f"{per_token:,} bytes")
     table.add_row("KV per page", f"{size_text(per_token * config.page_size)} ({config.page_size} tokens)")
-    _add_computing(table, facts, config.page_size, dtype, machine.device)
+    on_gpus = facts.dtype if config.dtype == "auto" else dtype
+    _add_computing(table, facts, config.page_size, dtype, on_gpus, machine.device)
     table.add_row("KV pages here", _pages(facts, config, machine, element))
     return table
 
@@ -73,15 +86,47 @@ def _feed_forward(facts: ModelConfig) -> str:
     return f"{text}; {dense} in {num_dense} dense layers" if num_dense else text
 
 
-def _add_computing(table: Table, facts: ModelConfig, page_size: int, dtype: str, device: str) -> None:
+def describe_machine(machine: Machine, page_size: int, dtype: str) -> Table:
+    """The machine alone, as a table of two columns."""
+    on_gpus = "bfloat16" if dtype == "auto" else dtype
+    here = "float32" if dtype == "auto" and machine.device == "cpu" else on_gpus
+    table = Table("", "", title="this machine", show_header=False, title_justify="left")
+    table.add_row("device", _device_name(machine.device))
+    memory = "GPU memory" if machine.device == "cuda" else "RAM"
+    table.add_row("memory", f"{size_text(machine.free_bytes)} {memory} free")
+    table.add_row("cores", f"{usable_cores()}")
+    _add_computing(table, None, page_size, here, on_gpus, machine.device)
+    return table
+
+
+def _device_name(device: str) -> str:
+    import torch
+
+    if device == "cpu":
+        return f"CPU; torch {torch.__version__} finds no GPU" if not torch.cuda.is_available() else "CPU"
+    name, (major, minor) = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+    return f"{torch.cuda.device_count()} x {name}, compute capability {major}.{minor}; torch {torch.__version__}"
+
+
+def _add_computing(
+    table: Table, facts: ModelConfig | None, page_size: int, here: str, on_gpus: str, device: str
+) -> None:
+    """How the model, or a usual one, is computed here in one type, and attention on GPUs in another."""
     import torch
 
     from deployments.cli.cpu_kernels import attention_text, kernels_text
+    from engine.attention.base import AttentionShape
 
-    elements = getattr(torch, dtype)
-    table.add_row("attention here", attention_text(facts, page_size, elements, device))
+    heads, windows = _USUAL_HEADS, frozenset[int | None]({None})
+    if facts is not None:
+        heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
+        windows = frozenset(facts.layer_windows)
+    shape = AttentionShape(*heads, page_size, windows)
+    # As Text: brackets, as in 'raydix[flashinfer]', are no markup.
+    table.add_row("attention here", Text(attention_text(shape, getattr(torch, here), device)))
     if device == "cpu":
-        table.add_row("native kernels", kernels_text(facts, elements))
+        table.add_row("native kernels", Text(kernels_text(facts, getattr(torch, here))))
+        table.add_row("attention on GPUs", Text(attention_text(shape, getattr(torch, on_gpus), "cuda")))
 
 
 def machine(device: str) -> Machine:

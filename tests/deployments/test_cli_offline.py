@@ -55,6 +55,13 @@ def test_info_tells_all_weights_from_those_a_token_uses() -> None:
     assert said["for each token"] == f"{count_text(mixed.active_parameters)} of the parameters"
 
 
+def test_info_of_the_machine_alone_says_what_would_compute_here_and_on_gpus() -> None:
+    result = raydix("info", "--device", "cpu")
+    assert result.returncode == 0, result.stderr
+    for part in ("attention here", "native kernels", "attention on GPUs", "'raydix[flashinfer]'", "not native:"):
+        assert part in result.stdout
+
+
 def test_info_counts_the_pages_an_engine_would_get() -> None:
     facts = ModelConfig.from_directory(demo_model_path())
     config = EngineConfig(model="demo", page_size=16)
