@@ -1,0 +1,36 @@
+"""The backends for GPUs on a real one, where there is one: as they are, with the packages that are installed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.attention.base import AttentionBackend, consider
+from tests.engine.attention.devices import attend_on
+from tests.engine.paged import Heads, Paged
+
+CUDA = torch.device("cuda")
+BF16 = torch.bfloat16
+
+
+def backend_for(name: str, case: Paged) -> AttentionBackend:
+    """Skips the test where it cannot run, and says why."""
+    if not torch.cuda.is_available():
+        pytest.skip(f"{name}: there is no CUDA device here")
+    found = dict(consider(case.shape, BF16, CUDA))[name]
+    if isinstance(found, str):
+        pytest.skip(f"{name}: {found}")
+    return found(case.shape)
+
+
+@pytest.mark.parametrize("name", ["flash_attn", "flashinfer"])
+@pytest.mark.parametrize("page_size", [16, 256])
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("heads", [Heads(1, 2, 64), Heads(4, 8, 128)], ids=str)
+def test_a_mixed_batch(name: str, page_size: int, window: int | None, heads: Heads) -> None:
+    rows = [(700, 1), (15, 1), (0, 1), (0, 300), (1000, 33), (16, 16)]
+    case = Paged(rows, heads, page_size, window, BF16)
+    backend = backend_for(name, case)
+    for rows_alone in (case, case.alone(0), case.alone(3)):
+        attended = attend_on(CUDA, rows_alone, backend)
+        torch.testing.assert_close(attended.double(), rows_alone.expected(), atol=0.02, rtol=0.02)
