@@ -53,7 +53,7 @@ class FlashInferAttention:
         if module == "":
             return "flashinfer is not installed: pip install 'raydix[flashinfer]'"
         if isinstance(module, str):
-            return f"{module}; reinstall it for this torch: pip install -U 'raydix[flashinfer]'"
+            return module
         missing = [name for name in (_DECODE, _PREFILL) if not hasattr(module, name)]
         return f"there is no {missing[0]} in it: pip install -U 'raydix[flashinfer]'" if missing else None
 

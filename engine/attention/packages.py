@@ -52,4 +52,5 @@ def misfit(dtype: torch.dtype, device: torch.device) -> str | None:
 
 
 def _text(error: Exception) -> str:
-    return f"it does not import: {' '.join(str(error).split()) or type(error).__name__}"
+    said = " ".join(str(error).split()) or type(error).__name__
+    return f"it does not import: {said}; reinstall it for torch {torch.__version__}"

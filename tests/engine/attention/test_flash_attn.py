@@ -192,7 +192,8 @@ def test_a_package_that_is_broken_says_how(
         (tmp_path / "flash_attn.py").write_text(f"raise {error}\n")
         assert "flash_attn: it does not import: " in str(FlashAttention.unavailable(SHAPE, BF16, CUDA))
     (tmp_path / "flash_attn.py").write_text("import a_package_that_is_nowhere\n")
-    assert "No module named 'a_package_that_is_nowhere'" in str(FlashAttention.unavailable(SHAPE, BF16, CUDA))
+    said = str(FlashAttention.unavailable(SHAPE, BF16, CUDA))
+    assert "No module named 'a_package_that_is_nowhere'; reinstall it for torch" in said
 
 
 def test_a_version_with_another_signature_is_not_called(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
