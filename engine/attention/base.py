@@ -87,9 +87,7 @@ def choose_backend(name: str, shape: AttentionShape, dtype: torch.dtype, device:
         known = ", ".join(label for label, _, _ in _BACKENDS)
         raise ValueError(f"attention: no backend is called {name!r}; there are auto, {known}")
     reasons: list[str] = []
-    for label, backend in consider(shape, dtype, device):
-        if name not in ("auto", label):
-            continue
+    for label, backend in consider(shape, dtype, device, None if name == "auto" else name):
         if not isinstance(backend, str):
             for reason in reasons:
                 logger.info("attention: not %s", reason)
@@ -100,10 +98,12 @@ def choose_backend(name: str, shape: AttentionShape, dtype: torch.dtype, device:
 
 
 def consider(
-    shape: AttentionShape, dtype: torch.dtype, device: torch.device
+    shape: AttentionShape, dtype: torch.dtype, device: torch.device, only: str | None = None
 ) -> Iterator[tuple[str, type[AttentionBackend] | str]]:
-    """Each backend's name, the best first, and its class or the reason why it cannot run."""
+    """Each backend's name, the best first, and its class or the reason why it cannot run; or that of one alone."""
     for label, module, class_name in _BACKENDS:
+        if only not in (None, label):
+            continue
         try:
             backend = cast("type[AttentionBackend]", getattr(import_module(module), class_name))
             reason = backend.unavailable(shape, dtype, device)

@@ -17,7 +17,7 @@ def backend_for(name: str, case: Paged) -> AttentionBackend:
     """Skips the test where it cannot run, and says why."""
     if not torch.cuda.is_available():
         pytest.skip(f"{name}: there is no CUDA device here")
-    found = dict(consider(case.shape, BF16, CUDA))[name]
+    [(_, found)] = consider(case.shape, BF16, CUDA, name)
     if isinstance(found, str):
         pytest.skip(f"{name}: {found}")
     return found(case.shape)
