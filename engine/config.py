@@ -31,6 +31,8 @@ class EngineConfig:
     """Type of weights and KV; "auto" is the checkpoint's on a GPU and float32 on a CPU."""
     quantization: Quantization | None = None
     """"int8": weights of eight bits, with a scale for each output, for CPUs' native kernels. None: as they are."""
+    tensor_parallel_size: int = 1
+    """GPUs (or processes, on a CPU) that share each layer of the model: they must divide its heads."""
     page_size: int = 16
     """Tokens per KV page, 1 to 256."""
     kv_pages: int | None = None
@@ -88,6 +90,12 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _check_range("page_size", self.page_size, 1, 256)
         _check_range("block_tokens", self.block_tokens, 1, 2**20)
+        _check_range("tensor_parallel_size", self.tensor_parallel_size, 1, 2**10)
+        if self.tensor_parallel_size > 1 and self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(
+                f"device is {self.device!r}, but tensor_parallel_size is {self.tensor_parallel_size}: it must be "
+                '"auto", "cpu" or "cuda", and each rank takes a GPU of its own'
+            )
         for name in (
             "max_running",
             "max_step_tokens",

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from cache import KVCacheManager, Namespace
 from engine.config import EngineConfig
@@ -23,6 +23,10 @@ from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.swap import HostMemory, SwapSpace
+
+if TYPE_CHECKING:
+    from engine.parallel.launcher import WorkerLauncher
+    from engine.parallel.team import Team
 
 
 class ModelFacts(Protocol):
@@ -66,8 +70,16 @@ class LoadedRunner(Runner, Protocol):
 class Engine:
     """One replica's engine. Start its `loop`, hand in what `new_request` makes, listen to the events."""
 
-    def __init__(self, config: EngineConfig, runner: LoadedRunner, drafter: Drafter | None = None) -> None:
-        """`drafter` is needed only where `config.speculation` asks for a draft model. Raises ValueError."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: LoadedRunner,
+        drafter: Drafter | None = None,
+        team: Team | None = None,
+    ) -> None:
+        """`drafter` is needed only where `config.speculation` asks for a draft model. `team` are the model's other
+        ranks: the loop ends with them, and they with this engine. Raises ValueError.
+        """
         self.config = config
         self.runner = runner
         self.model = runner.model_config
@@ -95,25 +107,39 @@ class Engine:
         self.scheduler = Scheduler(self.cache, limits, self.model.eos_token_ids, swap, speculator)
         self.grammars = Compiler(self._vocabulary, config.max_grammars)
         self.loop = EngineLoop(self.scheduler, runner, overlap=config.overlap is not False)
+        self._team = team
+        if team is not None:
+            team.watch(self.loop.fail)
 
     @classmethod
-    def from_config(cls, config: EngineConfig, runner: LoadedRunner | None = None) -> Engine:
-        """Load the models `config` names (unless a runner is given). Raises ModelLoadError, ValueError."""
+    def from_config(
+        cls, config: EngineConfig, runner: LoadedRunner | None = None, launcher: WorkerLauncher | None = None
+    ) -> Engine:
+        """Load the models `config` names (unless a runner is given). Raises ModelLoadError, ValueError.
+
+        `launcher` starts ranks, where `config` asks for several; None: as processes of this machine.
+        """
         if runner is not None:
             return cls(config, runner)
         prepare_process(config.cpus)
-        from engine.model_runner import ModelRunner  # torch: only where a model is run
+        from engine.parallel.runner import ParallelRunner, load_runner  # torch: only where a model is run
 
         drafter: Drafter | None = None
         if config.speculation is not None and config.speculation.method == "draft_model":
             from engine.drafting.loading import load_with_draft_model
 
-            loaded, drafter = load_with_draft_model(config)
+            loaded, drafter = load_with_draft_model(config, launcher)
         else:
-            loaded = ModelRunner.load(config)
+            loaded = load_runner(config, launcher=launcher)
         if config.overlap is None:
             config = replace(config, overlap=not loaded.takes_all_cores)
-        return cls(config, loaded, drafter)
+        return cls(config, loaded, drafter, loaded.team if isinstance(loaded, ParallelRunner) else None)
+
+    def close(self) -> None:
+        """Stop the loop, and end the model's other ranks. Idempotent."""
+        self.loop.stop()
+        if self._team is not None:
+            self._team.close()
 
     @property
     def max_model_len(self) -> int:

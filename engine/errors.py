@@ -17,3 +17,7 @@ class EngineStopped(RuntimeError):
 
 class InvalidGrammar(ValueError):
     """No output can be held to this grammar: it is malformed, too complex, or says what is not supported."""
+
+
+class RankLost(RuntimeError):
+    """A rank of a model on several devices has ended, or did not do its part: no step can be computed any more."""

@@ -107,6 +107,10 @@ class LLM:
         ids = [self.tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
         return self.generate(ids, params or SamplingParams(temperature=0, max_tokens=256), progress=progress)
 
+    def close(self) -> None:
+        """End the model's other ranks, where it has several; they end with this process anyway. Idempotent."""
+        self.engine.close()
+
     def _job(self, prompt: Prompt, params: SamplingParams) -> _Job:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         request = self.engine.new_request(f"offline-{self._num_requests}", ids, params)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple, NoReturn
 
 from engine.device_thread import DeviceThread, Launched
-from engine.errors import EngineStopped, QueueFull
+from engine.errors import EngineStopped, QueueFull, RankLost
 from engine.load import EngineLoad, StageSeconds, StepStats
 from engine.plan import Event, Runner, StepPlan, StepResult
 from engine.request import Request
@@ -80,6 +80,12 @@ class EngineLoop:
             self._inbox.append(request_id)
         self._wake.set()
 
+    def fail(self, reason: str) -> None:
+        """No step can be computed any more: end the thread, and take nothing. The first reason stays."""
+        with self._lock:
+            self.failure = self.failure or reason
+        self._wake.set()
+
     def load(self) -> EngineLoad:
         """How busy the engine is: at most 5 ms behind its last step."""
         return self._load
@@ -120,7 +126,7 @@ class EngineLoop:
 
     def _run(self, on_events: Callable[[list[Event]], None]) -> None:
         try:
-            while not self._stopping:
+            while not self._stopping and self.failure is None:
                 self._wake.clear()
                 if not self.has_work:
                     self.last_progress = self.clock()
@@ -129,10 +135,11 @@ class EngineLoop:
                 events = self.step()
                 if events:
                     on_events(events)
+        except RankLost as error:
+            self.fail(str(error))
         except Exception as error:  # a defect: say so, so that the health check has this replica replaced
             logger.exception("the engine loop ended")
-            with self._lock:
-                self.failure = f"the engine loop ended: {type(error).__name__}"
+            self.fail(f"the engine loop ended: {type(error).__name__}")
 
     def step(self) -> list[Event]:
         """One turn: plan the next step and launch it, then take in the result of the one before.
@@ -181,6 +188,8 @@ class EngineLoop:
         plan = launched.plan
         try:
             result = launched.step.run() if launched.launched is None else launched.launched.wait()
+        except RankLost:  # no other step can be computed either: the requests can go on elsewhere
+            raise
         except Exception:
             ids = " ".join(chunk.request.request_id for chunk in plan.chunks)
             logger.exception("a step of %d requests failed: %s", len(plan.chunks), ids)

@@ -19,6 +19,8 @@ from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.native_decoder import NativeDecoder, unsupported
 from engine.models.weights import load_decoder
+from engine.parallel.collective import ALONE, Collective
+from engine.parallel.sampler import shared
 from engine.plan import Step, StepPlan, StepResult
 from engine.prepared_step import Places, PreparedStep
 from engine.sampler import sampler_for
@@ -39,8 +41,11 @@ class ModelRunner:
         decoder: Decoder | NativeDecoder,
         attention: AttentionBackend,
         pages: KVPages,
+        ranks: Collective = ALONE,
     ) -> None:
-        """`decoder` and `pages` are on the same device and of the same type."""
+        """`decoder` and `pages` are on the same device and of the same type, and this rank's; so is the model's
+        shape.
+        """
         self.model_config = model_config
         self.device = pages.data.device
         self.dtype = pages.data.dtype
@@ -53,7 +58,8 @@ class ModelRunner:
         self._decoder = decoder
         self._attention = attention
         self._pages = pages
-        self._sampler = sampler_for(model_config.eos_token_ids, self.device)
+        self._ranks = ranks
+        self._sampler = shared(sampler_for(model_config.eos_token_ids, self.device), ranks)
         self._host: HostKVPages | None = None
         self.host_memory = HostMemory()
         """The host pages there are; none until `add_host_pages`."""
@@ -61,21 +67,24 @@ class ModelRunner:
         self._sampled: torch.Tensor | None = None  # by the last step; the next one begins with it
 
     @classmethod
-    def load(cls, config: EngineConfig, kv_bytes_beside: int = 0) -> ModelRunner:
+    def load(cls, config: EngineConfig, kv_bytes_beside: int = 0, ranks: Collective = ALONE) -> ModelRunner:
         """Load the model that `config` names and allocate its KV pages. Raises ModelLoadError, ValueError.
 
-        `kv_bytes_beside`: what another model is to keep for each token that the pages hold.
+        `kv_bytes_beside`: what another model is to keep for each token that the pages hold. With several `ranks`
+        each loads its share; they do this together.
         """
-        torch.set_num_threads(config.threads or default_threads())
+        size = ranks.shard.size
+        torch.set_num_threads(config.threads or max(1, default_threads() // size))
         device = _device(config.device)
         directory: Path = resolve_model(config.model)
-        model = ModelConfig.from_directory(directory)
+        whole = ModelConfig.from_directory(directory)
+        model = ranks.shard.of(whole)
         limit = _max_model_len(config, model)
         dtype, name = _dtype(config, model, device), fingerprint(directory, config.quantization)
         windows = frozenset(model.layer_windows)
         heads = AttentionShape(model.num_heads, model.num_kv_heads, model.head_dim, config.page_size, windows)
         backend = choose_backend(config.attention, heads, dtype, device)
-        reason = unsupported(model) if backend.name == "native" else f"its attention is {backend.name}"
+        reason = unsupported(model, size) if backend.name == "native" else f"its attention is {backend.name}"
         is_native = reason is None
         if config.quantization is not None and not is_native:
             raise ValueError(
@@ -83,23 +92,27 @@ class ModelRunner:
                 f"they cannot run this model in {dtype} on {device}: {reason}. Leave quantization out"
             )
         is_turned = device.type == "cpu" and not is_native
-        loaded_decoder = load_decoder(directory, model, dtype, device, input_major=is_turned)
+        loaded_decoder = load_decoder(directory, whole, dtype, device, input_major=is_turned, ranks=ranks)
         decoder = NativeDecoder(loaded_decoder, config.quantization) if is_native else loaded_decoder
 
         shape = (model.num_layers, 1, config.page_size, model.num_kv_heads, model.head_dim)
-        loaded = cls(model, decoder, backend, KVPages(*shape, dtype, device))
+        loaded = cls(model, decoder, backend, KVPages(*shape, dtype, device), ranks)
         loaded.max_model_len, loaded.fingerprint = limit, name
         if config.kv_pages is not None or device.type == "cpu":
-            free = available_ram() if config.kv_pages is None else 0
+            free = available_ram() // size if config.kv_pages is None else 0
         else:
             free = measure_step(config, limit, loaded.with_pages, device)
-        num_pages = pages_for(config, free, loaded.kv_bytes_per_token + kv_bytes_beside, limit)
+        fitting = pages_for(config, free, loaded.kv_bytes_per_token + kv_bytes_beside, limit)
+        num_pages = ranks.least(fitting, device)
         runner = loaded.with_pages(num_pages)
-        runner.add_host_pages(host_pages_for(config, loaded.kv_bytes_per_token))
+        runner.add_host_pages(host_pages_for(config, loaded.kv_bytes_per_token * size))
         logger.info(
-            "%s: %.1fM parameters, %s on %s, %s attention, %d KV pages of %d tokens (%.0f MiB), %d in host memory",
-            model.architecture,
-            model.num_parameters / 1e6,
+            "%s: %.1fM parameters, rank %d of %d, %s on %s, %s attention, %d KV pages of %d tokens (%.0f MiB), "
+            "%d in host memory",
+            whole.architecture,
+            whole.num_parameters / 1e6,
+            ranks.shard.rank,
+            size,
             dtype,
             device,
             backend.name,
@@ -121,14 +134,15 @@ class ModelRunner:
         model = self.model_config
         shape = (model.num_layers, num_pages, self.page_size, model.num_kv_heads, model.head_dim)
         pages = KVPages(*shape, self.dtype, self.device)
-        runner = ModelRunner(model, self._decoder, self._attention, pages)
+        runner = ModelRunner(model, self._decoder, self._attention, pages, self._ranks)
         runner.max_model_len, runner.fingerprint = self.max_model_len, self.fingerprint
         return runner
 
     @property
     def takes_all_cores(self) -> bool:
         """Whether steps are computed by all of this process's cores."""
-        return self.device.type == "cpu" and torch.get_num_threads() >= usable_cores()
+        threads = torch.get_num_threads() * self._ranks.shard.size
+        return self.device.type == "cpu" and threads >= usable_cores()
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -146,10 +160,15 @@ class ModelRunner:
         A token id of -1 says that the model computed no valid probabilities for that request (NaN or infinity);
         other requests in the batch are not affected.
         """
-        return partial(self._compute, PreparedStep.of(plan, self._places, self.device))
+        return partial(self.compute, self.read(plan, self.device))
+
+    def read(self, plan: StepPlan, device: torch.device) -> PreparedStep:
+        """All that a step needs of the scheduler's state, with its tensors on `device`."""
+        return PreparedStep.of(plan, self._places, device)
 
     @torch.inference_mode()
-    def _compute(self, step: PreparedStep) -> StepResult:
+    def compute(self, step: PreparedStep) -> StepResult:
+        """Run a step; its tensors are on this runner's device."""
         stages = StageClock(self.device)
         before, self._sampled = self._sampled, None  # should this step fail, the next one finds nothing
         inputs = self._inputs(step, before)

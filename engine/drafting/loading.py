@@ -9,10 +9,16 @@ from engine.drafting.draft_model import DraftModel
 from engine.drafting.vocabulary import check_same_vocabulary
 from engine.hub import resolve_model
 from engine.model_runner import ModelRunner
+from engine.parallel.launcher import WorkerLauncher
+from engine.parallel.runner import ParallelRunner, load_runner
 
 
-def load_with_draft_model(config: EngineConfig) -> tuple[ModelRunner, DraftModel]:
+def load_with_draft_model(
+    config: EngineConfig, launcher: WorkerLauncher | None = None
+) -> tuple[ModelRunner | ParallelRunner, DraftModel]:
     """Load the models that `config` and its `speculation` name. Raises ModelLoadError, ValueError.
+
+    Where several ranks share the model, the first has the draft model to itself.
 
     The draft model's weights come first, so that what is free for KV is what both leave. Where it gets as many
     pages as the model, a page takes the memory of both.
@@ -30,11 +36,12 @@ def load_with_draft_model(config: EngineConfig) -> tuple[ModelRunner, DraftModel
             preemption="recompute",
             host_kv_gib=0.0,
             speculation=None,
+            tensor_parallel_size=1,
         )
     )
     if settings.kv_pages is not None:
-        runner = ModelRunner.load(config)
+        runner = load_runner(config, launcher=launcher)
     else:
-        runner = ModelRunner.load(config, kv_bytes_beside=draft.kv_bytes_per_token)
+        runner = load_runner(config, draft.kv_bytes_per_token, launcher)
         draft = draft.with_pages(runner.num_pages)
     return runner, DraftModel(draft, runner.model_config.eos_token_ids, settings.max_prefill_tokens)

@@ -21,6 +21,8 @@ from engine.attention.kv_pages import KVPages
 from engine.models.config import ModelConfig
 from engine.models.experts import Experts
 from engine.models.operations import Operations, Rotary, operations_for
+from engine.parallel.collective import ALONE, Collective
+from engine.parallel.vocabulary import embed
 
 
 class Attention(nn.Module):
@@ -68,10 +70,11 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and MLP, each on a normed input and added to the stream."""
+    """Attention and MLP, each on a normed input, summed up over all ranks and added to the stream."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int, ranks: Collective) -> None:
         super().__init__()
+        self._ranks = ranks
         self._eps = config.norm_eps
         self.input_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.attention = Attention(config, layer)
@@ -89,31 +92,32 @@ class Layer(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream and what is to be added to it, [N, hidden_size] each, to the same after this layer."""
         x, normed = operations.add_norm(x, branch, self.input_norm.weight, self._eps)
-        branch = self.attention(normed, operations, step, pages)
+        branch = self._ranks.sum(self.attention(normed, operations, step, pages))
         x, normed = operations.add_norm(x, branch, self.post_norm.weight, self._eps)
-        return x, self.mlp(normed, operations)
+        return x, self._ranks.sum(self.mlp(normed, operations))
 
 
 class Decoder(nn.Module):
     """The whole model. Made on the meta device or empty: `load_weights` fills it."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, ranks: Collective = ALONE) -> None:
+        """`config` is the shape of this rank's layers, `Shard.of`."""
         super().__init__()
         self.config = config
+        self._ranks = ranks
         self.operations: Callable[[AttentionBatch], Operations] | None = None
         """What makes a step's operations; chosen for the device at the first step."""
         # Handed its weight, or else it would draw random numbers, for which torch imports its compiler here.
-        table = torch.empty(config.vocab_size, config.hidden_size)
-        self.embed = nn.Embedding(config.vocab_size, config.hidden_size, _weight=table)
-        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_layers))
+        rows = ranks.shard.num_rows(config.vocab_size)
+        table = torch.empty(rows, config.hidden_size)
+        self.embed = nn.Embedding(rows, config.hidden_size, _weight=table)
+        self.layers = nn.ModuleList(Layer(config, index, ranks) for index in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.lm_head = (
-            None if config.tied_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        )
+        self.lm_head = None if config.tied_embeddings else nn.Linear(config.hidden_size, rows, bias=False)
 
     def forward(self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages) -> torch.Tensor:
         """int64 [N] ids of a step's tokens to hidden states [N, hidden_size]; writes the tokens' KV."""
-        x: torch.Tensor = self.embed(token_ids)
+        x = embed(self.embed.weight, token_ids, self._ranks)
         if self.operations is None:
             self.operations = operations_for(Rotary.of(self.config.rope, self.config.head_dim, x.dtype, x.device))
         operations = self.operations(step.batch)
@@ -125,4 +129,4 @@ class Decoder(nn.Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden_size] to float32 [R, vocab_size]: hand in only the rows that sample."""
         table = self.embed.weight if self.lm_head is None else self.lm_head.weight
-        return F.linear(self.norm(hidden), table).float()
+        return self._ranks.columns(F.linear(self.norm(hidden), table), self.config.vocab_size).float()

@@ -21,8 +21,10 @@ from engine.models.config import ModelConfig
 from engine.models.decoder import MLP, Decoder, Layer
 
 
-def unsupported(config: ModelConfig) -> str | None:
-    """Why the native decoder cannot compute such a model; None when it can."""
+def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
+    """Why the native decoder cannot compute such a model on so many ranks; None when it can."""
+    if num_ranks > 1:
+        return f"tensor_parallel_size is {num_ranks}, and it computes a step in one call, by itself"
     if config.experts is not None:
         return "its layers are mixtures of experts"
     sizes = {

@@ -10,8 +10,9 @@ Only safetensors is read. Pickle-based files (pytorch_model.bin, *.pt) can run c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from engine.models.decoder import Decoder
 from engine.models.errors import ModelLoadError
 from engine.models.experts_config import ExpertsConfig
 from engine.models.mapped import MappedTensor, open_tensors, release
+from engine.parallel.collective import ALONE, Collective
+from engine.parallel.shard import Shard
 
 _INDEX = "model.safetensors.index.json"
 _FLOATS = ("F32", "BF16", "F16")
@@ -37,34 +40,45 @@ class _Target(NamedTuple):
     """Of the parameter; of a stack of experts' matrices, the rows of one."""
     shape: tuple[int, ...]
     """The shape the checkpoint must have; copied with broadcasting."""
+    part: tuple[slice, ...] = ()
+    """What of it is this rank's."""
 
 
 def load_decoder(
-    directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, input_major: bool = False
+    directory: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    input_major: bool = False,
+    ranks: Collective = ALONE,
 ) -> Decoder:
-    """The model with its weights. Names, shapes and types are all checked before memory is taken.
+    """This rank's share of the model `config`, with its weights. Names, shapes and types are all checked before
+    memory is taken.
 
     With `input_major` linear weights [out, in] get the strides (1, out): a CPU multiplies few rows (a batch of
     decodes) with a matrix laid out like this up to twice as fast. Raises ModelLoadError.
     """
     with ExitStack() as stack:
         tensors = open_tensors(weight_files(directory), stack)
-        targets = dict(_targets(config))
+        targets = dict(_targets(config, ranks.shard))
         _check(tensors, targets, config)
         with torch.device("meta"):
-            decoder = Decoder(config)
-        _allocate(decoder, dtype, device, input_major)
+            decoder = Decoder(ranks.shard.of(config), ranks)
+        # Zero stays what only other ranks have: a bias, rows after the last token's.
+        new = torch.empty if ranks.shard.size == 1 else torch.zeros
+        _allocate(decoder, partial(new, dtype=dtype, device=device), input_major)
         parameters = dict(decoder.named_parameters())
         with torch.no_grad():
             for name, target in targets.items():
                 tensor = tensors[name].read()
-                parameters[target.parameter][target.rows].copy_(tensor)
+                parameters[target.parameter][target.rows].copy_(tensor[target.part])
                 release(tensor)
     return decoder.eval()
 
 
-def _allocate(decoder: Decoder, dtype: torch.dtype, device: torch.device, input_major: bool) -> None:
-    """Give each parameter of a decoder on the meta device memory of its own, with anything in it.
+def _allocate(decoder: Decoder, new: Callable[..., torch.Tensor], input_major: bool) -> None:
+    """Give each parameter of a decoder on the meta device memory of its own, made by `new` from its shape.
 
     `Module.to_empty` does nearly that, and loads torch's compiler for it.
     """
@@ -72,7 +86,7 @@ def _allocate(decoder: Decoder, dtype: torch.dtype, device: torch.device, input_
         for name, parameter in module.named_parameters(recurse=False):
             is_turned = input_major and isinstance(module, torch.nn.Linear) and parameter.ndim == 2
             shape = parameter.shape[::-1] if is_turned else parameter.shape
-            empty = torch.empty(shape, dtype=dtype, device=device)
+            empty = new(shape)
             setattr(module, name, torch.nn.Parameter(empty.t() if is_turned else empty, requires_grad=False))
 
 
@@ -143,51 +157,50 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + more
 
 
-def _targets(config: ModelConfig) -> Iterator[tuple[str, _Target]]:
-    """Each tensor of a checkpoint, by its Hugging Face name, and where it goes."""
+def _targets(config: ModelConfig, shard: Shard) -> Iterator[tuple[str, _Target]]:
+    """Each tensor of a checkpoint, by its Hugging Face name, and where this rank's part of it goes."""
     hidden = config.hidden_size
-    yield "model.embed_tokens.weight", _whole("embed.weight", config.vocab_size, hidden)
+    yield "model.embed_tokens.weight", _table("embed.weight", config, shard)
     yield "model.norm.weight", _whole("norm.weight", hidden)
     if not config.tied_embeddings:
-        yield "lm_head.weight", _whole("lm_head.weight", config.vocab_size, hidden)
+        yield "lm_head.weight", _table("lm_head.weight", config, shard)
     for layer in range(config.num_layers):
         theirs, ours = f"model.layers.{layer}", f"layers.{layer}"
         yield f"{theirs}.input_layernorm.weight", _whole(f"{ours}.input_norm.weight", hidden)
         yield f"{theirs}.post_attention_layernorm.weight", _whole(f"{ours}.post_norm.weight", hidden)
-        yield from _attention_targets(config, f"{theirs}.self_attn", f"{ours}.attention")
+        yield from _attention_targets(config, shard, f"{theirs}.self_attn", f"{ours}.attention")
         experts = config.experts_in(layer)
         if experts is None:
-            yield from _mlp_targets(config, f"{theirs}.mlp", f"{ours}.mlp")
+            yield from _mlp_targets(config, shard, f"{theirs}.mlp", f"{ours}.mlp")
         else:
             yield from _experts_targets(config, experts, theirs, f"{ours}.mlp")
 
 
-def _attention_targets(config: ModelConfig, theirs: str, ours: str) -> Iterator[tuple[str, _Target]]:
-    hidden, dim = config.hidden_size, config.head_dim
-    heads = {"q": config.num_heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
+def _attention_targets(config: ModelConfig, shard: Shard, theirs: str, ours: str) -> Iterator[tuple[str, _Target]]:
+    hidden, dim, own = config.hidden_size, config.head_dim, shard.of(config)
+    query, kv = shard.part(config.num_heads), shard.kv_part(config.num_kv_heads)
+    heads = {"q": (config.num_heads, query), "k": (config.num_kv_heads, kv), "v": (config.num_kv_heads, kv)}
     yield from _fused(
         theirs,
         f"{ours}.qkv_proj",
-        {f"{which}_proj": count * dim for which, count in heads.items()},
+        {f"{which}_proj": (count * dim, _times(part, dim)) for which, (count, part) in heads.items()},
         hidden,
         config.qkv_bias,
     )
-    yield f"{theirs}.o_proj.weight", _whole(f"{ours}.o_proj.weight", hidden, config.num_heads * dim)
-    if config.output_bias:
-        yield f"{theirs}.o_proj.bias", _whole(f"{ours}.o_proj.bias", hidden)
+    yield from _summed(
+        f"{theirs}.o_proj", f"{ours}.o_proj", hidden, config.num_heads * dim, shard, config.output_bias
+    )
     if config.qk_norm:
-        queries, total = config.num_heads, config.num_heads + config.num_kv_heads
+        queries, total = own.num_heads, own.num_heads + own.num_kv_heads
         yield f"{theirs}.q_norm.weight", _Target(f"{ours}.qk_norm", slice(0, queries), (dim,))
         yield f"{theirs}.k_norm.weight", _Target(f"{ours}.qk_norm", slice(queries, total), (dim,))
 
 
-def _mlp_targets(config: ModelConfig, theirs: str, ours: str) -> Iterator[tuple[str, _Target]]:
+def _mlp_targets(config: ModelConfig, shard: Shard, theirs: str, ours: str) -> Iterator[tuple[str, _Target]]:
     hidden, inner = config.hidden_size, config.intermediate_size
-    parts = {"gate_proj": inner, "up_proj": inner}
+    parts = dict.fromkeys(("gate_proj", "up_proj"), (inner, shard.part(inner)))
     yield from _fused(theirs, f"{ours}.gate_up_proj", parts, hidden, config.mlp_bias)
-    yield f"{theirs}.down_proj.weight", _whole(f"{ours}.down_proj.weight", hidden, inner)
-    if config.mlp_bias:
-        yield f"{theirs}.down_proj.bias", _whole(f"{ours}.down_proj.bias", hidden)
+    yield from _summed(f"{theirs}.down_proj", f"{ours}.down_proj", hidden, inner, shard, config.mlp_bias)
 
 
 def _experts_targets(
@@ -208,14 +221,36 @@ def _whole(parameter: str, *shape: int) -> _Target:
     return _Target(parameter, slice(None), shape)
 
 
+def _table(parameter: str, config: ModelConfig, shard: Shard) -> _Target:
+    """A row for each token. Rows after the last one stay zero."""
+    own = shard.rows(config.vocab_size)
+    shape = (config.vocab_size, config.hidden_size)
+    return _Target(parameter, slice(0, own.stop - own.start), shape, (own,))
+
+
 def _fused(
-    theirs: str, ours: str, parts: Mapping[str, int], inputs: int, bias: bool
+    theirs: str, ours: str, parts: Mapping[str, tuple[int, slice]], inputs: int, bias: bool
 ) -> Iterator[tuple[str, _Target]]:
-    """Projections of the same input, stacked by rows in the order of `parts` (name to outputs)."""
+    """Projections of the same input, stacked by rows in the order of `parts`: name to all outputs, and ours."""
     first = 0
-    for part, outputs in parts.items():
-        rows = slice(first, first + outputs)
-        yield f"{theirs}.{part}.weight", _Target(f"{ours}.weight", rows, (outputs, inputs))
+    for name, (outputs, part) in parts.items():
+        rows = slice(first, first + part.stop - part.start)
+        yield f"{theirs}.{name}.weight", _Target(f"{ours}.weight", rows, (outputs, inputs), (part,))
         if bias:
-            yield f"{theirs}.{part}.bias", _Target(f"{ours}.bias", rows, (outputs,))
-        first += outputs
+            yield f"{theirs}.{name}.bias", _Target(f"{ours}.bias", rows, (outputs,), (part,))
+        first = rows.stop
+
+
+def _summed(
+    theirs: str, ours: str, outputs: int, inputs: int, shard: Shard, bias: bool
+) -> Iterator[tuple[str, _Target]]:
+    """A projection whose inputs are divided among ranks and whose outputs are summed up: one adds the bias."""
+    part = (slice(None), shard.part(inputs))
+    yield f"{theirs}.weight", _Target(f"{ours}.weight", slice(None), (outputs, inputs), part)
+    if bias:
+        rows = slice(None) if shard.rank == 0 else slice(0)
+        yield f"{theirs}.bias", _Target(f"{ours}.bias", rows, (outputs,), (rows,))
+
+
+def _times(part: slice, count: int) -> slice:
+    return slice(part.start * count, part.stop * count)
