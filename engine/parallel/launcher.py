@@ -54,12 +54,12 @@ class LocalProcesses:
 
     shares_gpus = True
 
-    def launch(self, seats: Sequence[Seat]) -> Workers:
+    def launch(self, seats: Sequence[Seat]) -> Children:
         """Plain ones, that import what they need: forked ones could not use CUDA, and multiprocessing's would run
         the caller's script anew.
         """
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        children = _Children()
+        children = Children()
         for seat in seats:
             child = subprocess.Popen(
                 [sys.executable, "-m", "engine.parallel.worker"],
@@ -74,11 +74,14 @@ class LocalProcesses:
         return children
 
 
-class _Children:
+class Children:
+    """The processes of ranks 1, 2, ..."""
+
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def ended(self) -> str | None:
+        """As `Workers.ended`."""
         for rank, process in enumerate(self.processes, start=1):
             if (code := process.poll()) is not None:
                 how = f"killed by signal {-code}" if code < 0 else f"with exit status {code}"
@@ -86,6 +89,7 @@ class _Children:
         return None
 
     def close(self) -> None:
+        """As `Workers.close`."""
         for process in self.processes:
             process.kill()
         for process in self.processes:

@@ -38,7 +38,7 @@ class ParallelRunner:
         self.device, self.dtype = runner.device, runner.dtype
         self.attention_name = runner.attention_name
         self.max_model_len, self.fingerprint = runner.max_model_len, runner.fingerprint
-        self.takes_all_cores = runner.takes_all_cores
+        self.takes_all_cores, self.kv_bytes_per_token = runner.takes_all_cores, runner.kv_bytes_per_token
 
     @classmethod
     def load(

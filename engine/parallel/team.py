@@ -85,7 +85,7 @@ class Team:
         """Around what all ranks do together: what goes wrong because one is gone is a RankLost that says so."""
         try:
             yield
-        except Exception as error:
+        except (RuntimeError, OSError) as error:  # what torch and connections raise
             if self._lost.wait(_WORD_SECONDS):
                 raise RankLost(self._reason) from error
             raise
@@ -138,7 +138,7 @@ def check_alike(names: Mapping[int, str]) -> None:
     if len(set(names.values())) > 1:
         listed = ", ".join(f"rank {rank}: {name}" for rank, name in sorted(names.items()))
         raise ValueError(
-            f"the GPUs of a replica are {listed}; they must be of one kind, as a step takes as long as its slowest "
+            f"the GPUs of a replica are {listed}; they must be of one kind, as a step waits for its slowest "
             "rank. Choose the nodes (engines.resources) or the GPUs (CUDA_VISIBLE_DEVICES) so that they are alike"
         )
 

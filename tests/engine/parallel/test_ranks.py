@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
+from engine.drafting.settings import Speculation
 from engine.engine import Engine
 from engine.plan import Event
 from engine.sampling_params import SamplingParams
@@ -71,3 +72,77 @@ def test_every_family_gives_the_same_greedy_tokens(tiny: Tiny, family: str, size
     alone, _ = run(tiny(family), 1, PROMPTS)
     shared, _ = run(tiny(family), size, PROMPTS)
     assert tokens(shared) == tokens(alone)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_sampled_tokens_and_their_logprobs_are_the_same(tiny: Tiny, overlap: bool) -> None:
+    """Drawn with noise, under penalties; the next step begins with tokens that only rank 0 chose."""
+    params = SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.1, max_tokens=12, seed=3, logprobs=2)
+    alone, _ = run(tiny("qwen3"), 1, PROMPTS, params, overlap=overlap)
+    shared, _ = run(tiny("qwen3"), 2, PROMPTS, params, overlap=overlap)
+    assert tokens(shared) == tokens(alone)
+    for ours, theirs in zip(shared, alone, strict=True):
+        scores = [[found.logprob for event in events for found in event.logprobs] for events in (ours, theirs)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+        assert len(scores[0]) == 12
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_preempted_requests_continue_with_the_same_tokens(tiny: Tiny, preemption: Any) -> None:
+    """Memory for about two of six requests: every rank swaps its own pages out and in, or computes them again."""
+    prompts = [ids_of(20 + index, 25 + index) for index in range(6)]
+    params = SamplingParams(temperature=0, max_tokens=20)
+    memory = {"kv_pages": 14, "page_size": 8, "preemption": preemption, "host_kv_gib": 2**-9, "max_running": 6}
+    alone, _ = run(tiny("mistral"), 1, prompts, params)
+    shared, engine = run(tiny("mistral"), 2, prompts, params, **memory)
+    assert tokens(shared) == tokens(alone)
+    load = engine.loop.load()
+    assert load.num_preemptions > 0
+    assert (load.num_swapped > 0) == (preemption == "swap")
+
+
+def test_pages_that_end_a_shared_prefix_are_copied_on_every_rank(tiny: Tiny) -> None:
+    base = ids_of(6, 50)
+    prompts = [base, [*base[:21], *ids_of(7, 12)], base[:33]]
+    alone, _ = run(tiny("llama3.1"), 1, prompts, max_running=1)
+    shared, _ = run(tiny("llama3.1"), 4, prompts, max_running=1)
+    assert tokens(shared) == tokens(alone)
+    assert [events[-1].num_cached for events in shared] == [0, 21, 32]
+
+
+def test_prompts_are_scored_alike(tiny: Tiny) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=3)
+    alone, _ = run(tiny("qwen2"), 1, PROMPTS, params)
+    shared, _ = run(tiny("qwen2"), 2, PROMPTS, params)
+    for prompt, ours, theirs in zip(PROMPTS, shared, alone, strict=True):
+        (got, expected) = (scores_of(prompt, ours), scores_of(prompt, theirs))
+        assert len(got) == len(prompt) - 1
+        assert got == pytest.approx(expected, abs=1e-4)
+
+
+def scores_of(prompt: list[int], events: Sequence[Event]) -> list[float]:
+    parts = [event.prompt_logprobs for event in events if event.prompt_logprobs is not None]
+    return [score.logprob for part in parts for score in part.read(prompt[part.start : part.end])]
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_guesses_are_verified_by_all_ranks(tiny: Tiny, method: Any) -> None:
+    """The draft model is rank 0's alone."""
+    model = tiny("llama_tied")
+    guessing = Speculation(method=method, model=str(model) if method == "draft_model" else None, adaptive=False)
+    repeated = [ids_of(1, 7) * 5, ids_of(2, 30)]
+    params = SamplingParams(temperature=0, max_tokens=20)
+    alone, _ = run(model, 1, repeated, params)
+    shared, engine = run(model, 2, repeated, params, speculation=guessing)
+    assert tokens(shared) == tokens(alone)
+    if method == "draft_model":  # the same model: its guesses are right
+        assert engine.loop.load().num_steps < 20
+
+
+def test_pages_are_as_many_as_the_poorest_rank_has(tiny: Tiny) -> None:
+    """And those of a rank hold its heads only: a quarter of the model's takes a quarter of the memory."""
+    _, engine = run(tiny("llama2"), 4, PROMPTS[:1], kv_pages=None, kv_memory_share=1e-4, max_running=4)
+    runner: Any = engine.runner
+    whole = 2 * 2 * 8 * 32 * 4
+    assert runner.kv_bytes_per_token * 4 == whole
+    assert runner.num_pages == engine.cache.num_pages > 0

@@ -1,0 +1,142 @@
+"""Ranks as processes: they start, they end with the engine, and an engine ends with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import LLM
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import EngineStopped, RankLost
+from engine.parallel.launcher import Children, LocalProcesses, Seat
+from engine.plan import Event
+from engine.sampling_params import SamplingParams
+
+PROMPT = list(range(5, 25))
+LONG = SamplingParams(temperature=0, max_tokens=400)
+SETTINGS: dict[str, Any] = {"device": "cpu", "kv_pages": 64, "threads": 1}
+
+
+class Watched(LocalProcesses):
+    """Notes what it starts."""
+
+    def launch(self, seats: Sequence[Seat]) -> Children:
+        self.children = super().launch(seats)
+        return self.children
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the ranks after the first."""
+        return [process.pid for process in self.children.processes]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return True
+    except ProcessLookupError:
+        return False
+
+
+def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Generous: it is there so that a test ends, not to say how fast something must be."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_offline_api_answers_alike_and_leaves_no_process() -> None:
+    params = SamplingParams(temperature=0, max_tokens=12)
+    alone = LLM("demo", **SETTINGS).generate([PROMPT], params, progress=False)
+    launcher = Watched()
+    engine = Engine.from_config(EngineConfig(tensor_parallel_size=2, **SETTINGS), launcher=launcher)
+    llm = LLM(engine=engine)
+    shared = llm.generate([PROMPT], params, progress=False)
+    assert shared[0].token_ids == alone[0].token_ids
+    assert all(map(is_alive, launcher.pids))
+    llm.close()
+    llm.close()
+    assert not any(map(is_alive, launcher.pids))
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_killed_rank_ends_the_engine_at_once(is_busy: bool) -> None:
+    """Its requests are not failed: whoever asked takes them elsewhere. No operation waits for its time limit."""
+    launcher = Watched()
+    engine = Engine.from_config(EngineConfig(tensor_parallel_size=4, **SETTINGS), launcher=launcher)
+    events: list[Event] = []
+    engine.loop.start(events.extend)
+    if is_busy:
+        engine.loop.submit(engine.new_request("a", PROMPT, LONG))
+        eventually(lambda: events)
+    os.kill(launcher.pids[0], signal.SIGKILL)
+    eventually(lambda: engine.loop.failure is not None)
+    assert engine.loop.failure is not None and "rank" in engine.loop.failure
+    assert not [event for event in events if event.finish_reason is not None]
+    with pytest.raises(EngineStopped, match="rank"):
+        engine.loop.submit(engine.new_request("b", PROMPT, LONG))
+    engine.close()
+    assert not any(map(is_alive, launcher.pids))
+
+
+def test_offline_a_killed_rank_is_an_error() -> None:
+    launcher = Watched()
+    engine = Engine.from_config(EngineConfig(tensor_parallel_size=2, **SETTINGS), launcher=launcher)
+    os.kill(launcher.pids[0], signal.SIGKILL)
+    with pytest.raises(RankLost, match="rank 1 ended, killed by signal 9"):
+        LLM(engine=engine).generate([PROMPT], LONG, progress=False)
+    engine.close()
+
+
+def test_ranks_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    """Nothing tells them: their connection closes. The script is not run anew for them."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+            from tests.engine.parallel.test_processes import SETTINGS, Engine, EngineConfig, Watched
+            launcher = Watched()
+            engine = Engine.from_config(EngineConfig(tensor_parallel_size=2, **SETTINGS), launcher=launcher)
+            print(launcher.pids[0], flush=True)
+            input()
+        """)
+    )
+    env = {**os.environ, "PYTHONPATH": os.getcwd()}
+    with subprocess.Popen(
+        [sys.executable, str(script)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert is_alive(pid)
+        parent.kill()
+    eventually(lambda: not is_alive(pid))
+
+
+def test_a_rank_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(RankLost, match="rank 1 ended, with exit status 1"):
+        Engine.from_config(EngineConfig(tensor_parallel_size=2, **SETTINGS))
+
+
+def test_strangers_are_not_let_in() -> None:
+    """Who does not know the key is turned away; the ranks that do are waited for."""
+    import socket
+
+    class Crowded(Watched):
+        def launch(self, seats: Sequence[Seat]) -> Children:
+            stranger = socket.create_connection(("127.0.0.1", seats[0].port))
+            stranger.close()
+            return super().launch(seats)
+
+    engine = Engine.from_config(EngineConfig(tensor_parallel_size=2, **SETTINGS), launcher=Crowded())
+    engine.close()

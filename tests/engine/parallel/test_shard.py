@@ -1,0 +1,118 @@
+"""Which part is whose, and which sizes are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.models.config import ModelConfig
+from engine.models.weights import load_decoder
+from engine.parallel.collective import Collective
+from engine.parallel.runner import ParallelRunner
+from engine.parallel.shard import Shard, check_divides
+from engine.parallel.team import check_alike
+from tests.engine.oracle import save_tiny
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight query heads, two key-value heads, 96 inner columns, 101 tokens; with biases."""
+    return save_tiny("llama_biased", tmp_path_factory.mktemp("model"), num_attention_heads=8)
+
+
+@pytest.fixture(scope="module")
+def config(model: Path) -> ModelConfig:
+    return ModelConfig.from_directory(model)
+
+
+@pytest.mark.parametrize("num_heads", [1, 2, 4, 8])
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_every_query_head_lies_with_its_key_value_head(config: ModelConfig, num_heads: int, size: int) -> None:
+    """Query head h attends to key-value head h // group, on one rank as on many."""
+    group = 8 // num_heads
+    for shard in (Shard(rank, size) for rank in range(size)):
+        queries, kv = shard.part(8), shard.kv_part(num_heads)
+        own = shard.of(replace(config, num_kv_heads=num_heads))
+        for index, head in enumerate(range(8)[queries]):
+            assert range(num_heads)[kv][index // (own.num_heads // own.num_kv_heads)] == head // group
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 100, 101, 150])
+def test_every_token_has_one_row(size: int) -> None:
+    rows = [range(101)[Shard(rank, size).rows(101)] for rank in range(size)]
+    assert [token for part in rows for token in part] == list(range(101))
+    assert all(len(part) <= Shard(0, size).num_rows(101) for part in rows)
+
+
+def test_weights_are_the_ranks_slices(model: Path, config: ModelConfig) -> None:
+    whole = load_decoder(model, config, torch.float32, torch.device("cpu")).get_submodule("layers.1")
+    parts = [
+        load_decoder(model, config, torch.float32, torch.device("cpu"), ranks=Collective(Shard(rank, 4)))
+        for rank in range(4)
+    ]
+    layers = [part.get_submodule("layers.1") for part in parts]
+
+    def of(name: str) -> list[torch.Tensor]:
+        return [layer.get_parameter(name) for layer in layers]
+
+    assert torch.equal(torch.cat(of("attention.o_proj.weight"), 1), whole.get_parameter("attention.o_proj.weight"))
+    assert torch.equal(torch.stack(of("mlp.down_proj.bias")).sum(0), whole.get_parameter("mlp.down_proj.bias"))
+    fused = whole.get_parameter("attention.qkv_proj.bias").split((256, 64, 64))
+    queries = torch.cat([part[:64] for part in of("attention.qkv_proj.bias")])
+    keys = [part[64:96] for part in of("attention.qkv_proj.bias")]
+    assert torch.equal(queries, fused[0])
+    assert torch.equal(torch.cat(keys[::2]), fused[1]) and torch.equal(torch.cat(keys[1::2]), fused[1])
+    table = torch.cat([part.get_parameter("embed.weight") for part in parts])
+    assert table.shape == (104, 96) and not table[101:].any()
+
+
+@pytest.mark.parametrize(
+    ("size", "numbers"),
+    [
+        (3, "8 query heads, 2 key-value heads and 96 inner columns evenly; with this model it can be 1, 2, 4, 8"),
+        (16, "1, 2, 4, 8"),
+    ],
+)
+def test_a_size_that_does_not_divide_is_refused(config: ModelConfig, size: int, numbers: str) -> None:
+    with pytest.raises(ValueError, match=f"tensor_parallel_size is {size}.*{numbers}"):
+        check_divides(config, size)
+
+
+@pytest.mark.parametrize("found", [1, 3])
+def test_fewer_gpus_than_ranks_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch, found: int) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
+    config = EngineConfig(model=str(model), tensor_parallel_size=4)
+    with pytest.raises(ValueError, match=f"tensor_parallel_size is 4, but this machine has {found} GPU"):
+        ParallelRunner.load(config)
+
+
+def test_gpus_of_different_kinds_are_named() -> None:
+    check_alike({0: "NVIDIA H100", 1: "NVIDIA H100"})
+    with pytest.raises(ValueError, match=r"rank 0: NVIDIA H100, rank 1: NVIDIA A10.*one kind"):
+        check_alike({1: "NVIDIA A10", 0: "NVIDIA H100"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size must be in"),
+        ({"tensor_parallel_size": 2, "device": "cuda:1"}, "a GPU of its own"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        EngineConfig(**settings)
+
+
+def test_eight_bits_need_the_native_kernels(model: Path) -> None:
+    from engine.engine import Engine
+    from tests.engine.parallel.ranks import Threads
+
+    config = EngineConfig(model=str(model), device="cpu", tensor_parallel_size=2, quantization="int8")
+    with pytest.raises(ValueError, match="quantization 'int8' is for the native kernels"):
+        Engine.from_config(config, launcher=Threads())
