@@ -16,13 +16,13 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from deployments.config import ENGINE_DEPLOYMENT, AppArgs, ModelArgs
 from deployments.ingress import Ingress
 from deployments.metrics_hub import MetricsHub
+from deployments.ranks import bundles, load_engine
 from deployments.replica import EngineFactory, EngineReplica, ReplicaSettings
 from deployments.serve_logging import serve_logging
 from deployments.settings import Replicas
 from deployments.tracing import check_tracing
 from deployments.warm_up import WarmUpLimits
 from deployments.wire_server import WireTimings
-from engine.engine import Engine
 
 
 def build(args: AppArgs) -> Application:
@@ -47,7 +47,7 @@ def bind_engines(
     model: ModelArgs,
     hub: Any,
     name: str = ENGINE_DEPLOYMENT,
-    engine_factory: EngineFactory = Engine.from_config,
+    engine_factory: EngineFactory = load_engine,
 ) -> Application:
     """One model's engine replicas, behind their router, as the deployment `name`."""
     router = RequestRouterConfig(
@@ -55,9 +55,11 @@ def bind_engines(
         request_router_kwargs=asdict(args.placer(model)),
     )
     warm_up = args.warm_up
-    num_engines = sum(served.engines.num_expected for served in args.served.values())
+    num_sharing = sum(
+        model.engines.num_expected * model.engine.tensor_parallel_size for model in args.served.values()
+    )
     settings = ReplicaSettings(
-        num_sharing=num_engines if model.engines.num_cpus < 1 else None,
+        num_sharing=num_sharing if model.engines.num_cpus < 1 else None,
         stall_timeout_s=args.health.stall_timeout_s,
         wire=WireTimings(heartbeat_s=args.health.heartbeat_s),
         wire_ports=args.wire.ports,
@@ -65,7 +67,10 @@ def bind_engines(
         mirror_to_ray=args.metrics.ray,
         warm_up=WarmUpLimits(warm_up.max_seconds, warm_up.max_kv_share, warm_up.ask_timeout_s),
     )
-    options = _options(args, model.engines, model.gpus_per_engine)
+    options = _options(args, model.engines, model.gpus_per_rank)
+    if model.engine.tensor_parallel_size > 1:
+        options["placement_group_bundles"] = bundles(model.engine, options["ray_actor_options"])
+        options["placement_group_strategy"] = "STRICT_PACK"
     if model.engines.autoscaling is not None or not model.load_at_start:
         del options["num_replicas"]
         options["autoscaling_config"] = _autoscaling(model)

@@ -72,11 +72,26 @@ class ModelArgs(Settings):
         return self.engine.name
 
     @property
-    def gpus_per_engine(self) -> float:
-        """GPUs that Ray reserves for an engine replica."""
+    def gpus_per_rank(self) -> float:
+        """GPUs that Ray reserves for each rank of an engine replica."""
         if self.engines.num_gpus is not None:
             return self.engines.num_gpus
         return 1.0 if self.engine.device.startswith("cuda") else 0.0
+
+    @property
+    def gpus_per_engine(self) -> float:
+        """GPUs that Ray reserves for an engine replica."""
+        return self.gpus_per_rank * self.engine.tensor_parallel_size
+
+    @model_validator(mode="after")
+    def _a_rank_takes_one_gpu(self) -> Self:
+        size, num_gpus = self.engine.tensor_parallel_size, self.engines.num_gpus
+        if size > 1 and num_gpus not in (None, 0, 1):
+            raise ValueError(
+                f"engines.num_gpus is {num_gpus:g}, but it is for each of the {size} ranks that "
+                "engine.tensor_parallel_size makes, which take one GPU each; leave it out"
+            )
+        return self
 
     @property
     def num_when_loaded(self) -> int:

@@ -23,6 +23,7 @@ from deployments.engine_metrics import EngineMetrics
 from deployments.liveness import Beat, EngineUnhealthy, prove_step
 from deployments.load_news import LoadNews
 from deployments.metrics_hub import MetricsPusher
+from deployments.ranks import load_engine
 from deployments.retry_after import DrainRate
 from deployments.serve_logging import log_through_serve
 from deployments.warm_up import WarmUpLimits, warm_up
@@ -85,7 +86,7 @@ class EngineReplica:
         config: EngineConfig,
         settings: ReplicaSettings,
         hub: Any = None,
-        engine_factory: EngineFactory = Engine.from_config,
+        engine_factory: EngineFactory = load_engine,
         whereabouts: Callable[[], tuple[str, str]] = serve_whereabouts,
         is_stopping: Callable[[], bool] = serve_is_stopping,
     ) -> None:
@@ -128,7 +129,7 @@ class EngineReplica:
                 hub, self.replica, lambda: self._snapshot(metrics), mirror_to_ray=settings.mirror_to_ray
             )
         if hub is None:
-            self._loop.start(self._on_events, self._on_step)
+            self._loop.start(self._on_events, self._on_step, self._on_failure)
 
     # --- Serve's hooks -------------------------------------------------------------------------------------
 
@@ -141,7 +142,7 @@ class EngineReplica:
         if self._pusher is not None:
             await asyncio.to_thread(prove_step, self._engine)
             self._metrics.on_warm_up(await warm_up(self._engine, self._hub, self._settings.warm_up))
-            self._loop.start(self._on_events, self._on_step)
+            self._loop.start(self._on_events, self._on_step, self._on_failure)
             self._pusher.start()
         return {
             "wire_endpoint": self._wire.endpoint,
@@ -173,7 +174,7 @@ class EngineReplica:
         if self._pusher is not None:
             self._pusher.stop()
         self._beat.clear()
-        self._loop.stop()
+        self._engine.close()
         self._wire.close()
 
     def __del__(self) -> None:
@@ -266,6 +267,16 @@ class EngineReplica:
         self._news.on_step(stats)
         self._work.on_step(stats)
         self._drain.observe(time.monotonic(), stats.num_prefill_tokens, self._loop.load().num_finished)
+
+    def _on_failure(self, reason: str) -> None:
+        """Requests need not wait until this replica is replaced: their streams go on elsewhere."""
+        if self._event_loop is not None:
+            self._event_loop.call_soon_threadsafe(self._fail, EngineUnhealthy(reason))
+
+    def _fail(self, error: EngineUnhealthy) -> None:
+        for end in self._ends.values():
+            if not end.done():
+                end.set_exception(error)
 
     def _resolve(self, events: list[Event]) -> None:
         for event in events:

@@ -140,7 +140,8 @@ class Replicas(Settings):
     num_cpus: float = Field(default=1.0, ge=0)
     """CPUs each reserves in Ray."""
     num_gpus: float | None = Field(default=None, ge=0)
-    """GPUs each reserves in Ray; None takes 1 for an engine on "cuda" and 0 otherwise."""
+    """GPUs each reserves in Ray; None takes 1 for an engine on "cuda" and 0 otherwise. Where an engine has several
+    ranks (`engine.tensor_parallel_size`), each of them reserves this, and CPUs and resources as well."""
     resources: dict[str, float] = {}
     """Custom Ray resources each reserves."""
     max_ongoing: int = Field(default=4096, ge=1)

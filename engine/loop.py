@@ -55,6 +55,7 @@ class EngineLoop:
         self._load = scheduler.load(clock())
         self._load_at = clock()
         self._on_step: Callable[[StepStats], None] = lambda _: None
+        self._on_failure: Callable[[str], None] = lambda _: None
         self.failure: str | None = None
         """Why the loop ended by itself; None while all is well."""
         self.last_progress = clock()
@@ -83,8 +84,11 @@ class EngineLoop:
     def fail(self, reason: str) -> None:
         """No step can be computed any more: end the thread, and take nothing. The first reason stays."""
         with self._lock:
-            self.failure = self.failure or reason
+            if self.failure is not None:
+                return
+            self.failure = reason
         self._wake.set()
+        self._on_failure(reason)
 
     def load(self) -> EngineLoad:
         """How busy the engine is: at most 5 ms behind its last step."""
@@ -105,12 +109,17 @@ class EngineLoop:
     # --- the thread ----------------------------------------------------------------------------------------
 
     def start(
-        self, on_events: Callable[[list[Event]], None], on_step: Callable[[StepStats], None] | None = None
+        self,
+        on_events: Callable[[list[Event]], None],
+        on_step: Callable[[StepStats], None] | None = None,
+        on_failure: Callable[[str], None] | None = None,
     ) -> None:
-        """Step in a thread until `stop`. Both callbacks run in it, once per step: they must not block."""
+        """Step in a thread until `stop`. The first two run in it, once per step: they must not block. `on_failure`
+        is told, in any thread, why the loop ended by itself.
+        """
         if self._thread is not None:
             raise RuntimeError("the loop is running already")
-        self._on_step = on_step or self._on_step
+        self._on_step, self._on_failure = on_step or self._on_step, on_failure or self._on_failure
         self._thread = threading.Thread(target=self._run, args=(on_events,), name="engine-loop", daemon=True)
         self._thread.start()
 

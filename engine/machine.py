@@ -18,13 +18,14 @@ _FEW_SPINS = 1000
 """Some 50 us: enough from one operation to the next, where libgomp's default is milliseconds."""
 
 
-def default_threads() -> int:
-    """How many threads compute where nobody said: OMP_NUM_THREADS, or one for each core there is for this process.
+def default_threads(num_ranks: int = 1) -> int:
+    """How many threads compute where nobody said: OMP_NUM_THREADS, or one for each core there is for this process
+    and the other ranks of its model.
 
     Ray sets OMP_NUM_THREADS in its workers to the cores that they reserve, at least 1.
     """
     wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else usable_cores()
+    return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else max(1, usable_cores() // num_ranks)
 
 
 def was_started_with(variable: str) -> bool:

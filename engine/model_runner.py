@@ -74,7 +74,7 @@ class ModelRunner:
         each loads its share; they do this together.
         """
         size = ranks.shard.size
-        torch.set_num_threads(config.threads or max(1, default_threads() // size))
+        torch.set_num_threads(config.threads or default_threads(size))
         device = _device(config.device)
         directory: Path = resolve_model(config.model)
         whole = ModelConfig.from_directory(directory)

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from deployments.config import AppArgs
-from deployments.plan.replica import RUNS_TENSOR_PARALLEL, TENSOR_PARALLEL_SETTING, ReplicaPlan
+from deployments.plan.replica import ReplicaPlan
 
 WIDTH = 110
 
@@ -42,6 +42,6 @@ def app_args(replica: ReplicaPlan, count: int) -> dict[str, Any]:
     }
     if engine.max_model_len is not None:
         settings["max_model_len"] = engine.max_model_len
-    if replica.tp > 1 and RUNS_TENSOR_PARALLEL:
-        settings[TENSOR_PARALLEL_SETTING] = replica.tp
-    return {"engine": settings, "engines": {"count": count, "num_gpus": replica.tp}}
+    if replica.tp > 1:
+        settings["tensor_parallel_size"] = replica.tp
+    return {"engine": settings, "engines": {"count": count}}
