@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,8 @@ from typing import Any
 import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.private_ray import free_port, start_ray
 
 HEAD, SEAT = "chaos_head", "chaos_seat"
 """Ray resources: what only the head node has, and what each engine replica takes one of."""
@@ -170,14 +171,7 @@ def _start_ray(size: Size, directory: Path) -> Any:
 
     memory = 100 * 2**20
     if size.nodes <= 1:
-        ray.init(
-            address="local",
-            num_cpus=8,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=memory,
-            _temp_dir=str(directory),
-        )
+        start_ray(8, directory)
         return None
     from ray.cluster_utils import Cluster
 
@@ -187,11 +181,3 @@ def _start_ray(size: Size, directory: Path) -> Any:
         cluster.add_node(num_cpus=2, resources={SEAT: size.seats}, object_store_memory=80 * 2**20)
     ray.init(address=cluster.address, log_to_driver=False)
     return cluster
-
-
-def free_port() -> int:
-    """A TCP port nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -17,7 +17,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,7 @@ import psutil
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.private_ray import free_port
 from benchmarks.serving import Load, make_prompts
 from deployments.tenants import hash_key
 
@@ -68,7 +68,7 @@ def main() -> None:
     options = _options()
     if shutil.which("prometheus") is None:
         sys.exit("prometheus is not installed; Debian has it in the package of that name")
-    port, prometheus_port = _free_port(), _free_port()
+    port, prometheus_port = free_port(), free_port()
     with tempfile.TemporaryDirectory(prefix="rdx") as folder, contextlib.ExitStack() as stack:
         directory = Path(folder)
         config = _written(directory / "app.yaml", _application(options.replicas, options.kv_pages))
@@ -215,12 +215,6 @@ def _wait_until_healthy(url: str, application: subprocess.Popen[bytes], log: Pat
                 return
         time.sleep(0.5)
     sys.exit(f"the application did not start:\n{log.read_text()[-2000:]}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _options() -> argparse.Namespace:

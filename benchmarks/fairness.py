@@ -14,8 +14,6 @@ import asyncio
 import json
 import os
 import platform
-import socket
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -23,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import ray
 from ray import serve
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.private_ray import private_ray, start_proxy
 from benchmarks.serving import Load, Sample, make_prompts, measure, percentiles, send_times
 from deployments.app import build
 from deployments.config import AppArgs
@@ -43,21 +41,9 @@ def main() -> None:
     rows = []
     for is_fair in (True, False):
         target_s = options.ttft_target if is_fair else NEVER_WAIT_S
-        with tempfile.TemporaryDirectory(prefix="rdx") as directory:
-            ray.init(
-                address="local",
-                num_cpus=4,
-                include_dashboard=False,
-                log_to_driver=False,
-                object_store_memory=100 * 2**20,
-                _temp_dir=directory,
-            )
-            try:
-                url = _start(target_s, options)
-                rows += asyncio.run(_measure(url, is_fair, options))
-            finally:
-                serve.shutdown()
-                ray.shutdown()
+        with private_ray(num_cpus=4):
+            url = _start(target_s, options)
+            rows += asyncio.run(_measure(url, is_fair, options))
     _print(rows)
     if options.json:
         settings = {name: value for name, value in vars(options).items() if name != "json"}
@@ -71,9 +57,6 @@ def main() -> None:
 
 
 def _start(ttft_target_s: float, options: argparse.Namespace) -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
     arguments = {
         "engine": {"model": "demo", "kv_pages": 4096, "threads": 1},
         "engines": {"count": options.replicas, "num_cpus": 0.25},
@@ -81,7 +64,7 @@ def _start(ttft_target_s: float, options: argparse.Namespace) -> str:
         "admission": {"ttft_target_s": ttft_target_s, "max_wait_s": 60},
         "tenants": [{"name": name, "key_hashes": [hash_key(key)]} for name, key in KEYS.items()],
     }
-    serve.start(http_options={"host": "127.0.0.1", "port": port, "request_timeout_s": 600})
+    port = start_proxy(request_timeout_s=600)
     serve.run(build(AppArgs.model_validate(arguments)), name="fairness")
     url = f"http://127.0.0.1:{port}"
     while httpx.get(f"{url}/health", timeout=30).json()["status"] != "healthy":

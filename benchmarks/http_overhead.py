@@ -2,7 +2,7 @@
 
     python -m benchmarks.http_overhead [--label after] [--json benchmarks/results/http_overhead.json]
 
-Starts the application in a private Ray, with a Llama of 15M parameters and random weights ("llama"), with a model
+Starts the application in a private Ray, with `compare.py`'s Llama of 15M parameters ("llama"), with a model
 that costs nothing ("none", what remains is everything around it), or with one whose steps take 20 ms and leave the
 processor alone, as a GPU does ("sleep"), and sends
 
@@ -25,9 +25,7 @@ import json
 import os
 import platform
 import random
-import socket
 import statistics
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
@@ -40,14 +38,14 @@ import ray
 from ray import serve
 
 from benchmarks.null_model import NullEngines
-from benchmarks.small_llama import VOCABULARY, make_small_llama, words
+from benchmarks.peers.models import CONFIGS, FIRST_WORD, make_model, words
+from benchmarks.private_ray import HOST, private_ray, start_proxy
 from benchmarks.stream_client import Answer, StreamClient, all_at_once
 from deployments.app import bind_engines, bind_ingress
 from deployments.config import AppArgs
 from deployments.metrics_hub import MetricsHub
 from engine.engine import Engine
 
-HOST = "127.0.0.1"
 ROLES = {
     "Ingress": "ingress",
     "EngineReplica": "engine",
@@ -56,6 +54,7 @@ ROLES = {
     "haproxy": "proxy",
 }
 """Parts of command lines, and whose they are."""
+VOCABULARY = CONFIGS["llama-15m"]["vocab_size"]
 STEP_S = {"none": 0.0, "sleep": 0.02}
 Row = dict[str, Any]
 _STREAM = {"stream": True, "ignore_eos": True, "temperature": 0}
@@ -88,7 +87,7 @@ class Load:
         """One after the other, as text."""
         bodies = []
         for _ in range(16):
-            messages = [{"role": "user", "content": words(120, self._draw.randrange(1000, 20_000))}]
+            messages = [{"role": "user", "content": words(120, self._draw.randrange(20_000))}]
             bodies.append({"model": "small", "messages": messages, "max_tokens": 1, **_STREAM})
         return await self._one_by_one(bodies, "/v1/chat/completions")
 
@@ -103,7 +102,7 @@ class Load:
         return await all_at_once(HOST, self._port, bodies, "/v1/completions")
 
     def _ids(self, count: int) -> list[int]:
-        return [self._draw.randrange(10, VOCABULARY) for _ in range(count)]
+        return [self._draw.randrange(FIRST_WORD, VOCABULARY - 1) for _ in range(count)]
 
 
 NUM_TOKENS = {"single": 4 * 128, "burst": 128 * 64, "prefix": 32 * 32, "warm_prefix": 32 * 32, "chat": 16}
@@ -116,40 +115,19 @@ def _completion(prompt: list[int], max_tokens: int) -> dict[str, Any]:
 def main() -> None:
     options = _options()
     results: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="rdx") as directory:
-        ray.init(
-            address="local",
-            num_cpus=4,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=200 * 2**20,
-            _temp_dir=directory,
-        )
-        try:
-            port = _start_serve()
-            for model in options.models:
-                _start(model, options)
-                results += asyncio.run(_measure(model, Load(port, options.seed), options))
-                serve.delete("raydix")
-        finally:
-            serve.shutdown()
-            ray.shutdown()
+    with private_ray(num_cpus=4):
+        port = start_proxy()
+        for model in options.models:
+            _start(model, options)
+            results += asyncio.run(_measure(model, Load(port, options.seed), options))
+            serve.delete("raydix")
     if options.json:
         _save(options, results)
 
 
-def _start_serve() -> int:
-    """The proxy; its port."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = int(probe.getsockname()[1])
-    serve.start(http_options={"host": HOST, "port": port}, logging_config={"enable_access_log": False})
-    return port
-
-
 def _start(model: str, options: argparse.Namespace) -> None:
     """The application with one replica."""
-    directory = make_small_llama(options.model_directory)
+    directory = make_model("llama-15m", options.weights)
     args = AppArgs.model_validate(
         {
             "engine": {
@@ -269,8 +247,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the results here, beside columns of other labels")
     parser.add_argument("--note", default="", help="what else the machine was doing")
     parser.add_argument("--seed", type=int, default=0)
-    default = Path(tempfile.gettempdir()) / "raydix-small-llama"
-    parser.add_argument("--model-directory", type=Path, default=default, help="made there once (%(default)s)")
+    weights = Path.home() / ".cache" / "raydix-bench"
+    parser.add_argument(
+        "--weights", type=Path, default=weights, help="for the model (%(default)s)"
+    )
     return parser.parse_args()
 
 

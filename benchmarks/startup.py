@@ -17,7 +17,6 @@ import os
 import platform
 import re
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -32,6 +31,8 @@ from typing import Any
 import httpx
 import psutil
 import yaml
+
+from benchmarks.private_ray import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 QUESTION = {
@@ -110,7 +111,7 @@ def _role(command: list[str]) -> str:
 def start_once(command: str, root: Path) -> dict[str, Any]:
     """One start from nothing: its timeline in seconds, and its processor seconds."""
     with tempfile.TemporaryDirectory(prefix="rdx", ignore_cleanup_errors=True) as directory:
-        port = _free_port()
+        port = free_port()
         config = yaml.safe_load((root / "deployments.yaml").read_text())
         config["http_options"]["port"] = port
         path = Path(directory, "deployments.yaml")
@@ -182,13 +183,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:

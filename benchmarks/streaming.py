@@ -14,8 +14,6 @@ import asyncio
 import json
 import os
 import platform
-import socket
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from ray import serve
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.private_ray import private_ray, start_proxy
 from benchmarks.streaming_apps import handle_app, wire_app
 
 STREAMS = (1, 8, 64)
@@ -39,20 +38,8 @@ Row = dict[str, Any]
 
 def main() -> None:
     options = _options()
-    with tempfile.TemporaryDirectory(prefix="rdx") as directory:
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=200 * 2**20,
-            _temp_dir=directory,
-        )
-        try:
-            rows = asyncio.run(_measure(_start(), options))
-        finally:
-            serve.shutdown()
-            ray.shutdown()
+    with private_ray(num_cpus=2):
+        rows = asyncio.run(_measure(_start(), options))
     _print(rows)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
@@ -61,10 +48,7 @@ def main() -> None:
 
 def _start() -> str:
     """Both applications; the base URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config={"enable_access_log": False})
+    port = start_proxy()
     serve.run(wire_app(), name="wire", route_prefix="/wire")
     serve.run(handle_app(), name="handle", route_prefix="/handle")
     return f"http://127.0.0.1:{port}"

@@ -18,9 +18,7 @@ import os
 import platform
 import random
 import signal
-import socket
 import statistics
-import tempfile
 import time
 from array import array
 from pathlib import Path
@@ -33,6 +31,7 @@ from ray import serve
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.private_ray import private_ray, start_proxy
 from benchmarks.serving import Load, Sample, make_prompts, measure, percentiles
 from cache import Namespace
 from cache.prefix_hash import block_hashes, prefix_root
@@ -63,27 +62,12 @@ def main() -> None:
 
 
 def _with_ray(max_seconds: float, seconds: float) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="rdx") as directory:
-        ray.init(
-            address="local",
-            num_cpus=4,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=100 * 2**20,
-            _temp_dir=directory,
-        )
-        try:
-            return asyncio.run(_arm(_start(max_seconds), seconds))
-        finally:
-            serve.shutdown()
-            ray.shutdown()
+    with private_ray(num_cpus=4):
+        return asyncio.run(_arm(_start(max_seconds), seconds))
 
 
 def _start(max_seconds: float) -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    port = start_proxy()
     arguments = {
         "engine": {"model": "demo", "kv_pages": 4096, "threads": 1},
         "engines": {"count": 2, "num_cpus": 0.5},

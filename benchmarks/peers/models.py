@@ -70,6 +70,9 @@ FIRST_WORD = 256
 END = "<|endoftext|>"
 
 
+_CHAT = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+
+
 def make_model(name: str, root: Path, seed: int = 0) -> Path:
     """The directory of model `name` under `root`, written on the first call."""
     directory = root / f"{name}-{seed}"
@@ -82,6 +85,7 @@ def make_model(name: str, root: Path, seed: int = 0) -> Path:
     save_file(draw_weights(config, seed), unfinished / "model.safetensors", metadata={"format": "pt"})
     make_tokenizer(config["vocab_size"]).save(str(unfinished / "tokenizer.json"))
     known = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "clean_up_tokenization_spaces": False}
+    known["chat_template"] = _CHAT
     for file, content in {
         "config.json": config,
         "generation_config.json": {"eos_token_id": config["eos_token_id"], "do_sample": False},
@@ -139,6 +143,13 @@ def make_tokenizer(vocab_size: int) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([END])
     return tokenizer
+
+
+def words(count: int, first: int = 0) -> str:
+    """Text of `count` words that are one token each, from the `first`-th on; there are 676, which go round."""
+    letters = string.ascii_lowercase
+    pairs = (divmod((first + number) % len(letters) ** 2, len(letters)) for number in range(count))
+    return "".join(f" {letters[one]}{letters[other]}" for one, other in pairs)
 
 
 def _merges() -> Iterator[tuple[str, str]]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +14,8 @@ import httpx
 import psutil
 import pytest
 import yaml
+
+from benchmarks.private_ray import private_ray, start_proxy
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,46 +68,24 @@ def _hears_interrupts() -> None:
 @pytest.fixture(scope="session")
 def service() -> Iterator[Service]:
     """`deployments.yaml` as it is, on a free port."""
-    import ray
     from ray import serve
 
     from deployments.app import build
     from deployments.config import AppArgs
 
     application = yaml.safe_load((ROOT / "deployments.yaml").read_text())["applications"][0]
-    with tempfile.TemporaryDirectory(prefix="rdx") as directory:
-        ray.init(
-            address="local",
-            num_cpus=4,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=100 * 2**20,
-            _temp_dir=directory,
-        )
-        try:
-            port = free_port()
-            serve.start(http_options={"host": "127.0.0.1", "port": port})
-            serve.run(build(AppArgs(**application["args"])), name=application["name"])
-            running = Service(f"http://127.0.0.1:{port}")
-            running.wait_until(lambda: running.health()["status"] == "healthy")
-            yield running
-        finally:
-            serve.shutdown()
-            ray.shutdown()
+    with private_ray(num_cpus=4):
+        port = start_proxy()
+        serve.run(build(AppArgs(**application["args"])), name=application["name"])
+        running = Service(f"http://127.0.0.1:{port}")
+        running.wait_until(lambda: running.health()["status"] == "healthy")
+        yield running
 
 
 @pytest.fixture(scope="session")
 def base_url(service: Service) -> str:
     """Where the application answers, without a slash at the end."""
     return service.url
-
-
-def free_port() -> int:
-    """A TCP port nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def engine_pids() -> list[int]:
