@@ -11,6 +11,7 @@ from typing import Protocol, cast
 import torch
 
 from engine.attention.batch import AttentionBatch
+from engine.attention.kv_pages import UNSCALED, KVScales
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class AttentionShape:
     page_size: int
     windows: frozenset[int | None]
     """The sliding windows that occur in the model's layers, in positions; None is full attention."""
+    kv_dtype: torch.dtype | None = None
+    """Type of the numbers in pages; None: the model's."""
 
     @property
     def scale(self) -> float:
@@ -42,12 +45,15 @@ class AttentionStep(Protocol):
         """Whose step it is."""
         ...
 
-    def attend(self, pages: torch.Tensor, query: torch.Tensor, window: int | None) -> torch.Tensor:
+    def attend(
+        self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
+    ) -> torch.Tensor:
         """Attention of one layer.
 
         pages: [2, num_pages + 1, page_size, num_kv_heads, head_dim], which hold the step's own KV too
         query: [N, num_heads, head_dim]; dim 0 may be strided
         window: a query at position p sees positions p - window + 1 .. p; None: 0 .. p
+        scales: what pages hold, times these, are the layer's keys and values
         Returns [N, num_heads * head_dim], contiguous.
         """
         ...
@@ -76,9 +82,12 @@ _BACKENDS = (
     ("native", "engine.attention.native", "NativeAttention"),
     ("flash_attn", "engine.attention.flash_attn", "FlashAttention"),
     ("flashinfer", "engine.attention.flashinfer", "FlashInferAttention"),
+    ("triton", "engine.attention.triton", "TritonAttention"),
     ("reference", "engine.attention.reference", "ReferenceAttention"),
 )
 """Name, module and class, the best first. A module is imported only when its backend is considered."""
+_LAST_ON_CPUS = "triton"
+"""There it runs in an interpreter, in tests that ask for it."""
 
 
 def choose_backend(name: str, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
@@ -101,7 +110,8 @@ def consider(
     shape: AttentionShape, dtype: torch.dtype, device: torch.device, only: str | None = None
 ) -> Iterator[tuple[str, type[AttentionBackend] | str]]:
     """Each backend's name, the best first, and its class or the reason why it cannot run; or that of one alone."""
-    for label, module, class_name in _BACKENDS:
+    order = sorted(_BACKENDS, key=lambda entry: entry[0] == _LAST_ON_CPUS) if device.type == "cpu" else _BACKENDS
+    for label, module, class_name in order:
         if only not in (None, label):
             continue
         try:

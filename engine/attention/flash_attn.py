@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from engine.attention.base import AttentionShape
 from engine.attention.batch import AttentionBatch
 from engine.attention.flash_packages import Call, Found, find
+from engine.attention.kv_pages import UNSCALED, KVScales
 from engine.attention.packages import misfit
 
 
@@ -34,7 +35,7 @@ class FlashAttention:
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
         """It needs a CUDA GPU, 16-bit numbers, and one of the packages, with pages and heads that it takes."""
-        found = misfit(dtype, device) or find(shape, device)
+        found = misfit(shape, dtype, device) or find(shape, device)
         return found if isinstance(found, str) else None
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> FlashStep:
@@ -58,8 +59,10 @@ class FlashStep:
             _Part(found, call, _Rows(shape, batch, first, last)) for call, first, last in bounds if first < last
         ]
 
-    def attend(self, pages: torch.Tensor, query: torch.Tensor, window: int | None) -> torch.Tensor:
-        """As `AttentionStep.attend` says."""
+    def attend(
+        self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
+    ) -> torch.Tensor:
+        """As `AttentionStep.attend` says; nothing is scaled."""
         keys, values = pages
         if all(part.takes_out for part in self._parts):
             attended = query.new_empty(query.shape)

@@ -19,6 +19,7 @@ import torch
 
 from engine.attention.base import AttentionShape
 from engine.attention.batch import AttentionBatch, on_device
+from engine.attention.kv_pages import UNSCALED, KVScales
 from engine.attention.packages import Capability, capability, imported, misfit
 
 _DECODE, _PREFILL = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
@@ -43,7 +44,7 @@ class FlashInferAttention:
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
         """It needs a CUDA GPU, 16-bit numbers, heads of sizes that it has kernels for, and the package."""
-        if reason := misfit(dtype, device):
+        if reason := misfit(shape, dtype, device):
             return reason
         if (gpu := capability(device)) is not None and gpu < _OLDEST:
             return f"it needs compute capability 8.0 or more; this GPU has {gpu[0]}.{gpu[1]}"
@@ -94,8 +95,10 @@ class FlashInferStep:
         self._prefills = _Rows(batch, decodes, rows, shape.page_size) if decodes < rows else None
         self._planned: dict[int | None, list[tuple[_Rows, Any]]] = {}
 
-    def attend(self, pages: torch.Tensor, query: torch.Tensor, window: int | None) -> torch.Tensor:
-        """As `AttentionStep.attend` says."""
+    def attend(
+        self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
+    ) -> torch.Tensor:
+        """As `AttentionStep.attend` says; nothing is scaled."""
         if window not in self._planned:
             self._planned[window] = self._plan(window, query.dtype, pages.dtype)
         keys, values = pages

@@ -26,7 +26,7 @@ class HostKVPages:
 
     def __init__(self, device_pages: KVPages, num_pages: int) -> None:
         """Allocate the pages. On a CPU, memory is taken from the system as pages are first written."""
-        device = device_pages.data
+        device = device_pages.raw
         num_layers, _, _, *page = device.shape
         self.num_pages = num_pages
         self._device = device

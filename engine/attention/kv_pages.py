@@ -10,6 +10,15 @@ import torch
 from cache import PageCopy
 from engine.host_memory import untouched_zeros
 
+FP8 = torch.float8_e4m3fn
+"""Of pages with eight bits a number."""
+MAX_FP8 = torch.finfo(FP8).max
+
+KVScales = tuple[float, float]
+"""What a layer's keys, and values, were divided by when they were stored."""
+UNSCALED: KVScales = (1.0, 1.0)
+"""Of pages of the model's own type."""
+
 
 class KVPages:
     """Keys and values of all layers, in one tensor so that a page is copied in one operation for all of them.
@@ -47,6 +56,11 @@ class KVPages:
         """One layer's [2, num_pages + 1, page_size, num_kv_heads, head_dim], a view."""
         return self.data[index]
 
+    @property
+    def raw(self) -> torch.Tensor:
+        """`data` for operations that only move numbers: as integers where torch has few operations for them."""
+        return _movable(self.data)
+
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Copy pages in all layers; all sources are read before any target is written.
 
@@ -56,11 +70,37 @@ class KVPages:
             return
         sources = torch.tensor([copy.source for copy in copies], device=self.data.device)
         targets = torch.tensor([copy.target for copy in copies], device=self.data.device)
-        self.data.index_copy_(2, targets, self.data.index_select(2, sources))
+        self.raw.index_copy_(2, targets, self.raw.index_select(2, sources))
 
 
-def store_kv(pages: torch.Tensor, slot_mapping: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-    """Write a step's keys and values, [N, num_kv_heads, head_dim], into one layer's pages, at int64 [N] slots."""
-    keys, values = pages.flatten(1, 2).unbind()  # each [slots, num_kv_heads, head_dim]
-    keys.index_copy_(0, slot_mapping, key)
-    values.index_copy_(0, slot_mapping, value)
+def store_kv(
+    pages: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scales: KVScales = UNSCALED,
+) -> None:
+    """Write a step's keys and values, [N, num_kv_heads, head_dim], into one layer's pages, at int64 [N] slots.
+
+    In float8 they are divided by the scales, and what is larger than the largest number becomes that.
+    """
+    slots = pages.view(2, -1, *pages.shape[3:])  # never a copy: it is written to
+    for kind, new, scale in zip(slots, (key, value), scales, strict=True):
+        if kind.dtype == FP8:
+            new = (new.float() / scale).clamp(-MAX_FP8, MAX_FP8).to(FP8)
+        _movable(kind).index_copy_(0, slot_mapping, _movable(new))
+
+
+def gathered(
+    pages: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, scales: KVScales
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The keys and values, each [N, num_kv_heads, head_dim], at int64 [N] slots of one layer's pages."""
+    keys, values = (kind.index_select(0, slots) for kind in pages.flatten(1, 2))
+    if keys.dtype != FP8:
+        return keys, values
+    return (keys.float() * scales[0]).to(dtype), (values.float() * scales[1]).to(dtype)
+
+
+def _movable(numbers: torch.Tensor) -> torch.Tensor:
+    """The same memory, of a type that all of torch's operations can move."""
+    return numbers.view(torch.uint8) if numbers.dtype == FP8 else numbers

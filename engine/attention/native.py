@@ -17,6 +17,7 @@ import torch
 
 from engine.attention.base import AttentionShape
 from engine.attention.batch import AttentionBatch
+from engine.attention.kv_pages import UNSCALED, KVScales
 from engine.kernels import native
 
 
@@ -36,6 +37,8 @@ class NativeAttention:
         """It needs a CPU, the library, a type that it has, and heads that fill vectors."""
         if device.type != "cpu":
             return f"it runs on CPUs, not on {device}"
+        if shape.kv_dtype not in (None, dtype):
+            return f"its pages are of the model's type, {dtype}, not {shape.kv_dtype}"
         if shape.head_dim % 32:
             return f"head_dim is {shape.head_dim}, no multiple of 32"
         try:
@@ -65,8 +68,12 @@ class NativeStep:
         self._workspace = workspace
         self._calls: dict[tuple[torch.dtype, int | None], _Call] = {}
 
-    def attend(self, pages: torch.Tensor, query: torch.Tensor, window: int | None) -> torch.Tensor:
-        """As `AttentionStep.attend` says. Raises native.Unavailable for other types than float32 and bfloat16."""
+    def attend(
+        self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
+    ) -> torch.Tensor:
+        """As `AttentionStep.attend` says; nothing is scaled. Raises native.Unavailable for other types than
+        float32 and bfloat16.
+        """
         call = self._calls.get((query.dtype, window))
         if call is None:
             kernels = native.kernels(query.dtype, self._isa)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from engine.attention.base import AttentionShape
 from engine.attention.batch import AttentionBatch
+from engine.attention.kv_pages import UNSCALED, KVScales, gathered
 
 _MAX_SCORES = 1 << 22
 """Most scores of one head computed at once: bounds the memory of a long prompt's mask."""
@@ -140,28 +141,29 @@ class ReferenceStep:
         self.batch = batch
         self._plans = plans
 
-    def attend(self, pages: torch.Tensor, query: torch.Tensor, window: int | None) -> torch.Tensor:
+    def attend(
+        self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
+    ) -> torch.Tensor:
         """As `AttentionStep.attend` says."""
-        keys, values = pages.flatten(1, 2).unbind()  # each [slots, num_kv_heads, head_dim]
         plan = self._plans[window]
         out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
         for decodes in plan.decodes:
             rows = slice(decodes.first, decodes.last)
-            out[rows] = self._decode(decodes, keys, values, query[rows])
+            out[rows] = self._decode(decodes, pages, scales, query[rows])
         for prefill in plan.prefills:
-            self._prefill(prefill, keys, values, query, out)
+            self._prefill(prefill, pages, scales, query, out)
         return out
 
-    def _decode(
-        self, plan: _Decodes, keys: torch.Tensor, values: torch.Tensor, query: torch.Tensor
-    ) -> torch.Tensor:
+    def _decode(self, plan: _Decodes, pages: torch.Tensor, scales: KVScales, query: torch.Tensor) -> torch.Tensor:
         rows, heads, dim = query.shape
-        grouped = query.reshape(rows, keys.shape[1], heads // keys.shape[1], dim)
-        gathered = (rows, -1, keys.shape[1], dim)
+        num_kv_heads = self._shape.num_kv_heads
+        grouped = query.reshape(rows, num_kv_heads, heads // num_kv_heads, dim)
+        keys, values = gathered(pages, plan.slots, query.dtype, scales)
+        of_rows = (rows, -1, num_kv_heads, dim)
         attended = F.scaled_dot_product_attention(
             grouped,
-            keys.index_select(0, plan.slots).view(gathered).transpose(1, 2),
-            values.index_select(0, plan.slots).view(gathered).transpose(1, 2),
+            keys.view(of_rows).transpose(1, 2),
+            values.view(of_rows).transpose(1, 2),
             attn_mask=plan.mask,
             scale=self._shape.scale,
         )
@@ -170,15 +172,14 @@ class ReferenceStep:
     def _prefill(
         self,
         plan: _Prefill,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        pages: torch.Tensor,
+        scales: KVScales,
         query: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
         heads, dim = query.shape[1:]
-        num_kv_heads = keys.shape[1]
-        row_keys = keys.index_select(0, plan.slots).transpose(0, 1)
-        row_values = values.index_select(0, plan.slots).transpose(0, 1)
+        num_kv_heads = self._shape.num_kv_heads
+        row_keys, row_values = (part.transpose(0, 1) for part in gathered(pages, plan.slots, query.dtype, scales))
         for block in plan.blocks:
             size = block.last - block.first
             grouped = query[block.first : block.last].view(size, num_kv_heads, -1, dim).permute(1, 2, 0, 3)

@@ -17,7 +17,7 @@ from torch import nn
 
 from engine.attention.base import AttentionStep
 from engine.attention.batch import AttentionBatch
-from engine.attention.kv_pages import KVPages
+from engine.attention.kv_pages import UNSCALED, KVPages
 from engine.models.config import ModelConfig
 from engine.models.experts import Experts
 from engine.models.operations import Operations, Rotary, operations_for
@@ -32,6 +32,8 @@ class Attention(nn.Module):
         super().__init__()
         self._head_dim, self._eps = config.head_dim, config.norm_eps
         self._window = config.layer_windows[layer]
+        self.kv_scales = UNSCALED
+        """Of float8 pages: set when the model is loaded for such."""
         self.qkv_proj = nn.Linear(
             config.hidden_size,
             (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
@@ -50,8 +52,8 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """[N, hidden_size] to the same."""
         heads = self.qkv_proj(x).view(x.shape[0], -1, self._head_dim)
-        query = operations.rotate_into(pages, heads, self.qk_norm, self._eps)
-        attended = step.attend(pages, query, self._window)
+        query = operations.rotate_into(pages, heads, self.qk_norm, self._eps, self.kv_scales)
+        attended = step.attend(pages, query, self._window, self.kv_scales)
         return F.linear(attended, self.o_proj.weight, self.o_proj.bias)
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.attention.batch import AttentionBatch
-from engine.attention.kv_pages import store_kv
+from engine.attention.kv_pages import UNSCALED, KVScales, store_kv
 from engine.models.experts import ExpertsMLP, experts_mlp
 from engine.models.rope import RopeConfig
 
@@ -35,13 +35,19 @@ class Operations(Protocol):
         ...
 
     def rotate_into(
-        self, pages: torch.Tensor, heads: torch.Tensor, norm: torch.Tensor | None, eps: float
+        self,
+        pages: torch.Tensor,
+        heads: torch.Tensor,
+        norm: torch.Tensor | None,
+        eps: float,
+        scales: KVScales = UNSCALED,
     ) -> torch.Tensor:
         """Rotate queries and keys, normed before if `norm` is given; write keys and values into a layer's pages.
 
         pages: [2, num_pages + 1, page_size, num_kv_heads, head_dim]
         heads: [N, num_heads + 2 * num_kv_heads, head_dim]: queries, keys, values; may be overwritten
         norm: [num_heads + num_kv_heads, head_dim], weights of each query and key head
+        scales: what keys, and values, are divided by where pages are float8
         Returns the queries, [N, num_heads, head_dim]; dim 0 may be strided.
         """
         ...
@@ -105,7 +111,12 @@ class TorchOperations:
         return x, F.rms_norm(x, weight.shape, weight, eps)
 
     def rotate_into(
-        self, pages: torch.Tensor, heads: torch.Tensor, norm: torch.Tensor | None, eps: float
+        self,
+        pages: torch.Tensor,
+        heads: torch.Tensor,
+        norm: torch.Tensor | None,
+        eps: float,
+        scales: KVScales = UNSCALED,
     ) -> torch.Tensor:
         """As `Operations` says."""
         num_kv_heads = pages.shape[3]
@@ -113,7 +124,7 @@ class TorchOperations:
         if norm is not None:
             query_key = F.rms_norm(query_key, heads.shape[2:], eps=eps) * norm
         query, key = self._rotate(query_key).tensor_split((-num_kv_heads,), dim=1)
-        store_kv(pages, self._slots, key, value)
+        store_kv(pages, self._slots, key, value, scales)
         return query
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.attention.batch import AttentionBatch
+from engine.attention.kv_pages import UNSCALED, KVScales
 from engine.kernels.triton.grouped_gemm import experts_mlp
 from engine.kernels.triton.norm import add_norm
 from engine.kernels.triton.rope import rotate_into, rotation
@@ -28,10 +29,15 @@ class TritonOperations:
         return x, add_norm(x, branch, weight, eps)
 
     def rotate_into(
-        self, pages: torch.Tensor, heads: torch.Tensor, norm: torch.Tensor | None, eps: float
+        self,
+        pages: torch.Tensor,
+        heads: torch.Tensor,
+        norm: torch.Tensor | None,
+        eps: float,
+        scales: KVScales = UNSCALED,
     ) -> torch.Tensor:
         """As `Operations` says; the queries are a view of `heads`."""
-        return rotate_into(pages, self._slots, heads, self._rotation, norm, eps)
+        return rotate_into(pages, self._slots, heads, self._rotation, norm, eps, scales)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """As `Operations` says."""

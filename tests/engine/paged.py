@@ -103,10 +103,18 @@ class Paged:
 
     def attend(self, backend: AttentionBackend) -> torch.Tensor:
         """What `backend` makes of it, [N, num_heads * head_dim]."""
-        new = torch.cat([held[:, start:] for start, held, _ in self._rows()], dim=1)
-        store_kv(self.pages.layer(0), self.batch.slot_mapping, new[0], new[1])
+        store_kv(self.pages.layer(0), self.batch.slot_mapping, *self.new())
         step = backend.prepare(self.batch, self.pages.null_page)
-        return step.attend(self.pages.layer(0), torch.cat(self._queries), self.window)
+        return step.attend(self.pages.layer(0), self.query(), self.window)
+
+    def new(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The step's keys and values, each [N, num_kv_heads, head_dim]."""
+        key, value = torch.cat([held[:, start:] for start, held, _ in self._rows()], dim=1)
+        return key, value
+
+    def query(self) -> torch.Tensor:
+        """The step's queries, [N, num_heads, head_dim]."""
+        return torch.cat(self._queries)
 
     def expected(self) -> torch.Tensor:
         """The same in float64."""

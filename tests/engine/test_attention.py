@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from engine.attention.base import AttentionShape, choose_backend
 from engine.attention.batch import AttentionBatch
+from engine.attention.kv_pages import FP8, MAX_FP8, store_kv
 from engine.attention.reference import ReferenceAttention
 from tests.engine.paged import CPU, Heads, Paged, chunk
 
@@ -51,6 +52,25 @@ def test_the_reference_backend(
         patch.setattr("engine.attention.reference._FREE_PADDING", free_padding)
         torch.testing.assert_close(case.attend(ReferenceAttention(case.shape)), case.expected())
     assert not case.pages.layer(0)[:, case.pages.null_page].any()
+
+
+def test_pages_of_eight_bits_are_read_as_what_they_stand_for() -> None:
+    """As pages of the model's type with the same numbers in them; what is too large is stored as the largest."""
+    case, scales = Paged([(70, 1), (9, 1), (20, 30)], Heads(2, 2, 8), 3, None, torch.float32), (0.25, 2**-9)
+    divisors = torch.tensor(scales).view(2, 1, 1, 1, 1)
+    pages = (case.pages.layer(0) / divisors).to(FP8)
+    step = ReferenceAttention(case.shape).prepare(case.batch, case.pages.null_page)
+    store_kv(pages, case.batch.slot_mapping, *case.new(), scales)
+    out = step.attend(pages, case.query(), None, scales)
+    assert (pages[1].float().abs() == MAX_FP8).any()
+
+    plain = case.pages.layer(0).copy_(pages.float() * divisors)
+    key, value = (
+        (new / scale).clamp(-MAX_FP8, MAX_FP8).to(FP8).float() * scale
+        for new, scale in zip(case.new(), scales, strict=True)
+    )
+    store_kv(plain, case.batch.slot_mapping, key, value)
+    torch.testing.assert_close(out, step.attend(plain, case.query(), None))
 
 
 def test_auto_takes_a_backend_that_runs_here() -> None:

@@ -17,7 +17,7 @@ def memories(dtype: torch.dtype, page_size: int = 3) -> tuple[KVPages, HostKVPag
     return device, HostKVPages(device, 7)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_pages_come_back_to_other_places_as_they_were(dtype: torch.dtype, page_size: int) -> None:
     """Neighbours and single pages on the host, out together, in again in parts and another order."""

@@ -1,0 +1,69 @@
+"""The `triton` backend, for GPUs: whether it can run. What it does is in `engine/attention/triton_step.py`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from os import environ
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.attention.base import AttentionShape
+from engine.attention.batch import AttentionBatch
+
+if TYPE_CHECKING:
+    from engine.attention.triton_step import TritonStep
+
+_MIN_CAPABILITY = (7, 5)
+_MIN_CAPABILITY_FP8 = (8, 9)
+_FP8_ARCHITECTURES = ("gfx95", "gfx12")
+"""AMD's with float8_e4m3fn; those before have a type of their own."""
+
+
+class TritonAttention:
+    """The backend of choice on GPUs. In Triton's interpreter (TRITON_INTERPRET=1) it runs anywhere, for tests."""
+
+    name = "triton"
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self._shape = shape
+
+    @staticmethod
+    def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
+        """It needs a GPU on which its programs fit, Triton, and for pages in eight bits a GPU that knows them."""
+        if device.type != "cuda" and environ.get("TRITON_INTERPRET") != "1":
+            return f"it runs on GPUs, not on {device}"
+        if find_spec("triton") is None:
+            return "Triton is not installed; CUDA builds of torch bring it, for others: pip install triton"
+        has_gpu = device.type == "cuda" and torch.cuda.is_available()  # or there is none to ask
+        return _missing(shape, dtype, device) if has_gpu else None
+
+    def prepare(self, batch: AttentionBatch, null_page: int) -> TritonStep:
+        """The batch alone: what can be laid out for all layers depends on the type of the queries."""
+        from engine.attention.triton_step import TritonStep  # Triton: only where it is used
+
+        return TritonStep(self._shape, batch)
+
+
+def _missing(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
+    """What a GPU lacks."""
+    from engine.kernels.triton.decode import decode_fit
+    from engine.kernels.triton.fitting import shared_memory
+
+    facts = torch.cuda.get_device_properties(device)
+    is_fp8 = shape.kv_dtype == torch.float8_e4m3fn
+    needed = _MIN_CAPABILITY_FP8 if is_fp8 else _MIN_CAPABILITY
+    if torch.version.hip is not None:
+        if is_fp8 and not facts.gcnArchName.startswith(_FP8_ARCHITECTURES):
+            return f"{facts.name} does not know float8_e4m3fn; set kv_dtype to auto"
+    elif (facts.major, facts.minor) < needed:
+        for_what = "pages in fp8 need" if is_fp8 else "Triton needs"
+        return (
+            f"{facts.name} has compute capability {facts.major}.{facts.minor}, {for_what} {needed[0]}.{needed[1]}"
+        )
+    if decode_fit(shape.num_heads // shape.num_kv_heads, shape.head_dim, dtype.itemsize, device) is None:
+        return (
+            f"heads of {shape.head_dim} in {dtype} do not fit in the {shared_memory(device) // 1024} KiB "
+            f"of shared memory of {facts.name}"
+        )
+    return None

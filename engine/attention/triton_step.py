@@ -1,0 +1,127 @@
+"""A step's attention by Triton kernels: rows with one token as decodes, in pieces, all others as extends.
+
+Pages are read in place, whatever their size and strides. The work is laid out once, by the first layer.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from engine.attention.base import AttentionShape
+from engine.attention.batch import AttentionBatch, on_device
+from engine.attention.kv_pages import UNSCALED, KVScales
+from engine.kernels.triton.decode import Parts, decode, decode_fit
+from engine.kernels.triton.extend import extend, extend_fit, query_tiles
+from engine.kernels.triton.fitting import num_programs
+from engine.kernels.triton.work_list import WorkList
+
+
+class TritonStep:
+    """One step's batch."""
+
+    def __init__(self, shape: AttentionShape, batch: AttentionBatch) -> None:
+        self._shape, self.batch = shape, batch
+        self._decodes: _Decodes | None = None
+        self._extends: _Extends | None = None
+
+    def attend(
+        self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
+    ) -> torch.Tensor:
+        """As `AttentionStep.attend` says."""
+        query = query if query.stride(2) == 1 else query.contiguous()
+        out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
+        with _on(query.device):
+            if self._decodes is None and self._extends is None:
+                self._lay_out(query.element_size())
+            for part in (self._decodes, self._extends):
+                if part is not None:
+                    part.attend(query, pages, out, window, scales)
+        return out
+
+    def _lay_out(self, element_size: int) -> None:
+        num_decodes = self.batch.num_decodes
+        if num_decodes:
+            self._decodes = _Decodes(self._shape, self.batch, element_size)
+        if num_decodes < len(self.batch.query_lens):
+            self._extends = _Extends(self._shape, self.batch, element_size)
+
+
+class _Decodes:
+    """The rows with one token: a work list for each window of the model, and room for what comes of its items."""
+
+    def __init__(self, shape: AttentionShape, batch: AttentionBatch, element_size: int) -> None:
+        rows, device = batch.num_decodes, batch.kv_lens.device
+        program = decode_fit(shape.num_heads // shape.num_kv_heads, shape.head_dim, element_size, device)
+        assert program is not None, "such a device is unavailable"
+        self._scale, self._program = shape.scale, program
+        self._block_table, self._kv_lens = batch.block_table[:rows], batch.kv_lens[:rows]
+        self._work: dict[int | None, WorkList] = {}
+        for window in shape.windows:
+            work = WorkList(rows, shape.num_kv_heads, num_programs(program.shared_bytes, device), device)
+            work.build(self._kv_lens, window)
+            self._work[window] = work
+        self._parts = Parts(work.capacity, shape.num_heads, shape.head_dim, device)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        pages: torch.Tensor,
+        out: torch.Tensor,
+        window: int | None,
+        scales: KVScales,
+    ) -> None:
+        decode(
+            query[: len(self._kv_lens)],
+            pages,
+            self._block_table,
+            self._kv_lens,
+            self._work[window],
+            self._parts,
+            out,
+            program=self._program,
+            scale=self._scale,
+            window=window,
+            kv_scales=scales,
+        )
+
+
+class _Extends:
+    """The other rows: their queries in tiles."""
+
+    def __init__(self, shape: AttentionShape, batch: AttentionBatch, element_size: int) -> None:
+        first, device = batch.num_decodes, batch.kv_lens.device
+        group, longest = shape.num_heads // shape.num_kv_heads, max(batch.query_lens[first:])
+        program = extend_fit(group, shape.head_dim, element_size, longest, device)
+        assert program is not None, "such a device is unavailable"
+        self._scale, self._program, self._batch = shape.scale, program, batch
+        tiles = query_tiles(batch.query_lens, batch.kv_lens_host, first, program.rows // group)
+        self._tiles = on_device(tiles, device)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        pages: torch.Tensor,
+        out: torch.Tensor,
+        window: int | None,
+        scales: KVScales,
+    ) -> None:
+        extend(
+            query,
+            pages,
+            self._batch.block_table,
+            self._batch.qo_indptr,
+            self._batch.kv_lens,
+            self._tiles,
+            out,
+            program=self._program,
+            scale=self._scale,
+            window=window,
+            kv_scales=scales,
+        )
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the thread's current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,0 +1,211 @@
+"""Attention of rows with one query each over paged KV, long rows in pieces that are merged ("flash decoding").
+
+attend     programs take (item, KV head) in turn: the query heads that share the KV head against the item's tiles
+merge      each row's items: softmax(all) @ V = sum of parts, weighed by exp2(lse of a part - largest)
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.fitting import Fit, block_of, fit
+from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted
+from engine.kernels.triton.work_list import WorkList
+
+_MIN_DOT_ROWS = 16
+"""`tl.dot` takes no fewer: smaller groups are padded."""
+
+
+class Parts:
+    """What the items of a work list come to: room for it, shared by all layers."""
+
+    def __init__(self, capacity: int, num_heads: int, head_dim: int, device: torch.device) -> None:
+        """Of as many items as the list may have."""
+        self.values = torch.empty(capacity, num_heads, head_dim, dtype=torch.float32, device=device)
+        self.lse = torch.empty(capacity, num_heads, dtype=torch.float32, device=device)
+        """Logarithm, to base 2, of the sum of the exponentials of an item's scores."""
+
+
+def decode_fit(group: int, head_dim: int, element_size: int, device: torch.device) -> Fit | None:
+    """The program for heads of which `group` share a KV head; None where none fits."""
+    rows = max(_MIN_DOT_ROWS, int(triton.next_power_of_2(group)))
+    return fit(rows, rows, head_dim, element_size, device)
+
+
+def decode(
+    query: torch.Tensor,
+    pages: torch.Tensor,
+    block_table: torch.Tensor,
+    kv_lens: torch.Tensor,
+    work: WorkList,
+    parts: Parts,
+    out: torch.Tensor,
+    *,
+    program: Fit,
+    scale: float,
+    window: int | None,
+    kv_scales: tuple[float, float],
+) -> None:
+    """Attend to row r's KV from its last position, for all rows.
+
+    query: [R, num_heads, head_dim], numbers of a head together
+    pages: [2, pages, page_size, num_kv_heads, head_dim], numbers of a head together; otherwise any strides
+    block_table: int32 [R, P], pages of a row together; kv_lens: int32 [R]: both as `work` was built for
+    out: [R, num_heads * head_dim], contiguous; a row of no positions gets zeros
+    program: of `decode_fit`
+    scale: of scores; kv_scales: what keys and values in the pages are to be multiplied with
+    """
+    rows, num_heads, head_dim = query.shape
+    page_size, num_kv_heads = pages.shape[2:4]
+    group = num_heads // num_kv_heads
+    block_d = block_of(head_dim)
+    _attend[(work.num_programs,)](
+        query,
+        pages[0],
+        pages[1],
+        block_table,
+        kv_lens,
+        work.items,
+        work.sizes,
+        parts.values,
+        parts.lse,
+        scale * kv_scales[0] * LOG2_E,
+        *query.stride()[:2],
+        *pages.stride()[1:4],
+        block_table.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        BLOCK_M=program.rows,
+        PAGE_SIZE=page_size,
+        HEAD_DIM=head_dim,
+        BLOCK_D=block_d,
+        WINDOW=window or 0,
+        INTERPRETED=is_interpreted(_attend),
+        num_warps=4,
+        num_stages=program.num_stages,
+    )
+    _merge[(rows, num_kv_heads)](
+        parts.values,
+        parts.lse,
+        work.row_items,
+        out,
+        kv_scales[1],
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        BLOCK_G=triton.next_power_of_2(group),
+        HEAD_DIM=head_dim,
+        BLOCK_D=block_d,
+        num_warps=2,
+    )
+
+
+@triton.jit
+def _attend(
+    query,
+    keys,
+    values,
+    block_table,
+    kv_lens,
+    items,
+    sizes,
+    part_values,
+    part_lse,
+    scale,
+    query_stride,
+    query_head_stride,
+    page_stride,
+    token_stride,
+    head_stride,
+    table_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WINDOW: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    num_items = tl.load(sizes)
+    chunk = tl.load(sizes + 1)
+    member = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, BLOCK_D)
+    is_real = (member < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    for turn in range(tl.program_id(0), num_items * NUM_KV_HEADS, tl.num_programs(0)):
+        item = turn // NUM_KV_HEADS
+        kv_head = turn % NUM_KV_HEADS  # fastest: heads of a position often lie together
+        row = tl.load(items + 2 * item).to(tl.int64)
+        begin = tl.load(items + 2 * item + 1)
+        kv_len = tl.load(kv_lens + row)
+        heads = kv_head * GROUP + member
+        places = row * query_stride + heads[:, None] * query_head_stride + dims[None, :]
+        block = tl.load(query + places, mask=is_real, other=0.0)
+        acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+        highest = tl.full([BLOCK_M], LOWEST, dtype=tl.float32)
+        total = tl.zeros([BLOCK_M], dtype=tl.float32)
+        for tile in range(begin, tl.minimum(begin + chunk, tl.cdiv(kv_len, TILE))):
+            positions = tile * TILE + tl.arange(0, TILE)
+            exists = positions < kv_len
+            if WINDOW > 0:
+                exists = exists & (positions >= kv_len - WINDOW)
+            acc, highest, total = attend(
+                acc,
+                highest,
+                total,
+                block,
+                positions,
+                exists,
+                exists[None, :],
+                block_table + row * table_stride,
+                keys + kv_head * head_stride,
+                values + kv_head * head_stride,
+                page_stride,
+                token_stride,
+                scale,
+                PAGE_SIZE,
+                HEAD_DIM,
+                BLOCK_D,
+                True,
+                INTERPRETED,
+            )
+        part = item.to(tl.int64) * NUM_KV_HEADS * GROUP + heads
+        tl.store(part_values + part[:, None] * HEAD_DIM + dims[None, :], acc / total[:, None], mask=is_real)
+        tl.store(part_lse + part, highest + tl.log2(total), mask=member < GROUP)
+
+
+@triton.jit
+def _merge(
+    part_values,
+    part_lse,
+    row_items,
+    out,
+    value_scale,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    row = tl.program_id(0)
+    member = tl.arange(0, BLOCK_G)
+    dims = tl.arange(0, BLOCK_D)
+    heads = tl.program_id(1) * GROUP + member
+    is_real = (member < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    acc = tl.zeros([BLOCK_G, BLOCK_D], dtype=tl.float32)
+    highest = tl.full([BLOCK_G], LOWEST, dtype=tl.float32)
+    total = tl.zeros([BLOCK_G], dtype=tl.float32)
+    for item in range(tl.load(row_items + row), tl.load(row_items + row + 1)):
+        part = tl.cast(item, tl.int64) * NUM_KV_HEADS * GROUP + heads
+        lse = tl.load(part_lse + part, mask=member < GROUP, other=0.0)
+        value = tl.load(part_values + part[:, None] * HEAD_DIM + dims[None, :], mask=is_real, other=0.0)
+        risen = tl.maximum(highest, lse)
+        weight = tl.exp2(lse - risen)
+        shrink = tl.exp2(highest - risen)
+        acc = acc * shrink[:, None] + value * weight[:, None]
+        total = total * shrink + weight
+        highest = risen
+    merged = acc / tl.where(total > 0, total, 1.0)[:, None] * value_scale
+    place = tl.cast(row, tl.int64) * NUM_KV_HEADS * GROUP + heads
+    tl.store(out + place[:, None] * HEAD_DIM + dims[None, :], merged.to(out.dtype.element_ty), mask=is_real)

@@ -1,0 +1,206 @@
+"""Attention of rows with any number of queries over paged KV: prefix and new tokens in one pass.
+
+A tile is a run of one row's queries, those that share a KV head packed together; KV goes by in tiles of 64:
+
+    queries of the tile, from position p to q        window w: none begins before p - w + 1
+
+    KV   ....|  edge  |  whole  |  whole  |  edge  |  edge |
+             p-w+1    q-w+1               p        q          edge: masked, as some queries do not see it all
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.fitting import Fit, block_of, fit
+from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted
+
+_WIDE_BYTES = 256
+"""Of a head up to which accumulators of 128 rows stay in registers."""
+
+
+def extend_fit(group: int, head_dim: int, element_size: int, longest: int, device: torch.device) -> Fit | None:
+    """The program for heads of which `group` share a KV head, in rows of `longest` queries at most: what registers
+    and shared memory hold, and no more than a row fills. None where none fits.
+    """
+    most = 128 if block_of(head_dim) * element_size <= _WIDE_BYTES else 64
+    least = max(16, int(triton.next_power_of_2(group)))
+    useful = int(triton.next_power_of_2(group * longest))
+    return fit(max(least, min(most, useful)), least, head_dim, element_size, device)
+
+
+def num_warps(program: Fit, head_dim: int) -> int:
+    """Of a program: eight where four would not hold its accumulators in registers."""
+    return 8 if program.rows > 64 or head_dim > 128 else 4
+
+
+def query_tiles(
+    query_lens: Sequence[int], kv_lens: Sequence[int], first_row: int, block: int
+) -> npt.NDArray[np.int32]:
+    """[T, 2]: row and first query of each tile of `block` queries, for the rows from `first_row` on.
+
+    Those with the most KV to see come first, so that what ends last is short.
+    """
+    lens = np.array(query_lens[first_row:])
+    counts = -(-lens // block)
+    rows = np.repeat(np.arange(len(lens)), counts)
+    firsts = (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)) * block
+    begins = np.array(kv_lens[first_row:]) - lens
+    order = np.argsort(-(begins[rows] + firsts), kind="stable")
+    return np.stack((rows + first_row, firsts), axis=1)[order].astype(np.int32)
+
+
+def extend(
+    query: torch.Tensor,
+    pages: torch.Tensor,
+    block_table: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_lens: torch.Tensor,
+    tiles: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    program: Fit,
+    scale: float,
+    window: int | None,
+    kv_scales: tuple[float, float],
+) -> None:
+    """Attend from each query of the rows in `tiles` to its row's positions up to its own.
+
+    query: [N, num_heads, head_dim], numbers of a head together; row r's are qo_indptr[r] .. qo_indptr[r + 1],
+        the last of its kv_lens[r] positions
+    pages: [2, pages, page_size, num_kv_heads, head_dim], numbers of a head together; otherwise any strides
+    block_table: int32 [R, P], pages of a row together; qo_indptr: int32 [R + 1]; kv_lens: int32 [R]
+    tiles: int32 [T, 2], as `query_tiles` makes them, of `program.rows // group` queries; program: of `extend_fit`
+    out: [N, num_heads * head_dim], contiguous; only these rows' tokens are written
+    scale: of scores; kv_scales: what keys and values in the pages are to be multiplied with
+    """
+    num_heads, head_dim = query.shape[1:]
+    page_size, num_kv_heads = pages.shape[2:4]
+    _extend[(num_kv_heads, len(tiles))](
+        query,
+        pages[0],
+        pages[1],
+        block_table,
+        qo_indptr,
+        kv_lens,
+        tiles,
+        out,
+        scale * kv_scales[0] * LOG2_E,
+        kv_scales[1],
+        *query.stride()[:2],
+        *pages.stride()[1:4],
+        block_table.stride(0),
+        NUM_HEADS=num_heads,
+        GROUP=num_heads // num_kv_heads,
+        BLOCK_M=program.rows,
+        PAGE_SIZE=page_size,
+        HEAD_DIM=head_dim,
+        BLOCK_D=block_of(head_dim),
+        WINDOW=window or 0,
+        INTERPRETED=is_interpreted(_extend),
+        num_warps=num_warps(program, head_dim),
+        num_stages=program.num_stages,
+    )
+
+
+@triton.jit
+def _extend(
+    query,
+    keys,
+    values,
+    block_table,
+    qo_indptr,
+    kv_lens,
+    tiles,
+    out,
+    scale,
+    value_scale,
+    query_stride,
+    query_head_stride,
+    page_stride,
+    token_stride,
+    head_stride,
+    table_stride,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WINDOW: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    kv_head = tl.program_id(0)
+    tile = tiles + 2 * tl.program_id(1)
+    row = tl.load(tile)
+    first = tl.load(tile + 1)
+    begin = tl.load(qo_indptr + row)
+    num_queries = tl.load(qo_indptr + row + 1) - begin
+    offset = tl.load(kv_lens + row) - num_queries  # position of the row's first query
+    last = tl.minimum(first + BLOCK_M // GROUP, num_queries)
+
+    packed = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, BLOCK_D)
+    index = first + packed // GROUP
+    is_real = (packed < BLOCK_M // GROUP * GROUP) & (index < num_queries)
+    is_real = is_real[:, None] & (dims < HEAD_DIM)[None, :]
+    token = (begin + index).to(tl.int64)
+    head = kv_head * GROUP + packed % GROUP
+    places = (token * query_stride + head * query_head_stride)[:, None] + dims[None, :]
+    block = tl.load(query + places, mask=is_real, other=0.0)
+
+    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    highest = tl.full([BLOCK_M], LOWEST, dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    start = 0  # first position that any query sees
+    whole_start = 0  # first tile that all see, as far as the window goes
+    if WINDOW > 0:
+        start = tl.maximum(offset + first - WINDOW + 1, 0)
+        whole_start = tl.cdiv(tl.maximum(offset + last - WINDOW, 0), TILE)
+    end = offset + last
+    whole_end = (offset + first + 1) // TILE
+    whole_start = tl.minimum(whole_start, tl.cdiv(end, TILE))
+    whole_end = tl.maximum(whole_end, whole_start)
+    for phase in tl.static_range(3):
+        if phase == 0:
+            tile_begin, tile_end = start // TILE, whole_start
+        elif phase == 1:
+            tile_begin, tile_end = whole_start, whole_end
+        else:
+            tile_begin, tile_end = whole_end, tl.cdiv(end, TILE)
+        if phase != 0 or WINDOW > 0:
+            for kv_tile in range(tile_begin, tile_end):
+                positions = kv_tile * TILE + tl.arange(0, TILE)
+                distance = (offset + index)[:, None] - positions[None, :]
+                seen = distance >= 0
+                if WINDOW > 0:
+                    seen = seen & (distance < WINDOW)
+                acc, highest, total = attend(
+                    acc,
+                    highest,
+                    total,
+                    block,
+                    positions,
+                    (positions >= start) & (positions < end),
+                    seen,
+                    block_table + row.to(tl.int64) * table_stride,
+                    keys + kv_head * head_stride,
+                    values + kv_head * head_stride,
+                    page_stride,
+                    token_stride,
+                    scale,
+                    PAGE_SIZE,
+                    HEAD_DIM,
+                    BLOCK_D,
+                    phase != 1,
+                    INTERPRETED,
+                )
+    acc = acc / tl.where(total > 0, total, 1.0)[:, None] * value_scale  # padding has seen nothing
+    places = (token * NUM_HEADS + head)[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(out + places, acc.to(out.dtype.element_ty), mask=is_real)

@@ -1,0 +1,116 @@
+"""Which pieces of which rows' KV the programs of a decode step take: made once a step, on the device.
+
+    tiles of KV   row 0 ########   row 1 ###   row 2 #####          chunk: 3 tiles
+    items         0,0  0,3  0,6    1,0         2,0  2,3             (row, first tile)
+    row_items     0                3           4           6
+
+Each item is computed for every KV head. Programs take items in turn, so the time of a step goes with the turns
+that are needed and the length of one. The chunk is what makes it least: many pieces for a few long rows, whole
+rows where there are many. The host is asked nothing: sizes of launches and buffers go by the number of rows alone.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.tile import TILE
+
+_CHUNKS = tl.constexpr(64)
+"""Chunk lengths that are considered: four in each octave, 1 to 57,344 tiles."""
+_ROWS = tl.constexpr(32)
+"""Rows looked at together."""
+_ITEM_COST = tl.constexpr(1)
+"""What beginning and merging an item costs, in tiles."""
+_TURNS = 4
+"""Most turns beyond whole rows that there is room for."""
+
+
+class WorkList:
+    """The items of up to `max_rows` rows. Its tensors keep their addresses: `build` fills them anew."""
+
+    def __init__(self, max_rows: int, num_kv_heads: int, num_programs: int, device: torch.device) -> None:
+        """For launches of `num_programs` programs."""
+        self.capacity = max_rows + _TURNS * -(-num_programs // num_kv_heads)
+        """Most items."""
+        self.num_programs = num_programs
+        self._num_kv_heads = num_kv_heads
+        self.items = torch.empty(self.capacity, 2, dtype=torch.int32, device=device)
+        """int32: row and first tile."""
+        self.row_items = torch.empty(max_rows + 1, dtype=torch.int32, device=device)
+        """int32: row r's items are row_items[r] .. row_items[r + 1]."""
+        self.sizes = torch.empty(2, dtype=torch.int32, device=device)
+        """int32: number of items, tiles of a chunk."""
+
+    def build(self, kv_lens: torch.Tensor, window: int | None) -> None:
+        """Items for rows of int32 [R] positions, each with one query at its last; a row of none gets no item."""
+        _build[(1,)](
+            kv_lens,
+            len(kv_lens),
+            self.items,
+            self.row_items,
+            self.sizes,
+            self.capacity,
+            self.num_programs,
+            self._num_kv_heads,
+            WINDOW=window or 0,
+            ALL_ROWS=triton.next_power_of_2(len(kv_lens)),
+        )
+
+
+@triton.jit
+def first_tile(kv_len, WINDOW: tl.constexpr):
+    """The tile of the first position that a query at position kv_len - 1 sees. WINDOW 0: position 0."""
+    if WINDOW == 0:
+        return kv_len * 0
+    return tl.maximum(kv_len - WINDOW, 0) // TILE
+
+
+@triton.jit
+def _num_tiles(kv_lens, rows, num_rows, WINDOW: tl.constexpr):
+    lengths = tl.load(kv_lens + rows, mask=rows < num_rows, other=0)
+    return tl.cdiv(lengths, TILE) - first_tile(lengths, WINDOW)
+
+
+@triton.jit
+def _best_chunk(kv_lens, num_rows, capacity, num_programs, num_kv_heads, WINDOW: tl.constexpr):
+    index = tl.arange(0, _CHUNKS)
+    chunks = ((4 + index % 4) << (index // 4)) >> 2
+    counts = tl.zeros([_CHUNKS], dtype=tl.int32)
+    for first in range(0, num_rows, _ROWS):
+        tiles = _num_tiles(kv_lens, first + tl.arange(0, _ROWS), num_rows, WINDOW)
+        counts += tl.sum(tl.cdiv(tiles[None, :], chunks[:, None]), 1)
+    turns = tl.cdiv(counts * num_kv_heads, num_programs)
+    cost = tl.where(counts <= capacity, turns * (chunks + _ITEM_COST), 2**31 - 1)
+    return tl.sum(tl.where(index == tl.argmin(cost, 0), chunks, 0))
+
+
+@triton.jit
+def _build(
+    kv_lens,
+    num_rows,
+    items,
+    row_items,
+    sizes,
+    capacity,
+    num_programs,
+    num_kv_heads,
+    WINDOW: tl.constexpr,
+    ALL_ROWS: tl.constexpr,
+):
+    chunk = _best_chunk(kv_lens, num_rows, capacity, num_programs, num_kv_heads, WINDOW)
+    rows = tl.arange(0, ALL_ROWS)
+    pieces = tl.cdiv(_num_tiles(kv_lens, rows, num_rows, WINDOW), chunk)
+    ends = tl.cumsum(pieces, 0)
+    starts = ends - pieces
+    tl.store(row_items, 0)
+    tl.store(row_items + 1 + rows, ends, mask=rows < num_rows)
+    tl.store(sizes, tl.sum(pieces))
+    tl.store(sizes + 1, chunk)
+    lengths = tl.load(kv_lens + rows, mask=rows < num_rows, other=0)
+    tile = first_tile(lengths, WINDOW)
+    for piece in range(0, tl.max(pieces, 0)):
+        item = items + 2 * (starts + piece)
+        tl.store(item, rows, mask=piece < pieces)
+        tl.store(item + 1, tile + piece * chunk, mask=piece < pieces)

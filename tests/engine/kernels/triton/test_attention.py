@@ -1,0 +1,118 @@
+"""The Triton attention kernels against attention in float64, and their pages against those of `reference`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from engine.attention.base import AttentionShape, choose_backend
+from engine.attention.kv_pages import FP8, store_kv
+from engine.attention.reference import ReferenceAttention
+from engine.attention.triton import TritonAttention
+from tests.engine.paged import CPU, Heads, Paged
+
+_TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 0.04}
+"""Largest error of outputs around 1 in size: rounding of sums, and of weights and results to the type."""
+_DTYPES = tuple(_TOLERANCE)
+
+Rows = Sequence[tuple[int, int]]
+DECODES: Rows = [(0, 1), (63, 1), (64, 1), (300, 1)]
+EXTENDS: Rows = [(0, 5), (63, 2), (100, 70), (0, 130)]
+MIXED: Rows = [(200, 1), (9, 1), (0, 40), (129, 3), (5, 1)]
+
+
+def assert_right(case: Paged) -> None:
+    error = (case.attend(TritonAttention(case.shape)).double() - case.expected()).abs().max().item()
+    assert error < _TOLERANCE[case.pages.data.dtype]
+    assert not case.pages.layer(0)[:, case.pages.null_page].any()
+
+
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [DECODES, EXTENDS, MIXED], ids=["decodes", "extends", "mixed"])
+def test_a_batch(rows: Rows, dtype: torch.dtype) -> None:
+    assert_right(Paged(rows, Heads(2, 2, 32), 16, None, dtype))
+
+
+@pytest.mark.parametrize("window", [1, 7, 64, 100])
+@pytest.mark.parametrize("page_size", [1, 3, 16, 64])
+def test_windows_and_page_sizes(page_size: int, window: int) -> None:
+    assert_right(Paged([(200, 1), (9, 1), (70, 90)], Heads(2, 1, 32), page_size, window, torch.float32))
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 5, 48, 64])
+def test_page_sizes(page_size: int) -> None:
+    assert_right(Paged(MIXED, Heads(1, 2, 32), page_size, None, torch.float32))
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [Heads(1, 1, 256), Heads(4, 2, 64), Heads(3, 1, 80), Heads(7, 2, 96), Heads(24, 1, 40), Heads(71, 1, 32)],
+    ids=lambda heads: f"{heads.group}x{heads.num_kv_heads}x{heads.dim}",
+)
+def test_heads(heads: Heads) -> None:
+    """Groups that fill no block, blocks that hold no whole number of groups, sizes that are no power of two."""
+    assert_right(Paged([(130, 1), (60, 9)], heads, 16, None, torch.float32))
+
+
+@pytest.mark.parametrize("page_size", [3, 16])
+def test_pages_with_heads_outside_positions(page_size: int) -> None:
+    case = Paged(MIXED, Heads(2, 3, 32), page_size, None, torch.float32)
+    expected = case.attend(TritonAttention(case.shape))
+    pages = case.pages.layer(0).transpose(2, 3).contiguous().transpose(2, 3)
+    assert pages.stride(2) < pages.stride(3)
+    step = TritonAttention(case.shape).prepare(case.batch, case.pages.null_page)
+    assert torch.equal(step.attend(pages, case.query(), None), expected)
+
+
+def test_queries_as_a_view_of_one_projection() -> None:
+    case = Paged(MIXED, Heads(2, 2, 32), 16, None, torch.float32)
+    expected = case.attend(TritonAttention(case.shape))
+    query = torch.cat((case.query(), *case.new()), dim=1)[:, : case.shape.num_heads]
+    step = TritonAttention(case.shape).prepare(case.batch, case.pages.null_page)
+    assert torch.equal(step.attend(case.pages.layer(0), query, None), expected)
+
+
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 33])
+def test_pages_of_eight_bits(dtype: torch.dtype, window: int | None) -> None:
+    """What `reference` makes of them, which has its own test."""
+    case, scales = Paged(MIXED, Heads(2, 2, 32), 3, window, dtype), (0.25, 2**-9)
+    pages = (case.pages.layer(0).float() / torch.tensor(scales).view(2, 1, 1, 1, 1)).to(FP8)
+    store_kv(pages, case.batch.slot_mapping, *case.new(), scales)
+    triton, reference = (
+        backend.prepare(case.batch, case.pages.null_page).attend(pages, case.query(), window, scales)
+        for backend in (TritonAttention(case.shape), ReferenceAttention(case.shape))
+    )
+    assert (triton - reference).abs().max() < _TOLERANCE[dtype]
+
+
+def test_a_padded_row_attends_to_a_page_of_its_own() -> None:
+    """As in batches of fixed size: one position, on the null page; or none at all."""
+    case = Paged([(70, 1), (0, 1), (3, 1)], Heads(2, 2, 32), 16, None, torch.float32)
+    expected = case.alone(0).expected()
+    case.batch.block_table[1:], case.batch.slot_mapping[1:] = case.pages.null_page, case.batch.slot_mapping[0]
+    case.batch.kv_lens[2] = 0
+    key, value = case.new()
+    key[1:], value[1:] = key[0], value[0]
+    store_kv(case.pages.layer(0), case.batch.slot_mapping, key, value)
+    step = TritonAttention(case.shape).prepare(case.batch, case.pages.null_page)
+    out = step.attend(case.pages.layer(0), case.query(), None).double()
+    torch.testing.assert_close(out[:1], expected, atol=1e-5, rtol=0)
+    assert not out[1:].any()  # the null page's values, and none
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    shape = AttentionShape(4, 2, 64, 16, frozenset({None}))
+    with pytest.raises(ValueError, match="triton cannot run on cpu: triton: it runs on GPUs"):
+        choose_backend("triton", shape, torch.float32, CPU)
+
+
+def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.attention.triton.find_spec", lambda name: None)
+    shape = AttentionShape(4, 2, 64, 16, frozenset({None}))
+    with pytest.raises(ValueError, match="pip install triton"):
+        choose_backend("triton", shape, torch.float32, CPU)
