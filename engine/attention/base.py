@@ -80,9 +80,9 @@ logger = logging.getLogger(__name__)
 
 _BACKENDS = (
     ("native", "engine.attention.native", "NativeAttention"),
+    ("triton", "engine.attention.triton", "TritonAttention"),
     ("flash_attn", "engine.attention.flash_attn", "FlashAttention"),
     ("flashinfer", "engine.attention.flashinfer", "FlashInferAttention"),
-    ("triton", "engine.attention.triton", "TritonAttention"),
     ("reference", "engine.attention.reference", "ReferenceAttention"),
 )
 """Name, module and class, the best first. A module is imported only when its backend is considered."""
