@@ -1,9 +1,11 @@
-"""What rounding weights to eight bits costs: the embedded model's answers, with `quantization: int8` and without.
+"""What rounding to eight bits costs: the embedded model's answers, with `quantization: int8` for its weights or
+`kv_dtype: fp8` for its KV, and without.
 
     python -m benchmarks.int8_accuracy [--sample N] [--json benchmarks/results/int8_accuracy.json]
 
-Perplexity: of the docstring sentences that it was trained on, each after its question. Greedy tokens: the share of
-the unrounded float32 model's that come out the same, up to where an answer first differs.
+Perplexity: of the docstring sentences that it was trained on, each after its question. Likeliest tokens: the share
+of the sentences' places at which the unrounded float32 model's likeliest token is this one's too. Greedy tokens:
+the share of that model's that come out the same, up to where an answer first differs.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import math
 import random
 from dataclasses import asdict, dataclass
 from itertools import takewhile
+from operator import eq
 from pathlib import Path
 
 from rich.console import Console
@@ -21,15 +24,17 @@ from rich.table import Table
 
 from deployments.demo_model.corpus import Fact, load_facts
 from deployments.demo_model.phrasings import LONG, SHORT
-from engine.config import DType, Quantization
+from engine.config import DType, KVDType, Quantization
 from engine.llm import LLM
 from engine.sampling_params import SamplingParams
 
-VARIANTS: tuple[tuple[DType, Quantization | None], ...] = (
-    ("float32", None),
-    ("float32", "int8"),
-    ("bfloat16", None),
-    ("bfloat16", "int8"),
+VARIANTS: tuple[tuple[DType, Quantization | None, KVDType], ...] = (
+    ("float32", None, "auto"),
+    ("float32", "int8", "auto"),
+    ("float32", None, "fp8"),
+    ("bfloat16", None, "auto"),
+    ("bfloat16", "int8", "auto"),
+    ("bfloat16", None, "fp8"),
 )
 """The first is what the others are compared with."""
 
@@ -41,10 +46,22 @@ class Accuracy:
     nll: float
     """Mean negative log-likelihood of an answer's token, in nats."""
     perplexity: float
+    likeliest: float
+    """Share of the scored tokens at which the likeliest is the reference's, 0 to 1."""
     equal: float
     """Share of the reference's greedy tokens, 0 to 1."""
     tokens: int
     """That were scored."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one variant makes of the questions."""
+
+    likeliest: list[int]
+    """Tokens at the scored places."""
+    greedy: list[list[int]]
+    """Tokens of each answer."""
 
 
 def questions(sample: int) -> list[tuple[str, Fact]]:
@@ -53,8 +70,8 @@ def questions(sample: int) -> list[tuple[str, Fact]]:
     return [(rng.choice(SHORT + LONG).format(fact.full), fact) for fact in rng.sample(load_facts(), sample)]
 
 
-def measure(llm: LLM, sample: int, reference: list[list[int]] | None = None) -> tuple[Accuracy, list[list[int]]]:
-    """Accuracy beside the greedy answers `reference` (None: beside its own), and the greedy answers."""
+def measure(llm: LLM, sample: int, reference: Answers | None = None) -> tuple[Accuracy, Answers]:
+    """Accuracy beside the answers `reference` (None: beside its own), and the answers."""
     prompts, scored, answer_lengths = [], [], []
     for question, fact in questions(sample):
         text = llm.tokenizer.apply_chat_template(
@@ -66,20 +83,21 @@ def measure(llm: LLM, sample: int, reference: list[list[int]] | None = None) -> 
         prompts.append(prompt)
         scored.append(prompt + answer)
         answer_lengths.append(len(answer))
-    scores = llm.generate(scored, SamplingParams(max_tokens=1, prompt_logprobs=0), progress=False)
-    losses = [
-        -token.logprob
+    scores = llm.generate(scored, SamplingParams(max_tokens=1, prompt_logprobs=1), progress=False)
+    tokens = [
+        token
         for output, length in zip(scores, answer_lengths, strict=True)
         for token in output.prompt_logprobs[-length:]
         if token is not None
     ]
-    answers = [
-        output.token_ids
-        for output in llm.generate(prompts, SamplingParams(max_tokens=64, temperature=0), progress=False)
-    ]
-    nll = sum(losses) / len(losses)
-    equal = _share_equal(reference or answers, answers)
-    return Accuracy(round(nll, 5), round(math.exp(nll), 5), round(equal, 5), len(losses)), answers
+    greedy = llm.generate(prompts, SamplingParams(max_tokens=64, temperature=0), progress=False)
+    answers = Answers([token.top[0][0] for token in tokens], [output.token_ids for output in greedy])
+    reference = reference or answers
+    nll = -sum(token.logprob for token in tokens) / len(tokens)
+    likeliest = sum(map(eq, answers.likeliest, reference.likeliest)) / len(tokens)
+    equal = _share_equal(reference.greedy, answers.greedy)
+    perplexity, num_tokens = round(math.exp(nll), 5), len(tokens)
+    return Accuracy(round(nll, 5), perplexity, round(likeliest, 5), round(equal, 5), num_tokens), answers
 
 
 def _share_equal(reference: list[list[int]], answers: list[list[int]]) -> float:
@@ -97,16 +115,18 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     rows: dict[str, Accuracy] = {}
-    reference: list[list[int]] | None = None
-    for dtype, quantization in VARIANTS:
-        llm = LLM(dtype=dtype, quantization=quantization, kv_pages=4096, attention="native")
-        rows[f"{dtype}, {quantization or 'not rounded'}"], answers = measure(llm, args.sample, reference)
+    reference: Answers | None = None
+    for dtype, quantization, kv_dtype in VARIANTS:
+        llm = LLM(dtype=dtype, quantization=quantization, kv_dtype=kv_dtype, kv_pages=4096)
+        rounded = quantization or ("KV fp8" if kv_dtype == "fp8" else "not rounded")
+        rows[f"{dtype}, {rounded}"], answers = measure(llm, args.sample, reference)
         reference = reference or answers
-    table = Table(title="Embedded model: weights rounded to eight bits")
-    for column in ("weights", "NLL", "perplexity", "equal greedy tokens"):
-        table.add_column(column, justify="left" if column == "weights" else "right")
+    table = Table(title="Embedded model: weights, or KV, rounded to eight bits")
+    for column in ("variant", "NLL", "perplexity", "equal likeliest tokens", "equal greedy tokens"):
+        table.add_column(column, justify="left" if column == "variant" else "right")
     for name, row in rows.items():
-        table.add_row(name, f"{row.nll:.5f}", f"{row.perplexity:.5f}", f"{row.equal:.2%}")
+        shares = f"{row.likeliest:.2%}", f"{row.equal:.2%}"
+        table.add_row(name, f"{row.nll:.5f}", f"{row.perplexity:.5f}", *shares)
     Console().print(table)
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)

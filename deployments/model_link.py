@@ -76,7 +76,9 @@ class ModelLink:
             ClientTimings(lost_after_s=self._health.lost_after_s),
             _persistence(self._health),
             self.metrics,
-            await asyncio.to_thread(fingerprint, directory, self._model.engine.quantization),
+            await asyncio.to_thread(
+                fingerprint, directory, self._model.engine.quantization, self._model.engine.kv_dtype
+            ),
         )
         await self._client.start()
         self._watch = asyncio.create_task(self._watch_switch())

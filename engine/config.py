@@ -12,6 +12,7 @@ from engine.order import POLICIES
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Preemption = Literal["auto", "swap", "recompute"]
+KVDType = Literal["auto", "fp8"]
 Quantization = Literal["int8"]
 # Eleven days: in practice priorities then do not age, and seconds on a clock are still told apart.
 _LONGEST_HALF_LIFE_S = 1e6
@@ -29,6 +30,8 @@ class EngineConfig:
     """"auto" (CUDA when there is one), "cpu" or "cuda"."""
     dtype: DType = "auto"
     """Type of weights and KV; "auto" is the checkpoint's on a GPU and float32 on a CPU."""
+    kv_dtype: KVDType = "auto"
+    """Type of KV: "auto" is that of `dtype`; "fp8": eight bits, scaled for each layer's keys, and values."""
     quantization: Quantization | None = None
     """"int8": weights of eight bits, with a scale for each output, for CPUs' native kernels. None: as they are."""
     tensor_parallel_size: int = 1
@@ -73,8 +76,8 @@ class EngineConfig:
     eviction: str = "lru"
     """Which cached prefixes go first: "lru", "lfu" or "priority"."""
     attention: str = "auto"
-    """Attention backend: "native" (CPUs), "flash_attn" and "flashinfer" (GPUs, where installed), "reference", or
-    "auto" for the best that runs here."""
+    """Attention backend: "native" (CPUs), "triton" (GPUs), "flash_attn" and "flashinfer" (GPUs, where installed),
+    "reference", or "auto" for the best that runs here."""
     block_tokens: int = 16
     """Tokens of the blocks in which routers are told what is cached; the same in all engines of a model."""
     max_grammars: int = 64
@@ -115,6 +118,8 @@ class EngineConfig:
             cpu_list(self.cpus)
         if self.quantization not in (None, *get_args(Quantization)):
             raise ValueError(f'quantization must be "int8" or None, got {self.quantization!r}')
+        if self.kv_dtype not in get_args(KVDType):
+            raise ValueError(f'kv_dtype must be "auto" or "fp8", got {self.kv_dtype!r}')
         if self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}; got {self.policy!r}")
         if not 0 < self.priority_half_life_s <= _LONGEST_HALF_LIFE_S:

@@ -53,13 +53,14 @@ def resolve_metadata(model: str) -> Path:
         ) from None
 
 
-def fingerprint(directory: Path, quantization: str | None = None) -> str:
+def fingerprint(directory: Path, quantization: str | None = None, kv_dtype: str = "auto") -> str:
     """Tells models apart: a hash of configuration and tokenizer, of the weight files' names and sizes, and of what
-    becomes of the weights, as a model that was rounded would go on with another's stream in words of its own.
+    becomes of weights and KV, as a model that was rounded would go on with another's stream in words of its own.
 
     32 hexadecimal digits. Equal for copies of one model on several machines.
     """
-    digest = hashlib.blake2b((quantization or "").encode(), digest_size=16)
+    rounded = (quantization or "") + ("" if kv_dtype == "auto" else f";kv={kv_dtype}")
+    digest = hashlib.blake2b(rounded.encode(), digest_size=16)
     for path in sorted(directory.iterdir()):
         if path.suffix in (".json", ".model", ".txt"):
             digest.update(f"{path.name}:".encode() + path.read_bytes())

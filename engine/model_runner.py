@@ -10,10 +10,11 @@ import torch
 
 from engine.attention.base import AttentionBackend, AttentionShape, AttentionStep, choose_backend
 from engine.attention.host_pages import HostKVPages
-from engine.attention.kv_pages import KVPages
+from engine.attention.kv_pages import FP8, KVPages
 from engine.config import EngineConfig
 from engine.hub import fingerprint, resolve_model
 from engine.kv_memory import available_ram, host_pages_for, pages_for
+from engine.kv_scales import Calibration
 from engine.machine import default_threads, usable_cores
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
@@ -43,12 +44,12 @@ class ModelRunner:
         pages: KVPages,
         ranks: Collective = ALONE,
     ) -> None:
-        """`decoder` and `pages` are on the same device and of the same type, and this rank's; so is the model's
-        shape.
+        """`decoder` and `pages` are on the same device and this rank's; so is the model's shape. They are of the same
+        type, or the pages in float8.
         """
         self.model_config = model_config
         self.device = pages.data.device
-        self.dtype = pages.data.dtype
+        self.kv_dtype = pages.data.dtype
         self.page_size = pages.page_size
         self.num_pages = pages.num_pages
         self.attention_name = attention.name
@@ -80,9 +81,12 @@ class ModelRunner:
         whole = ModelConfig.from_directory(directory)
         model = ranks.shard.of(whole)
         limit = _max_model_len(config, model)
-        dtype, name = _dtype(config, model, device), fingerprint(directory, config.quantization)
+        dtype, name = _dtype(config, model, device), fingerprint(directory, config.quantization, config.kv_dtype)
+        kv_dtype = FP8 if config.kv_dtype == "fp8" else dtype
         windows = frozenset(model.layer_windows)
-        heads = AttentionShape(model.num_heads, model.num_kv_heads, model.head_dim, config.page_size, windows)
+        heads = AttentionShape(
+            model.num_heads, model.num_kv_heads, model.head_dim, config.page_size, windows, kv_dtype
+        )
         backend = choose_backend(config.attention, heads, dtype, device)
         reason = unsupported(model, size) if backend.name == "native" else f"its attention is {backend.name}"
         is_native = reason is None
@@ -96,8 +100,14 @@ class ModelRunner:
         decoder = NativeDecoder(loaded_decoder, config.quantization) if is_native else loaded_decoder
 
         shape = (model.num_layers, 1, config.page_size, model.num_kv_heads, model.head_dim)
-        loaded = cls(model, decoder, backend, KVPages(*shape, dtype, device), ranks)
+        loaded = cls(model, decoder, backend, KVPages(*shape, kv_dtype, device), ranks)
         loaded.max_model_len, loaded.fingerprint = limit, name
+        if kv_dtype == FP8:
+            assert isinstance(decoder, Decoder), "the native kernels have no such pages"
+            calibration = Calibration(whole.vocab_size, config.page_size, min(config.max_step_tokens, limit))
+            unrounded = KVPages(model.num_layers, calibration.num_pages, *shape[2:], dtype, device)
+            cls(model, decoder, backend, unrounded, ranks).run(calibration.plan)
+            calibration.set_scales(decoder, unrounded)
         if config.kv_pages is not None or device.type == "cpu":
             free = available_ram() // size if config.kv_pages is None else 0
         else:
@@ -133,7 +143,7 @@ class ModelRunner:
         """The same model with other pages, all empty."""
         model = self.model_config
         shape = (model.num_layers, num_pages, self.page_size, model.num_kv_heads, model.head_dim)
-        pages = KVPages(*shape, self.dtype, self.device)
+        pages = KVPages(*shape, self.kv_dtype, self.device)
         runner = ModelRunner(model, self._decoder, self._attention, pages, self._ranks)
         runner.max_model_len, runner.fingerprint = self.max_model_len, self.fingerprint
         return runner
@@ -147,7 +157,7 @@ class ModelRunner:
     @property
     def kv_bytes_per_token(self) -> int:
         """In all layers."""
-        return self.model_config.kv_bytes_per_token(self.dtype.itemsize)
+        return self.model_config.kv_bytes_per_token(self.kv_dtype.itemsize)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Prepare a step and compute it at once."""

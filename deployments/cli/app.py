@@ -34,6 +34,13 @@ class Dtype(StrEnum):
     float16 = "float16"
 
 
+class KVDtype(StrEnum):
+    """Types of KV, as `EngineConfig` knows them."""
+
+    auto = "auto"
+    fp8 = "fp8"
+
+
 class Device(StrEnum):
     """Where an engine runs, as `EngineConfig` knows it."""
 
@@ -185,6 +192,7 @@ def plan(
         typer.Option(help="Seconds that a prompt may wait behind others' prefill.", rich_help_panel=_LOAD),
     ] = 1.0,
     dtype: DtypeOption = Dtype.auto,
+    kv_dtype: Annotated[KVDtype, typer.Option(help="Type of KV.", rich_help_panel=_ENGINE)] = KVDtype.auto,
     page_size: PageSize = 16,
     max_model_len: Annotated[
         int | None,
@@ -238,6 +246,7 @@ def plan(
         hit_rate=hit_rate,
         ttft_target_s=ttft_target,
         dtype=dtype.value,
+        kv_dtype=kv_dtype.value,
         page_size=page_size,
         max_model_len=max_model_len,
         max_running=max_running,

@@ -18,7 +18,7 @@ from deployments.plan.known import Gpu, PlannedModel, gpu_named, planned_model
 from deployments.plan.load import RequestShape
 from deployments.plan.replica import Assumptions, ReplicaPlan, smallest_replica
 from deployments.plan.report import Plan, as_json, plan_for, warnings
-from engine.config import DType, EngineConfig
+from engine.config import DType, EngineConfig, KVDType
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Options:
     hit_rate: float
     ttft_target_s: float
     dtype: str
+    kv_dtype: str
     page_size: int
     max_model_len: int | None
     max_running: int
@@ -76,6 +77,7 @@ def _replica(model: PlannedModel, gpu: Gpu, options: Options) -> ReplicaPlan:
         model=model.name,
         device="cuda",
         dtype=cast(DType, options.dtype),
+        kv_dtype=cast(KVDType, options.kv_dtype),
         page_size=options.page_size,
         max_model_len=options.max_model_len,
         max_running=options.max_running,

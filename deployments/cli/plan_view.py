@@ -35,7 +35,7 @@ def _model(plan: Plan) -> Table:
     for name, num_bytes in weight_table(plan).items():
         runs = "" if name in RUNS_WEIGHT_TYPES else "bytes only: this version does not run it"
         table.add_row(f"weights, {name}", size_text(num_bytes), runs or "parameters x bytes")
-    heads = f"2 x {facts.num_kv_heads} KV heads x {facts.head_dim} x {replica.element_bytes} bytes"
+    heads = f"2 x {facts.num_kv_heads} KV heads x {facts.head_dim} x {replica.kv_element_bytes} bytes"
     per_layer = replica.kv_bytes_per_token // facts.num_layers
     table.add_row("KV per token and layer", f"{per_layer:,} B", heads)
     table.add_row("KV per token", f"{replica.kv_bytes_per_token:,} B", f"x {facts.num_layers} layers")

@@ -40,6 +40,8 @@ def app_args(replica: ReplicaPlan, count: int) -> dict[str, Any]:
         "kv_memory_share": engine.kv_memory_share,
         "max_running": engine.max_running,
     }
+    if engine.kv_dtype != "auto":
+        settings["kv_dtype"] = engine.kv_dtype
     if engine.max_model_len is not None:
         settings["max_model_len"] = engine.max_model_len
     if replica.tp > 1:

@@ -74,8 +74,13 @@ class ReplicaPlan:
 
     @property
     def element_bytes(self) -> int:
-        """Of a weight, and of a number of KV."""
+        """Of a weight."""
         return ELEMENT_BYTES[self.facts.dtype if self.engine.dtype == "auto" else self.engine.dtype]
+
+    @property
+    def kv_element_bytes(self) -> int:
+        """Of a number of KV."""
+        return 1 if self.engine.kv_dtype == "fp8" else self.element_bytes
 
     @property
     def weight_bytes(self) -> int:
@@ -90,7 +95,7 @@ class ReplicaPlan:
     @property
     def kv_bytes_per_token(self) -> int:
         """In all layers, on all its GPUs together."""
-        return self.facts.kv_bytes_per_token(self.element_bytes)
+        return self.facts.kv_bytes_per_token(self.kv_element_bytes)
 
     @property
     def free_bytes(self) -> int:

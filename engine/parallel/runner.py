@@ -35,7 +35,7 @@ class ParallelRunner:
         self.model_config = runner.model_config
         self.num_pages, self.page_size = runner.num_pages, runner.page_size
         self.host_memory = runner.host_memory
-        self.device, self.dtype = runner.device, runner.dtype
+        self.device, self.kv_dtype = runner.device, runner.kv_dtype
         self.attention_name = runner.attention_name
         self.max_model_len, self.fingerprint = runner.max_model_len, runner.fingerprint
         self.takes_all_cores, self.kv_bytes_per_token = runner.takes_all_cores, runner.kv_bytes_per_token

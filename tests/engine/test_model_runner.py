@@ -183,7 +183,7 @@ def test_chunks_that_do_not_reach_the_end_are_not_sampled(tiny: Tiny) -> None:
 def test_settings_reach_the_runner(tiny: Tiny) -> None:
     runner = load(tiny("qwen3"), page_size=8, max_model_len=100, dtype="bfloat16", attention="reference")
     assert (runner.page_size, runner.num_pages, runner.max_model_len) == (8, 128, 100)
-    assert (runner.dtype, runner.attention_name) == (torch.bfloat16, "reference")
+    assert (runner.kv_dtype, runner.attention_name) == (torch.bfloat16, "reference")
     row = Sequenced(prompt(20, seed=1), [0, 1, 2, 3])
     run(runner, [(row, None)])
     run(runner, [(row, None)])

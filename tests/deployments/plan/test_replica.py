@@ -81,6 +81,13 @@ def test_pages_are_those_the_engine_counts() -> None:
     assert ReplicaPlan(LLAMA, H100, 1, short).num_pages == 8 * 4, "more than the largest batch can use is no use"
 
 
+def test_kv_in_eight_bits_is_half_of_it() -> None:
+    rounded = ReplicaPlan(LLAMA, H100, 1, replace(ENGINE, kv_dtype="fp8"))
+    assert rounded.kv_bytes_per_token == LLAMA.kv_bytes_per_token(1)
+    assert rounded.weight_bytes == ReplicaPlan(LLAMA, H100, 1, ENGINE).weight_bytes
+    assert rounded.num_pages == 2 * ReplicaPlan(LLAMA, H100, 1, ENGINE).num_pages
+
+
 def test_the_embedded_model_takes_what_is_planned() -> None:
     directory = demo_model_path()
     facts = ModelConfig.from_directory(directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -172,6 +173,8 @@ def test_it_runs_on_gpus_in_half_precision_only(install: Install) -> None:
     assert FlashAttention.unavailable(SHAPE, BF16, torch.device("cpu")) == "it runs on CUDA GPUs, not on cpu"
     for dtype in (torch.float32, torch.float8_e4m3fn):
         assert "bfloat16 and float16, not in float" in str(FlashAttention.unavailable(SHAPE, dtype, CUDA))
+    rounded = replace(SHAPE, kv_dtype=torch.float8_e4m3fn)
+    assert "pages are of the model's type, not float8" in str(FlashAttention.unavailable(rounded, BF16, CUDA))
     assert FlashAttention.unavailable(SHAPE, BF16, CUDA) is None
 
 

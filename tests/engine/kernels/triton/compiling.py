@@ -16,14 +16,13 @@ from triton.compiler import ASTSource
 
 from engine.kernels.triton import decode, extend, fitting, work_list
 
-SHARED_KIB = {75: 64, 80: 163, 89: 99, 90: 227}
-"""By compute capability: T4, A100, L4, H100."""
+SHARED_KIB = {75: 64, 80: 163, 90: 227}
+"""By compute capability: T4, A100, H100."""
 CASES = (
     # capability, type of queries, of KV, head_dim, group, page_size, window
     (90, "bf16", "bf16", 128, 4, 16, 0),
     (90, "bf16", "fp8e4nv", 128, 8, 64, 0),
     (90, "bf16", "bf16", 256, 2, 1, 0),
-    (89, "bf16", "bf16", 128, 4, 16, 0),
     (80, "bf16", "bf16", 96, 7, 3, 100),
     (75, "fp16", "fp16", 128, 4, 16, 0),
 )

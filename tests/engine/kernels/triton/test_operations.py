@@ -170,7 +170,7 @@ def test_a_whole_model_computes_the_same(family: str, tmp_path: Path) -> None:
     for kind in (TorchOperations, TritonOperations):
         runner = load(model, attention="reference", kv_tokens=128)
         config, decoder = runner.model_config, runner._decoder
-        rotary = Rotary.of(config.rope, config.head_dim, runner.dtype, runner.device)
+        rotary = Rotary.of(config.rope, config.head_dim, runner.kv_dtype, runner.device)
         decoder.operations = partial(kind, rotary)  # type: ignore[union-attr]
         a, b = Sequenced(prompt(14, 1), pages_of(16, 0, 32)), Sequenced(prompt(3, 2), pages_of(16, 64, 16))
         first = runner.logits(StepPlan((a.chunk(),)))

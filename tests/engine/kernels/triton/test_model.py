@@ -1,0 +1,47 @@
+"""Whole tiny models on the Triton attention kernels: the same tokens as on `reference`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+from engine.attention.triton_step import TritonStep
+from tests.engine.oracle import save_tiny
+from tests.engine.test_model_runner import Sequenced, load, pages_of, prompt, run
+
+
+def tokens(model: Path, attention: str, **settings: object) -> list[list[int]]:
+    """Of three requests: a long prompt in two chunks beside another's decodes, and one that comes later."""
+    runner = load(model, page_size=3, kv_tokens=600, attention=attention, **settings)
+    assert runner.attention_name == attention
+    first, second, third = (
+        Sequenced(prompt(length, seed=length), pages_of(3, 180 * index, 180))
+        for index, length in enumerate((9, 100, 5))
+    )
+    run(runner, [(first, None)])
+    run(runner, [(first, None), (second, 80)])
+    run(runner, [(first, None), (second, None), (third, None)])
+    for _ in range(4):
+        run(runner, [(first, None), (second, None), (third, None)])
+    return [row.request.tokens for row in (first, second, third)]
+
+
+@pytest.mark.parametrize("family", ["qwen2_sliding", "mqa", "qwen3"])
+def test_a_model_generates_what_it_does_on_reference(family: str, tmp_path: Path) -> None:
+    """Windows in some layers, and in none; one KV head for all; heads of 32 numbers, and of 64."""
+    model = save_tiny(family, tmp_path)
+    assert tokens(model, "triton") == tokens(model, "reference")
+
+
+def test_a_model_with_kv_in_eight_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scales reach the kernels; without them the tokens would be others."""
+    model = save_tiny("qwen2_sliding", tmp_path)
+    on_triton = tokens(model, "triton", kv_dtype="fp8")
+    assert on_triton == tokens(model, "reference", kv_dtype="fp8")
+    attend = TritonStep.attend
+    monkeypatch.setattr(
+        TritonStep, "attend", lambda step, pages, query, window, scales: attend(step, pages, query, window)
+    )
+    assert on_triton != tokens(model, "triton", kv_dtype="fp8")
