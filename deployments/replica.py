@@ -271,7 +271,8 @@ class EngineReplica:
     def _on_failure(self, reason: str) -> None:
         """Requests need not wait until this replica is replaced: their streams go on elsewhere."""
         if self._event_loop is not None:
-            self._event_loop.call_soon_threadsafe(self._fail, EngineUnhealthy(reason))
+            with contextlib.suppress(RuntimeError):  # it is closed: nobody waits
+                self._event_loop.call_soon_threadsafe(self._fail, EngineUnhealthy(reason))
 
     def _fail(self, error: EngineUnhealthy) -> None:
         for end in self._ends.values():

@@ -14,7 +14,6 @@ efficiency that is assumed, not measured. What GPUs say to each other is not cou
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
@@ -23,10 +22,8 @@ from deployments.plan.known import Gpu
 from engine.config import DType, EngineConfig
 from engine.kv_memory import pages_for
 from engine.models.config import ELEMENT_BYTES, ModelConfig
+from engine.parallel.shard import Shard, check_divides, possible_sizes
 
-TENSOR_PARALLEL_SETTING = "tensor_parallel_size"
-RUNS_TENSOR_PARALLEL = TENSOR_PARALLEL_SETTING in {field.name for field in dataclasses.fields(EngineConfig)}
-"""Whether this version's engine can share one model among several GPUs."""
 RUNS_WEIGHT_TYPES = frozenset(get_args(DType)) - {"auto"}
 """Types of weights that this version's engine computes with."""
 WEIGHT_TYPES: Mapping[str, int] = {
@@ -65,11 +62,7 @@ class ReplicaPlan:
     assumed: Assumptions = Assumptions()
 
     def __post_init__(self) -> None:
-        if self.tp < 1 or self.facts.num_kv_heads % self.tp:
-            raise ValueError(
-                f"{self.facts.num_kv_heads} key-value heads cannot be shared by {self.tp} GPUs; "
-                f"possible are {_divisors(self.facts.num_kv_heads)}"
-            )
+        check_divides(self.facts, self.tp)
         _ = self.num_pages
 
     @property
@@ -94,8 +87,8 @@ class ReplicaPlan:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """In all layers, on all its GPUs together."""
-        return self.facts.kv_bytes_per_token(self.kv_element_bytes)
+        """In all layers, on all its GPUs together, of which some hold the same heads where there are fewer."""
+        return self.tp * Shard(0, self.tp).of(self.facts).kv_bytes_per_token(self.kv_element_bytes)
 
     @property
     def free_bytes(self) -> int:
@@ -161,7 +154,9 @@ def smallest_replica(
     """The replica with the fewest GPUs whose weights leave room. Raises ValueError when no machine is enough."""
     assumed = assumed or Assumptions()
     reasons = []
-    for tp in _divisors(facts.num_kv_heads):
+    for tp in possible_sizes(facts):
+        if tp > MAX_GPUS:
+            break
         try:
             replica = ReplicaPlan(facts, gpu, tp, engine, assumed)
         except ValueError as error:
@@ -172,9 +167,5 @@ def smallest_replica(
         reasons.append(f"on {tp} GPUs weights take {replica.weight_share:.0%} of the memory")
     raise ValueError(
         f"{facts.num_parameters / 1e9:.1f}B parameters do not fit on up to {MAX_GPUS} {gpu.title} that share its "
-        f"{facts.num_kv_heads} key-value heads: {reasons[-1]}; take a larger GPU"
+        f"{facts.num_heads} heads: {reasons[-1]}; take a larger GPU"
     )
-
-
-def _divisors(number: int) -> list[int]:
-    return [tp for tp in range(1, min(number, MAX_GPUS) + 1) if number % tp == 0]

@@ -6,14 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from deployments.autoscaling import Targets
-from deployments.plan.known import PlannedModel, gpus
+from deployments.plan.known import PlannedModel
 from deployments.plan.load import Operation, RequestShape, operate, replicas_for
 from deployments.plan.replica import (
-    RUNS_TENSOR_PARALLEL,
     RUNS_WEIGHT_TYPES,
     WEIGHT_TYPES,
     ReplicaPlan,
-    smallest_replica,
 )
 
 
@@ -55,13 +53,6 @@ def warnings(plan: Plan) -> list[str]:
     """What stands between the plan and its running, most serious first."""
     found = []
     replica = plan.replica
-    if replica.tp > 1 and not RUNS_TENSOR_PARALLEL:
-        others = [name for name in gpus() if _fits_one(plan, name)]
-        instead = f" One {' or '.join(others)} would hold it." if others else ""
-        found.append(
-            f"{plan.model.name} needs TP {replica.tp} (tensor parallel size) on {replica.gpu.name}, which this "
-            f"version does not run: its engine uses one GPU. The figures are for when it does.{instead}"
-        )
     if replica.num_tokens < replica.longest_request:
         found.append(
             f"A request may have {replica.longest_request:,} tokens, {replica.num_tokens:,} fit: longer ones are "
@@ -119,11 +110,3 @@ def as_json(plan: Plan) -> dict[str, Any]:
 def full_batch(plan: Plan) -> int:
     """Requests of the stated shape that run at once in a replica, at least 1."""
     return max(plan.replica.concurrent_requests(plan.request.num_tokens), 1)
-
-
-def _fits_one(plan: Plan, name: str) -> bool:
-    replica = plan.replica
-    try:
-        return smallest_replica(replica.facts, gpus()[name], replica.engine, replica.assumed).tp == 1
-    except ValueError:
-        return False

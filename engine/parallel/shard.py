@@ -55,16 +55,18 @@ class Shard:
         )
 
 
+def possible_sizes(config: ModelConfig) -> list[int]:
+    """How many ranks can share a model evenly."""
+    return [size for size in range(1, config.num_heads + 1) if _divides(config, size)]
+
+
 def check_divides(config: ModelConfig, size: int) -> None:
     """Raise ValueError, with the sizes that are possible, where `size` ranks cannot share a model evenly."""
-    if config.experts is not None:
-        raise ValueError(f"tensor_parallel_size is {size}, but models with experts run on one device; set it to 1")
     if not _divides(config, size):
-        possible = [other for other in range(1, config.num_heads + 1) if _divides(config, other)]
         raise ValueError(
             f"tensor_parallel_size is {size}, which cannot share {config.num_heads} query heads, "
             f"{config.num_kv_heads} key-value heads and {config.intermediate_size} inner columns evenly; "
-            f"with this model it can be {', '.join(map(str, possible))}"
+            f"with this model it can be {', '.join(map(str, possible_sizes(config)))}"
         )
 
 

@@ -16,10 +16,10 @@ from deployments.cli import plan_view
 from deployments.cli.app import app
 from deployments.cli.errors import UserError
 from deployments.config import AppArgs
-from deployments.plan import config_file, report
+from deployments.plan import report
 from deployments.plan.known import gpu_named, gpus, planned_model
 from deployments.plan.load import RequestShape
-from deployments.plan.replica import TENSOR_PARALLEL_SETTING, ReplicaPlan, smallest_replica
+from deployments.plan.replica import ReplicaPlan
 from engine.config import EngineConfig
 from engine.hub import demo_model_path
 
@@ -81,26 +81,17 @@ def test_the_yaml_is_what_serve_takes(tmp_path: Path) -> None:
     args = args_of(path.read_text())
     assert args["engine"]["model"] == "meta-llama/Llama-3.1-8B"
     assert args["engine"]["max_model_len"] == 32768
-    assert args["engines"] == {"count": 3, "num_gpus": 1}
+    assert args["engines"] == {"count": 3}
     assert "WARNING" not in path.read_text()
 
 
-def test_what_this_version_does_not_run_is_said_and_not_written() -> None:
+def test_a_model_too_large_for_one_gpu_is_shared_by_two() -> None:
     text = plan("Qwen/Qwen3-32B", "--gpu", "h100", "--yaml", "-")
     args = args_of(text)
-    assert TENSOR_PARALLEL_SETTING not in args["engine"]
-    assert "# WARNING: Qwen/Qwen3-32B needs TP 2" in text
-    shown = " ".join(plan("Qwen/Qwen3-32B", "--gpu", "h100").split())
-    assert "needs TP 2 (tensor parallel size) on h100, which this version does not run" in shown
-    assert "One h200 would hold it." in shown
-    assert json.loads(plan("Qwen/Qwen3-32B", "--gpu", "h200", "--json"))["warnings"] == []
-
-
-def test_a_setting_is_written_once_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    qwen = planned_model("Qwen3-32B").facts
-    replica = smallest_replica(qwen, gpu_named("h100"), EngineConfig(kv_memory_share=0.9))
-    monkeypatch.setattr(config_file, "RUNS_TENSOR_PARALLEL", True)
-    assert config_file.app_args(replica, 1)["engine"]["tensor_parallel_size"] == 2
+    assert args["engine"]["tensor_parallel_size"] == 2
+    assert AppArgs.model_validate(args).served["EngineReplica"].gpus_per_engine == 2
+    assert "WARNING" not in text
+    assert "tensor_parallel_size" not in args_of(plan("Qwen/Qwen3-32B", "--gpu", "h200", "--yaml", "-"))["engine"]
 
 
 def test_a_directory_and_a_config_file_need_no_network_either(tmp_path: Path) -> None:
@@ -144,7 +135,7 @@ def test_the_tables_keep_to_the_terminal(width: int) -> None:
         (["demo", "--gpu", "h999"], "unknown GPU 'h999'; there are h100"),
         (["demo", "--count", "2", "--requests-per-s", "3"], "exclude each other"),
         (["demo", "--requests-per-s", "-3"], "requests per second must be above 0"),
-        (["demo", "--tensor-parallel", "7"], "cannot be shared by 7 GPUs"),
+        (["demo", "--tensor-parallel", "7"], "tensor_parallel_size is 7, .* it can be 1, 2, 4"),
         (["demo", "--max-running", "100000"], "max_step_tokens must be at least max_running"),
         (["demo", "--kv-memory-share", "0"], r"kv_memory_share must be in \(0, 1\]"),
         (["demo", "--config", "/no/such.json"], "no such.json in /no"),
