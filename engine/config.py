@@ -36,6 +36,8 @@ class EngineConfig:
     """"int8": weights of eight bits, with a scale for each output, for CPUs' native kernels. None: as they are."""
     tensor_parallel_size: int = 1
     """GPUs (or processes, on a CPU) that share each layer of the model: they must divide its heads."""
+    expert_parallel: bool = False
+    """With `tensor_parallel_size`: each GPU has some of a mixture's experts, whole, instead of a part of each."""
     page_size: int = 16
     """Tokens per KV page, 1 to 256."""
     kv_pages: int | None = None

@@ -47,17 +47,17 @@ class Experts(nn.Module):
     def __init__(self, config: ExpertsConfig, hidden_size: int) -> None:
         super().__init__()
         self._per_token, self._renormalizes = config.per_token, config.renormalizes
-        inner = config.intermediate_size
-        self.first_expert = 0
+        count, inner = len(config.held), config.intermediate_size
+        self._first = config.held.start
         # No linear layer to those who quantize these: it is small, and which experts a token gets hangs on it.
         self.router = nn.Parameter(torch.empty(config.num_experts, hidden_size))
-        self.gate_up_proj = nn.Parameter(torch.empty(config.num_experts, 2 * inner, hidden_size))
-        self.down_proj = nn.Parameter(torch.empty(config.num_experts, hidden_size, inner))
+        self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * inner, hidden_size))
+        self.down_proj = nn.Parameter(torch.empty(count, hidden_size, inner))
 
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
         """[N, hidden_size] to the same."""
         chosen, weights = route(F.linear(x, self.router), self._per_token, self._renormalizes)
-        return operations.experts(x, chosen, weights, self.gate_up_proj, self.down_proj, self.first_expert)
+        return operations.experts(x, chosen, weights, self.gate_up_proj, self.down_proj, self._first)
 
 
 def route(logits: torch.Tensor, per_token: int, renormalizes: bool) -> tuple[torch.Tensor, torch.Tensor]:

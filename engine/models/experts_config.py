@@ -23,6 +23,8 @@ class ExpertsConfig:
     """Whether the weights of a token's experts are scaled to a sum of one."""
     layers: frozenset[int]
     """The sparse layers; the others have one dense MLP."""
+    held: range
+    """The experts whose weights this rank has: all of them, unless they are divided among ranks."""
 
     @classmethod
     def from_config(cls, raw: Mapping[str, Any], renormalizes: bool) -> ExpertsConfig | None:
@@ -43,7 +45,8 @@ class ExpertsConfig:
         if not 1 <= per_token <= num_experts:
             raise ModelLoadError(f"num_experts_per_tok is {per_token}, expected 1 to {num_experts} ({named})")
         inner = int(raw.get("moe_intermediate_size", raw["intermediate_size"]))
-        return cls(num_experts, per_token, inner, bool(raw.get("norm_topk_prob", renormalizes)), sparse)
+        is_renormalized = bool(raw.get("norm_topk_prob", renormalizes))
+        return cls(num_experts, per_token, inner, is_renormalized, sparse, range(num_experts))
 
     def expected_experts(self, num_tokens: float) -> float:
         """Experts of a layer that so many tokens need together, were each choice as likely as any other."""

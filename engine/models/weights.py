@@ -71,9 +71,11 @@ def load_decoder(
         parameters = dict(decoder.named_parameters())
         with torch.no_grad():
             for name, target in targets.items():
-                tensor = tensors[name].read()
-                parameters[target.parameter][target.rows].copy_(tensor[target.part])
-                release(tensor)
+                own = parameters[target.parameter][target.rows]
+                if own.numel():
+                    tensor = tensors[name].read()
+                    own.copy_(tensor[target.part])
+                    release(tensor)
     return decoder.eval()
 
 
@@ -173,7 +175,7 @@ def _targets(config: ModelConfig, shard: Shard) -> Iterator[tuple[str, _Target]]
         if experts is None:
             yield from _mlp_targets(config, shard, f"{theirs}.mlp", f"{ours}.mlp")
         else:
-            yield from _experts_targets(config, experts, theirs, f"{ours}.mlp")
+            yield from _experts_targets(config, experts, shard, theirs, f"{ours}.mlp")
 
 
 def _attention_targets(config: ModelConfig, shard: Shard, theirs: str, ours: str) -> Iterator[tuple[str, _Target]]:
@@ -204,17 +206,30 @@ def _mlp_targets(config: ModelConfig, shard: Shard, theirs: str, ours: str) -> I
 
 
 def _experts_targets(
-    config: ModelConfig, experts: ExpertsConfig, theirs: str, ours: str
+    config: ModelConfig, experts: ExpertsConfig, shard: Shard, theirs: str, ours: str
 ) -> Iterator[tuple[str, _Target]]:
-    """A sparse layer's: in files each expert is by itself, in memory they are stacked."""
-    hidden, inner = config.hidden_size, experts.intermediate_size
+    """A sparse layer's: in files each expert is by itself, in memory this rank's are stacked."""
+    hidden, inner, own = config.hidden_size, experts.intermediate_size, shard.experts(experts)
+    columns, width = shard.expert_columns(experts), own.intermediate_size
     block, (gate, up, down) = _MIXTRAL if config.architecture == "MixtralForCausalLM" else _QWEN_MOE
     yield f"{theirs}.{block}.gate.weight", _whole(f"{ours}.router", experts.num_experts, hidden)
     for expert in range(experts.num_experts):
         name = f"{theirs}.{block}.experts.{expert}"
-        for part, rows in ((gate, slice(0, inner)), (up, slice(inner, None))):
-            yield f"{name}.{part}.weight", _Target(f"{ours}.gate_up_proj", (expert, rows), (inner, hidden))
-        yield f"{name}.{down}.weight", _Target(f"{ours}.down_proj", (expert, slice(None)), (hidden, inner))
+        place = own.held.index(expert) if expert in own.held else None
+        for part, rows in ((gate, slice(0, width)), (up, slice(width, None))):
+            target = _expert(f"{ours}.gate_up_proj", place, rows, (inner, hidden), (columns,))
+            yield f"{name}.{part}.weight", target
+        target = _expert(f"{ours}.down_proj", place, slice(None), (hidden, inner), (slice(None), columns))
+        yield f"{name}.{down}.weight", target
+
+
+def _expert(
+    parameter: str, place: int | None, rows: slice, shape: tuple[int, ...], part: tuple[slice, ...]
+) -> _Target:
+    """Rows of the expert at that place in a stack; nothing of one that is another rank's."""
+    if place is None:
+        return _Target(parameter, (0, slice(0)), shape, (slice(0),))
+    return _Target(parameter, (place, rows), shape, part)
 
 
 def _whole(parameter: str, *shape: int) -> _Target:

@@ -47,12 +47,7 @@ class ParallelRunner:
         """As `ModelRunner.load`, on `config.tensor_parallel_size` ranks. Raises RankLost too, when one ends."""
         launcher, size = launcher or LocalProcesses(), config.tensor_parallel_size
         directory = resolve_model(config.model)
-        model = ModelConfig.from_directory(directory)
-        check_divides(model, size)
-        if model.experts is not None:
-            raise ValueError(
-                f"tensor_parallel_size is {size}, but models with experts run on one device: leave it out"
-            )
+        check_divides(ModelConfig.from_directory(directory), size, config.expert_parallel)
         device = _first_device(config, launcher.shares_gpus)
         config = replace(config, model=str(directory), served_name=config.name, device=device.type)
         team = Team.start(launcher, size)

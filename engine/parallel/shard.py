@@ -3,6 +3,7 @@
     heads      [ rank 0 | rank 1 | rank 2 | rank 3 ]     columns of qkv, rows of the output projection
     KV heads   [ rank 0 and 1    | rank 2 and 3    ]     shared where there are fewer of them than ranks
     inner      [ rank 0 | rank 1 | rank 2 | rank 3 ]     columns of gate and up, rows of down
+    experts    [ rank 0 | rank 1 | rank 2 | rank 3 ]     whole ones, or the inner columns of every one
     vocabulary [ rank 0 | rank 1 | rank 2 | ra ]   ]     rows of the tables; the last rank's are filled up
 
 A rank's part of a layer is a layer of the same kind: it has fewer heads and is narrower inside, and its outputs
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from engine.config import EngineConfig
 from engine.models.config import ModelConfig
+from engine.models.experts_config import ExpertsConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,13 @@ class Shard:
 
     rank: int = 0
     size: int = 1
+    splits_experts: bool = False
+    """Whether each rank has some experts of a mixture, whole; else it has its columns of every one."""
+
+    @classmethod
+    def of_engine(cls, config: EngineConfig, rank: int) -> Shard:
+        """One rank's, with these settings."""
+        return cls(rank, config.tensor_parallel_size, config.expert_parallel)
 
     def part(self, count: int) -> slice:
         """This rank's of `count` things, which `size` divides."""
@@ -52,25 +62,51 @@ class Shard:
             num_heads=config.num_heads // self.size,
             num_kv_heads=kv.stop - kv.start,
             intermediate_size=config.intermediate_size // self.size,
+            experts=None if config.experts is None else self.experts(config.experts),
         )
 
+    def experts(self, experts: ExpertsConfig) -> ExpertsConfig:
+        """The shape of this rank's experts."""
+        if self.splits_experts:
+            return replace(experts, held=range(experts.num_experts)[self.part(experts.num_experts)])
+        return replace(experts, intermediate_size=experts.intermediate_size // self.size)
 
-def possible_sizes(config: ModelConfig) -> list[int]:
+    def expert_columns(self, experts: ExpertsConfig) -> slice:
+        """This rank's inner columns of an expert that it has."""
+        return slice(None) if self.splits_experts else self.part(experts.intermediate_size)
+
+
+def possible_sizes(config: ModelConfig, splits_experts: bool = False) -> list[int]:
     """How many ranks can share a model evenly."""
-    return [size for size in range(1, config.num_heads + 1) if _divides(config, size)]
+    return [size for size in range(1, config.num_heads + 1) if _divides(config, size, splits_experts)]
 
 
-def check_divides(config: ModelConfig, size: int) -> None:
+def check_divides(config: ModelConfig, size: int, splits_experts: bool = False) -> None:
     """Raise ValueError, with the sizes that are possible, where `size` ranks cannot share a model evenly."""
-    if not _divides(config, size):
+    if splits_experts and config.experts is None:
+        raise ValueError(f"expert_parallel is on, but {config.architecture} has no experts here; leave it out")
+    if not _divides(config, size, splits_experts):
+        heads = f"{config.num_heads} query heads, {config.num_kv_heads} key-value heads"
+        inner = " and ".join(f"{count} {name}" for name, count in _inner(config, splits_experts).items())
         raise ValueError(
-            f"tensor_parallel_size is {size}, which cannot share {config.num_heads} query heads, "
-            f"{config.num_kv_heads} key-value heads and {config.intermediate_size} inner columns evenly; "
-            f"with this model it can be {', '.join(map(str, possible_sizes(config)))}"
+            f"tensor_parallel_size is {size}, which cannot share {heads} and {inner} evenly; "
+            f"with this model it can be {', '.join(map(str, possible_sizes(config, splits_experts)))}"
         )
 
 
-def _divides(config: ModelConfig, size: int) -> bool:
+def _divides(config: ModelConfig, size: int, splits_experts: bool) -> bool:
     kv = config.num_kv_heads
-    even = config.num_heads % size == 0 and config.intermediate_size % size == 0
+    even = all(count % size == 0 for count in (config.num_heads, *_inner(config, splits_experts).values()))
     return even and (kv % size == 0 or size % kv == 0)
+
+
+def _inner(config: ModelConfig, splits_experts: bool) -> dict[str, int]:
+    """What ranks divide of MLPs: of dense ones, where a layer has one, and of experts."""
+    counts, experts = {}, config.experts
+    if experts is None or len(experts.layers) < config.num_layers:
+        counts["inner columns"] = config.intermediate_size
+    if experts is not None and splits_experts:
+        counts["experts"] = experts.num_experts
+    elif experts is not None:
+        counts["inner columns of an expert"] = experts.intermediate_size
+    return counts

@@ -72,7 +72,7 @@ class Team:
             names[hello.rank] = hello.device_name
         check_alike(names)
         threading.Thread(target=_watch, args=(weakref.ref(self), self._connections), daemon=True).start()
-        self._ranks = join(store, Shard(0, self.size), device)
+        self._ranks = join(store, Shard.of_engine(config, 0), device)
         return self._ranks
 
     def send(self, work: Work) -> None:

@@ -43,7 +43,7 @@ def work(seat: Seat, leave: Callable[[], None]) -> None:
 
 
 def _compute(seat: Seat, task: Task, connection: Connection, inbox: queue.SimpleQueue[bytes | None]) -> None:
-    config, shard = task.config, Shard(seat.rank, task.config.tensor_parallel_size)
+    config, shard = task.config, Shard.of_engine(task.config, seat.rank)
     device = torch.device(config.device, seat.gpu) if config.device == "cuda" else torch.device("cpu")
     connection.send_bytes(encode(Hello(seat.rank, device_name(device))))
     ranks = join(find_store(task.store_port, shard.size), shard, device)

@@ -52,7 +52,7 @@ def test_with_the_library_info_says_what_is_used(monkeypatch: pytest.MonkeyPatch
     used = r"generic of generic.*; \d+ threads; huge pages: \w+"
     for model in (facts(), None):
         assert re.match(used, kernels_text(model, torch.bfloat16))
-    sparse = replace(facts(), experts=ExpertsConfig(8, 2, 64, True, frozenset({0})))
+    sparse = replace(facts(), experts=ExpertsConfig(8, 2, 64, True, frozenset({0}), range(8)))
     assert re.match(f"attention alone \\(.*experts\\); {used}", kernels_text(sparse, torch.bfloat16))
     taken, *others = attention_text(SHAPE, torch.bfloat16, "cpu").splitlines()
     assert taken == "native" and "reference: when asked for by name" in others

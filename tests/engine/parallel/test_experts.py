@@ -1,0 +1,99 @@
+"""Mixtures of experts on several ranks: a part of each expert on every rank, or whole experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.models.config import ModelConfig
+from engine.models.experts import Experts
+from engine.models.weights import load_decoder
+from engine.parallel.collective import Collective
+from engine.parallel.shard import Shard, check_divides
+from tests.engine.oracle import save_tiny
+from tests.engine.parallel.ranks import Threads
+from tests.engine.parallel.test_ranks import PROMPTS, run, tokens
+
+Tiny = Callable[[str], Path]
+SHAPE = {"num_attention_heads": 8, "num_hidden_layers": 2}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    made: dict[str, Path] = {}
+
+    def get(family: str) -> Path:
+        if family not in made:
+            count = {"num_local_experts": 4} if family == "mixtral" else {"num_experts": 8}
+            made[family] = save_tiny(family, tmp_path_factory.mktemp(family), **SHAPE, **count)
+        return made[family]
+
+    return get
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe_plain", "qwen3_moe_mixed"])
+def test_whole_experts_on_each_rank_give_the_same_tokens(tiny: Tiny, family: str, size: int) -> None:
+    alone, _ = run(tiny(family), 1, PROMPTS)
+    shared, _ = run(tiny(family), size, PROMPTS, expert_parallel=True)
+    assert tokens(shared) == tokens(alone)
+
+
+def layers_of(model: Path, size: int, splits_experts: bool) -> list[Experts]:
+    """The experts of layer 1 on each rank, of `size`."""
+    config = ModelConfig.from_directory(model)
+    shards = [Shard(rank, size, splits_experts) for rank in range(size)]
+    found = [
+        load_decoder(model, config, torch.float32, torch.device("cpu"), ranks=Collective(shard)).layers[1].mlp
+        for shard in shards
+    ]
+    assert all(isinstance(mlp, Experts) for mlp in found)
+    return found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe_mixed"])
+def test_a_rank_has_its_experts_or_its_columns_of_all(tiny: Tiny, family: str) -> None:
+    (whole,) = layers_of(tiny(family), 1, False)
+    stacked, sliced = layers_of(tiny(family), 4, True), layers_of(tiny(family), 4, False)
+    assert torch.equal(torch.cat([part.gate_up_proj for part in stacked]), whole.gate_up_proj)
+    assert torch.equal(torch.cat([part.down_proj for part in stacked]), whole.down_proj)
+    assert torch.equal(torch.cat([part.down_proj for part in sliced], 2), whole.down_proj)
+    gates, ups = zip(*(part.gate_up_proj.chunk(2, 1) for part in sliced), strict=True)
+    assert torch.equal(torch.cat([*gates, *ups], 1), whole.gate_up_proj)
+    assert all(torch.equal(part.router, whole.router) for part in (*stacked, *sliced))
+
+
+def test_experts_that_cannot_be_shared_are_refused(tiny: Tiny) -> None:
+    config = ModelConfig.from_directory(tiny("mixtral"))
+    assert config.experts is not None
+    six = replace(config, experts=replace(config.experts, num_experts=6))
+    with pytest.raises(
+        ValueError, match=r"size is 4.* 8 query heads, 2 key-value heads and 6 experts evenly.* it can be 1, 2$"
+    ):
+        check_divides(six, 4, splits_experts=True)
+    check_divides(six, 4)  # 96 inner columns of each: 24 on each rank
+    odd = replace(config, experts=replace(config.experts, intermediate_size=90))
+    with pytest.raises(ValueError, match=r"90 inner columns of an expert"):
+        check_divides(odd, 4)
+
+
+def test_inner_columns_count_only_where_a_layer_is_dense(tiny: Tiny) -> None:
+    mixed = replace(ModelConfig.from_directory(tiny("qwen3_moe_mixed")), intermediate_size=90)
+    assert mixed.experts is not None
+    with pytest.raises(ValueError, match="90 inner columns and 8 experts"):
+        check_divides(mixed, 4, splits_experts=True)
+    sparse = replace(mixed, experts=replace(mixed.experts, layers=frozenset({0, 1})))
+    check_divides(sparse, 4, splits_experts=True)
+
+
+def test_a_model_without_experts_has_none_to_share(tmp_path: Path) -> None:
+    model = save_tiny("qwen3", tmp_path, **SHAPE)
+    config = EngineConfig(model=str(model), device="cpu", tensor_parallel_size=2, expert_parallel=True)
+    with pytest.raises(ValueError, match="expert_parallel is on, but Qwen3ForCausalLM has no experts"):
+        Engine.from_config(config, launcher=Threads())
