@@ -74,10 +74,10 @@ def experts_mlp(
     _down[len(tiles), triton.cdiv(hidden, shape.outputs)](
         between, down, weights, pairs, order, tiles, inner, hidden, *down.stride(), **blocks
     )
-    out = torch.empty_like(x)
+    out = x.new_empty(num_tokens, hidden)
     columns = min(_COLUMNS, triton.next_power_of_2(hidden))
     _combine[num_tokens, triton.cdiv(hidden, columns)](
-        pairs, chosen.contiguous(), out, hidden, out.stride(0), first_expert, num_experts, per_token, columns
+        pairs, chosen.contiguous(), out, hidden, first_expert, num_experts, per_token, columns
     )
     return out
 
@@ -200,7 +200,6 @@ def _combine(
     chosen,
     out,
     hidden,
-    out_token,
     first_expert,
     num_experts,
     PER_TOKEN: tl.constexpr,
@@ -215,4 +214,4 @@ def _combine(
         expert = tl.load(chosen + pair) - first_expert
         is_here = (expert >= 0) & (expert < num_experts)
         total += tl.load(pairs + pair * hidden + column, (column < hidden) & is_here, 0.0).to(tl.float32)
-    tl.store(out + token * out_token + column, total.to(out.dtype.element_ty), column < hidden)
+    tl.store(out + token * hidden + column, total.to(out.dtype.element_ty), column < hidden)

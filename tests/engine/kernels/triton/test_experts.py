@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from engine.kernels.triton.expert_tiles import expert_tiles
 from engine.kernels.triton.grouped_gemm import experts_mlp as triton_mlp
 from engine.models.experts import experts_mlp, route
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EXPERTS, HIDDEN, INNER = 5, 40, 24
 
 
@@ -41,8 +42,11 @@ def inputs(tokens: int, per_token: int, dtype: torch.dtype = torch.float32) -> t
 
 
 @pytest.fixture(autouse=True)
-def seed() -> None:
+def numbers() -> Iterator[None]:
+    """The same for each test, made where kernels run."""
     torch.manual_seed(0)
+    with torch.device(DEVICE):
+        yield
 
 
 @pytest.mark.parametrize(("load", "per_token"), [("everywhere", 1), ("everywhere", 3), ("few", 2), ("one", 1)])
