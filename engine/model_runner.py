@@ -44,7 +44,7 @@ class ModelRunner:
         pages: KVPages,
         ranks: Collective = ALONE,
     ) -> None:
-        """`decoder` and `pages` are on the same device and this rank's; so is the model's shape. They are of the same
+        """`decoder` and `pages` are on the same device and this rank's; so is the model's shape. Both are of one
         type, or the pages in float8.
         """
         self.model_config = model_config
