@@ -25,8 +25,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that rows have several: nothing depends on how long one is."""
-    monkeypatch.setattr(sample, "CHUNK", 64)
+    """So that rows have several, some with more tokens than there is room for: results do not depend on it."""
+    for name, size in (("CHUNK", 256), ("BLOCK", 16), ("ROOM", 16)):
+        monkeypatch.setattr(sample, name, size)
 
 
 def agree(sampler: Sampler, logits: torch.Tensor, rows: list[Row]) -> list[int]:
@@ -46,10 +47,10 @@ def sampler() -> Sampler:
     return Sampler(EOS, TritonChooser())
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
-    params=st.lists(PARAMS, min_size=1, max_size=4),
-    vocab_size=st.sampled_from([1, 2, 15, 64, 65, 300]),
+    params=st.lists(PARAMS, min_size=1, max_size=3),
+    vocab_size=st.sampled_from([1, 2, 15, 255, 256, 257, 600]),
     scale=st.sampled_from([0.0, 0.01, 1.0, 4.0, 30.0]),
     is_coarse=st.booleans(),
     seed=st.integers(-(2**63) + 1, 2**63 - 1),
@@ -85,16 +86,16 @@ def test_many_draws_from_a_larger_vocabulary(sampler: Sampler, params: dict[str,
 
 def test_equals(sampler: Sampler) -> None:
     """The cut goes through tokens that are equally likely, and those of lower ids stay."""
-    logits = torch.zeros(3, 1100)
+    logits = torch.zeros(2, 1100)
     logits[:, 300:] = 1.0
     for params in ({"top_p": 0.25}, {"top_k": 77}, {"top_k": 900, "top_p": 0.9}, {"temperature": 0.0}):
-        tokens = agree(sampler, logits, [row(params, seed) for seed in range(3)])
+        tokens = agree(sampler, logits, [row(params, seed) for seed in range(2)])
     assert set(tokens) == {300}
 
 
 def test_values_far_apart(sampler: Sampler) -> None:
     """Logits that fill the range of floats, both zeros among them."""
-    logits = torch.randn(1, 700, generator=torch.Generator().manual_seed(2)).repeat(4, 1)
+    logits = torch.randn(1, 700, generator=torch.Generator().manual_seed(2)).repeat(2, 1)
     logits[:, ::7] = -3.4e38
     logits[:, 1::7] = -torch.inf
     logits[:, 2::7] *= 1e-8
@@ -108,7 +109,7 @@ def test_values_far_apart(sampler: Sampler) -> None:
         {"min_p": 0.2},
         {"logprobs": 20},
     ):
-        agree(sampler, logits, [row(params, seed) for seed in range(4)])
+        agree(sampler, logits, [row(params, seed) for seed in range(2)])
 
 
 def test_little_is_left_by_masks(sampler: Sampler) -> None:
@@ -120,7 +121,7 @@ def test_little_is_left_by_masks(sampler: Sampler) -> None:
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-@pytest.mark.parametrize("at", [0, 64, 299])
+@pytest.mark.parametrize("at", [0, 256, 299])
 def test_rows_without_a_valid_choice(sampler: Sampler, broken: float, at: int) -> None:
     """What is broken and forbidden does not count; other rows are as if such a row were not there."""
     logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(3))
