@@ -7,6 +7,7 @@ bundle 2  Rank                   ─┘
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -97,5 +98,8 @@ class RayActors:
         """As `Workers.close`."""
         import ray
 
-        for actor in self._actors:
-            ray.kill(actor)
+        with contextlib.suppress(
+            Exception
+        ):  # of a process that ends: Ray is gone, and they with their connections
+            for actor in self._actors:
+                ray.kill(actor)

@@ -82,11 +82,13 @@ class Children:
 
     def ended(self) -> str | None:
         """As `Workers.ended`."""
-        for rank, process in enumerate(self.processes, start=1):
-            if (code := process.poll()) is not None:
-                how = f"killed by signal {-code}" if code < 0 else f"with exit status {code}"
-                return f"rank {rank} ended, {how}; its messages are on the standard error output"
-        return None
+        codes = [(process.poll(), rank) for rank, process in enumerate(self.processes, start=1)]
+        ends = [(code, rank) for code, rank in codes if code is not None]
+        if not ends:
+            return None
+        code, rank = min(ends)  # one that was killed is why others failed
+        how = f"killed by signal {-code}" if code < 0 else f"with exit status {code}"
+        return f"rank {rank} ended, {how}; its messages are on the standard error output"
 
     def close(self) -> None:
         """As `Workers.close`."""

@@ -10,6 +10,7 @@ import logging
 import secrets
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -112,8 +113,11 @@ class Team:
             listener(reason)
 
     def how_one_ended(self) -> str:
-        """What is known of a rank whose connection has closed."""
-        return self._workers.ended() or "a rank's connection has closed: its process has ended"
+        """What is known of a rank whose connection has closed, which is the first that one sees of its end."""
+        deadline = time.monotonic() + _WORD_SECONDS / 2
+        while (how := self._workers.ended()) is None and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS / 20)
+        return how or "a rank's connection has closed: its process has ended"
 
     def close(self) -> None:
         """End them. Idempotent."""
@@ -168,15 +172,28 @@ def _accept(server: socket.socket, key: bytes, workers: Workers) -> Connection:
 def _watch(team: weakref.ref[Team], connections: Sequence[Connection]) -> None:
     """Until one of them has something to say, which is bad news, or none at all any more."""
     try:
-        while not (ready := wait(connections, _POLL_SECONDS)):
+        while not wait(connections, _POLL_SECONDS):
             if team() is None:
                 return
-        news = read_news(cast("Connection", ready[0]).recv_bytes())
-        reason = news.reason if isinstance(news, Failed) else f"rank {news.rank} began anew"
-    except (EOFError, OSError):  # `_end` has closed them, or a rank is gone
-        reason = ""
+    except OSError:  # `_end` has closed them
+        return
+    reason = _why(connections)
     if (lasting := team()) is not None:
         lasting.lose(reason or lasting.how_one_ended())
+
+
+def _why(connections: Sequence[Connection]) -> str:
+    """What the first rank that failed says of it; "" where one ended without a word: others fail because of it."""
+    open_ones, reason = list(connections), ""
+    try:
+        while open_ones and (ready := wait(open_ones, _POLL_SECONDS)):
+            for connection in cast("list[Connection]", ready):
+                news = read_news(connection.recv_bytes())
+                reason = reason or (news.reason if isinstance(news, Failed) else f"rank {news.rank} began anew")
+                open_ones.remove(connection)
+    except (EOFError, OSError):
+        return ""
+    return reason
 
 
 def _end(workers: Workers, connections: Sequence[Connection]) -> None:
