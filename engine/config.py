@@ -13,7 +13,7 @@ from engine.order import POLICIES
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Preemption = Literal["auto", "swap", "recompute"]
 KVDType = Literal["auto", "fp8"]
-Quantization = Literal["int8"]
+Quantization = Literal["int8", "fp8"]
 # Eleven days: in practice priorities then do not age, and seconds on a clock are still told apart.
 _LONGEST_HALF_LIFE_S = 1e6
 
@@ -33,7 +33,8 @@ class EngineConfig:
     kv_dtype: KVDType = "auto"
     """Type of KV: "auto" is that of `dtype`; "fp8": eight bits, scaled for each layer's keys, and values."""
     quantization: Quantization | None = None
-    """"int8": weights of eight bits, with a scale for each output, for CPUs' native kernels. None: as they are."""
+    """Rounds a plain checkpoint's weights while they are loaded, with a scale for each output: "int8" for CPUs'
+    native kernels, "fp8" (float8_e4m3fn, activations too) for GPUs that multiply it. None: as they are."""
     tensor_parallel_size: int = 1
     """GPUs (or processes, on a CPU) that share each layer of the model: they must divide its heads."""
     expert_parallel: bool = False
@@ -119,7 +120,7 @@ class EngineConfig:
         if self.cpus is not None:
             cpu_list(self.cpus)
         if self.quantization not in (None, *get_args(Quantization)):
-            raise ValueError(f'quantization must be "int8" or None, got {self.quantization!r}')
+            raise ValueError(f'quantization must be "int8", "fp8" or None, got {self.quantization!r}')
         if self.kv_dtype not in get_args(KVDType):
             raise ValueError(f'kv_dtype must be "auto" or "fp8", got {self.kv_dtype!r}')
         if self.policy not in POLICIES:

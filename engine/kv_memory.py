@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from engine.config import EngineConfig
+from engine.models.config import ModelConfig
 
 
 def pages_for(config: EngineConfig, bytes_free: int, bytes_per_token: int, max_model_len: int) -> int:
@@ -25,6 +26,53 @@ def pages_for(config: EngineConfig, bytes_free: int, bytes_per_token: int, max_m
             f"the free {bytes_free / 2**20:.0f} MiB is allowed; raise kv_memory_share or free memory"
         )
     return min(fitting, useful)
+
+
+def check_room(
+    config: EngineConfig,
+    model: ModelConfig,
+    element_bytes: int,
+    kv_bytes_per_token: int,
+    max_model_len: int,
+    bytes_free: int,
+    num_gpus: int = 1,
+) -> None:
+    """Raise ValueError, which names the largest settings that fit, unless a GPU's free memory holds the weights
+    and the KV of `config.kv_pages`, or else of the longest request. Steps need some memory beside.
+
+    `model` is the whole model, which `num_gpus` share; memory and `kv_bytes_per_token` are one GPU's.
+    `element_bytes`: of a plain weight.
+    """
+    bytes_per_page = kv_bytes_per_token * config.page_size
+    pages = config.kv_pages or -(-max_model_len // config.page_size)
+    weights = model.weight_bytes(element_bytes, config.quantization) // num_gpus
+    if weights + pages * bytes_per_page <= bytes_free:
+        return
+    advice = []
+    if fitting := max(0, bytes_free - weights) // bytes_per_page:
+        advice.append(f"set {_kv_setting(config, fitting)}")
+    if config.quantization is None and model.weight_format is None:
+        rounded = model.weight_bytes(element_bytes, "fp8") // num_gpus
+        if fitting := max(0, bytes_free - rounded) // bytes_per_page:
+            most = "" if fitting >= pages else f" and {_kv_setting(config, fitting)}"
+            advice.append(f'set quantization to "fp8" (weights then take {_gib(rounded)}){most}')
+    wanted = f"{pages} KV pages" if config.kv_pages else f"KV of the longest request, {max_model_len:,} tokens,"
+    raise ValueError(
+        f"the model does not fit: its weights take {_gib(weights)}, {wanted} {_gib(pages * bytes_per_page)}, and "
+        f"{_gib(bytes_free)} of GPU memory are free; "
+        + (" or ".join(advice) or "take a GPU with more free memory, or a smaller model or one of fewer bits")
+    )
+
+
+def _kv_setting(config: EngineConfig, fitting: int) -> str:
+    """The largest setting for which so many pages are enough."""
+    if config.kv_pages:
+        return f"kv_pages to at most {fitting}"
+    return f"max_model_len to at most {fitting * config.page_size}"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
 
 
 def host_pages_for(config: EngineConfig, bytes_per_token: int, bytes_free: int | None = None) -> int:

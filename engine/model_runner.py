@@ -13,7 +13,7 @@ from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import FP8, KVPages
 from engine.config import EngineConfig
 from engine.hub import fingerprint, resolve_model
-from engine.kv_memory import available_ram, host_pages_for, pages_for
+from engine.kv_memory import available_ram, check_room, host_pages_for, pages_for
 from engine.kv_scales import Calibration
 from engine.machine import default_threads, usable_cores
 from engine.models.config import ModelConfig
@@ -89,14 +89,15 @@ class ModelRunner:
         )
         backend = choose_backend(config.attention, heads, dtype, device)
         reason = unsupported(model, size) if backend.name == "native" else f"its attention is {backend.name}"
-        is_native = reason is None
-        if config.quantization is not None and not is_native:
-            raise ValueError(
-                f"quantization {config.quantization!r} is for the native kernels, float32 or bfloat16 on a CPU; "
-                f"they cannot run this model in {dtype} on {device}: {reason}. Leave quantization out"
-            )
-        is_turned = device.type == "cpu" and not is_native
-        loaded_decoder = load_decoder(directory, whole, dtype, device, input_major=is_turned, ranks=ranks)
+        is_native = reason is None and config.quantization != "fp8" and model.weight_format is None
+        _check_quantization(config, model, dtype, device, reason)
+        if device.type == "cuda":
+            kv_bytes = model.kv_bytes_per_token(kv_dtype.itemsize) + kv_bytes_beside
+            check_room(config, whole, dtype.itemsize, kv_bytes, limit, torch.cuda.mem_get_info(device)[0], size)
+        is_turned, is_fp8 = device.type == "cpu" and not is_native, config.quantization == "fp8"
+        loaded_decoder = load_decoder(
+            directory, whole, dtype, device, input_major=is_turned, fp8=is_fp8, ranks=ranks
+        )
         decoder = NativeDecoder(loaded_decoder, config.quantization) if is_native else loaded_decoder
 
         shape = (model.num_layers, 1, config.page_size, model.num_kv_heads, model.head_dim)
@@ -235,6 +236,25 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
     if name == "auto":
         name = "float32" if device.type == "cpu" else model.dtype
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def _check_quantization(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, not_native: str | None
+) -> None:
+    """Raise ValueError for a setting that these weights, or what computes with them, cannot follow.
+
+    `not_native`: why the native kernels cannot run this model, if so.
+    """
+    if config.quantization is not None and model.weight_format is not None:
+        raise ValueError(
+            f"quantization is {config.quantization!r}, but the model's weights are quantized already; leave it "
+            "out, or take a plain version of the model"
+        )
+    if config.quantization == "int8" and not_native is not None:
+        raise ValueError(
+            "quantization 'int8' is for the native kernels, float32 or bfloat16 on a CPU; they cannot run this "
+            f"model in {dtype} on {device}: {not_native}. Leave quantization out"
+        )
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:

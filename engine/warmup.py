@@ -16,14 +16,25 @@ from engine.sampling_params import SamplingParams
 def measure_step(
     config: EngineConfig, max_model_len: int, with_pages: Callable[[int], Runner], device: torch.device
 ) -> int:
-    """Bytes of GPU memory that are left for KV pages beside the weights and the worst step's tensors."""
+    """Bytes of GPU memory that are left for KV pages beside the weights and the worst step's tensors.
+
+    Raises ValueError when such a step does not fit.
+    """
     num_pages = -(-max_model_len // config.page_size)
     before = torch.cuda.memory_allocated(device)
-    runner = with_pages(num_pages)
-    pages_bytes = torch.cuda.memory_allocated(device) - before
-    torch.cuda.reset_peak_memory_stats(device)
-    runner.prepare(worst_step(config, max_model_len))()
-    torch.cuda.synchronize(device)
+    try:
+        runner = with_pages(num_pages)
+        pages_bytes = torch.cuda.memory_allocated(device) - before
+        torch.cuda.reset_peak_memory_stats(device)
+        runner.prepare(worst_step(config, max_model_len))()
+        torch.cuda.synchronize(device)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"beside weights of {before / 2**30:.2f} GiB the GPU's memory does not hold the KV of a request of "
+            f"{max_model_len:,} tokens (max_model_len) and a step of {config.max_step_tokens:,} tokens "
+            f"(max_step_tokens) for {config.max_running} requests (max_running): lower them, max_model_len first, "
+            f"or set kv_pages. {error}"
+        ) from error
     step_bytes = torch.cuda.max_memory_allocated(device) - before - pages_bytes
     del runner
     torch.cuda.empty_cache()

@@ -41,6 +41,12 @@ class KVDtype(StrEnum):
     fp8 = "fp8"
 
 
+class Quantized(StrEnum):
+    """What weights can be rounded to for a GPU, as `EngineConfig` knows it."""
+
+    fp8 = "fp8"
+
+
 class Device(StrEnum):
     """Where an engine runs, as `EngineConfig` knows it."""
 
@@ -193,6 +199,10 @@ def plan(
     ] = 1.0,
     dtype: DtypeOption = Dtype.auto,
     kv_dtype: Annotated[KVDtype, typer.Option(help="Type of KV.", rich_help_panel=_ENGINE)] = KVDtype.auto,
+    quantization: Annotated[
+        Quantized | None,
+        typer.Option(help="Round weights to this.", show_default="as they are", rich_help_panel=_ENGINE),
+    ] = None,
     page_size: PageSize = 16,
     max_model_len: Annotated[
         int | None,
@@ -247,6 +257,7 @@ def plan(
         ttft_target_s=ttft_target,
         dtype=dtype.value,
         kv_dtype=kv_dtype.value,
+        quantization=None if quantization is None else quantization.value,
         page_size=page_size,
         max_model_len=max_model_len,
         max_running=max_running,

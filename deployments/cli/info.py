@@ -67,7 +67,8 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
     table.add_row("vocabulary", f"{facts.vocab_size:,} tokens")
     table.add_row("context", f"{facts.max_position_embeddings:,} tokens")
     table.add_row("weights on disk", _weights_on_disk(directory, facts))
-    table.add_row("weights in memory", f"{size_text(facts.weight_bytes(element))} as {dtype}")
+    kind = dtype if facts.weight_format is None else f"{facts.weight_format.name} and {dtype}"
+    table.add_row("weights in memory", f"{size_text(facts.weight_bytes(element))} as {kind}")
     table.add_row("KV per token", f"{per_token:,} bytes")
     table.add_row("KV per page", f"{size_text(per_token * config.page_size)} ({config.page_size} tokens)")
     on_gpus = facts.dtype if config.dtype == "auto" else dtype

@@ -18,7 +18,7 @@ from deployments.plan.known import Gpu, PlannedModel, gpu_named, planned_model
 from deployments.plan.load import RequestShape
 from deployments.plan.replica import Assumptions, ReplicaPlan, smallest_replica
 from deployments.plan.report import Plan, as_json, plan_for, warnings
-from engine.config import DType, EngineConfig, KVDType
+from engine.config import DType, EngineConfig, KVDType, Quantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class Options:
     ttft_target_s: float
     dtype: str
     kv_dtype: str
+    quantization: str | None
     page_size: int
     max_model_len: int | None
     max_running: int
@@ -78,6 +79,7 @@ def _replica(model: PlannedModel, gpu: Gpu, options: Options) -> ReplicaPlan:
         device="cuda",
         dtype=cast(DType, options.dtype),
         kv_dtype=cast(KVDType, options.kv_dtype),
+        quantization=cast(Quantization | None, options.quantization),
         page_size=options.page_size,
         max_model_len=options.max_model_len,
         max_running=options.max_running,

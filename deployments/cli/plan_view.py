@@ -8,6 +8,7 @@ from rich.table import Table
 from deployments.cli.units import count_text, seconds_text, size_text
 from deployments.plan.replica import RUNS_WEIGHT_TYPES
 from deployments.plan.report import Plan, full_batch, warnings, weight_table
+from engine.models.config import ELEMENT_BYTES
 
 
 def show(plan: Plan, console: Console) -> None:
@@ -34,7 +35,10 @@ def _model(plan: Plan) -> Table:
         table.add_row("for each token", count_text(facts.active_parameters), experts)
     for name, num_bytes in weight_table(plan).items():
         runs = "" if name in RUNS_WEIGHT_TYPES else "bytes only: this version does not run it"
-        table.add_row(f"weights, {name}", size_text(num_bytes), runs or "parameters x bytes")
+        made_of = (
+            "parameters x bytes" if name in ELEMENT_BYTES else "layers' matrices and their scales, the rest plain"
+        )
+        table.add_row(f"weights, {name}", size_text(num_bytes), runs or made_of)
     heads = f"2 x {facts.num_kv_heads} KV heads x {facts.head_dim} x {replica.kv_element_bytes} bytes"
     per_layer = replica.kv_bytes_per_token // facts.num_layers
     table.add_row("KV per token and layer", f"{per_layer:,} B", heads)

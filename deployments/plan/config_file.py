@@ -44,6 +44,8 @@ def app_args(replica: ReplicaPlan, count: int) -> dict[str, Any]:
         settings["kv_dtype"] = engine.kv_dtype
     if engine.max_model_len is not None:
         settings["max_model_len"] = engine.max_model_len
+    if engine.quantization is not None:
+        settings["quantization"] = engine.quantization
     if replica.tp > 1:
         settings["tensor_parallel_size"] = replica.tp
     return {"engine": settings, "engines": {"count": count}}

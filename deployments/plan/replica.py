@@ -14,7 +14,6 @@ efficiency that is assumed, not measured. What GPUs say to each other is not cou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
@@ -24,14 +23,8 @@ from engine.kv_memory import pages_for
 from engine.models.config import ELEMENT_BYTES, ModelConfig
 from engine.parallel.shard import Shard, check_divides, possible_sizes
 
-RUNS_WEIGHT_TYPES = frozenset(get_args(DType)) - {"auto"}
-"""Types of weights that this version's engine computes with."""
-WEIGHT_TYPES: Mapping[str, int] = {
-    **{str(name): size for name, size in ELEMENT_BYTES.items()},
-    "fp8": 1,
-    "int8": 1,
-}
-"""Bytes per weight; scales of quantized ones are not counted."""
+RUNS_WEIGHT_TYPES = frozenset(get_args(DType)) - {"auto"} | {"fp8", "int4"}
+"""Types of weights that this version's engine computes with on a GPU."""
 MAX_GPUS = 8
 """Of one replica: those of one machine."""
 
@@ -78,7 +71,7 @@ class ReplicaPlan:
     @property
     def weight_bytes(self) -> int:
         """On all its GPUs together."""
-        return self.facts.weight_bytes(self.element_bytes)
+        return self.facts.weight_bytes(self.element_bytes, self.engine.quantization)
 
     @property
     def weight_share(self) -> float:
@@ -135,7 +128,8 @@ class ReplicaPlan:
 
     def bytes_read(self, num_running: float) -> float:
         """Weights that a step of so many requests, at least one, reads on all its GPUs together."""
-        return self.facts.parameters_read(max(num_running, 1.0)) * self.element_bytes
+        unread = self.facts.num_parameters - self.facts.parameters_read(max(num_running, 1.0))
+        return self.weight_bytes - unread * self.element_bytes  # only experts, which are plain, are left out
 
     @property
     def decode_flops(self) -> int:

@@ -10,9 +10,9 @@ from deployments.plan.known import PlannedModel
 from deployments.plan.load import Operation, RequestShape, operate, replicas_for
 from deployments.plan.replica import (
     RUNS_WEIGHT_TYPES,
-    WEIGHT_TYPES,
     ReplicaPlan,
 )
+from engine.models.config import ELEMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,12 @@ def plan_for(
 
 
 def weight_table(plan: Plan) -> dict[str, int]:
-    """Bytes of all weights by type."""
-    return {name: plan.model.facts.weight_bytes(size) for name, size in WEIGHT_TYPES.items()}
+    """Bytes of all weights by type; of a checkpoint that is quantized already, only as it is."""
+    facts = plan.model.facts
+    if facts.weight_format is not None:
+        return {facts.weight_format.name: plan.replica.weight_bytes}
+    rounded = {name: facts.weight_bytes(ELEMENT_BYTES["bfloat16"], name) for name in ("fp8", "int8")}
+    return {**{name: facts.weight_bytes(size) for name, size in ELEMENT_BYTES.items()}, **rounded}
 
 
 def warnings(plan: Plan) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 from engine.models.errors import ModelLoadError
 from engine.models.experts_config import ExpertsConfig
 from engine.models.families import family_of, layer_windows
+from engine.models.formats import Fp8Format, WeightFormat, weight_format
 from engine.models.rope import RopeConfig
 
 WeightType = Literal["float32", "bfloat16", "float16"]
@@ -48,7 +49,9 @@ class ModelConfig:
     eos_token_ids: frozenset[int]
     """Tokens that end a text; generation_config.json goes before config.json."""
     dtype: WeightType
-    """Type of the checkpoint's weights."""
+    """Type of the checkpoint's weights, of the plain ones where others are quantized."""
+    weight_format: WeightFormat | None = None
+    """How the layers' matrices are stored; None: as plain numbers."""
     experts: ExpertsConfig | None = None
     """The layers whose MLP is a mixture of experts; None when none is."""
 
@@ -79,6 +82,11 @@ class ModelConfig:
     def _from_raw(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
         architecture, family = family_of(raw)
         _refuse_unsupported(raw)
+        stored = weight_format(raw)
+        if stored is not None and family.has_experts:
+            raise ModelLoadError(
+                f"quantized experts are not supported: take a plain version of this {architecture}"
+            )
         num_heads, num_layers = int(raw["num_attention_heads"]), int(raw["num_hidden_layers"])
         num_kv_heads = raw.get("num_key_value_heads", family.num_kv_heads) or num_heads
         if num_heads % num_kv_heads:
@@ -110,6 +118,7 @@ class ModelConfig:
             eos_token_ids=_eos_token_ids(generation.get("eos_token_id", raw.get("eos_token_id"))),
             dtype=_weight_type(raw.get("dtype", raw.get("torch_dtype"))),
             experts=ExpertsConfig.from_config(raw, family.renormalizes) if family.has_experts else None,
+            weight_format=stored,
         )
 
     def experts_in(self, layer: int) -> ExpertsConfig | None:
@@ -146,9 +155,32 @@ class ModelConfig:
         sparse = router + experts_each * 3 * self.hidden_size * self.experts.intermediate_size
         return total + len(self.experts.layers) * (sparse - dense)
 
-    def weight_bytes(self, element_bytes: int) -> int:
-        """Bytes of all weights, at `element_bytes` per number."""
-        return self.num_parameters * element_bytes
+    def weight_bytes(self, element_bytes: int, quantization: str | None = None) -> int:
+        """Bytes of all weights in memory, at `element_bytes` per plain number.
+
+        `quantization` is the engine's setting: "fp8" rounds the layers' matrices, "int8" the output head too, of
+        which it makes a copy where it is the embedding table.
+        """
+        matrices = self._matrices()
+        stored = Fp8Format() if quantization in ("fp8", "int8") else self.weight_format
+        if stored is None:
+            return self.num_parameters * element_bytes
+        if quantization == "int8":
+            matrices.append((self.vocab_size, self.hidden_size))
+        plain = self.num_parameters - sum(outputs * inputs for outputs, inputs in matrices)
+        if quantization == "int8" and self.tied_embeddings:
+            plain += self.vocab_size * self.hidden_size
+        return plain * element_bytes + sum(stored.matrix_bytes(*shape) for shape in matrices)
+
+    def _matrices(self) -> list[tuple[int, int]]:
+        """Outputs and inputs of the layers' matrices, experts' aside, which stay plain."""
+        query, hidden, inner = self.num_heads * self.head_dim, self.hidden_size, self.intermediate_size
+        qkv = query + 2 * self.num_kv_heads * self.head_dim
+        num_dense = self.num_layers - (0 if self.experts is None else len(self.experts.layers))
+        return self.num_layers * [(qkv, hidden), (hidden, query)] + num_dense * [
+            (2 * inner, hidden),
+            (hidden, inner),
+        ]
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of keys and values one token takes in all layers, at `element_bytes` per number."""
@@ -173,11 +205,6 @@ def _read_json(path: Path, *, optional: bool = False) -> Mapping[str, Any]:
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise ModelLoadError(
-            f"quantized weights ({method}) are not supported: take a float32, bfloat16 or float16 version"
-        )
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ModelLoadError(f"unsupported activation {activation!r}; supported is silu")

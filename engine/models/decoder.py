@@ -54,7 +54,8 @@ class Attention(nn.Module):
         heads = self.qkv_proj(x).view(x.shape[0], -1, self._head_dim)
         query = operations.rotate_into(pages, heads, self.qk_norm, self._eps, self.kv_scales)
         attended = step.attend(pages, query, self._window, self.kv_scales)
-        return F.linear(attended, self.o_proj.weight, self.o_proj.bias)
+        output: torch.Tensor = self.o_proj(attended)
+        return output
 
 
 class MLP(nn.Module):
@@ -67,8 +68,8 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
         """[N, hidden_size] to the same."""
-        inner = operations.silu_mul(self.gate_up_proj(x))
-        return F.linear(inner, self.down_proj.weight, self.down_proj.bias)
+        output: torch.Tensor = self.down_proj(operations.silu_mul(self.gate_up_proj(x)))
+        return output
 
 
 class Layer(nn.Module):

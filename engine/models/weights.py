@@ -10,7 +10,7 @@ Only safetensors is read. Pickle-based files (pytorch_model.bin, *.pt) can run c
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,17 @@ from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.errors import ModelLoadError
 from engine.models.experts_config import ExpertsConfig
+from engine.models.formats import Fp8Format
+from engine.models.linear import QuantizedLinear
 from engine.models.mapped import MappedTensor, open_tensors, release
+from engine.models.pieces import Expected, Piece
+from engine.models.quantized import Matrix, is_unread, quantize_layers
+from engine.models.quantized import pieces as quantized_pieces
+from engine.models.ring import stream_pieces
 from engine.parallel.collective import ALONE, Collective
 from engine.parallel.shard import Shard
 
 _INDEX = "model.safetensors.index.json"
-_FLOATS = ("F32", "BF16", "F16")
 _MIXTRAL = "block_sparse_moe", ("w1", "w3", "w2")
 _QWEN_MOE = "mlp", ("gate_proj", "up_proj", "down_proj")
 
@@ -51,36 +56,86 @@ def load_decoder(
     device: torch.device,
     *,
     input_major: bool = False,
+    fp8: bool = False,
     ranks: Collective = ALONE,
 ) -> Decoder:
     """This rank's share of the model `config`, with its weights. Names, shapes and types are all checked before
     memory is taken.
 
     With `input_major` linear weights [out, in] get the strides (1, out): a CPU multiplies few rows (a batch of
-    decodes) with a matrix laid out like this up to twice as fast. Raises ModelLoadError.
+    decodes) with a matrix laid out like this up to twice as fast. With `fp8` the layers' matrices are rounded, one
+    after the other, as they come from the checkpoint. Raises ModelLoadError.
     """
+    files = weight_files(directory)
     with ExitStack() as stack:
-        tensors = open_tensors(weight_files(directory), stack)
+        tensors = open_tensors(files, stack)
         targets = dict(_targets(config, ranks.shard))
-        _check(tensors, targets, config)
         with torch.device("meta"):
             decoder = Decoder(ranks.shard.of(config), ranks)
+            stored = Fp8Format() if fp8 else config.weight_format
+            if stored is not None:
+                quantize_layers(decoder, _parts(targets), stored)
+        pieces = list(_pieces(decoder, targets, config, tensors))
+        _check(tensors, [tensor for piece in pieces for tensor in piece.tensors], config)
         # Zero stays what only other ranks have: a bias, rows after the last token's.
         new = torch.empty if ranks.shard.size == 1 else torch.zeros
-        _allocate(decoder, partial(new, dtype=dtype, device=device), input_major)
-        parameters = dict(decoder.named_parameters())
+        _allocate(decoder, partial(new, dtype=dtype, device=device), input_major, device)
         with torch.no_grad():
-            for name, target in targets.items():
-                own = parameters[target.parameter][target.rows]
-                if own.numel():
-                    tensor = tensors[name].read()
-                    own.copy_(tensor[target.part])
-                    release(tensor)
+            # Of experts that only other ranks have nothing is read.
+            pieces = [piece for piece in pieces if piece.into is None or piece.into().numel()]
+            if device.type == "cuda":
+                stream_pieces(files, pieces, device)
+            else:
+                _copy_pieces(tensors, pieces)
     return decoder.eval()
 
 
-def _allocate(decoder: Decoder, new: Callable[..., torch.Tensor], input_major: bool) -> None:
-    """Give each parameter of a decoder on the meta device memory of its own, made by `new` from its shape.
+def _copy_pieces(tensors: Mapping[str, MappedTensor], pieces: Sequence[Piece]) -> None:
+    for piece in pieces:
+        stored = [tensors[expected.name].read() for expected in piece.tensors]
+        piece.store(stored)
+        for tensor in stored:
+            release(tensor)
+
+
+def _parts(targets: Mapping[str, _Target]) -> dict[str, list[str]]:
+    """For each module of the decoder with a weight, the names that its rows have in the checkpoint."""
+    parts: dict[str, list[str]] = {}
+    for name, target in targets.items():
+        if target.parameter.endswith(".weight"):
+            parts.setdefault(target.parameter.removesuffix(".weight"), []).append(name.removesuffix(".weight"))
+    return parts
+
+
+def _pieces(
+    decoder: Decoder, targets: Mapping[str, _Target], config: ModelConfig, present: Container[str]
+) -> Iterator[Piece]:
+    """Every tensor's way into the decoder, whose parameters may still be on the meta device."""
+    modules = dict(decoder.named_modules())
+    for name, target in targets.items():
+        module, _, attribute = target.parameter.rpartition(".")
+        layer = modules[module]
+        if isinstance(layer, QuantizedLinear) and attribute == "weight":
+            assert isinstance(target.rows, slice)
+            outputs, inputs = target.shape
+            matrix = Matrix(name.removesuffix(".weight"), outputs, inputs, *target.part)
+            yield from quantized_pieces(layer, target.rows, matrix, config.weight_format, present)
+        else:
+            into = partial(_rows, layer, attribute, target.rows)
+            yield Piece((Expected(name, target.shape),), partial(_store, into, target.part), into)
+
+
+def _rows(module: torch.nn.Module, attribute: str, rows: slice | tuple[int, slice]) -> torch.Tensor:
+    return module.get_parameter(attribute).detach()[rows]
+
+
+def _store(into: Callable[[], torch.Tensor], part: tuple[slice, ...], tensors: list[torch.Tensor]) -> None:
+    into().copy_(tensors[0][part])
+
+
+def _allocate(decoder: Decoder, new: Callable[..., torch.Tensor], input_major: bool, device: torch.device) -> None:
+    """Give each parameter of a decoder on the meta device memory of its own, made by `new` from its shape;
+    quantized layers take theirs.
 
     `Module.to_empty` does nearly that, and loads torch's compiler for it.
     """
@@ -90,6 +145,8 @@ def _allocate(decoder: Decoder, new: Callable[..., torch.Tensor], input_major: b
             shape = parameter.shape[::-1] if is_turned else parameter.shape
             empty = new(shape)
             setattr(module, name, torch.nn.Parameter(empty.t() if is_turned else empty, requires_grad=False))
+        if isinstance(module, QuantizedLinear):
+            module.allocate(device)
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -131,26 +188,32 @@ def _shards(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
-def _check(tensors: Mapping[str, MappedTensor], targets: Mapping[str, _Target], config: ModelConfig) -> None:
-    missing = [name for name in targets if name not in tensors]
+def _check(tensors: Mapping[str, MappedTensor], expected: Sequence[Expected], config: ModelConfig) -> None:
+    names = {tensor.name for tensor in expected}
+    missing = [tensor.name for tensor in expected if tensor.name not in tensors]
     if missing:
-        raise ModelLoadError(f"the weights lack {_some(missing)}, which {config.architecture} needs")
-    unknown = [name for name in tensors if name not in targets and not _is_harmless(name, config)]
+        why = "" if config.weight_format is None else ", stored as its quantization_config says"
+        raise ModelLoadError(f"the weights lack {_some(missing)}, which {config.architecture} needs{why}")
+    unknown = [name for name in tensors if name not in names and not _is_harmless(name, config)]
     if unknown:
         raise ModelLoadError(
             f"the weights hold {_some(unknown)}, which this {config.architecture} does not have: "
             "config.json and weights do not belong together"
         )
-    for name, target in targets.items():
-        tensor = tensors[name]
-        if tensor.shape != target.shape:
-            raise ModelLoadError(f"{name} has shape {tensor.shape}, config.json makes it {target.shape}")
-        if tensor.dtype not in _FLOATS:
-            raise ModelLoadError(f"{name} is stored as {tensor.dtype}; supported are {', '.join(_FLOATS)}")
+    for wanted in expected:
+        tensor = tensors[wanted.name]
+        if tensor.shape not in (wanted.shape, *wanted.other_shapes):
+            raise ModelLoadError(f"{wanted.name} has shape {tensor.shape}, config.json makes it {wanted.shape}")
+        if tensor.dtype not in wanted.dtypes:
+            raise ModelLoadError(
+                f"{wanted.name} is stored as {tensor.dtype}; supported are {', '.join(wanted.dtypes)}"
+            )
 
 
 def _is_harmless(name: str, config: ModelConfig) -> bool:
     """Tensors some checkpoints carry although they are computed, or a second name of the embedding table."""
+    if config.weight_format is not None and is_unread(name):
+        return True
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tied_embeddings)
 
 

@@ -22,6 +22,7 @@ from deployments.plan.load import RequestShape
 from deployments.plan.replica import ReplicaPlan
 from engine.config import EngineConfig
 from engine.hub import demo_model_path
+from engine.models.config import ELEMENT_BYTES, ModelConfig
 
 RUNNER = CliRunner()
 
@@ -55,9 +56,11 @@ def test_a_known_model_is_planned_without_a_network() -> None:
     assert document["model"]["parameters"] == 8_030_261_248
     assert document["model"]["weight_bytes"] == {
         "float32": 32_121_044_992, "bfloat16": 16_060_522_496, "float16": 16_060_522_496,
-        "fp8": 8_030_261_248, "int8": 8_030_261_248,
+        # 32 layers of 218,103,808 weights in matrices with 43,008 outputs; int8 the head of 128,256 x 4096 too
+        "fp8": 16_060_522_496 - 32 * (218_103_808 - 4 * 43_008),
+        "int8": 16_060_522_496 - 32 * (218_103_808 - 4 * 43_008) - 128_256 * (4096 - 4),
     }  # fmt: skip
-    assert document["model"]["weight_types_run"] == ["bfloat16", "float16", "float32"]
+    assert document["model"]["weight_types_run"] == ["bfloat16", "float16", "float32", "fp8", "int4"]
     replica = document["replica"]
     assert (replica["kv_bytes_per_token"], replica["kv_bytes_per_token_per_layer"]) == (131_072, 4096)
     assert (replica["kv_pages"], replica["kv_tokens"]) == (28_635, 458_160)
@@ -152,12 +155,31 @@ def test_help_names_all_gpus() -> None:
     assert ", ".join(list(gpus())[:-1]) + f" or {list(gpus())[-1]}." in text
 
 
-def test_latent_attention_and_quantized_weights_are_refused(tmp_path: Path) -> None:
+def test_latent_attention_and_unknown_quantization_are_refused(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512}))
     with pytest.raises(UserError, match=r"DeepseekV3ForCausalLM .*latent KV \(MLA\)"):
         RUNNER.invoke(app, ["plan", str(tmp_path)], catch_exceptions=False)
     raw = json.loads((demo_model_path() / "config.json").read_text())
-    config.write_text(json.dumps({**raw, "quantization_config": {"quant_method": "awq"}}))
-    with pytest.raises(UserError, match=r"quantized weights \(awq\) are not supported"):
+    config.write_text(json.dumps({**raw, "quantization_config": {"quant_method": "bitsandbytes"}}))
+    with pytest.raises(UserError, match=r"quantized weights \(bitsandbytes\) are not supported"):
         RUNNER.invoke(app, ["plan", str(tmp_path)], catch_exceptions=False)
+
+
+def test_quantization_leaves_more_room_for_kv() -> None:
+    plain = json.loads(plan("Llama-3.1-8B", "--json"))
+    rounded = json.loads(plan("Llama-3.1-8B", "--quantization", "fp8", "--json"))
+    saved = 16_060_522_496 - plain["model"]["weight_bytes"]["fp8"]
+    assert rounded["replica"]["weight_bytes_per_gpu"] == 16_060_522_496 - saved
+    assert rounded["replica"]["free_bytes_per_gpu"] == plain["replica"]["free_bytes_per_gpu"] + saved
+    assert args_of(plan("Llama-3.1-8B", "--quantization", "fp8", "--yaml", "-"))["engine"]["quantization"] == "fp8"
+
+
+def test_a_quantized_checkpoint_is_planned_as_it_is(tmp_path: Path) -> None:
+    raw = json.loads((demo_model_path() / "config.json").read_text())
+    stored = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "quantization_config": stored}))
+    weights = json.loads(plan(tmp_path, "--json"))["model"]["weight_bytes"]
+    facts = ModelConfig.from_directory(tmp_path)
+    assert weights == {"int4": facts.weight_bytes(ELEMENT_BYTES[facts.dtype])}
+    assert weights["int4"] < facts.num_parameters * 2

@@ -1,7 +1,7 @@
 """What rounding to eight bits costs: the embedded model's answers, with `quantization: int8` for its weights or
 `kv_dtype: fp8` for its KV, and without.
 
-    python -m benchmarks.int8_accuracy [--sample N] [--json benchmarks/results/int8_accuracy.json]
+    python -m benchmarks.quantization_accuracy [--sample N] [--json benchmarks/results/quantization_accuracy.json]
 
 Perplexity: of the docstring sentences that it was trained on, each after its question. Likeliest tokens: the share
 of the sentences' places at which the unrounded float32 model's likeliest token is this one's too. Greedy tokens:

@@ -1,0 +1,117 @@
+"""x times a matrix of four bits a weight, widened in the product: for few rows, when reading it takes the time.
+
+    a program: BLOCK_M rows of x, BLOCK_N outputs, a share of the groups
+
+    packed [N, K / 2]   bytes j of group g:  low bits = input g * G + j,  high bits = input g * G + G / 2 + j
+    a tile of bytes is so two tiles of weights; both are of one group, whose scale is applied to their products:
+        sum += (x[:, low] @ (low - z)^T + x[:, high] @ (high - z)^T) * s
+
+Shares of the groups are summed by torch, in one order: results do not depend on which program comes first, and the
+sums not on the number of rows.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK_N = 64
+"""Outputs of a program."""
+MAX_BLOCK_J = 64
+"""Most bytes of an output that are widened in one go."""
+ROW_BLOCKS = (16, 32, 64)
+"""Rows of a program: the smallest that holds all, else the largest."""
+PROGRAMS = 264
+"""To have on the GPU at once, two for each of an H100's multiprocessors: groups are shared out until there are."""
+
+
+def int4_linear(
+    x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group_size: int
+) -> torch.Tensor:
+    """[M, K] times the matrix of an `Int4Linear` to [M, N], of x's type; summed in float32.
+
+    packed: uint8 [N, K / 2]; scales: float32 [K / group_size, N]; zeros: uint8 like scales
+    group_size: a multiple of 32 that divides K. x may have any strides.
+    """
+    (num_rows, inputs), outputs = x.shape, len(packed)
+    groups = inputs // group_size
+    block_m = next((rows for rows in ROW_BLOCKS if rows >= num_rows), ROW_BLOCKS[-1])
+    tiles = triton.cdiv(outputs, BLOCK_N)
+    shares = max(1, min(groups, PROGRAMS // tiles))  # not by the rows: all batches are summed alike
+    partial = torch.empty(shares, num_rows, outputs, dtype=torch.float32, device=x.device)
+    _int4_gemm[(triton.cdiv(num_rows, block_m), tiles, shares)](
+        x,
+        packed,
+        scales,
+        zeros,
+        partial,
+        num_rows,
+        outputs,
+        groups,
+        triton.cdiv(groups, shares),
+        *x.stride(),
+        packed.stride(0),
+        scales.stride(0),
+        GROUP=group_size,
+        BLOCK_M=block_m,
+        BLOCK_N=BLOCK_N,
+        BLOCK_J=math.gcd(group_size // 2, MAX_BLOCK_J),
+        INTERPRETED=not isinstance(_int4_gemm, triton.JITFunction),
+        num_warps=4,
+        num_stages=3,
+    )
+    return (partial[0] if shares == 1 else partial.sum(0)).to(x.dtype)
+
+
+@triton.jit
+def _int4_gemm(
+    x,
+    packed,
+    scales,
+    zeros,
+    partial,
+    num_rows,
+    outputs,
+    groups,
+    groups_each,
+    x_row,
+    x_column,
+    packed_row,
+    scales_row,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    # Triton's interpreter multiplies bfloat16 wrongly: there all is float32.
+    dot_type: tl.constexpr = tl.float32 if INTERPRETED else x.dtype.element_ty
+    share = tl.program_id(2)
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_row, is_column = rows < num_rows, columns < outputs
+    bytes_ = tl.arange(0, BLOCK_J)
+    x_rows = x + rows.to(tl.int64)[:, None] * x_row
+    packed_rows = packed + columns.to(tl.int64)[None, :] * packed_row
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for group in range(share * groups_each, tl.minimum(groups, (share + 1) * groups_each)):
+        scale = tl.load(scales + group * scales_row + columns, is_column, 0.0)
+        zero = tl.load(zeros + group * scales_row + columns, is_column, 0).to(tl.int32)
+        product = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for first in range(0, GROUP // 2, BLOCK_J):
+            inputs = group * GROUP + first + bytes_
+            both = tl.load(
+                packed_rows + (group * (GROUP // 2) + first + bytes_)[:, None], is_column[None, :], 0
+            ).to(tl.int32)
+            low = tl.load(x_rows + inputs[None, :] * x_column, is_row[:, None], 0.0)
+            high = tl.load(x_rows + (inputs + GROUP // 2)[None, :] * x_column, is_row[:, None], 0.0)
+            low_weights = ((both & 15) - zero[None, :]).to(dot_type)
+            high_weights = ((both >> 4) - zero[None, :]).to(dot_type)
+            product = tl.dot(low.to(dot_type), low_weights, product, input_precision="ieee")
+            product = tl.dot(high.to(dot_type), high_weights, product, input_precision="ieee")
+        total += product * scale[None, :]
+    out = partial + (share * num_rows + rows).to(tl.int64)[:, None] * outputs + columns[None, :]
+    tl.store(out, total, is_row[:, None] & is_column[None, :])
