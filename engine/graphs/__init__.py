@@ -1,0 +1,1 @@
+"""Steps of decodes from rows that stay on the device, replayed as CUDA graphs."""

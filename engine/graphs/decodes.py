@@ -1,0 +1,105 @@
+"""Steps of nothing but plain decodes: told to the device in a few words, and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention.batch import AttentionBatch
+from engine.graphs.device_rows import DeviceRows
+from engine.graphs.recorded import Capture, StepGraphs
+from engine.graphs.rows import Changes, Layout, RowBook
+from engine.plan import StepPlan
+from engine.prepared_step import Places
+from engine.sampling.plain import PlainChooser, is_plain
+
+Decode = Callable[[torch.Tensor, AttentionBatch], torch.Tensor]
+"""int64 ids [R] and where they lie, to float32 logits [R, V]; writes the tokens' KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedStep:
+    """A step whose chunks have rows on the device."""
+
+    plan: StepPlan
+    changes: Changes
+    size: int
+    """Rows of the graph."""
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """Of its chunks."""
+        return self.changes.rows
+
+
+class GraphedDecodes:
+    """The rows of decoding requests and the graphs that advance them. `place` is for the thread that prepares
+    steps, `run` for the one in which they run.
+    """
+
+    def __init__(
+        self,
+        decode: Decode,
+        choose: PlainChooser,
+        layout: Layout,
+        sizes: Sequence[int],
+        max_len: int,
+        device: torch.device,
+        capture: Capture,
+    ) -> None:
+        self._decode, self._choose, self._layout = decode, choose, layout
+        self._book = RowBook(layout)
+        self._rows = DeviceRows(layout, max_len, device)
+        self.graphs = StepGraphs(sizes, self._advance, capture)
+        self._last = -1  # number of the last step that the device's rows are up to date with
+        self._is_broken = False
+
+    def place(self, plan: StepPlan, places: Places) -> PlacedStep | None:
+        """The step as the device is told of it, `places` brought up to date; None when no graph can hold it.
+
+        Graphs hold steps in which every request computes one token and gets one, chosen by its temperature alone.
+        """
+        chunks = plan.chunks
+        size = self.graphs.size_for(len(chunks))
+        if not chunks or size is None or plan.num_tokens > len(chunks):
+            return None
+        longest = self._layout.max_pages * self._layout.page_size
+        if not all(chunk.samples and chunk.start < longest and is_plain(chunk) for chunk in chunks):
+            return None
+        if self._is_broken:
+            self._book.forget()
+        before, places.rows = places.rows, {}
+        try:
+            changes = self._book.place(chunks, before)
+        except BaseException:
+            self._book.forget()
+            raise
+        pairs = zip(chunks, changes.rows, strict=True)
+        places.rows = {chunk.request.request_id: row for chunk, row in pairs}
+        return PlacedStep(plan, changes, size)
+
+    def run(self, step: PlacedStep, before: torch.Tensor | None) -> tuple[torch.Tensor, bool]:
+        """int64 [rows]: the token of each row, there until the next step runs; and whether a graph was replayed.
+
+        before: what the step before sampled. Raises RuntimeError when a step failed after which this one was
+        prepared without word of it: its rows are not what it takes them for.
+        """
+        changes = step.changes
+        try:
+            if not changes.is_anew and changes.number != self._last + 1:
+                raise RuntimeError("the step before failed, and left the rows of this one half advanced")
+            self._rows.write(changes, before)
+            is_replayed = self.graphs.run(step.size)
+        except BaseException:
+            self._is_broken = True  # the other thread sees it when it prepares the next step
+            raise
+        self._last = changes.number
+        if changes.is_anew:
+            self._is_broken = False
+        return self._rows.sampled[: len(step.rows)], is_replayed
+
+    def _advance(self, count: int) -> None:
+        logits = self._decode(self._rows.token_ids(count), self._rows.batch(count))
+        self._rows.advance(count, logits, self._choose)

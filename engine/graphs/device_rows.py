@@ -1,0 +1,86 @@
+"""The rows of decoding requests as the device holds them: what a step reads, and advances for the next one."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.attention.batch import AttentionBatch, on_device
+from engine.graphs.rows import Changes, Layout
+from engine.sampling.plain import PlainChooser
+
+
+class DeviceRows:
+    """All fields of all rows, in one tensor whose address never changes: graphs read it, and write what is next.
+
+    A step of n rows reads the first n. Rows that nobody has compute token 0 at position 0 over and over, each over
+    the one position whose KV they have just written to the page of empty rows.
+    """
+
+    def __init__(self, layout: Layout, max_len: int, device: torch.device) -> None:
+        """`max_len`: most positions of a request."""
+        self._layout, self._max_len = layout, max_len
+        self._words = torch.zeros(layout.num_words, dtype=torch.int32, device=device)
+        size, field = layout.max_rows, layout.field
+
+        def words(index: int, width: int = 1) -> torch.Tensor:
+            return self._words[field(index) : field(index) + width * size]
+
+        self._seeds = words(0, 2).view(torch.int64)
+        self._inverse = words(2, 2).view(torch.float64)
+        self._positions, self._tokens, self._in_use, self._num_prompt = (words(index) for index in (4, 5, 6, 7))
+        self._tables = words(8, layout.max_pages).view(size, layout.max_pages)
+        self._qo_indptr = torch.arange(size + 1, dtype=torch.int32, device=device)
+        self.sampled = torch.zeros(size, dtype=torch.int64, device=device)
+        """int64 [max_rows]: what the last step chose, -1 where no choice was valid."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Empty all rows."""
+        self._words.zero_()
+        self._tables.fill_(self._layout.null_page)
+        self._tables[:, 0] = self._layout.empty_page
+
+    def write(self, changes: Changes, before: torch.Tensor | None) -> None:
+        """Bring the rows up to date for a step; `before` is what the step before sampled."""
+        if changes.is_anew:
+            self.clear()
+        if changes.packet is None:
+            return
+        count = changes.num_words
+        sent = on_device(changes.packet, self._words.device)
+        at, values = sent[: 2 * count].view(2, count)
+        self._words.index_copy_(0, at, values.int())
+        rows, sources = sent[2 * count :].view(2, -1)
+        if before is not None and len(rows):
+            # A request without valid choice has ended; its row is computed with any token.
+            self._tokens.index_copy_(0, rows, before.index_select(0, sources).clamp(min=0).int())
+
+    def batch(self, count: int) -> AttentionBatch:
+        """Where the tokens of the first `count` rows lie. Of what it says on the host, lengths are upper bounds."""
+        size, positions = self._layout.page_size, self._positions[:count].long()
+        tables = self._tables[:count]
+        pages = tables.gather(1, (positions // size)[:, None])[:, 0].long()
+        return AttentionBatch(
+            num_decodes=count,
+            query_lens=[1] * count,
+            kv_lens_host=[self._max_len] * count,
+            qo_indptr=self._qo_indptr[: count + 1],
+            kv_lens=self._positions[:count] + 1,
+            block_table=tables,
+            slot_mapping=pages * size + positions % size,
+            positions=positions,
+        )
+
+    def token_ids(self, count: int) -> torch.Tensor:
+        """int64 [count]: what the first rows compute."""
+        return self._tokens[:count].long()
+
+    def advance(self, count: int, logits: torch.Tensor, choose: PlainChooser) -> None:
+        """Choose the tokens of the first rows by `logits`, and let their requests go on with them."""
+        following = self._positions[:count] + 1
+        num_output = (following - self._num_prompt[:count]).long()
+        sampled = choose(logits, self._seeds[:count], self._inverse[:count], num_output)
+        in_use = self._in_use[:count]
+        self.sampled[:count].copy_(sampled)
+        self._tokens[:count].copy_(sampled.clamp(min=0) * in_use)
+        self._positions[:count].copy_(following * in_use)

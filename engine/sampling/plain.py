@@ -1,0 +1,110 @@
+"""Choosing tokens that depend on nothing but logits, a temperature and noise: what a CUDA graph can hold.
+
+All that rows ask for lies in tensors, and the host is asked nothing; otherwise as `engine.sampling.choose`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from engine.plan import Chunk
+from engine.sampling.chooser import INVALID
+from engine.sampling_params import SamplingParams
+
+PlainChooser = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""float32 logits [R, V], int64 seeds [R], float64 inverse temperatures [R] (0: the likeliest token), int64 numbers
+of tokens generated before [R], to int64 tokens [R]; -1 where no choice is valid."""
+
+
+def is_plain(chunk: Chunk) -> bool:
+    """Whether the token after a chunk is chosen that way, and nothing but the token is wanted."""
+    request = chunk.request
+    params, position = request.sampling, chunk.start + chunk.num_tokens
+    return (
+        _is_plain(params)
+        and request.constraint is None
+        and position - request.num_prompt >= params.min_tokens
+        and (params.prompt_logprobs is None or position > request.num_prompt)
+    )
+
+
+def _is_plain(params: SamplingParams) -> bool:
+    is_cut = params.top_k or params.top_p < 1.0 or params.min_p
+    return not (
+        (is_cut and not params.is_greedy)
+        or params.repetition_penalty != 1.0
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.logit_bias
+        or params.logprobs is not None
+        or params.beams is not None
+    )
+
+
+def inverse_temperature(params: SamplingParams) -> float:
+    """1 / temperature, finite; 0 for the likeliest token."""
+    return 0.0 if params.is_greedy else float(min(1 / params.temperature, np.finfo(np.float64).max))
+
+
+def choose_plain(
+    logits: torch.Tensor, seeds: torch.Tensor, inverse: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """As `PlainChooser` says, in plain torch."""
+    best, likeliest = logits.max(-1)  # NaN and infinity win the maximum
+    weights = ((logits.double() - best.double()[:, None]) * inverse[:, None]).exp()
+    cumulated = weights.cumsum(-1)
+    total = cumulated[:, -1:]
+    # As in `engine.sampling.choose.draw`.
+    below = torch.nextafter(total, torch.zeros_like(total))
+    wanted = torch.minimum(_uniform(seeds, positions)[:, None] * total, below)
+    drawn = torch.searchsorted(cumulated, wanted, right=True)[:, 0]
+    return torch.where(torch.isfinite(best), torch.where(inverse > 0, drawn, likeliest), INVALID)
+
+
+def plain_chooser(device: torch.device) -> PlainChooser:
+    """Triton's on a GPU, where it imports; else torch's."""
+    if device.type == "cuda":
+        try:
+            return _triton_chooser(device)
+        except ImportError:  # what it costs was logged when the sampler was chosen
+            pass
+    return choose_plain
+
+
+def _triton_chooser(device: torch.device) -> PlainChooser:
+    from engine.kernels.triton import sample
+
+    def choose(
+        logits: torch.Tensor, seeds: torch.Tensor, inverse: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        rows = len(seeds)
+        no_k = torch.zeros(rows, dtype=torch.int32, device=device)
+        no_p = torch.ones(rows, dtype=torch.float64, device=device)
+        choices = sample.Choices(seeds, inverse, no_k, no_p, torch.zeros_like(no_p), draws=True, cuts=False)
+        return sample.choose(logits, choices, positions)
+
+    return choose
+
+
+def _uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """As `engine.sampling.noise.uniform`: int64 arithmetic wraps around as that of uint64 does."""
+    bits = _mix(_mix(seeds + _signed(0x9E3779B97F4A7C15)) + (positions + 1) * _signed(0x9E3779B97F4A7C15))
+    return _shifted(bits, 11).double() * 2.0**-53
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: torch.Tensor, by: int) -> torch.Tensor:
+    """To the right, with zeros from the left."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value

@@ -1,0 +1,171 @@
+"""Rows that stay on the device: whatever comes, goes, grows and moves, they say what a batch made anew says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache import KVCacheManager, Lease, Namespace, OutOfPages
+from engine.attention.batch import AttentionBatch
+from engine.graphs.device_rows import DeviceRows
+from engine.graphs.rows import Layout, RowBook
+from engine.plan import Chunk
+from engine.request import PENDING, Request
+from engine.sampling_params import SamplingParams
+
+CPU = torch.device("cpu")
+NUM_PAGES, MAX_ROWS, MAX_LEN = 80, 5, 24
+EMPTY, NULL = NUM_PAGES, NUM_PAGES + 1
+SPACE = Namespace("m")
+
+_NUMBER = st.integers(0, 9)
+_COME = st.tuples(st.just("come"), st.integers(1, 12), st.integers(0, 1), st.floats(0, 2))
+_DECODE = st.tuples(st.just("decode"), st.randoms(use_true_random=False))
+_OTHERS = (
+    st.tuples(st.sampled_from(["go", "back", "preempt", "insert", "insert"]), _NUMBER),
+    st.tuples(st.just("elsewhere"), _NUMBER, st.booleans()),
+    st.tuples(st.just("fail")),
+)
+ACTIONS = st.lists(st.one_of(_COME, _DECODE, _DECODE, _OTHERS[0], _OTHERS[0], *_OTHERS), min_size=25, max_size=60)
+
+
+class World:
+    """Requests over a real cache; their next tokens are a function of what came before."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.cache = KVCacheManager(NUM_PAGES, page_size)
+        max_pages = -(-MAX_LEN // page_size)
+        self.layout = Layout(MAX_ROWS, max_pages, page_size, EMPTY, NULL)
+        self.book, self.rows = RowBook(self.layout), DeviceRows(self.layout, MAX_LEN, CPU)
+        self.requests: list[Request] = []
+        self.sampled: torch.Tensor | None = None
+        self.places: dict[str, int] = {}
+        self.num_made = 0
+        self.steady = 0
+
+    def lease(self, request: Request) -> Lease:
+        assert request.lease is not None
+        return request.lease
+
+    def come(self, request: Request) -> None:
+        """Its prompt is computed elsewhere, and enters the tree; the token after it is the last step's."""
+        self.num_made += 1
+        if len(self.requests) == MAX_ROWS or len(request.tokens) > MAX_LEN - 2:
+            return
+        lease = self.cache.lock(self.cache.match(SPACE, request.tokens, 0.0))
+        try:
+            self.cache.extend(lease, len(request.tokens))
+        except OutOfPages:
+            self.cache.finish(lease, [], 0.0)
+            return
+        self.cache.release_copy(lease)
+        request.lease, request.num_computed = lease, len(request.tokens)
+        self.cache.insert(lease, request.tokens, 0.0)
+        self.requests.append(request)
+        request.tokens.append(7)
+        self.sampled, self.places = None, {}
+
+    def go(self, request: Request) -> None:
+        self.cache.finish(self.lease(request), request.tokens[: request.num_computed], 0.0)
+        request.lease = None
+        self.requests.remove(request)
+
+    def compute_elsewhere(self, request: Request, is_pending: bool) -> None:
+        """A mixed step has computed its token, and sampled one that is known by now or not."""
+        if request.num_computed + 2 >= MAX_LEN:
+            return
+        try:
+            self.cache.extend(self.lease(request), request.num_computed + 1)
+        except OutOfPages:
+            return
+        request.num_computed += 1
+        request.tokens.append(55)
+        self.sampled, self.places = None, {}
+        if is_pending:
+            self.sampled, self.places = torch.tensor([3, 55]), {request.request_id: 1}
+
+    def decode(self, requests: list[Request]) -> None:
+        """A step of these; checked against what it is made of."""
+        chunks = []
+        for request in requests:
+            start, tokens = request.num_computed, request.tokens
+            if start + 1 >= MAX_LEN:
+                continue
+            try:
+                self.cache.extend(self.lease(request), start + 1)
+            except OutOfPages:
+                continue
+            is_pending = request.request_id in self.places
+            ids = [PENDING] if is_pending else tokens[start : start + 1]
+            chunks.append(Chunk(request, start, 1, ids, self.lease(request).pages, samples=True))
+        if not chunks:
+            return
+        changes = self.book.place(chunks, self.places)
+        self.steady += changes.packet is None
+        self.rows.write(changes, self.sampled)
+        assert sorted(changes.rows) == list(range(len(chunks)))
+        self.check(chunks, changes.rows)
+        logits = torch.zeros(MAX_ROWS, 100)
+        for row, chunk in zip(changes.rows, chunks, strict=True):
+            chunk.request.tokens.append(31 * chunk.start % 100)
+            logits[row, chunk.request.tokens[-1]] = 1e6
+            chunk.request.num_computed += 1
+        self.rows.advance(MAX_ROWS, logits, lambda logits, *_: logits.argmax(-1))
+        self.sampled = self.rows.sampled[: len(chunks)].clone()
+        self.places = {chunk.request.request_id: row for row, chunk in zip(changes.rows, chunks, strict=True)}
+
+    def check(self, chunks: list[Chunk], rows: Any) -> None:
+        ordered = [chunks[list(rows).index(row)] for row in range(len(chunks))]
+        made, expected = self.rows.batch(MAX_ROWS), AttentionBatch.from_chunks(ordered, self.page_size, NULL, CPU)
+        count, width = expected.block_table.shape
+        for name in ("kv_lens", "positions", "slot_mapping"):
+            assert torch.equal(getattr(made, name)[:count], getattr(expected, name)), name
+        assert torch.equal(made.block_table[:count, :width], expected.block_table)
+        assert (made.block_table[:count, width:] == NULL).all()
+        ids = [chunk.request.tokens[chunk.start] for chunk in ordered]
+        assert self.rows.token_ids(MAX_ROWS).tolist() == ids + [0] * (MAX_ROWS - count)
+        assert self.rows._seeds[:count].tolist() == [chunk.request.seed for chunk in ordered]
+        assert (made.slot_mapping[count:] == EMPTY * self.page_size).all(), "an empty row writes into its own page"
+        assert (made.kv_lens[count:] == 1).all()
+        assert (made.block_table[count:, 0] == EMPTY).all() and (made.block_table[count:, 1:] == NULL).all()
+
+
+@settings(max_examples=150, deadline=None)
+@given(ACTIONS, st.sampled_from([1, 4, 16]))
+def test_rows_are_what_a_batch_made_anew_would_be(actions: list[tuple[Any, ...]], page_size: int) -> None:
+    """Shared prefixes are exchanged for the tree's pages, requests leave, return, and compute elsewhere."""
+    world = World(page_size)
+    gone: list[Request] = []
+    for kind, *values in actions:
+        if kind == "come":
+            length, beginning, temperature = values
+            sampling = SamplingParams(temperature=temperature if temperature > 0.1 else 0.0)
+            name, seed = f"r{world.num_made}", world.num_made * 2**40 - 2**39
+            prompt = [beginning + 1] * length
+            world.come(Request.make(name, prompt, sampling, arrival=0.0, seed=seed, namespace=SPACE))
+        elif kind == "decode":
+            some = [request for request in world.requests if values[0].random() < 0.8]
+            values[0].shuffle(some)
+            world.decode(some)
+        elif kind == "fail":
+            world.book.forget()
+            world.rows._words.fill_(99)
+        elif kind == "back" and gone:
+            world.come(gone.pop())
+        elif kind != "back" and world.requests:
+            chosen = world.requests[values[0] % len(world.requests)]
+            if kind == "go":
+                world.go(chosen)
+                gone.append(chosen)
+            elif kind == "preempt":
+                world.go(chosen)
+                world.come(chosen)
+            elif kind == "insert":
+                world.cache.insert(world.lease(chosen), chosen.tokens[: chosen.num_computed], 0.0)
+            elif kind == "elsewhere":
+                world.compute_elsewhere(chosen, is_pending=values[1])
+    world.decode(world.requests)
