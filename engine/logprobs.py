@@ -16,7 +16,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
+from engine.structs import Struct
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class TokenLogprobs:
     """One more than the number of tokens that are more likely; 0 where they were not counted."""
 
 
-class PackedLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class PackedLogprobs(Struct, frozen=True, array_like=True, gc=False):
     """The records of consecutive prompt tokens. Raises ValueError when the bytes are no whole number of them."""
 
     start: int

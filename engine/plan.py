@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, Protocol
 
-import msgspec
-
 from cache import PageCopy
 from engine.beam_search import Hypothesis
 from engine.logprobs import PackedLogprobs
 from engine.logprobs import TokenLogprobs as TokenLogprobs
 from engine.request import Request
+from engine.structs import Struct
 from engine.swap import PagePair
 
 GRAMMAR_FAILED = -2
@@ -28,7 +27,7 @@ GRAMMAR_FAILED = -2
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-class Chunk(msgspec.Struct, frozen=True, gc=False):
+class Chunk(Struct, frozen=True, gc=False):
     """The tokens of one request in one step.
 
     request.tokens:  [ computed already | this chunk | later ]
@@ -143,7 +142,7 @@ class Timings:
     """Tokens whose KV was computed again: after a preemption, or here after another engine had computed it."""
 
 
-class Event(msgspec.Struct, frozen=True, gc=False):
+class Event(Struct, frozen=True, gc=False):
     """News of one request: tokens, or its end, or both."""
 
     request_id: str

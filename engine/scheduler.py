@@ -17,10 +17,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from cache import CacheStats, KVCacheManager, PageAccount
-from engine import beam_group
+from engine import beam_group, structs
 from engine.drafting.speculator import Speculator
 from engine.errors import NeverFits
 from engine.load import EngineLoad
@@ -318,7 +316,7 @@ class Scheduler:
         if len(known) < len(rows) or not best:
             return [self._end(request, "error", now, keep=False, error=_why(-1))]
         ended = self._end(request, best[0].finish_reason, now, tokens=best[0].token_ids)
-        return [msgspec.structs.replace(ended, alternatives=tuple(best))]
+        return [structs.replace(ended, alternatives=tuple(best))]
 
     def _finish_reason(self, request: Request, token: int, num_tokens: int) -> FinishReason | None:
         """Why a request ends with `token` as the last of `num_tokens`; None when it goes on."""

@@ -14,22 +14,23 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
-
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import InvalidGrammar
 from engine.grammar.constraint import Constraint
 from engine.grammar.spec import Grammar
 from engine.grammar.vocabulary import Vocabulary
 
-LIMITS = LLParserLimits(
-    initial_lexer_fuel=1_000_000,  # about 20 ms
-    step_lexer_fuel=200_000,  # about 14 ms of a mask
-    step_max_items=50_000,  # about 3 ms of a mask
-    max_lexer_states=50_000,  # about 100 MB, shared by all requests with the grammar
-    verbose_errors=False,
-)
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 1_000_000,  # about 20 ms
+    "step_lexer_fuel": 200_000,  # about 14 ms of a mask
+    "step_max_items": 50_000,  # about 3 ms of a mask
+    "max_lexer_states": 50_000,  # about 100 MB, shared by all requests with the grammar
+    "verbose_errors": False,
+}
 _MAX_MESSAGE_CHARS = 300
 _JSON_OPTIONS = {
     # Nothing is passed over and nothing approximated: an answer that validates, or an error.
@@ -83,7 +84,10 @@ def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
 
     Raises InvalidGrammar, with a message for whoever wrote the grammar.
     """
-    matcher = LLMatcher(tokenizer, _as_llguidance(grammar), log_level=0, limits=LIMITS)
+    from llguidance import LLMatcher, LLParserLimits  # an engine without grammars runs where it is not installed
+
+    limits = LLParserLimits(**_LIMITS)
+    matcher = LLMatcher(tokenizer, _as_llguidance(grammar), log_level=0, limits=limits)
     if not matcher.is_error():
         probe = matcher.deep_copy()
         probe.compute_bitmask()
@@ -120,6 +124,8 @@ def explained(error: str) -> str:
 
 
 def _as_llguidance(grammar: Grammar) -> str:
+    from llguidance import LLMatcher
+
     match grammar.kind:
         case "json_object":
             return _json_schema('{"type":"object"}')
@@ -134,6 +140,8 @@ def _as_llguidance(grammar: Grammar) -> str:
 
 
 def _json_schema(source: str) -> str:
+    from llguidance import LLMatcher
+
     try:
         schema = json.loads(source)
     except (ValueError, RecursionError):

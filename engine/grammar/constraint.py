@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-
-from llguidance import LLMatcher
+from typing import TYPE_CHECKING
 
 from engine.sampling.row import Row
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 
 class Footing(Enum):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from llguidance import LLExecutor
-from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmask_par_with_draft_tokens
 
 from engine.grammar.constraint import Constraint, Footing
 from engine.sampling.adjust import forbidden_ends
 from engine.sampling.row import Row
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor
 
 Masks = npt.NDArray[np.int32]
 """[rows, words]: bit i of a row says whether token i is allowed, lowest bits first."""
@@ -82,6 +83,9 @@ class GrammarMasks:
 
     def _compute(self, runs: Sequence[_Run], masks: Masks) -> None:
         """In parallel, and without the interpreter's lock."""
+        from llguidance import LLExecutor
+        from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmask_par_with_draft_tokens
+
         self._executor = self._executor or LLExecutor()  # its threads: only where there are grammars
         plain = [(run.constraint.matcher, run.start) for run in runs if not run.drafts]
         if plain:
