@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from deployments.app import build
 from deployments.config import AppArgs
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def options_of(engine: dict[str, Any], engines: dict[str, Any]) -> Any:
@@ -26,6 +30,12 @@ def test_each_rank_reserves_the_same_on_one_machine() -> None:
     assert config.placement_group_bundles == [{"CPU": 2, "GPU": 1, "engine_node": 0.25}] * 4
     assert config.placement_group_strategy == "STRICT_PACK"
     assert deployment.ray_actor_options["num_gpus"] == 1  # rank 0's, in the first of them
+
+
+def test_the_ready_made_file_shares_a_model_among_four_gpus() -> None:
+    (application,) = yaml.safe_load((ROOT / "deployments/llama_70b.yaml").read_text())["applications"]
+    deployment = options_of(application["args"]["engine"], application["args"]["engines"])
+    assert deployment._replica_config.placement_group_bundles == [{"CPU": 1, "GPU": 1}] * 4
 
 
 def test_one_rank_needs_no_group() -> None:

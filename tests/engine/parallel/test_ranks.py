@@ -139,6 +139,12 @@ def test_guesses_are_verified_by_all_ranks(tiny: Tiny, method: Any) -> None:
         assert engine.loop.load().num_steps < 20
 
 
+def test_kv_in_eight_bits_is_scaled_by_all_ranks_together(tiny: Tiny) -> None:
+    """Finding the scales is a step that all of them run."""
+    shared, _ = run(tiny("qwen3"), 2, PROMPTS, kv_dtype="fp8")
+    assert [events[-1].finish_reason for events in shared] == ["length"] * len(PROMPTS)
+
+
 def test_pages_are_as_many_as_the_poorest_rank_has(tiny: Tiny) -> None:
     """And those of a rank hold its heads only: a quarter of the model's takes a quarter of the memory."""
     _, engine = run(tiny("llama2"), 4, PROMPTS[:1], kv_pages=None, kv_memory_share=1e-4, max_running=4)
