@@ -47,10 +47,12 @@ def make(
     quantize: Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]],
     config: dict[str, Any],
     family: str = "qwen3",
+    **overrides: Any,
 ) -> Checkpoint:
     """`quantize` takes a matrix's name, without ".weight", and the matrix; it gives the tensors that stand for it,
     and what they stand for."""
-    made = Checkpoint(save_tiny(family, directory / "quantized"), save_tiny(family, directory / "plain"))
+    paths = directory / "quantized", directory / "plain"
+    made = Checkpoint(*(save_tiny(family, path, **overrides) for path in paths))
     stored: Tensors = {}
     plain: Tensors = {}
     for name, tensor in load_file(made.plain / "model.safetensors").items():

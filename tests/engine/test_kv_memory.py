@@ -129,6 +129,13 @@ def test_the_longest_request_that_fits_is_named_and_fits() -> None:
             room(20, max_model_len=longer, quantization=quantization)
 
 
+def test_gpus_that_share_a_model_need_less_each() -> None:
+    config, half = EngineConfig(tensor_parallel_size=2), LLAMA.kv_bytes_per_token(2) // 2
+    check_room(config, LLAMA, 2, half, 131_072, int(15.5 * GIB), 2)
+    with pytest.raises(ValueError, match=r"weights take 7\.48 GiB.*8\.00 GiB, and 15\.00 GiB"):
+        check_room(config, LLAMA, 2, half, 131_072, 15 * GIB, 2)
+
+
 def test_the_most_pages_that_fit_are_named() -> None:
     with pytest.raises(ValueError, match=r"9000 KV pages 17\.58 GiB.*set kv_pages to at most 2581 or .*fp8"):
         room(20, kv_pages=9000)

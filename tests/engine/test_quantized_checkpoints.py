@@ -17,6 +17,8 @@ from engine.models.decoder import Decoder
 from engine.models.errors import ModelLoadError
 from engine.models.linear import Fp8Linear, Int4Linear
 from engine.models.weights import load_decoder
+from engine.parallel.collective import Collective
+from engine.parallel.shard import Shard
 from engine.plan import Chunk, StepPlan
 from engine.request import Request
 from engine.sampling_params import SamplingParams
@@ -143,6 +145,40 @@ def test_layers_that_the_checkpoint_left_alone_stay_plain(tmp_path: Path) -> Non
     assert len(layers(decoder)) == 4 + 3
     down = "layers.1.mlp.down_proj.weight"
     assert torch.equal(decoder.get_parameter(down), plain.get_parameter(down))
+
+
+SHARED: dict[str, Callable[[Path], Checkpoint]] = {
+    "fp8": lambda path: make(path, fp8_channels, fp8_config(), "llama_biased", intermediate_size=128),
+    "fp8 with one scale": lambda path: make(path, fp8_tensor, fp8_config("tensor"), intermediate_size=128),
+    "gptq": lambda path: make(path, gptq(False, 1), gptq_config(sym=False), intermediate_size=128),
+    "awq": lambda path: make(path, awq, AWQ, "mqa", intermediate_size=128),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_each_rank_has_its_part(name: str, tmp_path: Path) -> None:
+    made = SHARED[name](tmp_path)
+    config = ModelConfig.from_directory(made.quantized)
+    plain_config = ModelConfig.from_directory(made.plain)
+    for rank in (0, 1):
+        ranks = Collective(Shard(rank, 2))
+        plain = load_decoder(made.plain, plain_config, torch.float32, CPU, ranks=ranks)
+        found = layers(load_decoder(made.quantized, config, torch.float32, CPU, ranks=ranks))
+        assert len(found) == 4 * 3
+        for layer, module in found.items():
+            assert torch.allclose(module.dequantized(), plain.get_parameter(f"{layer}.weight"), rtol=1e-6)
+
+
+def test_ranks_that_would_divide_a_group_are_refused(tmp_path: Path) -> None:
+    made = make(tmp_path, awq, AWQ)
+    with pytest.raises(ModelLoadError, match=r"down_proj has 48 inputs \(on each rank\).*groups of 32"):
+        load_decoder(
+            made.quantized,
+            ModelConfig.from_directory(made.quantized),
+            torch.float32,
+            CPU,
+            ranks=Collective(Shard(0, 2)),
+        )
 
 
 def test_a_plain_model_is_rounded_as_it_is_loaded(tmp_path: Path) -> None:
