@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -68,11 +69,19 @@ class ModelRunner:
         self._sampled: torch.Tensor | None = None  # by the last step; the next one begins with it
 
     @classmethod
-    def load(cls, config: EngineConfig, kv_bytes_beside: int = 0, ranks: Collective = ALONE) -> ModelRunner:
+    def load(
+        cls,
+        config: EngineConfig,
+        kv_bytes_beside: int = 0,
+        ranks: Collective = ALONE,
+        *,
+        load_weights: Callable[..., Decoder] = load_decoder,
+    ) -> ModelRunner:
         """Load the model that `config` names and allocate its KV pages. Raises ModelLoadError, ValueError.
 
         `kv_bytes_beside`: what another model is to keep for each token that the pages hold. With several `ranks`
-        each loads its share; they do this together.
+        each loads its share; they do this together. `load_weights` takes what `load_decoder` does: a benchmark
+        draws them.
         """
         size = ranks.shard.size
         torch.set_num_threads(config.threads or default_threads(size))

@@ -1,0 +1,245 @@
+"""What a GPU does with Raydix, beside what it could do: kernels' correctness and speed, models of true shapes.
+
+    python -m benchmarks.gpu [--minutes 9] [--models qwen3-0.6b,llama-3.1-8b] [--only decode,prefill] [--tiny]
+
+Needs torch, Triton, transformers, safetensors and numpy alone: no Ray, no network, no model; weights are random.
+The machine's copy bandwidth and matrix rate are measured first, and each figure is given as a share of what they
+allow (`benchmarks/gpu_sections/limits.py`). Sections that the time does not suffice for are left out and named.
+Results are written after each section, to benchmarks/results/gpu_<name>.json and .txt, and at the end, where
+matplotlib is installed, .png. The exit status is 1 when a kernel computes wrong numbers or a section fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # also as a script, where nothing is installed
+
+from benchmarks.gpu_sections.messages import Measurement  # noqa: E402
+from benchmarks.gpu_sections.report import Report  # noqa: E402
+from benchmarks.gpu_sections.shapes import MODELS  # noqa: E402
+
+
+class Share(NamedTuple):
+    """Of the time, in seconds."""
+
+    least: int
+    """A section is not begun with less."""
+    most: int
+    """One that takes longer hangs, and is ended."""
+
+
+_SECTIONS: dict[str, Share] = {
+    "machine": Share(5, 60),
+    "attention": Share(20, 120),
+    "operations": Share(10, 60),
+    "sampler": Share(10, 40),
+    "check": Share(20, 60),
+    "decode": Share(30, 100),
+    "prefill": Share(20, 60),
+    "offline": Share(30, 90),
+    "prefix": Share(15, 40),
+    "speed": Share(20, 90),
+    "transformers": Share(40, 110),
+}
+_MODEL_SECTIONS = ("decode", "prefill", "offline", "prefix")
+_CHECKS = ("attention", "operations", "sampler")
+_START_S = 30.0
+"""For a process to import torch."""
+_WRITE_S = 1.0
+"""Of the budget, kept for writing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One process's work."""
+
+    sections: tuple[str, ...]
+    model: str = ""
+
+    def name(self, section: str) -> str:
+        """Of one of its sections, in the report."""
+        return f"{self.model} {section}" if self.model else section
+
+
+def jobs(models: Sequence[str], only: Sequence[str]) -> Iterator[Job]:
+    """What is to be done after the machine was measured, the most important first."""
+    wanted = [section for section in _SECTIONS if section in (only or _SECTIONS)]
+    checks, engine = (tuple(s for s in wanted if s in some) for some in (_CHECKS, _MODEL_SECTIONS))
+    if checks:
+        yield Job(checks)
+    if "check" in wanted:
+        yield Job(("check",))
+    yield from (Job(engine, model) for model in models if engine)
+    if "speed" in wanted:
+        yield Job(("speed",))
+    yield from (Job(("transformers",), model) for model in models if "transformers" in wanted)
+
+
+class Run:
+    """One run: starts processes, and keeps what they find."""
+
+    def __init__(self, report: Report, asked: argparse.Namespace) -> None:
+        self._report, self._asked = report, asked
+        self._deadline = time.time() + 60 * asked.minutes - _WRITE_S
+        self._attention: str = asked.attention
+
+    def all(self, models: Sequence[str]) -> None:
+        """Everything that was asked for."""
+        self.job(Job(("machine",)))
+        if not self._report.rates:
+            return
+        for job in jobs(models, self._asked.only):
+            self.job(job)
+            if "attention" in job.sections:
+                self._attention = self._right_attention()
+
+    def job(self, job: Job) -> None:
+        """Its sections; those after one that failed in a process of their own."""
+        left = list(job.sections)
+        while left:
+            self._process(job, left)
+            self._report.write()
+
+    def _process(self, job: Job, left: list[str]) -> None:
+        """Run sections until their process ends; those that are done with are taken out of `left`."""
+        current = left[0]
+        process = subprocess.Popen(
+            self._command(job, left), stdout=subprocess.PIPE, text=True, cwd=ROOT, env=self._environment(job)
+        )
+        assert process.stdout is not None
+        ender = self._ender(process, _START_S + _SECTIONS[current].most)
+        try:
+            for line in process.stdout:
+                ((kind, value),) = json.loads(line).items()
+                if kind == "begin":
+                    current = value
+                    ender.cancel()
+                    ender = self._ender(process, _SECTIONS[current].most)
+                self._take(job, kind, value, left)
+            status = process.wait()
+        finally:
+            ender.cancel()
+            process.kill()
+        if time.time() >= self._deadline:
+            self._report.left_out |= {job.name(section): "the time was over" for section in left}
+            left.clear()
+        elif current in left:
+            self._report.failed[job.name(current)] = (
+                f"took longer than {_SECTIONS[current].most} s, and was ended"
+                if status == -signal.SIGKILL
+                else f"its process ended with status {status}; what it said is above"
+            )
+            left.remove(current)
+
+    def _ender(self, process: subprocess.Popen[str], seconds: float) -> threading.Timer:
+        """Ends a process after so long, or when the time is over."""
+        timer = threading.Timer(max(0.0, min(seconds, self._deadline - time.time())), process.kill)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def _take(self, job: Job, kind: str, value: Any, left: list[str]) -> None:
+        """What a process told (`benchmarks/gpu_sections/messages.py`)."""
+        report = self._report
+        if kind == "measured":
+            report.measurements.append(Measurement(**value))
+        elif kind == "facts":
+            report.facts.update(value)
+        elif kind == "rates":
+            report.rates.update(value)
+        elif kind == "end":
+            left.remove(value)
+            report.write()
+            print(f"{job.name(value)}: done, {self._deadline - time.time():.0f} s left", file=sys.stderr)
+        elif kind in ("skipped", "failed"):
+            left.remove(value["section"])
+            noted = report.left_out if kind == "skipped" else report.failed
+            noted[job.name(value["section"])] = value["reason"]
+
+    def _command(self, job: Job, left: Sequence[str]) -> list[str]:
+        asked = self._asked
+        command = [sys.executable, "-m", "benchmarks.gpu_sections.child", "--deadline", f"{self._deadline}"]
+        command += ["--attention", self._attention]
+        command += ["--model", job.model] if job.model else []
+        command += ["--tiny"] if asked.tiny else []
+        rates = self._report.rates
+        command += ["--rates", json.dumps([rates["bandwidth"], rates["matmul"]])] if rates else []
+        return command + [f"{name}:{0 if asked.tiny else _SECTIONS[name].least}" for name in left]
+
+    def _environment(self, job: Job) -> dict[str, str]:
+        found = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        if self._asked.tiny and job.sections[0] in (*_CHECKS, "speed"):
+            found["TRITON_INTERPRET"] = "1"
+        return found
+
+    def _right_attention(self) -> str:
+        """The engine's backend: as asked for; where that is "auto" and one is wrong, the best that is right."""
+        checks = [line for line in self._report.measurements if line.what.startswith("attention")]
+        wrong = {line.by for line in checks if line.passed is False}
+        right = [line.by for line in checks if line.by not in wrong]
+        is_free = self._asked.attention == "auto" and not self._asked.tiny
+        return right[0] if is_free and wrong and right else self._asked.attention
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    description, _, more = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=description, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=9.0, help="for everything (default: 9)")
+    parser.add_argument("--models", type=_listed(MODELS), default=list(MODELS), help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--only", type=_listed(_SECTIONS), default=[], help=f"of {', '.join(_SECTIONS)}")
+    parser.add_argument("--attention", default="auto", help="the engine's backend (default: auto)")
+    parser.add_argument("--out", type=Path, help="path of the results, without an ending")
+    parser.add_argument("--tiny", action="store_true", help="toy shapes on the CPU: whether this script works")
+    asked = parser.parse_args(argv)
+    if not asked.minutes > 0:
+        parser.error(f"--minutes must be above 0, got {asked.minutes}")
+    return asked
+
+
+class _listed:
+    """Names separated by commas."""
+
+    def __init__(self, known: Iterable[str]) -> None:
+        self._known = list(known)
+
+    def __call__(self, text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in self._known:
+                raise argparse.ArgumentTypeError(f"there is no {name!r}; there are {', '.join(self._known)}")
+        return names
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, write, show. 0 when everything that ran is right."""
+    asked = parse_args(argv)
+    settings = {"minutes": asked.minutes, "tiny": asked.tiny, "attention": asked.attention, "only": asked.only}
+    started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    report = Report(asked.out, {"started": started, **settings})
+    try:
+        Run(report, asked).all(["tiny"] if asked.tiny else asked.models)
+    finally:
+        report.write()
+        print(report.table())
+        print(report.draw(), f"{report.path}.json", sep="\n")
+    return 0 if report.is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""One process's share of the run: a model and its sections. What it finds goes out as it is found.
+
+Each model has a process of its own: a kernel that fails leaves CUDA unusable, and one that hangs must be ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_sections.limits import Limits, Rates
+from benchmarks.gpu_sections.messages import Measurement, Teller
+from benchmarks.gpu_sections.shapes import MODELS, SMALL, Size
+from benchmarks.gpu_sections.workload import FULL, TINY
+
+_ROOM = 1.15
+"""Times its weights is what a model needs at least: KV, and the tensors of a step."""
+
+
+class Child:
+    """The sections that a process was asked for."""
+
+    def __init__(self, asked: argparse.Namespace, directory: Path, teller: Teller) -> None:
+        self._is_tiny: bool = asked.tiny
+        self._device = torch.device("cpu" if asked.tiny else "cuda")
+        self._work = TINY if asked.tiny else FULL
+        self._model: str = asked.model
+        self._backend: str = asked.attention
+        self._deadline: float = asked.deadline
+        self._rates = Rates(*json.loads(asked.rates)) if asked.rates else None
+        self._teller = teller
+        self._directory = directory
+        self._runs: Any = None
+
+    def run(self, section: str) -> None:
+        """Tell all that a section measures."""
+        for measurement in getattr(self, f"_{section}")():
+            self._teller.measured(measurement)
+
+    def _machine(self) -> Iterator[Measurement]:
+        from benchmarks.gpu_sections.machine import facts, measure_rates
+
+        if not self._is_tiny and not torch.cuda.is_available():
+            raise RuntimeError("torch finds no CUDA device; --tiny tries this script on the CPU")
+        self._teller.say("facts", facts(self._device))
+        rates = measure_rates(self._device, torch.float32 if self._is_tiny else torch.bfloat16)
+        self._teller.say("rates", asdict(rates))
+        yield Measurement("copy bandwidth", by="torch", note=f"{rates.bandwidth / 1e12:.3f} TB/s")
+        yield Measurement("matmul rate, bf16", by="torch", note=f"{rates.matmul / 1e12:.1f} TFLOP/s")
+
+    def _attention(self) -> Iterator[Measurement]:
+        yield from self._kernel_checks().attention()
+
+    def _operations(self) -> Iterator[Measurement]:
+        yield from self._kernel_checks().operations()
+
+    def _sampler(self) -> Iterator[Measurement]:
+        yield from self._kernel_checks().sampler()
+
+    def _kernel_checks(self) -> Any:
+        from benchmarks.gpu_sections.kernel_checks import KernelChecks
+
+        return KernelChecks(self._device, self._is_tiny)
+
+    def _speed(self) -> Iterator[Measurement]:
+        from benchmarks.gpu_sections.kernel_speed import kernel_speed
+
+        yield from kernel_speed(self._device, self._require_rates(), self._is_tiny)
+
+    def _check(self) -> Iterator[Measurement]:
+        from benchmarks.gpu_sections.engine_check import check_engine
+
+        raw = SMALL["tiny" if self._is_tiny else "check"]
+        yield from check_engine(raw, self._work, self._directory, **self._settings(kv_pages=4096))
+
+    def _transformers(self) -> Iterator[Measurement]:
+        from benchmarks.gpu_sections.transformers_run import transformers_offline
+
+        self._require_room()
+        patience = max(10.0, self._deadline - time.time() - 10.0)
+        yield from transformers_offline(
+            self._model, self._raw, self._limits(), self._work, self._device, min(patience, 90.0)
+        )
+
+    def _decode(self) -> Iterator[Measurement]:
+        yield from self._engine_runs().decode()
+
+    def _prefill(self) -> Iterator[Measurement]:
+        yield from self._engine_runs().prefill()
+
+    def _offline(self) -> Iterator[Measurement]:
+        yield from self._engine_runs().offline()
+
+    def _prefix(self) -> Iterator[Measurement]:
+        yield from self._engine_runs().prefix()
+
+    def _engine_runs(self) -> Any:
+        if self._runs is None:
+            from benchmarks.gpu_sections.engine_runs import Runs
+            from benchmarks.gpu_sections.random_model import load_engine
+
+            self._require_room()
+            settings = self._settings(kv_pages=1024 if self._is_tiny else None)
+            engine = load_engine(self._raw, self._directory, **settings)
+            self._runs = Runs(self._model, engine, self._limits(), self._work)
+        return self._runs
+
+    def _settings(self, kv_pages: int | None) -> dict[str, Any]:
+        work = self._work
+        return {
+            "device": str(self._device),
+            "attention": self._backend,
+            "max_model_len": work.max_model_len,
+            "max_running": min(256, work.max_step_tokens),
+            "max_step_tokens": work.max_step_tokens,
+            "kv_memory_share": 0.9,
+            "kv_pages": kv_pages,
+        }
+
+    @property
+    def _raw(self) -> Mapping[str, Any]:
+        return SMALL["tiny"] if self._is_tiny else MODELS[self._model]
+
+    def _require_room(self) -> None:
+        """Raise DoesNotFit when the model is too large, before anything of it is there."""
+        if self._device.type == "cuda":
+            weights, free = 2 * Size.of(self._raw).weights, torch.cuda.mem_get_info(self._device)[0]
+            if weights * _ROOM > free:
+                raise DoesNotFit(f"its weights take {weights / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
+
+    def _limits(self) -> Limits:
+        return Limits(Size.of(self._raw), self._require_rates(), 4 if self._is_tiny else 2)
+
+    def _require_rates(self) -> Rates:
+        assert self._rates is not None, "the machine is measured first"
+        return self._rates
+
+
+class DoesNotFit(Exception):
+    """The model is too large for this GPU."""
+
+
+def main() -> int:
+    """Sections, one after the other, while there is time. The first that fails ends the process."""
+    asked, teller = _asked(), Teller()
+    with tempfile.TemporaryDirectory(prefix="raydix-gpu-") as directory:
+        child = Child(asked, Path(directory), teller)
+        for section, least in (part.split(":") for part in asked.sections):
+            left = asked.deadline - time.time()
+            if left < float(least):
+                reason = f"it should have {least} s, {max(left, 0):.0f} s are left"
+                teller.say("skipped", {"section": section, "reason": reason})
+            elif not _is_done(child, section, teller):
+                return 1
+    return 0
+
+
+def _is_done(child: Child, section: str, teller: Teller) -> bool:
+    """Run a section; whether the process can go on."""
+    teller.say("begin", section)
+    try:
+        child.run(section)
+    except DoesNotFit as error:
+        teller.say("skipped", {"section": section, "reason": str(error)})
+    except Exception as error:
+        traceback.print_exc()
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        teller.say("failed", {"section": section, "reason": reason})
+        return False
+    else:
+        teller.say("end", section)
+    return True
+
+
+def _asked() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("sections", nargs="+")
+    parser.add_argument("--model", default="")
+    parser.add_argument("--attention", default="auto")
+    parser.add_argument("--deadline", type=float, required=True)
+    parser.add_argument("--rates", default="")
+    parser.add_argument("--tiny", action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

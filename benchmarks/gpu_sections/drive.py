@@ -1,0 +1,73 @@
+"""Requests through an engine's own loop, and when their tokens came."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+
+from engine.engine import Engine
+from engine.errors import QueueFull
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+
+_names = count()
+
+
+@dataclass(slots=True)
+class Trace:
+    """Of requests that were handed in at once. Seconds since then."""
+
+    tokens: list[list[int]]
+    """Generated, by request."""
+    first: list[float]
+    """When each request's first token came."""
+    cached: list[int]
+    """Prompt tokens that were found in the cache."""
+    steps: list[tuple[float, int]] = field(default_factory=list)
+    """When a step's tokens came, and how many."""
+
+    @property
+    def seconds(self) -> float:
+        """Until the last token."""
+        return self.steps[-1][0]
+
+
+def drive(engine: Engine, prompts: Sequence[list[int]], outputs: Sequence[int], temperature: float = 0.0) -> Trace:
+    """Generate `outputs` tokens after `prompts`. Raises RuntimeError when a request fails."""
+    requests: list[Request] = []
+    started = time.perf_counter()
+    for prompt, length in zip(prompts, outputs, strict=True):
+        sampling = SamplingParams(temperature=temperature, max_tokens=length, ignore_eos=True, seed=len(requests))
+        requests.append(engine.new_request(f"r{next(_names)}", prompt, sampling))
+    trace = Trace([[] for _ in requests], [0.0] * len(requests), [0] * len(requests))
+    index = {request.request_id: at for at, request in enumerate(requests)}
+    waiting, num_open = deque(requests), len(requests)
+    while num_open:
+        with suppress(QueueFull):
+            while waiting:
+                engine.scheduler.add(waiting[0])
+                waiting.popleft()
+        events = engine.loop.step()
+        now = time.perf_counter() - started
+        for event in events:
+            at = index[event.request_id]
+            if event.finish_reason == "error":
+                raise RuntimeError(f"request {at} of {len(requests)} failed: {event.error}")
+            if event.token_ids and not trace.tokens[at]:
+                trace.first[at] = now
+            trace.tokens[at] += event.token_ids
+            if event.finish_reason is not None:
+                trace.cached[at] = event.num_cached
+                num_open -= 1
+        if num_tokens := sum(len(event.token_ids) for event in events):
+            trace.steps.append((now, num_tokens))
+    while engine.loop.has_work:  # the step that was in flight when the last one ended
+        engine.loop.step()
+    short = [at for at, length in enumerate(outputs) if len(trace.tokens[at]) != length]
+    if short:
+        raise RuntimeError(f"{len(short)} of {len(requests)} requests ended early, the first is {short[0]}")
+    return trace

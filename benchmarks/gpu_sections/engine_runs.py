@@ -1,0 +1,125 @@
+"""A model in the engine: decodes, prompts, the offline workload, a shared prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from statistics import median
+
+from benchmarks.gpu_sections.drive import Trace, drive
+from benchmarks.gpu_sections.limits import Limits
+from benchmarks.gpu_sections.messages import Measurement
+from benchmarks.gpu_sections.workload import Workload
+from engine.engine import Engine
+
+_WARM_STEPS = 8
+AIMS: Mapping[tuple[str, str], float] = {
+    ("llama-3.1-8b", "decode, 1 row"): 0.75,
+    ("llama-3.1-8b", "decode, 32 rows"): 0.75,
+    ("llama-3.1-8b", "decode, 128 rows"): 0.70,
+    ("llama-3.1-8b", "prefill"): 0.75,
+    ("qwen3-0.6b", "offline"): 0.60,
+}
+"""Shares of the limit that are aimed at on an H200."""
+
+
+class Runs:
+    """Sections of one model in one engine."""
+
+    def __init__(self, model: str, engine: Engine, limits: Limits, workload: Workload) -> None:
+        self._model, self._engine, self._limits, self._work = model, engine, limits, workload
+        self._kv_tokens = engine.runner.num_pages * engine.config.page_size
+
+    def decode(self) -> Iterator[Measurement]:
+        """Batches of rows in lockstep, the largest first: the others find their prompts in the cache."""
+        work = self._work
+        length = work.context - work.decoded // 2
+        prompts = [work.prompt(row, length) for row in range(max(work.batches))]
+        largest = self._kv_tokens // (length + work.decoded + self._engine.config.page_size)
+        fitting = [rows for rows in work.batches if rows <= min(largest, self._engine.config.max_running)]
+        for rows in sorted(set(work.batches) - set(fitting)):
+            yield self._line(
+                f"decode, {rows} rows", note=f"left out: KV for {largest} such rows fits into the memory"
+            )
+        for rows in reversed(fitting):
+            if rows == fitting[-1]:
+                drive(self._engine, prompts[:rows], [1] * rows)
+            trace = drive(self._engine, prompts[:rows], [work.decoded] * rows)
+            yield self._decoded(rows, trace)
+
+    def _decoded(self, rows: int, trace: Trace) -> Measurement:
+        together = [at for at, tokens in trace.steps if tokens == rows][_WARM_STEPS:]
+        if len(together) < 2:
+            return self._line(f"decode, {rows} rows", note="left out: its rows never decoded together")
+        step = (together[-1] - together[0]) / (len(together) - 1)
+        limit = self._limits.decode(rows, rows * self._work.context)
+        what = f"decode, {rows} row{'s' * (rows > 1)}"
+        return self._line(what, tokens_per_s=rows / step, seconds=step, limit=limit)
+
+    def prefill(self) -> Iterator[Measurement]:
+        """Single prompts, nothing of them cached: until their first token."""
+        for length in self._work.prefills:
+            if length + self._engine.config.page_size > self._kv_tokens:
+                yield self._line(f"prefill, {length}", note=f"left out: KV for {self._kv_tokens} tokens fits")
+                continue
+            seconds = [
+                drive(self._engine, [self._work.prompt(-(100 * length + again), length)], [1]).first[0]
+                for again in range(self._work.repeats + 1)
+            ][1:]  # the first one compiles
+            taken = median(seconds)
+            limit = self._limits.prefill(0, length)
+            yield self._line(
+                f"prefill, {length}", tokens_per_s=length / taken, seconds=taken, limit=limit, aim="prefill"
+            )
+
+    def offline(self) -> Iterator[Measurement]:
+        """The workload of nano-vllm and mini-sglang: output tokens over all the time it takes."""
+        offline = self._work.offline()
+        trace = drive(self._engine, offline.prompts, offline.outputs, temperature=0.6)
+        limit = self._limits.offline([len(prompt) for prompt in offline.prompts], offline.outputs)
+        total = sum(offline.outputs)
+        yield self._line(
+            f"offline, {len(offline.outputs)} requests",
+            tokens_per_s=total / trace.seconds,
+            seconds=trace.seconds,
+            limit=limit,
+            aim="offline",
+            note=f"{total} output tokens",
+        )
+
+    def prefix(self) -> Iterator[Measurement]:
+        """A long prefix and a short question: the first token of the first request, and of the next one."""
+        size, cached = self._work.prefix, 0
+        cold: list[float] = []
+        warm: list[float] = []
+        for again in range(self._work.repeats + 1):
+            shared = self._work.prompt(10**6 + again, size)
+            for times, number in ((cold, 1), (warm, 2)):
+                question = self._work.prompt(2 * 10**6 + 10 * again + number, self._work.suffix)
+                trace = drive(self._engine, [shared + question], [1])
+                times.append(trace.first[0])
+            cached = trace.cached[0]
+        end = size + self._work.suffix
+        for name, times, start in (("cold", cold[1:], 0), ("warm", warm[1:], cached)):
+            taken, limit = median(times), self._limits.prefill(start, end)
+            note = f"{start} of {end} tokens cached"
+            yield self._line(f"prefix, {name}", tokens_per_s=end / taken, seconds=taken, limit=limit, note=note)
+
+    def _line(
+        self,
+        what: str,
+        *,
+        tokens_per_s: float | None = None,
+        seconds: float | None = None,
+        limit: float | None = None,
+        aim: str | None = None,
+        note: str = "",
+    ) -> Measurement:
+        return Measurement(
+            what,
+            self._model,
+            tokens_per_s=tokens_per_s,
+            ms=None if seconds is None else 1000 * seconds,
+            limit_share=None if seconds is None or limit is None else limit / seconds,
+            aim=AIMS.get((self._model, aim or what)),
+            note=note,
+        )

@@ -1,0 +1,58 @@
+"""What the machine could do at most: the time that its memory and its matrix units need for a piece of work.
+
+    decode    t = max(W / bandwidth, 2 P B / rate) + KV / bandwidth
+    prefill   t = (2 P n + 4 A (1 + 2 + ... + n)) / rate, at least W / bandwidth
+
+W bytes of weights that are read, P their number, B rows, KV bytes of keys and values that are read, n tokens, A
+query heads times their size over all layers. Both rates are measured in the same run: a share is of this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.gpu_sections.shapes import Size
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Of one machine."""
+
+    bandwidth: float
+    """Bytes a second, reads and writes of a large copy."""
+    matmul: float
+    """Operations a second of a large product of matrices, in the type of the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The least seconds in which a model's work can be done."""
+
+    size: Size
+    rates: Rates
+    element_bytes: int
+    """Of a weight, and of a number in KV."""
+
+    def decode(self, rows: int, kv_tokens: float) -> float:
+        """A step that decodes `rows` tokens, which attend to `kv_tokens` positions in all."""
+        weights = self.size.matrices + self.size.head
+        reading = weights * self.element_bytes / self.rates.bandwidth
+        kv = kv_tokens * self.size.kv_per_token * self.element_bytes / self.rates.bandwidth
+        return max(reading, 2 * weights * rows / self.rates.matmul) + kv
+
+    def prefill(self, start: int, end: int) -> float:
+        """A prompt's positions `start` .. `end`, those before it being cached."""
+        pairs = (end * (end + 1) - start * (start + 1)) / 2
+        operations = 2 * self.size.matrices * (end - start) + 4 * self.size.attention_width * pairs
+        kv = start * self.size.kv_per_token * self.element_bytes / self.rates.bandwidth
+        reading = self.size.matrices * self.element_bytes / self.rates.bandwidth
+        return max(operations / self.rates.matmul, reading) + kv
+
+    def offline(self, prompts: Sequence[int], outputs: Sequence[int]) -> float:
+        """All requests at once, by their lengths: every prompt, then decodes of all that are not done."""
+        seconds = sum(self.prefill(0, prompt) for prompt in prompts)
+        for step in range(1, max(outputs)):
+            contexts = [prompt + step for prompt, output in zip(prompts, outputs, strict=True) if output > step]
+            seconds += self.decode(len(contexts), sum(contexts))
+        return seconds

@@ -1,0 +1,45 @@
+"""An engine with random weights, made where they are used: no file is written or read but a config.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.model_runner import ModelRunner
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
+
+
+def load_engine(raw: Mapping[str, Any], directory: Path, **settings: Any) -> Engine:
+    """An engine for a model of such a config.json. `settings` are those of `EngineConfig`."""
+    (directory / "config.json").write_text(json.dumps(dict(raw)))
+    config = EngineConfig(model=str(directory), max_step_ms=None, max_step_stretch=None, **settings)
+    return Engine(config, ModelRunner.load(config, load_weights=random_decoder))
+
+
+def random_decoder(
+    directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, **_: Any
+) -> Decoder:
+    """A decoder whose activations stay about 1 in size, whatever its shape; the same one in every run.
+
+    Matrices are drawn with a deviation of inputs ** -0.5, so that each keeps the size of what it gets, which a
+    norm has brought to 1; what layers add to the stream grows with the root of their number.
+    """
+    with torch.device("meta"):
+        decoder = Decoder(config)
+    generator = torch.Generator(device).manual_seed(0)
+    for module in decoder.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            weight = torch.empty(parameter.shape, dtype=dtype, device=device)
+            if isinstance(module, torch.nn.Linear | torch.nn.Embedding) and name == "weight":
+                weight.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
+            else:
+                weight.fill_(0.0 if name == "bias" else 1.0)
+            setattr(module, name, torch.nn.Parameter(weight, requires_grad=False))
+    return decoder.eval()

@@ -1,0 +1,75 @@
+"""What is asked of an engine: how many rows, how long, how often. True sizes for a GPU, tiny ones for anything."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+_OFFLINE_TOKENS = 133_966
+"""Output tokens of the offline workload, as nano-vllm and mini-sglang draw it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offline:
+    """Requests handed in at once, sampled with temperature 0.6, which end by their length alone."""
+
+    prompts: list[list[int]]
+    outputs: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Lengths are in tokens."""
+
+    batches: tuple[int, ...] = (1, 8, 32, 64, 128, 256)
+    context: int = 1024
+    """In the middle of what is decoded."""
+    decoded: int = 128
+    """By each row."""
+    prefills: tuple[int, ...] = (1024, 4096, 8192, 16_384, 32_768)
+    repeats: int = 3
+    prefix: int = 8192
+    suffix: int = 64
+    requests: int = 256
+    shortest: int = 100
+    longest: int = 1024
+    max_step_tokens: int = 8192
+    max_token_id: int = 10_000
+
+    @property
+    def max_model_len(self) -> int:
+        """Room for the longest."""
+        return max(*self.prefills, self.prefix + self.suffix, self.context + self.decoded, 2 * self.longest) + 64
+
+    def offline(self) -> Offline:
+        """The same requests in every run. Raises RuntimeError when they are not those that others measure with."""
+        draw = random.Random(0)
+        prompts = [
+            [draw.randint(0, self.max_token_id) for _ in range(draw.randint(self.shortest, self.longest))]
+            for _ in range(self.requests)
+        ]
+        outputs = [draw.randint(self.shortest, self.longest) for _ in range(self.requests)]
+        if self == FULL and sum(outputs) != _OFFLINE_TOKENS:
+            raise RuntimeError(f"the workload has {sum(outputs)} output tokens, expected {_OFFLINE_TOKENS}")
+        return Offline(prompts, outputs)
+
+    def prompt(self, seed: int, length: int) -> list[int]:
+        """Random tokens; another seed, another prompt."""
+        draw = random.Random(f"prompt {seed}")
+        return [draw.randint(0, self.max_token_id) for _ in range(length)]
+
+
+FULL = Workload()
+TINY = Workload(
+    batches=(1, 3),
+    context=40,
+    decoded=16,
+    prefills=(32, 96),
+    repeats=1,
+    prefix=64,
+    suffix=8,
+    requests=5,
+    shortest=4,
+    longest=24,
+    max_step_tokens=64,
+)

@@ -1,0 +1,127 @@
+"""The GPU script as on a bare machine: every section in toy shapes, and nothing imported that is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from benchmarks.gpu import ROOT, jobs, parse_args
+from benchmarks.gpu_sections.limits import Limits, Rates
+from benchmarks.gpu_sections.messages import Measurement
+from benchmarks.gpu_sections.report import Report
+from benchmarks.gpu_sections.shapes import MODELS, Size
+from benchmarks.gpu_sections.workload import FULL
+
+THERE = ("torch", "triton", "transformers", "safetensors", "numpy")
+NOT_THERE = {"ray", "zmq", "msgspec", "xxhash", "llguidance", "prometheus_client", "fastapi", "pydantic", "rich"}
+"""Whatever other packages may bring along."""
+H200 = Rates(4.3e12, 790e12)
+
+
+def test_it_runs_where_only_torch_triton_and_transformers_are_installed(tmp_path: Path) -> None:
+    """Every section, in processes that find nothing but those packages and what these need themselves."""
+    blocked = sorted({*_modules(), *NOT_THERE} - ({*_modules(_needed(THERE))} - NOT_THERE))
+    site = tmp_path / "sitecustomize.py"
+    site.write_text(f"import sys\nfor name in {blocked!r}:\n    sys.modules[name] = None\n")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    environment.pop("TRITON_INTERPRET", None)
+    out = tmp_path / "results" / "gpu_here"
+    command = [sys.executable, "benchmarks/gpu.py", "--tiny", "--out", str(out)]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+    found = json.loads(out.with_suffix(".json").read_text())
+    assert not found["failed"] and not found["left_out"]
+    checks = [line for line in found["measurements"] if line["passed"] is not None]
+    assert {"triton", "reference"} <= {line["by"] for line in checks}
+    assert all(line["passed"] for line in checks)
+    speeds = {line["what"]: line for line in found["measurements"] if line["model"] and line["by"] == "raydix"}
+    assert {"decode, 1 row", "decode, 3 rows", "prefill, 96", "prefix, cold", "prefix, warm"} <= set(speeds)
+    assert all(line["tokens_per_s"] > 0 and line["limit_share"] > 0 for line in speeds.values())
+    assert "64 of 72 tokens cached" in speeds["prefix, warm"]["note"]
+    assert any(line["by"] == "transformers" for line in found["measurements"])
+    assert "no picture: " in ended.stdout
+    assert "all that ran is right" in out.with_suffix(".txt").read_text()
+
+
+def _needed(names: tuple[str, ...]) -> set[str]:
+    """Distributions that these need, themselves included."""
+    found: set[str] = set()
+    to_do = [*names]
+    while to_do:
+        name = canonicalize_name(to_do.pop())
+        if name not in found:
+            found.add(name)
+            with suppress(metadata.PackageNotFoundError):  # needed elsewhere, not on this machine
+                needed = map(Requirement, metadata.requires(name) or [])
+                to_do += [one.name for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return found
+
+
+def _modules(only: set[str] | None = None) -> Iterator[str]:
+    """Top-level modules of installed distributions, but for our own."""
+    for module, names in metadata.packages_distributions().items():
+        distributions = {canonicalize_name(name) for name in names}
+        if "raydix" not in distributions and (only is None or distributions & only):
+            yield module
+
+
+def test_the_offline_workload_is_the_one_others_measure() -> None:
+    offline = FULL.offline()
+    assert (len(offline.prompts), sum(offline.outputs)) == (256, 133_966)
+    assert offline.prompts[0][:3] == [6311, 6890, 663]
+
+
+@pytest.mark.parametrize(
+    ("model", "weights_gb", "decode", "prefill", "offline"),
+    [
+        ("qwen3-0.6b", 1.19, {1: 3284, 128: 33_924}, 791_000, 36_200),
+        ("llama-3.1-8b", 15.01, {1: 284, 32: 7128, 256: 19_915}, 55_500, 13_300),
+        ("qwen3-14b", 27.98, {8: 1173, 64: 7108}, 29_400, 8100),
+    ],
+)
+def test_limits_are_those_that_the_aims_were_set_by(
+    model: str, weights_gb: float, decode: dict[int, int], prefill: int, offline: int
+) -> None:
+    size = Size.of(MODELS[model])
+    limits = Limits(size, H200, 2)
+    assert 2e-9 * (size.matrices + size.head) == pytest.approx(weights_gb, rel=0.005)
+    for rows, tokens_per_s in decode.items():
+        assert rows / limits.decode(rows, rows * 1024) == pytest.approx(tokens_per_s, rel=0.001)
+    assert 1024 / limits.prefill(0, 1024) == pytest.approx(prefill, rel=0.002)
+    work = FULL.offline()
+    seconds = limits.offline([len(prompt) for prompt in work.prompts], work.outputs)
+    assert sum(work.outputs) / seconds == pytest.approx(offline, rel=0.005)
+
+
+def test_a_wrong_kernel_shows_in_the_table_and_in_the_verdict(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = Report(tmp_path / "gpu_x", {})
+    report.measurements.append(Measurement("decode, 1 row", "m", tokens_per_s=9.0, limit_share=0.5, aim=0.75))
+    assert report.is_good
+    report.measurements.append(Measurement("attention", by="triton", passed=False, note="error 1.0"))
+    report.left_out["m offline"] = "the time was over"
+    report.write()
+    assert not report.is_good
+    table = (tmp_path / "gpu_x.txt").read_text()
+    assert "WRONG: attention by triton: error 1.0" in table
+    assert "left out: m offline: the time was over" in table
+    assert report.draw() == "drawn: gpu_x.png"
+    assert (tmp_path / "gpu_x.png").stat().st_size > 1000
+
+
+def test_only_what_is_asked_for_is_run() -> None:
+    found = list(jobs(["a", "b"], ["decode", "prefill"]))
+    assert [(job.model, job.sections) for job in found] == [(name, ("decode", "prefill")) for name in "ab"]
+    with pytest.raises(SystemExit):
+        parse_args(["--only", "decodes"])
