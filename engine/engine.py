@@ -165,8 +165,8 @@ class Engine:
         that `grammars` does not know yet is compiled here: have it compiled before where this must not take long.
         """
         for name, ids in (("prompt", prompt_ids), ("output", output_ids)):
-            outside = next((token for token in ids if not 0 <= token < self.model.vocab_size), None)
-            if outside is not None:
+            if ids and not 0 <= min(ids) <= max(ids) < self.model.vocab_size:
+                outside = next(token for token in ids if not 0 <= token < self.model.vocab_size)
                 raise ValueError(
                     f"token id {outside} in the {name} is not in the vocabulary of {self.model.vocab_size} tokens"
                 )

@@ -10,9 +10,13 @@ import torch
 from cache import Namespace
 from engine.attention.base import AttentionShape
 from engine.attention.batch import AttentionBatch
+from engine.attention.kv_pages import FP8, UNSCALED, KVScales
 from engine.plan import Chunk
 from engine.request import Request
 from engine.sampling_params import SamplingParams
+
+_SCALES: KVScales = (0.5, 0.25)
+"""Of pages in eight bits."""
 
 
 class Case(NamedTuple):
@@ -25,6 +29,7 @@ class Case(NamedTuple):
     query: torch.Tensor
     """[N, num_heads, head_dim]"""
     window: int | None
+    scales: KVScales
 
     @property
     def null_page(self) -> int:
@@ -34,11 +39,12 @@ class Case(NamedTuple):
     def expected(self) -> torch.Tensor:
         """float32 [N, num_heads * head_dim]: attention written out, row by row."""
         out, at = [], 0
+        pages = self.pages.float() * torch.tensor(self.scales, device=self.pages.device).view(2, 1, 1, 1, 1)
         for row, (end, length) in enumerate(zip(self.batch.kv_lens_host, self.batch.query_lens, strict=True)):
             query = self.query[at : at + length].float().transpose(0, 1)
             at += length
             table = self.batch.block_table[row, : -(-end // self.shape.page_size)].long()
-            keys, values = self.pages[:, table].flatten(1, 2)[:, :end].float().unbind()
+            keys, values = pages[:, table].flatten(1, 2)[:, :end].unbind()
             out.append(self._row(query, keys, values))
         return torch.cat(out)
 
@@ -67,6 +73,7 @@ def make_case(
     size = (2, sum(counts) + 1, shape.page_size, shape.num_kv_heads, shape.head_dim)
     pages = torch.empty(size, dtype=dtype, device=device).normal_(generator=generator)
     pages[:, -1] = 0
+    is_fp8 = shape.kv_dtype == FP8
     chunks, at = [], 0
     for (start, length), num_pages in zip(rows, counts, strict=True):
         chunks.append(Chunk(_request(), start, length, [0] * length, order[at : at + num_pages], samples=True))
@@ -74,7 +81,8 @@ def make_case(
     batch = AttentionBatch.from_chunks(chunks, shape.page_size, sum(counts), device)
     num_tokens = sum(length for _, length in rows)
     query = torch.empty(num_tokens, shape.num_heads, shape.head_dim, dtype=dtype, device=device)
-    return Case(shape, batch, pages, query.normal_(generator=generator), window)
+    query.normal_(generator=generator)
+    return Case(shape, batch, pages.to(FP8) if is_fp8 else pages, query, window, _SCALES if is_fp8 else UNSCALED)
 
 
 def _request() -> Request:
