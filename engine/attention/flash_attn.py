@@ -35,7 +35,9 @@ class FlashAttention:
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
         """It needs a CUDA GPU, 16-bit numbers, and one of the packages, with pages and heads that it takes."""
-        found = misfit(shape, dtype, device) or find(shape, device)
+        if shape.kv_dtype not in (None, dtype):
+            return "it takes pages in fp8 only with queries in fp8; set kv_dtype to auto"
+        found = misfit(dtype, device) or find(shape, device)
         return found if isinstance(found, str) else None
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> FlashStep:
@@ -62,7 +64,7 @@ class FlashStep:
     def attend(
         self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
     ) -> torch.Tensor:
-        """As `AttentionStep.attend` says; nothing is scaled."""
+        """As `AttentionStep.attend` says; pages are of the queries' type."""
         keys, values = pages
         if all(part.takes_out for part in self._parts):
             attended = query.new_empty(query.shape)

@@ -19,7 +19,7 @@ import torch
 
 from engine.attention.base import AttentionShape
 from engine.attention.batch import AttentionBatch, on_device
-from engine.attention.kv_pages import UNSCALED, KVScales
+from engine.attention.kv_pages import FP8, UNSCALED, KVScales
 from engine.attention.packages import Capability, capability, imported, misfit
 
 _DECODE, _PREFILL = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
@@ -38,13 +38,13 @@ class FlashInferAttention:
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
-        self._wrappers: dict[tuple[str, int | None], Any] = {}
+        self._wrappers: dict[tuple[str, int | None, torch.dtype], Any] = {}
         self._workspace: torch.Tensor | None = None
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
-        """It needs a CUDA GPU, 16-bit numbers, heads of sizes that it has kernels for, and the package."""
-        if reason := misfit(shape, dtype, device):
+        """It needs a CUDA GPU, queries of 16 bits, heads of sizes that it has kernels for, and the package."""
+        if reason := misfit(dtype, device):
             return reason
         if (gpu := capability(device)) is not None and gpu < _OLDEST:
             return f"it needs compute capability 8.0 or more; this GPU has {gpu[0]}.{gpu[1]}"
@@ -66,12 +66,14 @@ class FlashInferAttention:
         """
         return FlashInferStep(self, self._shape, batch)
 
-    def wrapper(self, name: str, window: int | None, device: torch.device) -> Any:
-        """The one for such rows and layers, made when it is first asked for.
+    def wrapper(self, name: str, window: int | None, kv_type: torch.dtype, device: torch.device) -> Any:
+        """The one for such rows and layers, made when it is first asked for. It keeps the kernels that it took for
+        its first plan, so pages of another type have wrappers of their own.
 
         All share one workspace, as their kernels run one after the other.
         """
-        if (name, window) not in self._wrappers:
+        key = name, window, kv_type
+        if key not in self._wrappers:
             if self._workspace is None:
                 self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
             options: dict[str, Any] = {}
@@ -79,8 +81,8 @@ class FlashInferAttention:
                 group = self._shape.num_heads // self._shape.num_kv_heads
                 options["use_tensor_cores"] = group >= _GROUP_FOR_TENSOR_CORES
             module = imported("flashinfer")
-            self._wrappers[name, window] = getattr(module, name)(self._workspace, "NHD", **options)
-        return self._wrappers[name, window]
+            self._wrappers[key] = getattr(module, name)(self._workspace, "NHD", **options)
+        return self._wrappers[key]
 
 
 class FlashInferStep:
@@ -98,13 +100,14 @@ class FlashInferStep:
     def attend(
         self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
     ) -> torch.Tensor:
-        """As `AttentionStep.attend` says; nothing is scaled."""
+        """As `AttentionStep.attend` says."""
         if window not in self._planned:
             self._planned[window] = self._plan(window, query.dtype, pages.dtype)
         keys, values = pages
+        factors = {"k_scale": scales[0], "v_scale": scales[1]} if pages.dtype == FP8 else {}
         out = query.new_empty(query.shape)
         for rows, wrapper in self._planned[window]:
-            wrapper.run(query[rows.tokens], (keys, values), out=out[rows.tokens])
+            wrapper.run(query[rows.tokens], (keys, values), out=out[rows.tokens], **factors)
         return out.flatten(1)
 
     def _plan(self, window: int | None, query_type: torch.dtype, kv_type: torch.dtype) -> list[tuple[_Rows, Any]]:
@@ -118,11 +121,11 @@ class FlashInferStep:
         }
         planned = []
         if (rows := self._decodes) is not None:
-            wrapper = self._backend.wrapper(_DECODE, window, device)
+            wrapper = self._backend.wrapper(_DECODE, window, kv_type, device)
             wrapper.plan(rows.kv_indptr, rows.kv_indices, rows.last_page_len, *heads, **options)
             planned.append((rows, wrapper))
         if (rows := self._prefills) is not None:
-            wrapper = self._backend.wrapper(_PREFILL, window, device)
+            wrapper = self._backend.wrapper(_PREFILL, window, kv_type, device)
             pages = (rows.kv_indptr, rows.kv_indices, rows.last_page_len)
             wrapper.plan(rows.qo_indptr, *pages, *heads, causal=True, **options)
             planned.append((rows, wrapper))

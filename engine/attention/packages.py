@@ -9,13 +9,11 @@ from types import ModuleType
 
 import torch
 
-from engine.attention.base import AttentionShape
-
 Capability = tuple[int, int]
 """Compute capability of a GPU: (9, 0) is Hopper's, (8, 0) the A100's."""
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
-"""What these packages compute in. With pages of eight bits they want queries of eight bits too."""
+"""What these packages compute in."""
 
 
 def imported(name: str) -> ModuleType | str:
@@ -44,14 +42,12 @@ def capability(device: torch.device) -> Capability | None:
     return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
 
 
-def misfit(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
+def misfit(dtype: torch.dtype, device: torch.device) -> str | None:
     """Why none of these packages computes in such types on such a device; None when some may."""
     if device.type != "cuda":
         return f"it runs on CUDA GPUs, not on {device}"
     if dtype not in HALF_TYPES:
         return f"it computes in bfloat16 and float16, not in {str(dtype).removeprefix('torch.')}; set dtype"
-    if shape.kv_dtype not in (None, dtype):
-        return f"its pages are of the model's type, not {str(shape.kv_dtype).removeprefix('torch.')}"
     return None
 
 

@@ -220,6 +220,7 @@ class FlashInferWrapper:
         assert kv_layout == "NHD" and not use_cuda_graph
         self.use_tensor_cores = use_tensor_cores
         self.plans = self.runs = 0
+        self._told: dict[str, Any] = {}
         self.made.append(self)
 
     def plan(self, *args: Any, **kwargs: Any) -> None:
@@ -248,7 +249,9 @@ class FlashInferWrapper:
         if self.is_decode and not self.use_tensor_cores:
             assert heads // kv_heads in (1, 2, 3, 4, 6, 8), "Unsupported group_size"
         assert math.isclose(told["sm_scale"], self._dim**-0.5)
-        assert told["q_data_type"] in HALF and told["kv_data_type"] == told["q_data_type"]
+        assert told["q_data_type"] in HALF and told["kv_data_type"] in (told["q_data_type"], torch.float8_e4m3fn)
+        types = {(plan["q_data_type"], plan["kv_data_type"]) for plan in (told, self._told or told)}
+        assert len(types) == 1, "the kernels of the first plan are kept"
         self._heads, self._told = (heads, kv_heads), told
         self.plans, self.runs = self.plans + 1, 0
 
@@ -261,6 +264,8 @@ class FlashInferWrapper:
         assert keys.shape[1:] == (self._told["page_size"], self._heads[1], self._dim)
         assert out.shape == query.shape and out.dtype == query.dtype
         self.runs += 1
+        if keys.dtype == torch.float8_e4m3fn:
+            keys, values = keys.float() * told["k_scale"], values.float() * told["v_scale"]
         arguments = (
             self._pages,
             self._query_lens,

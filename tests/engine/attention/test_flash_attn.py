@@ -176,6 +176,9 @@ def test_it_runs_on_gpus_in_half_precision_only(install: Install) -> None:
     rounded = replace(SHAPE, kv_dtype=torch.float8_e4m3fn)
     assert "pages are of the model's type, not float8" in str(FlashAttention.unavailable(rounded, BF16, CUDA))
     assert FlashAttention.unavailable(SHAPE, BF16, CUDA) is None
+    in_fp8 = replace(SHAPE, kv_dtype=torch.float8_e4m3fn)
+    assert "set kv_dtype to auto" in str(FlashAttention.unavailable(in_fp8, BF16, CUDA))
+    assert FlashAttention.unavailable(replace(SHAPE, kv_dtype=BF16), BF16, CUDA) is None
 
 
 def test_asked_for_and_not_installed_it_says_what_to_install(install: Install) -> None:

@@ -76,6 +76,23 @@ def test_one_plan_a_step_and_window_whatever_the_number_of_layers(install: Insta
     assert sorted(wrapper.runs for wrapper in made) == [2, 2, 3, 3]
 
 
+@pytest.mark.parametrize("window", [None, 7])
+def test_pages_in_fp8_with_their_scales(install: Install, window: int | None) -> None:
+    """Also after a step on pages of the model's type, as when scales are calibrated."""
+    install("flashinfer")
+    case = Paged([(12, 1), (20, 6)], Heads(2, 1, 64), 16, window, BF16)
+    shape = replace(case.shape, kv_dtype=torch.float8_e4m3fn)
+    assert FlashInferAttention.unavailable(shape, BF16, CUDA) is None
+    backend = FlashInferAttention(shape)
+    case.attend(backend)
+    pages, query = case.pages.layer(0).to(torch.float8_e4m3fn), torch.cat(case._queries)
+    attended, expected = (
+        each.prepare(case.batch, case.pages.null_page).attend(pages, query, window, (1.5, 0.75))
+        for each in (backend, ReferenceAttention(shape))
+    )
+    torch.testing.assert_close(attended, expected, atol=0.03, rtol=0.02)
+
+
 @pytest.mark.parametrize(
     ("capability", "dtype", "device", "head_dim", "reason"),
     [

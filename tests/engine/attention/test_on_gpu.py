@@ -7,7 +7,7 @@ import torch
 
 from engine.attention.base import AttentionBackend, consider
 from tests.engine.attention.devices import attend_on
-from tests.engine.paged import Heads, Paged
+from tests.engine.paged import CPU, Heads, Paged
 
 CUDA = torch.device("cuda")
 BF16 = torch.bfloat16
@@ -23,7 +23,12 @@ def backend_for(name: str, case: Paged) -> AttentionBackend:
     return found(case.shape)
 
 
-@pytest.mark.parametrize("name", ["flash_attn", "flashinfer"])
+def test_packages_come_after_what_is_our_own() -> None:
+    names = [name for name, _ in consider(Paged([(0, 1)], Heads(1, 1, 8), 16, None, BF16).shape, BF16, CPU)]
+    assert names == ["native", "triton", "flash_attn", "flashinfer", "reference"]
+
+
+@pytest.mark.parametrize("name", ["triton", "flash_attn", "flashinfer"])
 @pytest.mark.parametrize("page_size", [16, 256])
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("heads", [Heads(1, 2, 64), Heads(4, 8, 128)], ids=str)
