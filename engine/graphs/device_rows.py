@@ -56,7 +56,7 @@ class DeviceRows:
             self._tokens.index_copy_(0, rows, before.index_select(0, sources).clamp(min=0).int())
 
     def batch(self, count: int) -> AttentionBatch:
-        """Where the tokens of the first `count` rows lie. Of what it says on the host, lengths are upper bounds."""
+        """Where the tokens of the first `count` rows lie; lengths that it tells on the host are upper bounds."""
         size, positions = self._layout.page_size, self._positions[:count].long()
         tables = self._tables[:count]
         pages = tables.gather(1, (positions // size)[:, None])[:, 0].long()
