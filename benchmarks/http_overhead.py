@@ -248,9 +248,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--note", default="", help="what else the machine was doing")
     parser.add_argument("--seed", type=int, default=0)
     weights = Path.home() / ".cache" / "raydix-bench"
-    parser.add_argument(
-        "--weights", type=Path, default=weights, help="for the model (%(default)s)"
-    )
+    parser.add_argument("--weights", type=Path, default=weights, help="for the model (%(default)s)")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""Decode steps through static tensors on a CPU: attention that reads tensors alone, and replays that call again."""
+"""Decode steps through static tensors on a CPU: attention that reads them alone, and replays that call again."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import torch
 
 from engine.attention.base import AttentionBackend, consider
 from tests.engine.attention.devices import attend_on
-from tests.engine.paged import CPU, Heads, Paged
+from tests.engine.paged import Heads, Paged
 
 CUDA = torch.device("cuda")
 BF16 = torch.bfloat16
@@ -24,7 +24,7 @@ def backend_for(name: str, case: Paged) -> AttentionBackend:
 
 
 def test_packages_come_after_what_is_our_own() -> None:
-    names = [name for name, _ in consider(Paged([(0, 1)], Heads(1, 1, 8), 16, None, BF16).shape, BF16, CPU)]
+    names = [name for name, _ in consider(Paged([(0, 1)], Heads(1, 1, 8), 16, None, BF16).shape, BF16, CUDA)]
     assert names == ["native", "triton", "flash_attn", "flashinfer", "reference"]
 
 
