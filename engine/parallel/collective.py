@@ -86,7 +86,7 @@ def find_store(port: int, size: int) -> Any:
 
 
 def join(store: Any, shard: Shard, device: torch.device) -> Collective:
-    """Meet the other ranks; returns when all are there."""
+    """Meet the other ranks; returns when all are there. A GPU becomes the one that this thread computes on."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         kind = _torch.ProcessGroupNCCL

@@ -11,7 +11,6 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from multiprocessing.connection import Client, Connection
 
 import msgspec
@@ -47,7 +46,7 @@ def _compute(seat: Seat, task: Task, connection: Connection, inbox: queue.Simple
     device = torch.device(config.device, seat.gpu) if config.device == "cuda" else torch.device("cpu")
     connection.send_bytes(encode(Hello(seat.rank, device_name(device))))
     ranks = join(find_store(task.store_port, shard.size), shard, device)
-    runner = ModelRunner.load(replace(config, device=str(device)), ranks=ranks)
+    runner = ModelRunner.load(config, ranks=ranks)  # on the GPU that `join` made this thread's
     while (message := inbox.get()) is not None:
         runner.compute(read_work(message).step(device))
 

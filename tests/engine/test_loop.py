@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 import pytest
 
-from engine.errors import EngineStopped, NeverFits
+from engine.errors import EngineStopped, NeverFits, RankLost
 from engine.load import StepStats
 from engine.plan import Event, StepPlan, StepResult
 from tests.engine.script import Script
@@ -76,6 +77,27 @@ def test_a_defect_ends_the_loop_visibly() -> None:
     assert "RuntimeError" in (script.loop.failure or "")
     with pytest.raises(EngineStopped, match="RuntimeError"):
         script.arrive([1, 2, 3])
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_lost_rank_ends_the_loop_and_none_of_its_requests(
+    monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    """They can go on elsewhere, where a failed step would have ended them. Who waits is told once."""
+    script = Script(overlap=overlap)
+
+    def lost(plan: StepPlan) -> NoReturn:
+        raise RankLost("rank 2 is gone")
+
+    monkeypatch.setattr(script.runner, "prepare", lost)
+    events: list[Event] = []
+    reasons: list[str] = []
+    script.loop.start(events.extend, on_failure=reasons.append)
+    script.arrive([1, 2, 3])
+    wait_for(lambda: script.loop.failure is not None)
+    script.loop.fail("and so is rank 3")
+    script.loop.stop()
+    assert (script.loop.failure, reasons, events) == ("rank 2 is gone", ["rank 2 is gone"], [])
 
 
 def test_load_counts_what_waits_and_runs() -> None:

@@ -1,0 +1,75 @@
+"""What ranks are told of a step is what rank 0 prepared, on whatever device."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import msgspec
+import pytest
+import torch
+
+from cache import Namespace, PageCopy
+from engine.attention.batch import AttentionBatch
+from engine.parallel.messages import Hello, Work, encode, on, read_news, read_task, read_work
+from engine.plan import Chunk, StepPlan
+from engine.prepared_step import Places, PreparedStep
+from engine.request import PENDING, Request
+from engine.sampling_params import SamplingParams
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def step() -> PreparedStep:
+    """A decode whose token is in flight, and a prompt that is scored."""
+    sampling = [SamplingParams(temperature=0), SamplingParams(temperature=0, prompt_logprobs=2)]
+    requests = [
+        Request.make(f"r{n}", list(range(9)), params, arrival=0.0, seed=0, namespace=Namespace("m"))
+        for n, params in enumerate(sampling)
+    ]
+    chunks = (
+        Chunk(requests[0], 9, 1, [PENDING], [4, 5, 6], True),
+        Chunk(requests[1], 0, 9, list(range(9)), [1, 2, 3], True),
+    )
+    plan = StepPlan(chunks, (PageCopy(7, 4, 2),), swap_out=((1, 0),), swap_in=((2, 5), (3, 6)))
+    return PreparedStep.of(plan, Places(4, 99), CPU)
+
+
+def test_a_step_arrives_as_it_was_sent(step: PreparedStep) -> None:
+    received = read_work(encode(Work.of(step))).step(CPU)
+    assert isinstance(step.batch, AttentionBatch) and isinstance(received.batch, AttentionBatch)
+    for field in (*fields(PreparedStep), *fields(AttentionBatch)):
+        source, target = (step, received) if hasattr(step, field.name) else (step.batch, received.batch)
+        sent, got = getattr(source, field.name), getattr(target, field.name)
+        if isinstance(sent, torch.Tensor):
+            assert sent.dtype == got.dtype and torch.equal(sent, got), field.name
+        elif field.name not in ("chunks", "tails", "has_drafts", "batch"):  # only rank 0 samples
+            assert list(sent) == list(got) if field.name != "num_decodes" else sent == got, field.name
+    received.token_ids(torch.tensor([17, 18]))  # it can be written to
+    assert received.ids[0] == 17
+
+
+def test_a_step_without_tokens_may_still_copy_pages() -> None:
+    step = PreparedStep.of(StepPlan(swap_out=((1, 0),)), Places(4, 99), CPU)
+    received = read_work(encode(Work.of(step))).step(CPU)
+    assert received.batch is None and list(received.swap_out) == [(1, 0)]
+
+
+def test_all_tensors_go_to_the_ranks_device(step: PreparedStep) -> None:
+    moved = on(step, torch.device("meta"))
+    assert isinstance(moved.batch, AttentionBatch)
+    tensors = [
+        value
+        for part in (moved, moved.batch)
+        for field in fields(part)
+        if isinstance(value := getattr(part, field.name), torch.Tensor)
+    ]
+    assert len(tensors) >= 9 and {tensor.device.type for tensor in tensors} == {"meta"}
+
+
+def test_what_is_no_message_is_refused() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        read_work(b"\x93junk")
+    with pytest.raises(msgspec.ValidationError):
+        read_task(encode(Hello(1, "cpu")))
+    assert read_news(encode(Hello(1, "cpu"))) == Hello(1, "cpu")
