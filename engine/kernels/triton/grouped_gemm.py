@@ -9,7 +9,6 @@ which program comes first; products are summed in float32.
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -17,6 +16,8 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.expert_tiles import expert_tiles
+from engine.kernels.triton.fitting import shared_memory
+from engine.kernels.triton.tile import is_interpreted
 
 
 class _Shape(NamedTuple):
@@ -39,6 +40,8 @@ _SHAPES: tuple[tuple[float, _Shape], ...] = (
     (float("inf"), _Shape(64, 128, 128, 8, 3)),
 )
 """By pairs per expert, up to a number: decode steps are bound by reading weights, prompts by products."""
+_BESIDE = 4096
+"""Bytes of shared memory that are needed beside operands."""
 _COLUMNS = 1024  # of a token, summed by one program
 
 
@@ -64,9 +67,9 @@ def experts_mlp(
         "ROWS": shape.rows,
         "OUTPUTS": shape.outputs,
         "INPUTS": shape.input_bytes // x.element_size(),
-        "WIDEN": triton.knobs.runtime.interpret and x.dtype == torch.bfloat16,
+        "WIDEN": is_interpreted(_gate_up) and x.dtype == torch.bfloat16,
         "num_warps": shape.num_warps,
-        "num_stages": shape.stages_in(_shared_bytes(x.device)),
+        "num_stages": shape.stages_in(shared_memory(x.device) - _BESIDE),
     }
     _gate_up[len(tiles), triton.cdiv(inner, shape.outputs)](
         x, gate_up, between, order, tiles, hidden, inner, *x.stride(), *gate_up.stride(), per_token, **blocks
@@ -80,16 +83,6 @@ def experts_mlp(
         pairs, chosen.contiguous(), out, hidden, first_expert, num_experts, per_token, columns
     )
     return out
-
-
-@functools.cache
-def _shared_bytes(device: torch.device) -> int:
-    """Shared memory that one program may have, but for what it needs beside its operands; plenty on a CPU."""
-    if device.type != "cuda":
-        return 1 << 20
-    properties = torch.cuda.get_device_properties(device)
-    # AMD's have no larger limit that one opts into.
-    return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block) - 4096
 
 
 @triton.jit

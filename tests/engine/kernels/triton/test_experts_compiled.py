@@ -9,7 +9,7 @@ import sys
 import pytest
 
 pytest.importorskip("triton")
-SCRIPT = "tests.engine.kernels.triton.ahead_of_time"
+SCRIPT = "tests.engine.kernels.triton.compile_experts"
 
 
 def test_the_experts_kernels_compile_for_gpus() -> None:

@@ -44,7 +44,7 @@ def main() -> None:
                 "INPUTS": shape.input_bytes // 2,
                 "WIDEN": False,
             }
-            options = {"num_warps": shape.num_warps, "num_stages": shape.stages_in(shared - 4096)}
+            options = {"num_warps": shape.num_warps, "num_stages": shape.stages_in(shared - grouped_gemm._BESIDE)}
             contiguous = {"x_column": 1, "w_input": 1, "PER_TOKEN": 8}
             compile_for(capability, grouped_gemm._gate_up, {**blocks, **contiguous}, **options)
             compile_for(capability, grouped_gemm._down, {**blocks, "w_input": 1}, **options)
