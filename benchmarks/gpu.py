@@ -46,6 +46,7 @@ _SECTIONS: dict[str, Share] = {
     "attention": Share(20, 120),
     "operations": Share(10, 60),
     "sampler": Share(10, 40),
+    "experts": Share(10, 60),
     "check": Share(20, 60),
     "decode": Share(30, 100),
     "prefill": Share(20, 60),
@@ -55,7 +56,7 @@ _SECTIONS: dict[str, Share] = {
     "transformers": Share(40, 110),
 }
 _MODEL_SECTIONS = ("decode", "prefill", "offline", "prefix")
-_CHECKS = ("attention", "operations", "sampler")
+_CHECKS = ("attention", "operations", "sampler", "experts")
 _START_S = 30.0
 """For a process to import torch."""
 _WRITE_S = 1.0

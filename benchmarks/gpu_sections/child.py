@@ -67,6 +67,11 @@ class Child:
     def _sampler(self) -> Iterator[Measurement]:
         yield from self._kernel_checks().sampler()
 
+    def _experts(self) -> Iterator[Measurement]:
+        from benchmarks.gpu_sections.experts import experts
+
+        yield from experts(self._device, self._require_rates(), self._is_tiny)
+
     def _kernel_checks(self) -> Any:
         from benchmarks.gpu_sections.kernel_checks import KernelChecks
 
