@@ -104,7 +104,7 @@ class ModelRunner:
             kv_bytes = model.kv_bytes_per_token(kv_dtype.itemsize) + kv_bytes_beside
             check_room(config, whole, dtype.itemsize, kv_bytes, limit, torch.cuda.mem_get_info(device)[0], size)
         is_turned, is_fp8 = device.type == "cpu" and not is_native, config.quantization == "fp8"
-        loaded_decoder = load_decoder(
+        loaded_decoder = load_weights(
             directory, whole, dtype, device, input_major=is_turned, fp8=is_fp8, ranks=ranks
         )
         decoder = NativeDecoder(loaded_decoder, config.quantization) if is_native else loaded_decoder
