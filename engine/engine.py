@@ -122,7 +122,8 @@ class Engine:
         if runner is not None:
             return cls(config, runner)
         prepare_process(config.cpus)
-        from engine.parallel.runner import ParallelRunner, load_runner  # torch: only where a model is run
+        from engine.loading import load_runner  # torch: only where a model is run
+        from engine.model_runner import ModelRunner
 
         drafter: Drafter | None = None
         if config.speculation is not None and config.speculation.method == "draft_model":
@@ -133,7 +134,7 @@ class Engine:
             loaded = load_runner(config, launcher=launcher)
         if config.overlap is None:
             config = replace(config, overlap=not loaded.takes_all_cores)
-        return cls(config, loaded, drafter, loaded.team if isinstance(loaded, ParallelRunner) else None)
+        return cls(config, loaded, drafter, None if isinstance(loaded, ModelRunner) else loaded.team)
 
     def close(self) -> None:
         """Stop the loop, and end the model's other ranks. Idempotent."""

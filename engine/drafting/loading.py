@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.drafting.draft_model import DraftModel
 from engine.drafting.vocabulary import check_same_vocabulary
 from engine.hub import resolve_model
+from engine.loading import load_runner
 from engine.model_runner import ModelRunner
-from engine.parallel.launcher import WorkerLauncher
-from engine.parallel.runner import ParallelRunner, load_runner
+
+if TYPE_CHECKING:
+    from engine.parallel.launcher import WorkerLauncher
+    from engine.parallel.runner import ParallelRunner
 
 
 def load_with_draft_model(

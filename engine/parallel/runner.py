@@ -87,15 +87,6 @@ class ParallelRunner:
             raise RankLost(reason) from error
 
 
-def load_runner(
-    config: EngineConfig, kv_bytes_beside: int = 0, launcher: WorkerLauncher | None = None
-) -> ModelRunner | ParallelRunner:
-    """The model that `config` names, on as many ranks as it says; `ModelRunner.load` says the rest."""
-    if config.tensor_parallel_size == 1:
-        return ModelRunner.load(config, kv_bytes_beside)
-    return ParallelRunner.load(config, kv_bytes_beside, launcher)
-
-
 def _first_device(config: EngineConfig, shares_gpus: bool) -> torch.device:
     """Rank 0's. Raises ValueError where there are fewer GPUs than ranks."""
     size, found = config.tensor_parallel_size, torch.cuda.device_count()

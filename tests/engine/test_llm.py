@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -96,3 +97,18 @@ assert engine.loop.has_work
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
     )
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_the_offline_api_needs_nothing_that_a_bare_machine_lacks() -> None:
+    """It imports neither what serves nor what only faster values, several ranks and grammars need."""
+    script = textwrap.dedent("""
+        import sys
+        for name in ("msgspec", "xxhash", "llguidance", "ray", "zmq", "pydantic"):
+            sys.modules[name] = None
+        from engine import LLM, SamplingParams
+        llm = LLM("demo", device="cpu", kv_pages=64, threads=1)
+        params = SamplingParams(max_tokens=4, ignore_eos=True)
+        print(len(llm.generate([5, 6, 7], params, progress=False)[0].token_ids))
+    """)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ran.stdout.strip() == "4", ran.stderr
