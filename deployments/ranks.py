@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.machine import prepare_process
 
 if TYPE_CHECKING:
     from engine.parallel.launcher import Seat
@@ -44,7 +45,8 @@ class Rank:
 
     def work(self, seat: Seat) -> None:
         """Return when rank 0 is gone."""
-        from engine.parallel.worker import work  # torch: not where the class is only named
+        prepare_process()
+        from engine.parallel.worker import work  # torch, whose threads then know how to wait
 
         work(seat, lambda: os._exit(0))
 
