@@ -123,11 +123,13 @@ def _replicas(manifests: Manifests) -> dict[str, tuple[Doc, int, int]]:
     found = {}
     for deployment in (ingress, hub, *engines.values()):
         options = overrides.get(deployment.name, deployment.ray_actor_options)
-        needs = {
+        num_ranks = len(deployment._replica_config.placement_group_bundles or [None])  # each reserves the same
+        each = {
             "CPU": options.get("num_cpus", 0),
             "GPU": options.get("num_gpus", 0),
             **options.get("resources", {}),
         }
+        needs = {key: value * num_ranks for key, value in each.items()}
         scaling = args.served[deployment.name].engines.autoscaling if deployment.name in engines else None
         count = deployment.num_replicas or 1
         bounds = (count, count) if scaling is None else (scaling.min, scaling.max)
