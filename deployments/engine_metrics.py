@@ -22,7 +22,7 @@ class EngineMetrics:
         self._metrics = metrics
         # Counted in plain numbers, passed on before each snapshot: a step of a small model takes little longer.
         self._stage_seconds = dict.fromkeys(StageSeconds._fields, 0.0)
-        self._num_generated = self._num_steps = self._num_drafts = self._num_accepted = 0
+        self._num_generated = self._num_steps = self._num_replayed = self._num_drafts = self._num_accepted = 0
 
     def describe(self, *, version: str, attention: str, device: str, dtype: str, page_size: int) -> None:
         """What does not change while the engine runs."""
@@ -43,6 +43,7 @@ class EngineMetrics:
         num_tokens = stats.num_decode_tokens + stats.num_prefill_tokens + stats.num_draft_tokens
         metrics.observe("engine_batch_tokens", num_tokens, phase=phase)
         self._num_steps += 1
+        self._num_replayed += stats.is_replayed
         self._num_drafts += stats.num_draft_tokens
         self._num_accepted += stats.num_accepted_tokens
         for stage, spent in zip(StageSeconds._fields, stats.stages, strict=True):
@@ -83,7 +84,8 @@ class EngineMetrics:
         for stage, seconds in self._stage_seconds.items():
             metrics.count_to("engine_stage_seconds_total", seconds, stage=stage)
         metrics.count_to("engine_steps_total", self._num_steps)
-        metrics.count_to("engine_graph_replays_total", self._num_steps, mode="eager")
+        metrics.count_to("engine_graph_replays_total", self._num_replayed, mode="graph")
+        metrics.count_to("engine_graph_replays_total", self._num_steps - self._num_replayed, mode="eager")
         metrics.count_to("generation_tokens_total", self._num_generated)
         metrics.count_to("spec_draft_tokens_total", self._num_drafts)
         metrics.count_to("spec_accepted_tokens_total", self._num_accepted)

@@ -14,6 +14,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 Preemption = Literal["auto", "swap", "recompute"]
 KVDType = Literal["auto", "fp8"]
 Quantization = Literal["int8", "fp8"]
+CudaGraphs = Literal["start", "lazy", "off"]
 # Eleven days: in practice priorities then do not age, and seconds on a clock are still told apart.
 _LONGEST_HALF_LIFE_S = 1e6
 
@@ -61,6 +62,9 @@ class EngineConfig:
     max_step_stretch: float | None = 0.75
     """How much longer each prompt may make a step beside running decodes, as a share of what they take alone: with
     0.75 streams keep within twice the time per token while one long prompt is computed. None: no such bound."""
+    cuda_graphs: CudaGraphs = "start"
+    """Record steps of plain decodes on a GPU and replay them, a launch for all of their kernels: "start" records
+    all sizes when the engine starts, "lazy" each when it first comes, "off" none."""
     overlap: bool | None = None
     """Plan the next step while one runs. Without it the tokens are the same, and each step waits for its plan.
     None: unless steps are computed by as many threads as there are cores, which planning would only hold up."""
@@ -123,6 +127,8 @@ class EngineConfig:
             raise ValueError(f'quantization must be "int8", "fp8" or None, got {self.quantization!r}')
         if self.kv_dtype not in get_args(KVDType):
             raise ValueError(f'kv_dtype must be "auto" or "fp8", got {self.kv_dtype!r}')
+        if self.cuda_graphs not in get_args(CudaGraphs):
+            raise ValueError(f'cuda_graphs must be "start", "lazy" or "off", got {self.cuda_graphs!r}')
         if self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}; got {self.policy!r}")
         if not 0 < self.priority_half_life_s <= _LONGEST_HALF_LIFE_S:

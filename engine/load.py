@@ -38,6 +38,8 @@ class StepStats:
     """Guesses that were checked."""
     num_accepted_tokens: int = 0
     """Those of them that were right."""
+    is_replayed: bool = False
+    """Whether it was launched as a recorded graph."""
 
     @property
     def phase(self) -> str:

@@ -240,6 +240,7 @@ class EngineLoop:
                 num_prefill_tokens=plan.num_prefill,
                 num_draft_tokens=plan.num_drafts,
                 num_accepted_tokens=sum([count - 1 for count in result.counts or ()]),
+                is_replayed=result.is_replayed,
             )
         )
 

@@ -10,9 +10,14 @@ from pathlib import Path
 import torch
 
 from engine.attention.base import AttentionBackend, AttentionShape, AttentionStep, choose_backend
+from engine.attention.batch import AttentionBatch
 from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import FP8, KVPages
 from engine.config import EngineConfig
+from engine.graphs.decodes import GraphedDecodes, PlacedStep
+from engine.graphs.recorded import Capture, CudaCapture, StepGraphs, sizes_up_to
+from engine.graphs.rows import Layout
+from engine.graphs.setup import capture_all, graph_bytes, why_not
 from engine.hub import fingerprint, resolve_model
 from engine.kv_memory import available_ram, check_room, host_pages_for, pages_for
 from engine.kv_scales import Calibration
@@ -26,9 +31,11 @@ from engine.parallel.sampler import shared
 from engine.plan import Step, StepPlan, StepResult
 from engine.prepared_step import Places, PreparedStep
 from engine.sampler import sampler_for
+from engine.sampling.plain import plain_chooser
 from engine.sampling.prompt_logprobs import SLICE_BYTES, score
 from engine.stage_clock import StageClock
 from engine.swap import HostMemory
+from engine.token_reader import TokenReader
 from engine.warmup import measure_step
 
 logger = logging.getLogger(__name__)
@@ -66,7 +73,10 @@ class ModelRunner:
         self.host_memory = HostMemory()
         """The host pages there are; none until `add_host_pages`."""
         self._places = Places(pages.page_size, pages.null_page)
+        self._reader = TokenReader(self.device)
         self._sampled: torch.Tensor | None = None  # by the last step; the next one begins with it
+        self._sampled_ids: list[int] = []  # the same
+        self._decodes: GraphedDecodes | None = None
 
     @classmethod
     def load(
@@ -122,9 +132,18 @@ class ModelRunner:
             free = available_ram() // size if config.kv_pages is None else 0
         else:
             free = measure_step(config, limit, loaded.with_pages, device)
+        not_graphed = why_not(config, backend, device, size)
+        reserved = graph_bytes(config, model, dtype.itemsize, limit) if not_graphed is None else 0
+        free = max(0, free - reserved)
         fitting = pages_for(config, free, loaded.kv_bytes_per_token + kv_bytes_beside, limit)
         num_pages = ranks.least(fitting, device)
-        runner = loaded.with_pages(num_pages)
+        runner = loaded.with_pages(num_pages + (not_graphed is None))
+        if not_graphed is not None:
+            logger.info("no CUDA graphs: %s", not_graphed)
+        else:
+            graphs = runner.add_graphs(config.max_running, CudaCapture(device))
+            if config.cuda_graphs == "start" and not capture_all(graphs, device, reserved):
+                runner._decodes = None
         runner.add_host_pages(host_pages_for(config, loaded.kv_bytes_per_token * size))
         logger.info(
             "%s: %.1fM parameters, rank %d of %d, %s on %s, %s attention, %d KV pages of %d tokens (%.0f MiB), "
@@ -148,6 +167,19 @@ class ModelRunner:
         if num_pages:
             self._host = HostKVPages(self._pages, num_pages)
             self.host_memory = HostMemory(num_pages, self._host.measure())
+
+    def add_graphs(self, max_running: int, capture: Capture) -> StepGraphs:
+        """Record steps of plain decodes, and replay them. Takes the last page away, which rows that nobody has
+        write to: before anything runs.
+        """
+        self.num_pages -= 1
+        sizes, limit = sizes_up_to(max_running), self.max_model_len
+        layout = Layout(
+            sizes[-1], -(-limit // self.page_size), self.page_size, self.num_pages, self._pages.null_page
+        )
+        choose = plain_chooser(self.device)
+        self._decodes = GraphedDecodes(self._decode, choose, layout, sizes, limit, self.device, capture)
+        return self._decodes.graphs
 
     def with_pages(self, num_pages: int) -> ModelRunner:
         """The same model with other pages, all empty."""
@@ -180,6 +212,8 @@ class ModelRunner:
         A token id of -1 says that the model computed no valid probabilities for that request (NaN or infinity);
         other requests in the batch are not affected.
         """
+        if self._decodes is not None and (placed := self._decodes.place(plan, self._places)) is not None:
+            return partial(self._replay, self._decodes, placed)
         return partial(self.compute, self.read(plan, self.device))
 
     def read(self, plan: StepPlan, device: torch.device) -> PreparedStep:
@@ -190,7 +224,7 @@ class ModelRunner:
     def compute(self, step: PreparedStep) -> StepResult:
         """Run a step; its tensors are on this runner's device."""
         stages = StageClock(self.device)
-        before, self._sampled = self._sampled, None  # should this step fail, the next one finds nothing
+        (before, known), self._sampled = (self._sampled, self._sampled_ids), None  # should it fail, that is all
         inputs = self._inputs(step, before)
         if inputs is None:
             return StepResult((), ())
@@ -202,10 +236,30 @@ class ModelRunner:
             return StepResult((), (), None, stages.prepare_seconds, prompt_logprobs=scores)
         logits = self._decoder.logits(step.sampling(hidden))
         stages.begin_sampling()
-        rows = step.rows([] if before is None else before.tolist())
+        rows = step.rows([] if before is None else known)
         self._sampled, logprobs = self._sampler.sample(logits, rows)
-        sampled, sample_s = self._sampled.tolist(), stages.sample_seconds()
+        self._sampled_ids = sampled = self._reader.begin(self._sampled).wait()
+        sample_s = stages.sample_seconds()
         return step.result(sampled, logprobs, stages.prepare_seconds, sample_s, scores)
+
+    @torch.inference_mode()
+    def _replay(self, decodes: GraphedDecodes, step: PlacedStep) -> StepResult:
+        """Run a step by its graph."""
+        stages = StageClock(self.device)
+        before, self._sampled = self._sampled, None
+        self._copy_pages(step.plan)
+        stages.begin_forward()
+        sampled, is_replayed = decodes.run(step, before)
+        stages.begin_sampling()
+        underway = self._reader.begin(sampled)
+        self._sampled, self._sampled_ids = sampled, underway.wait()
+        tokens, nothing = [self._sampled_ids[row] for row in step.rows], [None] * len(step.rows)
+        sample_s = stages.sample_seconds()
+        return StepResult(tokens, nothing, None, stages.prepare_seconds, sample_s, is_replayed=is_replayed)
+
+    def _decode(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        step = self._attention.prepare(batch, self._pages.null_page)
+        return self._decoder.logits(self._decoder(token_ids, step, self._pages))
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
@@ -219,13 +273,16 @@ class ModelRunner:
         self, step: PreparedStep, before: torch.Tensor | None
     ) -> tuple[torch.Tensor, AttentionStep] | None:
         """What the decoder takes for all tokens of a step; None when there are none. Copies pages first."""
+        self._copy_pages(step)
+        if step.batch is None:
+            return None
+        return step.token_ids(before), self._attention.prepare(step.batch, self._pages.null_page)
+
+    def _copy_pages(self, step: PreparedStep | StepPlan) -> None:
         if self._host is not None:
             self._host.copy_out(step.swap_out)
             self._host.copy_in(step.swap_in)
         self._pages.copy(step.copies)
-        if step.batch is None:
-            return None
-        return step.token_ids(before), self._attention.prepare(step.batch, self._pages.null_page)
 
 
 def _device(name: str) -> torch.device:

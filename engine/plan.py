@@ -125,6 +125,8 @@ class StepResult:
     """Of the step's time: after the forward pass. What neither says is the forward pass."""
     prompt_logprobs: Mapping[str, PackedLogprobs] = field(default_factory=dict)
     """By request id: of the prompt tokens that the logits of its chunk predict, where asked for."""
+    is_replayed: bool = False
+    """Whether the step was launched as a recorded graph."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,9 @@ class AttentionBackend(Protocol):
     """Attention over paged KV, for one model on one device. Holds no state of any batch."""
 
     name: str
+    is_capturable: bool
+    """Whether a step of decodes depends on its batch's tensors, their shapes and bounds of `kv_lens_host` alone, so
+    that a CUDA graph of it holds for whatever the tensors say later."""
 
     def __init__(self, shape: AttentionShape) -> None: ...
 

@@ -35,6 +35,7 @@ class FlashInferAttention:
     """FlashInfer's paged attention, compiled when it is first used unless its cache of kernels is installed."""
 
     name = "flashinfer"
+    is_capturable = False
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape

@@ -25,6 +25,7 @@ class NativeAttention:
     """The backend of choice on CPUs where the library was built."""
 
     name = "native"
+    is_capturable = False
 
     def __init__(self, shape: AttentionShape, isa: str | None = None) -> None:
         """With the kernels of `isa`, or the best that run here. They are looked up at the first step."""

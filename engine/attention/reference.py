@@ -75,6 +75,7 @@ class ReferenceAttention:
     """The backend that runs everywhere and that others are compared with."""
 
     name = "reference"
+    is_capturable = False
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape

@@ -24,6 +24,7 @@ class TritonAttention:
     """The backend of choice on GPUs. In Triton's interpreter (TRITON_INTERPRET=1) it runs anywhere, for tests."""
 
     name = "triton"
+    is_capturable = True
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape

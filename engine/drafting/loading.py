@@ -41,6 +41,7 @@ def load_with_draft_model(
             host_kv_gib=0.0,
             speculation=None,
             tensor_parallel_size=1,
+            cuda_graphs="off",  # its steps are asked for logits
         )
     )
     if settings.kv_pages is not None:

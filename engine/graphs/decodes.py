@@ -100,6 +100,7 @@ class GraphedDecodes:
             self._is_broken = False
         return self._rows.sampled[: len(step.rows)], is_replayed
 
+    @torch.inference_mode()
     def _advance(self, count: int) -> None:
         logits = self._decode(self._rows.token_ids(count), self._rows.batch(count))
         self._rows.advance(count, logits, self._choose)

@@ -48,6 +48,7 @@ class StepGraphs:
         self.sizes = sizes
         self._work, self._capture = work, capture
         self._replays: dict[int, Callable[[], None]] = {}
+        self._unrecorded: set[int] = set()
 
     def size_for(self, count: int) -> int | None:
         """Rows of the graph for a step of `count`; None where there is none so large."""
@@ -68,7 +69,14 @@ class StepGraphs:
             replay()
             return True
         self._work(size)
-        self._record(size)
+        if size not in self._unrecorded:
+            try:
+                self._record(size)
+            except RuntimeError as error:  # that there is no memory left is one
+                logger.warning(
+                    "steps of %d rows run without a CUDA graph, as none could be recorded: %s", size, error
+                )
+                self._unrecorded.add(size)
         return False
 
     def _record(self, size: int) -> None:

@@ -34,7 +34,7 @@ def taken(metrics: Metrics) -> tuple[dict[str, Values], dict[str, int]]:
 def test_an_engines_record_becomes_its_metrics() -> None:
     metrics = Metrics("m", "r", "engine")
     engine = EngineMetrics(metrics)
-    engine.on_step(StepStats(StageSeconds(0.001, 0.002, 0.010, 0.003, 0.004), 4, 4, 0))
+    engine.on_step(StepStats(StageSeconds(0.001, 0.002, 0.010, 0.003, 0.004), 4, 4, 0, is_replayed=True))
     engine.on_step(StepStats(StageSeconds(0.001), 1, 0, 9))
     engine.on_step(StepStats(StageSeconds(0.0), 2, 2, 0, num_draft_tokens=8, num_accepted_tokens=5))
     found = (Hypothesis((1, 2, 3), -1.0, "stop"), Hypothesis((4, 5), -2.0, "length"))
@@ -52,7 +52,7 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     )
     assert values["engine_steps_total"] == {(): 3}
     assert values["generation_tokens_total"] == {(): 1 + 3 + 2}
-    assert values["engine_graph_replays_total"] == {("graph",): 0, ("eager",): 3}
+    assert values["engine_graph_replays_total"] == {("graph",): 1, ("eager",): 2}
     assert values["spec_draft_tokens_total"] == {(): 8}
     assert values["spec_accepted_tokens_total"] == {(): 5}
     assert values["requests_waiting"] == {("capacity",): 3, ("deferred",): 2}

@@ -8,13 +8,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from engine.attention.base import AttentionShape
+from engine.attention.base import AttentionShape, AttentionStep
 from engine.attention.batch import AttentionBatch
+from engine.attention.reference import ReferenceAttention
+from engine.config import EngineConfig
+from engine.model_runner import ModelRunner
 
 
 class GatheringAttention:
-    """Each row's whole page table is gathered, and masked by the lengths that the device has: nothing of what a
-    batch says on the host is looked at but that all rows are decodes."""
+    """Of steps of decodes, each row's whole page table is gathered, and masked by the lengths that the device has:
+    nothing of what a batch says on the host is looked at but that all rows are decodes. Other steps are the
+    reference's.
+    """
 
     name = "gathering"
     is_capturable = True
@@ -26,8 +31,9 @@ class GatheringAttention:
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
         return None
 
-    def prepare(self, batch: AttentionBatch, null_page: int) -> GatheringStep:
-        assert batch.num_decodes == len(batch.query_lens)
+    def prepare(self, batch: AttentionBatch, null_page: int) -> AttentionStep:
+        if batch.num_decodes < len(batch.query_lens):
+            return ReferenceAttention(self._shape).prepare(batch, null_page)
         return GatheringStep(self._shape, batch)
 
 
@@ -66,3 +72,16 @@ class Recording:
             work()
 
         return replay
+
+
+def graphed(config: EngineConfig) -> tuple[ModelRunner, Recording]:
+    """A runner whose plain decodes are replayed, with `config.kv_pages` pages; and what recorded them."""
+    loaded = ModelRunner.load(config)
+    runner = loaded.with_pages(loaded.num_pages + 1)
+    model = runner.model_config
+    windows = frozenset(model.layer_windows)
+    shape = AttentionShape(model.num_heads, model.num_kv_heads, model.head_dim, config.page_size, windows)
+    runner._attention = GatheringAttention(shape)
+    recording = Recording()
+    runner.add_graphs(config.max_running, recording)
+    return runner, recording

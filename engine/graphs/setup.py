@@ -1,0 +1,75 @@
+"""Whether CUDA graphs are used, the memory they will probably take, and recording them at an engine's start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from engine.attention.base import AttentionBackend
+from engine.config import EngineConfig
+from engine.graphs.recorded import StepGraphs, sizes_up_to
+from engine.models.config import ModelConfig
+
+logger = logging.getLogger(__name__)
+
+_NODES_PER_LAYER = 12
+_NODES_BESIDE = 30
+_NODE_BYTES = 16 * 1024
+"""What the driver keeps of a graph's kernel: an estimate on the safe side, logged beside what it really took."""
+_BYTES_BESIDE = 64 * 2**20
+"""For libraries' workspaces and what attention lays out."""
+
+
+def why_not(config: EngineConfig, attention: AttentionBackend, device: torch.device, num_ranks: int) -> str | None:
+    """Why steps are not replayed as graphs; None when they are."""
+    if config.cuda_graphs == "off":
+        return "cuda_graphs is off"
+    if device.type != "cuda":
+        return f"they are for GPUs, not for {device}"
+    if num_ranks > 1:
+        return "several ranks share the model (tensor_parallel_size)"
+    if not attention.is_capturable:
+        return f"attention by {attention.name} asks the host for each step"
+    return None
+
+
+def graph_bytes(config: EngineConfig, model: ModelConfig, element_bytes: int, max_model_len: int) -> int:
+    """Bytes of GPU memory to set aside for all graphs and for the rows that they read: an estimate.
+
+    Graphs share one pool, of which the largest needs most: one layer's tensors, and the logits.
+    """
+    sizes = sizes_up_to(config.max_running)
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    layer = 4 * model.hidden_size + heads + 3 * model.intermediate_size
+    logits = model.vocab_size * (element_bytes + 4)
+    tables = 4 * (8 + -(-max_model_len // config.page_size))
+    nodes = len(sizes) * (model.num_layers * _NODES_PER_LAYER + _NODES_BESIDE)
+    return sizes[-1] * (layer * element_bytes + logits + tables) + nodes * _NODE_BYTES + _BYTES_BESIDE
+
+
+def capture_all(graphs: StepGraphs, device: torch.device, reserved: int) -> bool:
+    """Record all graphs; False, with a warning, when the device cannot record such steps, which then run without.
+
+    `reserved`: the bytes set aside for them. Raises ValueError when they do not fit.
+    """
+    before = torch.cuda.mem_get_info(device)[0]
+    try:
+        graphs.capture_all()
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"CUDA graphs do not fit: {before / 2**20:.0f} MiB of GPU memory were free for {len(graphs.sizes)} of "
+            f"them, {reserved / 2**20:.0f} MiB are expected; lower kv_pages, kv_memory_share or max_running, or "
+            'set cuda_graphs to "off"'
+        ) from error
+    except RuntimeError as error:
+        logger.warning("steps run without CUDA graphs, as one could not be recorded: %s", error)
+        return False
+    taken = before - torch.cuda.mem_get_info(device)[0]
+    logger.info("%s took %.0f MiB, %.0f MiB were expected", _named(graphs.sizes), taken / 2**20, reserved / 2**20)
+    return True
+
+
+def _named(sizes: Sequence[int]) -> str:
+    return f"{len(sizes)} CUDA graphs of up to {sizes[-1]} rows"

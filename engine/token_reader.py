@@ -1,0 +1,40 @@
+"""Getting sampled tokens to the host without keeping the device from going on."""
+
+from __future__ import annotations
+
+import torch
+
+
+class TokenReader:
+    """Copies tokens from a GPU on a stream of its own, into pinned memory; the host waits for that copy alone."""
+
+    def __init__(self, device: torch.device) -> None:
+        """On a CPU tokens are where they are needed."""
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def begin(self, tokens: torch.Tensor) -> TokensUnderway:
+        """Read int64 [R] tokens, which the current stream computes."""
+        if self._stream is None:
+            return TokensUnderway(tokens, None)
+        self._stream.wait_stream(torch.cuda.current_stream(tokens.device))
+        with torch.cuda.stream(self._stream):
+            on_host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+            on_host.copy_(tokens, non_blocking=True)
+            there = torch.cuda.Event()
+            there.record()
+        tokens.record_stream(self._stream)
+        return TokensUnderway(on_host, there)
+
+
+class TokensUnderway:
+    """Tokens that are being copied."""
+
+    def __init__(self, on_host: torch.Tensor, there: torch.cuda.Event | None) -> None:
+        self._on_host, self._there = on_host, there
+
+    def wait(self) -> list[int]:
+        """The tokens, once they are there."""
+        if self._there is not None:
+            self._there.synchronize()
+        tokens: list[int] = self._on_host.tolist()
+        return tokens
