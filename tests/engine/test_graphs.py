@@ -84,11 +84,8 @@ def test_workloads_get_the_tokens_of_steps_without_graphs(model: Path, overlap: 
         got, num_preemptions = play(Engine(config, runner), seed)
         expected, _ = play(Engine(config, ModelRunner.load(config)), seed)
         for name in expected:  # an abort strikes earlier or later
-            assert (
-                got[name] == expected[name]
-                or got[name] == expected[name][: len(got[name])]
-                or (expected[name] == got[name][: len(expected[name])])
-            ), name
+            length = min(len(got[name]), len(expected[name]))
+            assert got[name][:length] == expected[name][:length]
         assert recording.num_replayed > 20
         assert not runner._pages.data[:, :, runner._pages.null_page].any()
         preempted += num_preemptions

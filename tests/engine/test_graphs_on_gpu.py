@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from engine.config import CudaGraphs, EngineConfig
-from engine.llm import LLM
+from engine.engine import Engine
 from engine.model_runner import ModelRunner
 from engine.plan import StepPlan
-from engine.sampling_params import SamplingParams
 from tests.engine.oracle import save_tiny
-from tests.engine.test_graphs import chunk_of, request
+from tests.engine.test_graphs import chunk_of, play, request
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -36,14 +35,12 @@ def config_for(model: Path, mode: CudaGraphs) -> EngineConfig:
 
 
 @pytest.mark.parametrize("mode", ["start", "lazy"])
-def test_tokens_are_those_of_steps_without_graphs(model: Path, mode: CudaGraphs) -> None:
-    prompts = [list(range(5 + i, 20 + 3 * i)) for i in range(9)]
-    sampling = [SamplingParams(0.7 * (i % 2), max_tokens=10 + 5 * i, seed=i) for i in range(9)]
-    got, expected = (
-        [output.token_ids for output in LLM(config=config_for(model, each)).generate(prompts, sampling)]
-        for each in (mode, "off")
-    )
-    assert got == expected
+def test_workloads_get_the_tokens_of_steps_without_graphs(model: Path, mode: CudaGraphs) -> None:
+    got, expected = (play(Engine.from_config(config_for(model, each)), seed=1)[0] for each in (mode, "off"))
+    assert set(got) == set(expected)
+    for name in got:  # an abort strikes earlier or later
+        length = min(len(got[name]), len(expected[name]))
+        assert got[name][:length] == expected[name][:length]
 
 
 def test_a_steady_step_is_launched_without_waiting_for_the_device(model: Path) -> None:
