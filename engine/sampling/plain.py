@@ -68,13 +68,14 @@ def plain_chooser(device: torch.device) -> PlainChooser:
     """Triton's on a GPU, where it imports; else torch's."""
     if device.type == "cuda":
         try:
-            return _triton_chooser(device)
+            return triton_chooser(device)
         except ImportError:  # what it costs was logged when the sampler was chosen
             pass
     return choose_plain
 
 
-def _triton_chooser(device: torch.device) -> PlainChooser:
+def triton_chooser(device: torch.device) -> PlainChooser:
+    """By Triton's kernels. Raises ImportError."""
     from engine.kernels.triton import sample
 
     def choose(

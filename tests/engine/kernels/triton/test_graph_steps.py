@@ -1,0 +1,83 @@
+"""What a GPU records, but for the recording: our kernels through static tensors, in Triton's interpreter."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.attention.base import AttentionShape
+from engine.attention.triton import TritonAttention
+from engine.config import EngineConfig
+from engine.graphs.decodes import GraphedDecodes
+from engine.model_runner import ModelRunner
+from engine.models.decoder import Decoder
+from engine.models.operations import Rotary
+from engine.models.triton_operations import TritonOperations
+from engine.plan import Chunk, StepPlan
+from engine.request import PENDING
+from engine.sampling.plain import choose_plain, triton_chooser
+from tests.engine.graphed import Recording
+from tests.engine.oracle import save_tiny
+from tests.engine.test_graphs import request
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, and do not run on a CPU")
+def test_steps_of_our_kernels_give_the_tokens_of_plain_torch(tmp_path: Path) -> None:
+    """Three requests whose tokens stay on the device; one leaves, another comes in its place."""
+    model = save_tiny("qwen3", tmp_path, num_hidden_layers=1)
+    config = EngineConfig(
+        str(model), device="cpu", attention="reference", page_size=4, kv_pages=24, max_model_len=32, threads=1
+    )
+    plain = ModelRunner.load(config)
+    runner = ModelRunner.load(config).with_pages(25)
+    facts, decoder = runner.model_config, runner._decoder
+    assert isinstance(decoder, Decoder)
+    rotary = Rotary.of(facts.rope, facts.head_dim, torch.float32, CPU)
+    decoder.operations = partial(TritonOperations, rotary)
+    heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
+    runner._attention = TritonAttention(AttentionShape(*heads, 4, frozenset({None})))
+    recording = Recording()
+    runner.add_graphs(3, recording)
+    assert isinstance(runner._decodes, GraphedDecodes)
+    runner._decodes._choose = triton_chooser(CPU)
+
+    rows = [request(f"r{i}", 5 + i, temperature=0.8 * (i % 2)) for i in range(4)]
+    pages = [list(range(6 * i, 6 * i + 6)) for i in range(4)]
+    for i, row in enumerate(rows):  # prompts, but for their last tokens, are not what this is about
+        chunk = Chunk(row, 0, row.num_tokens - 1, row.tokens[:-1], pages[i], samples=False)
+        plain.run(StepPlan((chunk,)))
+    runner._pages.data[:, :, :24] = plain._pages.data[:, :, :24]
+    expected: list[list[int]] = []
+    got: list[list[int]] = []
+    for step, members in enumerate([(0, 1, 2), (0, 1, 2), (2, 1, 3), (2, 1, 3), (3,)]):
+        chunks = [
+            Chunk(rows[i], n := rows[i].num_tokens - 1, 1, rows[i].tokens[n:], pages[i], True) for i in members
+        ]
+        pending = [
+            Chunk(c.request, c.start, 1, [PENDING] if c.request.num_output else c.token_ids, c.pages, True)
+            for c in chunks
+        ]
+        got.append(list(runner.run(StepPlan(tuple(pending))).token_ids))
+        expected.append(list(plain.run(StepPlan(tuple(chunks))).token_ids))
+        assert got == expected, f"step {step}"
+        for i, token in zip(members, expected[-1], strict=True):
+            rows[i].tokens.append(token)
+    assert recording.num_replayed == 3
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, and do not run on a CPU")
+def test_the_plain_choice_is_the_same_in_both() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(4, 70, generator=generator) * 3
+    logits[3, 5] = torch.inf
+    seeds = torch.tensor([3, -(2**60), 8, 1])
+    inverse = torch.tensor([0.0, 1.0, 0.3, 1.0], dtype=torch.float64)
+    positions = torch.tensor([0, 1, 700, 3])
+    expected = choose_plain(logits.clone(), seeds, inverse, positions)
+    assert triton_chooser(CPU)(logits, seeds, inverse, positions).tolist() == expected.tolist()
+    assert expected[3] == -1
