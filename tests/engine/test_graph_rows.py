@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cache import KVCacheManager, Lease, Namespace, OutOfPages
 from engine.attention.batch import AttentionBatch
 from engine.graphs.device_rows import DeviceRows
-from engine.graphs.rows import Layout, RowBook
+from engine.graphs.rows import Changes, Layout, RowBook
 from engine.plan import Chunk
 from engine.request import PENDING, Request
 from engine.sampling_params import SamplingParams
@@ -45,7 +45,6 @@ class World:
         self.sampled: torch.Tensor | None = None
         self.places: dict[str, int] = {}
         self.num_made = 0
-        self.steady = 0
 
     def lease(self, request: Request) -> Lease:
         assert request.lease is not None
@@ -105,7 +104,6 @@ class World:
         if not chunks:
             return
         changes = self.book.place(chunks, self.places)
-        self.steady += changes.packet is None
         self.rows.write(changes, self.sampled)
         assert sorted(changes.rows) == list(range(len(chunks)))
         self.check(chunks, changes.rows)
@@ -169,3 +167,56 @@ def test_rows_are_what_a_batch_made_anew_would_be(actions: list[tuple[Any, ...]]
             elif kind == "elsewhere":
                 world.compute_elsewhere(chosen, is_pending=values[1])
     world.decode(world.requests)
+
+
+def decoding(world: World, count: int, length: int) -> list[Request]:
+    for number in range(count):
+        prompt = [number + 1] * length
+        world.come(Request.make(f"r{number}", prompt, SamplingParams(), arrival=0.0, seed=number, namespace=SPACE))
+    return list(world.requests)
+
+
+def words_sent(world: World, requests: list[Request]) -> int:
+    """Words written before a step of these, those that begin with what was sampled counted too."""
+    sent: list[int] = []
+    place = world.book.place
+
+    def watched(*args: Any) -> Changes:
+        changes = place(*args)
+        sent.append(0 if changes.packet is None else len(changes.packet) // 2)
+        return changes
+
+    world.book.place = watched  # type: ignore[method-assign]
+    world.decode(requests)
+    world.book.place = place  # type: ignore[method-assign]
+    return sent[0]
+
+
+def test_a_steady_step_is_told_nothing_and_a_new_page_in_a_word() -> None:
+    world = World(page_size=4)
+    requests = decoding(world, 3, length=5)
+    world.decode(requests)
+    assert [words_sent(world, requests) for _ in range(6)] == [0, 0, 3, 0, 0, 0]
+    assert words_sent(world, requests[::-1]) == 3, "the order of a step's requests does not matter, pages do"
+
+
+def test_only_the_last_row_moves_when_one_leaves() -> None:
+    world = World(page_size=16)
+    requests = decoding(world, 5, length=3)
+    world.decode(requests)
+    fields, page = 8, 1
+    assert words_sent(world, [requests[0], *requests[2:]]) == (fields - 2 + page + 2) + (fields + page)
+    assert words_sent(world, [requests[0], *requests[2:]]) == 0
+
+
+def test_a_request_that_comes_back_under_its_name_has_other_pages() -> None:
+    """At once, into the row that it had: what the row held before is no longer its own."""
+    world = World(page_size=4)
+    first, second = decoding(world, 2, length=9)
+    world.decode([first, second])
+    for request in (first, second):
+        world.go(request)
+    world.cache.reset()
+    for request in (second, first):  # they get each other's pages
+        world.come(request)
+    world.decode([first, second])
