@@ -220,3 +220,14 @@ def test_a_request_that_comes_back_under_its_name_has_other_pages() -> None:
     for request in (second, first):  # they get each other's pages
         world.come(request)
     world.decode([first, second])
+
+
+def test_another_request_of_the_same_name_takes_nothing_over() -> None:
+    world = World(page_size=4)
+    (first,) = decoding(world, 1, length=9)
+    world.decode([first])
+    world.go(first)
+    other = Request.make("r0", [5] * 10, SamplingParams(), arrival=0.0, seed=77, namespace=SPACE)
+    world.come(other)
+    world.decode([other])
+    assert world.rows._num_prompt.tolist() == [10, 0, 0, 0, 0]
