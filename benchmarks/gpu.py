@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # also as a script, where nothing is installed
 
-from benchmarks.gpu_sections.messages import Measurement  # noqa: E402
+from benchmarks.gpu_sections.messages import PEERS, Measurement  # noqa: E402
 from benchmarks.gpu_sections.report import Report  # noqa: E402
 from benchmarks.gpu_sections.shapes import MODELS  # noqa: E402
 
@@ -43,7 +43,7 @@ class Share(NamedTuple):
 
 _SECTIONS: dict[str, Share] = {
     "machine": Share(5, 60),
-    "attention": Share(20, 120),
+    "attention": Share(20, 150),
     "operations": Share(10, 60),
     "sampler": Share(10, 40),
     "experts": Share(10, 60),
@@ -53,9 +53,12 @@ _SECTIONS: dict[str, Share] = {
     "offline": Share(30, 90),
     "prefix": Share(15, 40),
     "speed": Share(20, 90),
+    "fp8": Share(30, 60),
     "transformers": Share(40, 110),
 }
 _MODEL_SECTIONS = ("decode", "prefill", "offline", "prefix")
+_FP8_MODELS = ("llama-3.1-8b", "tiny")
+"""Whose decodes are measured with KV in eight bits too."""
 _CHECKS = ("attention", "operations", "sampler", "experts")
 _START_S = 30.0
 """For a process to import torch."""
@@ -86,6 +89,7 @@ def jobs(models: Sequence[str], only: Sequence[str]) -> Iterator[Job]:
     yield from (Job(engine, model) for model in models if engine)
     if "speed" in wanted:
         yield Job(("speed",))
+    yield from (Job(("fp8",), model) for model in models if "fp8" in wanted and model in _FP8_MODELS)
     yield from (Job(("transformers",), model) for model in models if "transformers" in wanted)
 
 
@@ -138,7 +142,9 @@ class Run:
             self._report.left_out |= {job.name(section): "the time was over" for section in left}
             left.clear()
         elif current in left:
-            self._report.failed[job.name(current)] = (
+            report = self._report
+            noted = report.left_out if current in PEERS else report.failed
+            noted[job.name(current)] = (
                 f"took longer than {_SECTIONS[current].most} s, and was ended"
                 if status == -signal.SIGKILL
                 else f"its process ended with status {status}; what it said is above"

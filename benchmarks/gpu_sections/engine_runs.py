@@ -29,6 +29,11 @@ class Runs:
         self._model, self._engine, self._limits, self._work = model, engine, limits, workload
         self._kv_tokens = engine.runner.num_pages * engine.config.page_size
 
+    def warm_up(self) -> None:
+        """Have a batch shrink from the most rows to one: what is compiled or captured for a size is there then."""
+        most = min(self._work.requests, self._engine.config.max_running)
+        drive(self._engine, [[row] for row in range(most)], [2 + row // 4 for row in range(most)], temperature=0.6)
+
     def decode(self) -> Iterator[Measurement]:
         """Batches of rows in lockstep, the largest first: the others find their prompts in the cache."""
         work = self._work
@@ -73,6 +78,7 @@ class Runs:
 
     def offline(self) -> Iterator[Measurement]:
         """The workload of nano-vllm and mini-sglang: output tokens over all the time it takes."""
+        self.warm_up()
         offline = self._work.offline()
         trace = drive(self._engine, offline.prompts, offline.outputs, temperature=0.6)
         limit = self._limits.offline([len(prompt) for prompt in offline.prompts], offline.outputs)

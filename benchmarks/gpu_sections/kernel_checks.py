@@ -78,6 +78,9 @@ _LAYOUTS = (
     Layout(32, 8, 128, dtype=torch.float16, kv_dtype=torch.float16),
     Layout(32, 8, 128, kv_dtype=FP8),
 )
+_PACKAGES = ("flash_attn", "flashinfer")
+_PACKAGED_LAYOUTS = (Layout(32, 8, 128),)
+"""Of packages, some of which compile for a minute what is used first."""
 _TINY_LAYOUTS = (
     Layout(4, 2, 32),
     Layout(4, 2, 32, page_size=3, window=30, dtype=torch.float16, kv_dtype=torch.float16),
@@ -95,10 +98,11 @@ class KernelChecks:
         """A line for each backend, kind of batch and type: the worst of all layouts."""
         layouts = _TINY_LAYOUTS if self._is_tiny else _LAYOUTS
         for name, _ in consider(layouts[0].shape, layouts[0].dtype, self._device):
-            names = dict.fromkeys(layout.type_name for layout in layouts)
+            mine = _PACKAGED_LAYOUTS if name in _PACKAGES else layouts
+            names = dict.fromkeys(layout.type_name for layout in mine)
             for type_name, kind in product(names, ("decode", "extend", "mixed")):
                 what = f"attention, {kind}, {type_name}"
-                some = [layout for layout in layouts if layout.type_name == type_name]
+                some = [layout for layout in mine if layout.type_name == type_name]
                 found = [line for layout in some for line in self._attend(what, name, kind, layout)]
                 if found:
                     worst = max(found, key=lambda line: math.inf if line.error is None else line.error)

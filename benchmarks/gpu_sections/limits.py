@@ -32,20 +32,22 @@ class Limits:
     size: Size
     rates: Rates
     element_bytes: int
-    """Of a weight, and of a number in KV."""
+    """Of a weight."""
+    kv_element_bytes: int
+    """Of a number in KV."""
 
     def decode(self, rows: int, kv_tokens: float) -> float:
         """A step that decodes `rows` tokens, which attend to `kv_tokens` positions in all."""
         weights = self.size.matrices + self.size.head
         reading = weights * self.element_bytes / self.rates.bandwidth
-        kv = kv_tokens * self.size.kv_per_token * self.element_bytes / self.rates.bandwidth
+        kv = kv_tokens * self.size.kv_per_token * self.kv_element_bytes / self.rates.bandwidth
         return max(reading, 2 * weights * rows / self.rates.matmul) + kv
 
     def prefill(self, start: int, end: int) -> float:
         """A prompt's positions `start` .. `end`, those before it being cached."""
         pairs = (end * (end + 1) - start * (start + 1)) / 2
         operations = 2 * self.size.matrices * (end - start) + 4 * self.size.attention_width * pairs
-        kv = start * self.size.kv_per_token * self.element_bytes / self.rates.bandwidth
+        kv = start * self.size.kv_per_token * self.kv_element_bytes / self.rates.bandwidth
         reading = self.size.matrices * self.element_bytes / self.rates.bandwidth
         return max(operations / self.rates.matmul, reading) + kv
 

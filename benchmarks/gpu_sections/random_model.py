@@ -37,8 +37,8 @@ def random_decoder(
     for module in decoder.modules():
         for name, parameter in module.named_parameters(recurse=False):
             weight = torch.empty(parameter.shape, dtype=dtype, device=device)
-            if isinstance(module, torch.nn.Linear | torch.nn.Embedding) and name == "weight":
-                weight.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
+            if parameter.ndim > 1 and "norm" not in name:
+                weight.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
             else:
                 weight.fill_(0.0 if name == "bias" else 1.0)
             setattr(module, name, torch.nn.Parameter(weight, requires_grad=False))

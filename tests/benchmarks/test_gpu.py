@@ -15,6 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from benchmarks import gpu
 from benchmarks.gpu import ROOT, jobs, parse_args
 from benchmarks.gpu_sections.limits import Limits, Rates
 from benchmarks.gpu_sections.messages import Measurement
@@ -94,7 +95,7 @@ def test_limits_are_those_that_the_aims_were_set_by(
     model: str, weights_gb: float, decode: dict[int, int], prefill: int, offline: int
 ) -> None:
     size = Size.of(MODELS[model])
-    limits = Limits(size, H200, 2)
+    limits = Limits(size, H200, 2, 2)
     assert 2e-9 * (size.matrices + size.head) == pytest.approx(weights_gb, rel=0.005)
     for rows, tokens_per_s in decode.items():
         assert rows / limits.decode(rows, rows * 1024) == pytest.approx(tokens_per_s, rel=0.001)
@@ -120,8 +121,56 @@ def test_a_wrong_kernel_shows_in_the_table_and_in_the_verdict(tmp_path: Path) ->
     assert (tmp_path / "gpu_x.png").stat().st_size > 1000
 
 
+def process(*told: str, then: str) -> str:
+    """A program that tells so much, and then does something."""
+    return f"import os, time\nfor line in {told!r}:\n    print(line, flush=True)\n{then}"
+
+
+@pytest.mark.parametrize(
+    ("then", "why"),
+    [("os._exit(3)", "ended with status 3"), ("time.sleep(600)", "took longer than 1 s, and was ended")],
+)
+def test_a_section_that_crashes_or_hangs_costs_no_other(
+    then: str, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What it told before is kept, and the sections after it get a process of their own."""
+    first = process('{"begin": "decode"}', '{"measured": {"what": "decode, 1 row", "model": "m"}}', then=then)
+    second = process('{"begin": "prefill"}', '{"end": "prefill"}', then="")
+    programs = iter((first, second))
+    monkeypatch.setattr(gpu, "_START_S", 30.0)
+    monkeypatch.setitem(gpu._SECTIONS, "decode", gpu.Share(1, 1))
+    monkeypatch.setattr(gpu.Run, "_command", lambda *_: [sys.executable, "-c", next(programs)])
+    report = Report(tmp_path / "gpu_x", {})
+    gpu.Run(report, parse_args(["--minutes", "5"])).job(gpu.Job(("decode", "prefill"), "m"))
+    assert [*report.failed] == ["m decode"] and why in report.failed["m decode"]
+    assert [line.what for line in report.measurements] == ["decode, 1 row"]
+    assert next(programs, None) is None
+
+
+def test_when_the_time_is_over_the_rest_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = process('{"begin": "decode"}', then="time.sleep(600)")
+    monkeypatch.setattr(gpu.Run, "_command", lambda *_: [sys.executable, "-c", program])
+    report = Report(tmp_path / "gpu_x", {})
+    gpu.Run(report, parse_args(["--minutes", "0.04"])).job(gpu.Job(("decode", "prefill"), "m"))
+    assert report.left_out == {"m decode": "the time was over", "m prefill": "the time was over"}
+    assert not report.failed
+
+
+def test_a_backend_that_is_wrong_is_not_what_the_engine_is_measured_with(tmp_path: Path) -> None:
+    report = Report(tmp_path / "gpu_x", {})
+    for by, passed in (("triton", False), ("triton", True), ("flashinfer", True), ("reference", True)):
+        report.measurements.append(Measurement("attention, decode, bf16", by=by, passed=passed))
+    assert gpu.Run(report, parse_args([]))._right_attention() == "flashinfer"
+    assert gpu.Run(report, parse_args(["--attention", "triton"]))._right_attention() == "triton"
+    report.measurements.pop(0)
+    assert gpu.Run(report, parse_args([]))._right_attention() == "auto"
+
+
 def test_only_what_is_asked_for_is_run() -> None:
     found = list(jobs(["a", "b"], ["decode", "prefill"]))
     assert [(job.model, job.sections) for job in found] == [(name, ("decode", "prefill")) for name in "ab"]
-    with pytest.raises(SystemExit):
-        parse_args(["--only", "decodes"])
+    everything = [section for job in jobs(["llama-3.1-8b"], []) for section in job.sections]
+    assert {*everything, "machine"} == set(gpu._SECTIONS)
+    for wrong in (["--only", "decodes"], ["--models", "gpt"], ["--minutes", "0"]):
+        with pytest.raises(SystemExit):
+            parse_args(wrong)
