@@ -53,12 +53,13 @@ _SECTIONS: dict[str, Share] = {
     "offline": Share(30, 90),
     "prefix": Share(15, 40),
     "speed": Share(20, 90),
-    "fp8": Share(30, 60),
+    "fp8_kv": Share(30, 60),
+    "fp8_weights": Share(30, 60),
     "transformers": Share(40, 110),
 }
 _MODEL_SECTIONS = ("decode", "prefill", "offline", "prefix")
 _FP8_MODELS = ("llama-3.1-8b", "tiny")
-"""Whose decodes are measured with KV in eight bits too."""
+"""Whose decodes are measured with eight bits too."""
 _CHECKS = ("attention", "operations", "sampler", "experts")
 _START_S = 30.0
 """For a process to import torch."""
@@ -89,7 +90,8 @@ def jobs(models: Sequence[str], only: Sequence[str]) -> Iterator[Job]:
     yield from (Job(engine, model) for model in models if engine)
     if "speed" in wanted:
         yield Job(("speed",))
-    yield from (Job(("fp8",), model) for model in models if "fp8" in wanted and model in _FP8_MODELS)
+    for section in ("fp8_kv", "fp8_weights"):
+        yield from (Job((section,), model) for model in models if section in wanted and model in _FP8_MODELS)
     yield from (Job(("transformers",), model) for model in models if "transformers" in wanted)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_sections.limits import Limits, Rates
+from benchmarks.gpu_sections.limits import Bytes, Limits, Rates
 from benchmarks.gpu_sections.messages import PEERS, Measurement, Teller
 from benchmarks.gpu_sections.shapes import MODELS, SMALL, Size
 from benchmarks.gpu_sections.workload import FULL, TINY
@@ -121,16 +121,23 @@ class Child:
             self._runs = Runs(self._model, engine, self._limits(), self._work)
         return self._runs
 
-    def _fp8(self) -> Iterator[Measurement]:
+    def _fp8_kv(self) -> Iterator[Measurement]:
+        yield from self._decodes("KV fp8", self._bytes()._replace(kv=1), kv_dtype="fp8")
+
+    def _fp8_weights(self) -> Iterator[Measurement]:
+        yield from self._decodes("weights fp8", self._bytes()._replace(matrices=1), quantization="fp8")
+
+    def _decodes(self, name: str, num_bytes: Bytes, **settings: str) -> Iterator[Measurement]:
+        """Those of an engine with other numbers: one row, and many."""
         from benchmarks.gpu_sections.engine_runs import Runs
         from benchmarks.gpu_sections.random_model import load_engine
 
         self._require_room()
-        engine = load_engine(self._raw, self._directory, kv_dtype="fp8", **self._settings())
-        limits = replace(self._limits(), kv_element_bytes=1)
-        work = replace(self._work, batches=self._work.batches[-2:])
+        engine = load_engine(self._raw, self._directory, **settings, **self._settings())
+        limits = Limits(Size.of(self._raw), self._require_rates(), num_bytes)
+        work = replace(self._work, batches=self._work.batches[:: len(self._work.batches) - 1])
         for line in Runs(self._model, engine, limits, work).decode():
-            yield replace(line, what=f"{line.what}, KV fp8", aim=None)
+            yield replace(line, what=f"{line.what}, {name}", aim=None)
 
     def _settings(self) -> dict[str, Any]:
         work = self._work
@@ -156,7 +163,10 @@ class Child:
                 raise DoesNotFit(f"its weights take {weights / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
 
     def _limits(self) -> Limits:
-        return Limits(Size.of(self._raw), self._require_rates(), *((4, 4) if self._is_tiny else (2, 2)))
+        return Limits(Size.of(self._raw), self._require_rates(), self._bytes())
+
+    def _bytes(self) -> Bytes:
+        return Bytes(4, 4, 4) if self._is_tiny else Bytes()
 
     def _require_rates(self) -> Rates:
         assert self._rates is not None, "the machine is measured first"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from benchmarks.gpu_sections.shapes import Size
 
@@ -25,30 +26,38 @@ class Rates:
     """Operations a second of a large product of matrices, in the type of the weights."""
 
 
+class Bytes(NamedTuple):
+    """Of one number."""
+
+    matrices: int = 2
+    """In the layers' matrices."""
+    head: int = 2
+    """In the output projection."""
+    kv: int = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The least seconds in which a model's work can be done."""
 
     size: Size
     rates: Rates
-    element_bytes: int
-    """Of a weight."""
-    kv_element_bytes: int
-    """Of a number in KV."""
+    bytes: Bytes
 
     def decode(self, rows: int, kv_tokens: float) -> float:
         """A step that decodes `rows` tokens, which attend to `kv_tokens` positions in all."""
         weights = self.size.matrices + self.size.head
-        reading = weights * self.element_bytes / self.rates.bandwidth
-        kv = kv_tokens * self.size.kv_per_token * self.kv_element_bytes / self.rates.bandwidth
+        weight_bytes = self.size.matrices * self.bytes.matrices + self.size.head * self.bytes.head
+        reading = weight_bytes / self.rates.bandwidth
+        kv = kv_tokens * self.size.kv_per_token * self.bytes.kv / self.rates.bandwidth
         return max(reading, 2 * weights * rows / self.rates.matmul) + kv
 
     def prefill(self, start: int, end: int) -> float:
         """A prompt's positions `start` .. `end`, those before it being cached."""
         pairs = (end * (end + 1) - start * (start + 1)) / 2
         operations = 2 * self.size.matrices * (end - start) + 4 * self.size.attention_width * pairs
-        kv = start * self.size.kv_per_token * self.kv_element_bytes / self.rates.bandwidth
-        reading = self.size.matrices * self.element_bytes / self.rates.bandwidth
+        kv = start * self.size.kv_per_token * self.bytes.kv / self.rates.bandwidth
+        reading = self.size.matrices * self.bytes.matrices / self.rates.bandwidth
         return max(operations / self.rates.matmul, reading) + kv
 
     def offline(self, prompts: Sequence[int], outputs: Sequence[int]) -> float:

@@ -14,6 +14,7 @@ from engine.engine import Engine
 from engine.model_runner import ModelRunner
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
+from engine.models.linear import Fp8Linear
 
 
 def load_engine(raw: Mapping[str, Any], directory: Path, **settings: Any) -> Engine:
@@ -24,9 +25,10 @@ def load_engine(raw: Mapping[str, Any], directory: Path, **settings: Any) -> Eng
 
 
 def random_decoder(
-    directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, **_: Any
+    directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, fp8: bool = False, **_: Any
 ) -> Decoder:
-    """A decoder whose activations stay about 1 in size, whatever its shape; the same one in every run.
+    """A decoder whose activations stay about 1 in size, whatever its shape; the same one in every run. With `fp8`
+    the layers' matrices are rounded to eight bits.
 
     Matrices are drawn with a deviation of inputs ** -0.5, so that each keeps the size of what it gets, which a
     norm has brought to 1; what layers add to the stream grows with the root of their number.
@@ -42,4 +44,16 @@ def random_decoder(
             else:
                 weight.fill_(0.0 if name == "bias" else 1.0)
             setattr(module, name, torch.nn.Parameter(weight, requires_grad=False))
+    if fp8:
+        for module in [*decoder.layers.modules()]:
+            for name, child in module.named_children():
+                if isinstance(child, torch.nn.Linear):
+                    setattr(module, name, _rounded(child, device))
     return decoder.eval()
+
+
+def _rounded(plain: torch.nn.Linear, device: torch.device) -> Fp8Linear:
+    rounded = Fp8Linear(plain)
+    rounded.allocate(device)
+    rounded.put(slice(None), plain.weight)
+    return rounded

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from benchmarks import gpu
 from benchmarks.gpu import ROOT, jobs, parse_args
-from benchmarks.gpu_sections.limits import Limits, Rates
+from benchmarks.gpu_sections.limits import Bytes, Limits, Rates
 from benchmarks.gpu_sections.messages import Measurement
 from benchmarks.gpu_sections.report import Report
 from benchmarks.gpu_sections.shapes import MODELS, Size
@@ -95,7 +95,7 @@ def test_limits_are_those_that_the_aims_were_set_by(
     model: str, weights_gb: float, decode: dict[int, int], prefill: int, offline: int
 ) -> None:
     size = Size.of(MODELS[model])
-    limits = Limits(size, H200, 2, 2)
+    limits = Limits(size, H200, Bytes())
     assert 2e-9 * (size.matrices + size.head) == pytest.approx(weights_gb, rel=0.005)
     for rows, tokens_per_s in decode.items():
         assert rows / limits.decode(rows, rows * 1024) == pytest.approx(tokens_per_s, rel=0.001)
