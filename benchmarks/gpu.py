@@ -1,6 +1,6 @@
 """What a GPU does with Raydix, beside what it could do: kernels' correctness and speed, models of true shapes.
 
-    python -m benchmarks.gpu [--minutes 9] [--models qwen3-0.6b,llama-3.1-8b] [--only decode,prefill] [--tiny]
+    python -m benchmarks.gpu [--minutes 9] [--models qwen3-0.6b] [--only decode,prefill] [--tiny]
 
 Needs torch, Triton, transformers, safetensors and numpy alone: no Ray, no network, no model; weights are random.
 The machine's copy bandwidth and matrix rate are measured first, and each figure is given as a share of what they
@@ -101,7 +101,7 @@ class Run:
     def __init__(self, report: Report, asked: argparse.Namespace) -> None:
         self._report, self._asked = report, asked
         self._deadline = time.time() + 60 * asked.minutes - _WRITE_S
-        self._attention: str = asked.attention
+        self._settings: dict[str, Any] = dict(asked.set)
 
     def all(self, models: Sequence[str]) -> None:
         """Everything that was asked for."""
@@ -111,7 +111,7 @@ class Run:
         for job in jobs(models, self._asked.only):
             self.job(job)
             if "attention" in job.sections:
-                self._attention = self._right_attention()
+                self._settings |= self._right_attention()
 
     def job(self, job: Job) -> None:
         """Its sections; those after one that failed in a process of their own."""
@@ -181,7 +181,7 @@ class Run:
     def _command(self, job: Job, left: Sequence[str]) -> list[str]:
         asked = self._asked
         command = [sys.executable, "-m", "benchmarks.gpu_sections.child", "--deadline", f"{self._deadline}"]
-        command += ["--attention", self._attention]
+        command += ["--settings", json.dumps(self._settings)]
         command += ["--model", job.model] if job.model else []
         command += ["--tiny"] if asked.tiny else []
         rates = self._report.rates
@@ -194,13 +194,13 @@ class Run:
             found["TRITON_INTERPRET"] = "1"
         return found
 
-    def _right_attention(self) -> str:
-        """The engine's backend: as asked for; where that is "auto" and one is wrong, the best that is right."""
+    def _right_attention(self) -> dict[str, str]:
+        """The engine's backend, where nobody chose one and one is wrong: the best that is right."""
         checks = [line for line in self._report.measurements if line.what.startswith("attention")]
         wrong = {line.by for line in checks if line.passed is False}
         right = [line.by for line in checks if line.by not in wrong]
-        is_free = self._asked.attention == "auto" and not self._asked.tiny
-        return right[0] if is_free and wrong and right else self._asked.attention
+        is_free = "attention" not in self._settings and not self._asked.tiny
+        return {"attention": right[0]} if is_free and wrong and right else {}
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -212,13 +212,26 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=9.0, help="for everything (default: 9)")
     parser.add_argument("--models", type=_listed(MODELS), default=list(MODELS), help=f"of {', '.join(MODELS)}")
     parser.add_argument("--only", type=_listed(_SECTIONS), default=[], help=f"of {', '.join(_SECTIONS)}")
-    parser.add_argument("--attention", default="auto", help="the engine's backend (default: auto)")
+    parser.add_argument(
+        "--set", type=_setting, action="append", default=[], help="a setting of the engines, as page_size=64"
+    )
     parser.add_argument("--out", type=Path, help="path of the results, without an ending")
     parser.add_argument("--tiny", action="store_true", help="toy shapes on the CPU: whether this script works")
     asked = parser.parse_args(argv)
     if not asked.minutes > 0:
         parser.error(f"--minutes must be above 0, got {asked.minutes}")
     return asked
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """A name and a value, which is JSON, or else text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"expected name=value, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 class _listed:
@@ -238,7 +251,7 @@ class _listed:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, write, show. 0 when everything that ran is right."""
     asked = parse_args(argv)
-    settings = {"minutes": asked.minutes, "tiny": asked.tiny, "attention": asked.attention, "only": asked.only}
+    settings = {"minutes": asked.minutes, "tiny": asked.tiny, "only": asked.only, "engine": dict(asked.set)}
     started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     report = Report(asked.out, {"started": started, **settings})
     try:

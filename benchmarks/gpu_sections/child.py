@@ -35,7 +35,7 @@ class Child:
         self._device = torch.device("cpu" if asked.tiny else "cuda")
         self._work = TINY if asked.tiny else FULL
         self._model: str = asked.model
-        self._backend: str = asked.attention
+        self._asked_settings: dict[str, Any] = json.loads(asked.settings)
         self._deadline: float = asked.deadline
         self._rates = Rates(*json.loads(asked.rates)) if asked.rates else None
         self._teller = teller
@@ -88,7 +88,9 @@ class Child:
         from benchmarks.gpu_sections.engine_check import check_engine
 
         raw = SMALL["tiny" if self._is_tiny else "check"]
-        yield from check_engine(raw, self._work, self._directory, **(self._settings() | {"kv_pages": 2048}))
+        yield from check_engine(
+            raw, self._work, self._directory, **(self._settings() | {"kv_pages": 2048, "max_running": 16})
+        )
 
     def _transformers(self) -> Iterator[Measurement]:
         from benchmarks.gpu_sections.transformers_run import transformers_offline
@@ -114,10 +116,11 @@ class Child:
     def _engine_runs(self) -> Any:
         if self._runs is None:
             from benchmarks.gpu_sections.engine_runs import Runs
-            from benchmarks.gpu_sections.random_model import load_engine
+            from benchmarks.gpu_sections.random_model import attention_of, load_engine
 
             self._require_room()
             engine = load_engine(self._raw, self._directory, **self._settings())
+            self._teller.say("facts", {"attention": attention_of(engine)})
             self._runs = Runs(self._model, engine, self._limits(), self._work)
         return self._runs
 
@@ -133,7 +136,7 @@ class Child:
         from benchmarks.gpu_sections.random_model import load_engine
 
         self._require_room()
-        engine = load_engine(self._raw, self._directory, **settings, **self._settings())
+        engine = load_engine(self._raw, self._directory, **(self._settings() | settings))
         limits = Limits(Size.of(self._raw), self._require_rates(), num_bytes)
         work = replace(self._work, batches=self._work.batches[:: len(self._work.batches) - 1])
         for line in Runs(self._model, engine, limits, work).decode():
@@ -143,12 +146,12 @@ class Child:
         work = self._work
         return {
             "device": str(self._device),
-            "attention": self._backend,
             "max_model_len": work.max_model_len,
             "max_running": min(256, work.max_step_tokens),
             "max_step_tokens": work.max_step_tokens,
             "kv_memory_share": 0.9,
             "kv_pages": 1024 if self._is_tiny else None,
+            **self._asked_settings,
         }
 
     @property
@@ -213,7 +216,7 @@ def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("sections", nargs="+")
     parser.add_argument("--model", default="")
-    parser.add_argument("--attention", default="auto")
+    parser.add_argument("--settings", default="{}")
     parser.add_argument("--deadline", type=float, required=True)
     parser.add_argument("--rates", default="")
     parser.add_argument("--tiny", action="store_true")

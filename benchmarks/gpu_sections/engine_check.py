@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.gpu_sections.drive import drive
 from benchmarks.gpu_sections.messages import Measurement
-from benchmarks.gpu_sections.random_model import load_engine, random_decoder
+from benchmarks.gpu_sections.random_model import attention_of, load_engine, random_decoder
 from benchmarks.gpu_sections.workload import Workload
 from cache import Namespace
 from engine.attention.base import AttentionShape
@@ -38,7 +38,7 @@ def check_engine(
 ) -> Iterator[Measurement]:
     """Greedy answers to prompts of several lengths: computed, and again with the prompts cached."""
     for kv_dtype in _MOST_REGRET:
-        engine = load_engine(raw, directory, kv_dtype=kv_dtype, **settings)
+        engine = load_engine(raw, directory, **(settings | {"kv_dtype": kv_dtype}))
         yield from _check(engine, work)
 
 
@@ -52,7 +52,7 @@ def _check(engine: Engine, work: Workload) -> Iterator[Measurement]:
         regret = max(oracle.regret(*pair) for pair in zip(prompts, trace.tokens, strict=True))
         yield Measurement(
             f"engine, {name}{kv}",
-            by=engine.config.attention,
+            by=attention_of(engine),
             passed=regret <= most,
             error=regret,
             note=f"worst choice {regret:.3f} below the best logit, at most {most}; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -22,6 +22,11 @@ def load_engine(raw: Mapping[str, Any], directory: Path, **settings: Any) -> Eng
     (directory / "config.json").write_text(json.dumps(dict(raw)))
     config = EngineConfig(model=str(directory), max_step_ms=None, max_step_stretch=None, **settings)
     return Engine(config, ModelRunner.load(config, load_weights=random_decoder))
+
+
+def attention_of(engine: Engine) -> str:
+    """The backend that an engine chose."""
+    return cast(ModelRunner, engine.runner).attention_name
 
 
 def random_decoder(

@@ -160,17 +160,21 @@ def test_a_backend_that_is_wrong_is_not_what_the_engine_is_measured_with(tmp_pat
     report = Report(tmp_path / "gpu_x", {})
     for by, passed in (("triton", False), ("triton", True), ("flashinfer", True), ("reference", True)):
         report.measurements.append(Measurement("attention, decode, bf16", by=by, passed=passed))
-    assert gpu.Run(report, parse_args([]))._right_attention() == "flashinfer"
-    assert gpu.Run(report, parse_args(["--attention", "triton"]))._right_attention() == "triton"
+    assert gpu.Run(report, parse_args([]))._right_attention() == {"attention": "flashinfer"}
+    assert gpu.Run(report, parse_args(["--set", "attention=triton"]))._right_attention() == {}
     report.measurements.pop(0)
-    assert gpu.Run(report, parse_args([]))._right_attention() == "auto"
+    assert gpu.Run(report, parse_args([]))._right_attention() == {}
 
 
 def test_only_what_is_asked_for_is_run() -> None:
     found = list(jobs(["a", "b"], ["decode", "prefill"]))
     assert [(job.model, job.sections) for job in found] == [(name, ("decode", "prefill")) for name in "ab"]
+    assert parse_args(["--set", "page_size=64", "--set", "cuda_graphs=off"]).set == [
+        ("page_size", 64),
+        ("cuda_graphs", "off"),
+    ]
     everything = [section for job in jobs(["llama-3.1-8b"], []) for section in job.sections]
     assert {*everything, "machine"} == set(gpu._SECTIONS)
-    for wrong in (["--only", "decodes"], ["--models", "gpt"], ["--minutes", "0"]):
+    for wrong in (["--only", "decodes"], ["--models", "gpt"], ["--minutes", "0"], ["--set", "page_size"]):
         with pytest.raises(SystemExit):
             parse_args(wrong)
