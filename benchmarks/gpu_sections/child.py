@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 import tempfile
 import time
@@ -183,6 +184,8 @@ class DoesNotFit(Exception):
 def main() -> int:
     """Sections, one after the other, while there is time. The first that fails ends the process."""
     asked, teller = _asked(), Teller()
+    logging.basicConfig(level=logging.WARNING)
+    logging.getLogger("engine").setLevel(logging.INFO)  # what was chosen, and why
     with tempfile.TemporaryDirectory(prefix="raydix-gpu-") as directory:
         child = Child(asked, Path(directory), teller)
         for section, least in (part.split(":") for part in asked.sections):
