@@ -81,9 +81,14 @@ class AttentionBatch:
 
 
 def on_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """A tensor of them; on a CPU, where they stay, it costs a third of what asking for a copy does."""
+    """A tensor of them, which goes to a GPU from pinned memory, so that the host need not wait for it.
+
+    On a CPU, where they stay, it costs a third of what asking for a copy does.
+    """
     here = torch.from_numpy(values)
-    return here if device.type == "cpu" else here.pin_memory().to(device, non_blocking=True)
+    if device.type == "cpu":
+        return here
+    return (here.pin_memory() if device.type == "cuda" else here).to(device, non_blocking=True)
 
 
 def _last_slot(pages: Sequence[int], position: int, page_size: int) -> int:
