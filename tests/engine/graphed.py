@@ -84,4 +84,5 @@ def graphed(config: EngineConfig) -> tuple[ModelRunner, Recording]:
     runner._attention = GatheringAttention(shape)
     recording = Recording()
     runner.add_graphs(config.max_running, recording)
+    runner.add_host_pages(loaded.host_memory.num_pages)
     return runner, recording

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from hypothesis import given, settings
@@ -186,9 +187,8 @@ def words_sent(world: World, requests: list[Request]) -> int:
         sent.append(0 if changes.packet is None else len(changes.packet) // 2)
         return changes
 
-    world.book.place = watched  # type: ignore[method-assign]
-    world.decode(requests)
-    world.book.place = place  # type: ignore[method-assign]
+    with patch.object(world.book, "place", watched):
+        world.decode(requests)
     return sent[0]
 
 

@@ -14,6 +14,7 @@ from cache import Namespace
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.graphs.recorded import StepGraphs, sizes_up_to
+from engine.load import EngineLoad
 from engine.model_runner import ModelRunner
 from engine.plan import Chunk, StepPlan
 from engine.request import Request
@@ -50,8 +51,8 @@ def sampling_of(rng: random.Random) -> SamplingParams:
     return SamplingParams(1.0, max_tokens=rng.randint(1, 20), seed=rng.getrandbits(60), **asked)
 
 
-def play(engine: Engine, seed: int) -> tuple[dict[str, list[int]], int]:
-    """Requests come in bursts, some of them begun elsewhere, some are aborted; what each got, and preemptions."""
+def play(engine: Engine, seed: int) -> tuple[dict[str, list[int]], EngineLoad]:
+    """Requests come in bursts, some of them begun elsewhere, some are aborted: what each got, and the load after."""
     rng, tokens = random.Random(seed), defaultdict[str, list[int]](list)
     shared = [rng.randrange(8, VOCAB) for _ in range(14)]
     for number in range(26):
@@ -68,28 +69,28 @@ def play(engine: Engine, seed: int) -> tuple[dict[str, list[int]], int]:
             tokens[event.request_id] += event.token_ids
     account = engine.cache.account()
     assert account.locked == account.private == 0
-    num_preemptions = engine.scheduler.load(0.0).num_preemptions
     engine.loop.stop()
-    return tokens, num_preemptions
+    return tokens, engine.scheduler.load(0.0)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_workloads_get_the_tokens_of_steps_without_graphs(model: Path, overlap: bool) -> None:
+@pytest.mark.parametrize("settings", [{}, {"overlap": True}, {"preemption": "swap", "host_kv_gib": 0.001}])
+def test_workloads_get_the_tokens_of_steps_without_graphs(model: Path, settings: dict[str, Any]) -> None:
     """Joins, leaves, aborts, shared prefixes, growing pages, preemptions, requests begun elsewhere."""
-    preempted = 0
+    preempted = swapped = 0
     for seed in range(4):
-        config = config_for(model, kv_pages=36, overlap=overlap)
+        config = config_for(model, kv_pages=36, **{"overlap": False, **settings})
         runner, recording = graphed(config)
         assert runner.num_pages == 36
-        got, num_preemptions = play(Engine(config, runner), seed)
+        got, load = play(Engine(config, runner), seed)
         expected, _ = play(Engine(config, ModelRunner.load(config)), seed)
         for name in expected:  # an abort strikes earlier or later
             length = min(len(got[name]), len(expected[name]))
             assert got[name][:length] == expected[name][:length]
         assert recording.num_replayed > 20
         assert not runner._pages.data[:, :, runner._pages.null_page].any()
-        preempted += num_preemptions
+        preempted, swapped = preempted + load.num_preemptions, swapped + load.num_swapped
     assert preempted > 0
+    assert swapped > 0 or "preemption" not in settings
 
 
 def request(name: str, length: int, **params: Any) -> Request:
