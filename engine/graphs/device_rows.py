@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.attention.batch import AttentionBatch, on_device
-from engine.graphs.rows import Changes, Layout
+from engine.graphs.rows import IN_USE, INVERSE, NUM_PROMPT, POSITION, SEED, TABLE, TOKEN, Changes, Layout
 from engine.sampling.plain import PlainChooser
 
 
@@ -25,10 +25,12 @@ class DeviceRows:
         def words(index: int, width: int = 1) -> torch.Tensor:
             return self._words[field(index) : field(index) + width * size]
 
-        self._seeds = words(0, 2).view(torch.int64)
-        self._inverse = words(2, 2).view(torch.float64)
-        self._positions, self._tokens, self._in_use, self._num_prompt = (words(index) for index in (4, 5, 6, 7))
-        self._tables = words(8, layout.max_pages).view(size, layout.max_pages)
+        self._seeds = words(SEED, 2).view(torch.int64)
+        self._inverse = words(INVERSE, 2).view(torch.float64)
+        self._positions, self._tokens, self._in_use, self._num_prompt = (
+            words(index) for index in (POSITION, TOKEN, IN_USE, NUM_PROMPT)
+        )
+        self._tables = words(TABLE, layout.max_pages).view(size, layout.max_pages)
         self._qo_indptr = torch.arange(size + 1, dtype=torch.int32, device=device)
         self.sampled = torch.zeros(size, dtype=torch.int64, device=device)
         """int64 [max_rows]: what the last step chose, -1 where no choice was valid."""

@@ -22,6 +22,9 @@ from engine.plan import Chunk
 from engine.request import PENDING
 from engine.sampling.plain import inverse_temperature
 
+# The fields, by the words of a row that come before them.
+SEED, INVERSE, POSITION, TOKEN, IN_USE, NUM_PROMPT, TABLE = 0, 2, 4, 5, 6, 7, 8
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -43,16 +46,15 @@ class Layout:
     @property
     def num_words(self) -> int:
         """Of all rows."""
-        return self.max_rows * (8 + self.max_pages)
+        return self.max_rows * (TABLE + self.max_pages)
 
     def field(self, index: int) -> int:
-        """The first word of field `index`: 0 seed, 2 inverse temperature, 4 position, 5 token, 6 whether in use,
-        7 prompt length, 8 page table."""
+        """The first word of a field, of row 0."""
         return index * self.max_rows
 
     def table(self, row: int) -> int:
         """The first word of a row's page table."""
-        return self.field(8) + row * self.max_pages
+        return self.field(TABLE) + row * self.max_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +113,12 @@ class RowBook:
             held = self._held[row]
             self._write_pages(row, held, chunk, words)
             if held.position != chunk.start:
-                words[self._layout.field(4) + row] = chunk.start
+                words[self._layout.field(POSITION) + row] = chunk.start
                 token = chunk.token_ids[-1]
                 if token == PENDING:  # any row for a request whose step failed: it has ended
                     taken[row] = before.get(held.request_id, 0)
                 else:
-                    words[self._layout.field(5) + row] = token
+                    words[self._layout.field(TOKEN) + row] = token
             held.position = chunk.start + 1
         is_anew, self._is_anew = self._is_anew, False
         self._number += 1
@@ -148,10 +150,10 @@ class RowBook:
     def _come(self, row: int, chunk: Chunk, before: _Held | None, words: dict[int, int]) -> None:
         """Write all of a row but its token, position and pages, which the device then does not have."""
         request, field = chunk.request, self._layout.field
-        _write(words, field(0) + 2 * row, np.array([request.seed & (2**64 - 1)], dtype=np.uint64))
-        _write(words, field(2) + 2 * row, np.array([inverse_temperature(request.sampling)]))
-        words[field(6) + row] = 1
-        words[field(7) + row] = request.num_prompt
+        _write(words, field(SEED) + 2 * row, np.array([request.seed & (2**64 - 1)], dtype=np.uint64))
+        _write(words, field(INVERSE) + 2 * row, np.array([inverse_temperature(request.sampling)]))
+        words[field(IN_USE) + row] = 1
+        words[field(NUM_PROMPT) + row] = request.num_prompt
         if before is not None:  # of its predecessor's page table nothing stays
             self._fill(row, range(1, before.num_pages), words)
         self._held[row] = _Held(request.request_id, request.lease, None, -1, 0, -1)
@@ -159,9 +161,9 @@ class RowBook:
     def _clear(self, row: int, words: dict[int, int]) -> None:
         """Make a row look as if nobody had ever had it."""
         field, table = self._layout.field, self._layout.table(row)
-        for word in (field(0) + 2 * row, field(2) + 2 * row):
+        for word in (field(SEED) + 2 * row, field(INVERSE) + 2 * row):
             words[word] = words[word + 1] = 0
-        for index in (4, 5, 6, 7):
+        for index in (POSITION, TOKEN, IN_USE, NUM_PROMPT):
             words[field(index) + row] = 0
         self._fill(row, range(1, self._held[row].num_pages), words)
         words[table] = self._layout.empty_page

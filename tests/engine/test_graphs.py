@@ -52,7 +52,7 @@ def sampling_of(rng: random.Random) -> SamplingParams:
 
 
 def play(engine: Engine, seed: int) -> tuple[dict[str, list[int]], EngineLoad]:
-    """Requests come in bursts, some of them begun elsewhere, some are aborted: what each got, and the load after."""
+    """Requests come in bursts, some of them begun elsewhere, some are aborted: what each got, the load after."""
     rng, tokens = random.Random(seed), defaultdict[str, list[int]](list)
     shared = [rng.randrange(8, VOCAB) for _ in range(14)]
     for number in range(26):
