@@ -106,7 +106,7 @@ async def measure(url: str, sizes: Sizes, ids: range, seed: int = 0) -> dict[str
     connections, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(_TIMEOUT_S)
     async with aiohttp.ClientSession(url, connector=connections, timeout=timeout, raise_for_status=True) as client:
         async with client.get("/v1/models") as response:
-            model = (await response.json())["data"][0]["id"]
+            model = (await response.json(content_type=None))["data"][0]["id"]
         await run_jobs(client, model, http_jobs(QUICK, ids, seed - 1)["offline"])  # warms it up
         asked = http_jobs(sizes, ids, seed)
         return {name: summarize(*await run_jobs(client, model, jobs)) for name, jobs in asked.items()}

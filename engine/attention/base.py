@@ -64,8 +64,8 @@ class AttentionBackend(Protocol):
 
     name: str
     is_capturable: bool
-    """Whether a step of decodes depends on its batch's tensors, their shapes and bounds of `kv_lens_host` alone, so
-    that a CUDA graph of it holds for whatever the tensors say later."""
+    """Whether a step of decodes depends on its batch's tensors, their shapes and bounds of `kv_lens_host` alone: a
+    CUDA graph of it then holds for whatever the tensors say later."""
 
     def __init__(self, shape: AttentionShape) -> None: ...
 
