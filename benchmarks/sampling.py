@@ -23,6 +23,7 @@ import torch
 
 from cache import Namespace
 from engine.config import EngineConfig
+from engine.loading import load_model
 from engine.model_runner import ModelRunner
 from engine.models.decoder import Decoder
 from engine.plan import Chunk, StepPlan
@@ -93,7 +94,7 @@ def measure_samplers(num_rows: int, vocab_size: int, kind: str) -> dict[str, flo
 
 def measure_steps(num_rows: int) -> dict[str, float]:
     """Every request decodes the token that the step before sampled."""
-    runner = ModelRunner.load(EngineConfig(model="demo", kv_pages=num_rows * 8, page_size=PAGE_SIZE))
+    runner = load_model(EngineConfig(model="demo", kv_pages=num_rows * 8, page_size=PAGE_SIZE))
     runner._decoder = cast("Decoder", NoDecoder(runner, num_rows))
     chunks = tuple(
         Chunk(request, NUM_PROMPT, 1, (-1,), range(number * 8, number * 8 + 8), True)

@@ -11,6 +11,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.loading import load_model
 from engine.model_runner import ModelRunner
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
@@ -21,7 +22,7 @@ def load_engine(raw: Mapping[str, Any], directory: Path, **settings: Any) -> Eng
     """An engine for a model of such a config.json. `settings` are those of `EngineConfig`."""
     (directory / "config.json").write_text(json.dumps(dict(raw)))
     config = EngineConfig(model=str(directory), max_step_ms=None, max_step_stretch=None, **settings)
-    return Engine(config, ModelRunner.load(config, load_weights=random_decoder))
+    return Engine(config, load_model(config, load_weights=random_decoder))
 
 
 def attention_of(engine: Engine) -> str:

@@ -9,7 +9,7 @@ from engine.config import EngineConfig
 from engine.drafting.draft_model import DraftModel
 from engine.drafting.vocabulary import check_same_vocabulary
 from engine.hub import resolve_model
-from engine.loading import load_runner
+from engine.loading import load_model, load_runner
 from engine.model_runner import ModelRunner
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def load_with_draft_model(
     settings = config.speculation
     assert settings is not None and settings.model is not None
     check_same_vocabulary(config.model, resolve_model(config.model), settings.model, resolve_model(settings.model))
-    draft = ModelRunner.load(
+    draft = load_model(
         dataclasses.replace(
             config,
             model=settings.model,

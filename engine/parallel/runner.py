@@ -14,6 +14,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import RankLost
 from engine.hub import resolve_model
+from engine.loading import load_model
 from engine.model_runner import ModelRunner
 from engine.models.config import ModelConfig
 from engine.parallel.launcher import LocalProcesses, WorkerLauncher
@@ -44,7 +45,7 @@ class ParallelRunner:
     def load(
         cls, config: EngineConfig, kv_bytes_beside: int = 0, launcher: WorkerLauncher | None = None
     ) -> ParallelRunner:
-        """As `ModelRunner.load`, on `config.tensor_parallel_size` ranks. Raises RankLost too, when one ends."""
+        """As `load_model`, on `config.tensor_parallel_size` ranks. Raises RankLost too, when one ends."""
         launcher, size = launcher or LocalProcesses(), config.tensor_parallel_size
         directory = resolve_model(config.model)
         check_divides(ModelConfig.from_directory(directory), size, config.expert_parallel)
@@ -54,7 +55,7 @@ class ParallelRunner:
         try:
             with team.guarded():
                 ranks = team.join(config, device_name(device), device)
-                return cls(ModelRunner.load(config, kv_bytes_beside, ranks), team)
+                return cls(load_model(config, kv_bytes_beside, ranks), team)
         except BaseException:
             team.close()
             raise

@@ -16,7 +16,7 @@ from multiprocessing.connection import Client, Connection
 import msgspec
 import torch
 
-from engine.model_runner import ModelRunner
+from engine.loading import load_model
 from engine.parallel.collective import HOST, find_store, join
 from engine.parallel.launcher import Seat
 from engine.parallel.messages import Failed, Hello, Task, encode, read_task, read_work
@@ -46,7 +46,7 @@ def _compute(seat: Seat, task: Task, connection: Connection, inbox: queue.Simple
     device = torch.device(config.device, seat.gpu) if config.device == "cuda" else torch.device("cpu")
     connection.send_bytes(encode(Hello(seat.rank, device_name(device))))
     ranks = join(find_store(task.store_port, shard.size), shard, device)
-    runner = ModelRunner.load(config, ranks=ranks)  # on the GPU that `join` made this thread's
+    runner = load_model(config, ranks=ranks)  # on the GPU that `join` made this thread's
     while (message := inbox.get()) is not None:
         runner.compute(read_work(message).step(device))
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 import deployments.demo_model
-from engine.model_runner import ModelRunner
+from engine.loading import load_model
 from tests.deployments.api_over_engines import Api, api_over
 from tests.engine.oracle import oracle_logits
 
 MODEL = Path(deployments.demo_model.__file__).parent
-REAL: dict[str, Any] = {"load": ModelRunner.load, "model": "demo", "page_size": 16, "max_model_len": 512}
+REAL: dict[str, Any] = {"load": load_model, "model": "demo", "page_size": 16, "max_model_len": 512}
 PAIRS = [
     ("itertools.chain makes an iterator that", " returns elements from the first iterable"),
     ("Return the largest item in", " an iterable"),

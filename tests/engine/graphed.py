@@ -12,6 +12,7 @@ from engine.attention.base import AttentionShape, AttentionStep
 from engine.attention.batch import AttentionBatch
 from engine.attention.reference import ReferenceAttention
 from engine.config import EngineConfig
+from engine.loading import load_model
 from engine.model_runner import ModelRunner
 
 
@@ -76,7 +77,7 @@ class Recording:
 
 def graphed(config: EngineConfig) -> tuple[ModelRunner, Recording]:
     """A runner whose plain decodes are replayed, with `config.kv_pages` pages; and what recorded them."""
-    loaded = ModelRunner.load(config)
+    loaded = load_model(config)
     runner = loaded.with_pages(loaded.num_pages + 1)
     model = runner.model_config
     windows = frozenset(model.layer_windows)

@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.graphs.recorded import StepGraphs, sizes_up_to
 from engine.load import EngineLoad
-from engine.model_runner import ModelRunner
+from engine.loading import load_model
 from engine.plan import Chunk, StepPlan
 from engine.request import Request
 from engine.sampling.noise import uniform
@@ -82,7 +82,7 @@ def test_workloads_get_the_tokens_of_steps_without_graphs(model: Path, settings:
         runner, recording = graphed(config)
         assert runner.num_pages == 36
         got, load = play(Engine(config, runner), seed)
-        expected, _ = play(Engine(config, ModelRunner.load(config)), seed)
+        expected, _ = play(Engine(config, load_model(config)), seed)
         for name in expected:  # an abort strikes earlier or later
             length = min(len(got[name]), len(expected[name]))
             assert got[name][:length] == expected[name][:length]

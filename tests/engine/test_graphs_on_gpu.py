@@ -9,7 +9,7 @@ import torch
 
 from engine.config import CudaGraphs, EngineConfig
 from engine.engine import Engine
-from engine.model_runner import ModelRunner
+from engine.loading import load_model
 from engine.plan import StepPlan
 from tests.engine.oracle import save_tiny
 from tests.engine.test_graphs import chunk_of, play, request
@@ -44,7 +44,7 @@ def test_workloads_get_the_tokens_of_steps_without_graphs(model: Path, mode: Cud
 
 
 def test_a_steady_step_is_launched_without_waiting_for_the_device(model: Path) -> None:
-    runner = ModelRunner.load(config_for(model, "start"))
+    runner = load_model(config_for(model, "start"))
     requests = [request(f"r{i}", 6) for i in range(3)]
 
     def prepared() -> StepPlan:

@@ -12,6 +12,7 @@ import torch
 
 from cache import Namespace, PageCopy
 from engine.config import EngineConfig
+from engine.loading import load_model
 from engine.model_runner import ModelRunner
 from engine.plan import Chunk, StepPlan
 from engine.request import Request
@@ -37,9 +38,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 def load(model: Path, page_size: int = 16, kv_tokens: int = 1024, **settings: Any) -> ModelRunner:
     pages = kv_tokens // page_size
-    return ModelRunner.load(
-        EngineConfig(model=str(model), page_size=page_size, kv_pages=pages, threads=1, **settings)
-    )
+    return load_model(EngineConfig(model=str(model), page_size=page_size, kv_pages=pages, threads=1, **settings))
 
 
 def prompt(length: int, seed: int) -> list[int]:

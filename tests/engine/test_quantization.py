@@ -11,7 +11,7 @@ from engine.config import DType, EngineConfig
 from engine.hub import demo_model_path, fingerprint
 from engine.kernels import native
 from engine.llm import LLM
-from engine.model_runner import ModelRunner
+from engine.loading import load_model
 from engine.sampling_params import SamplingParams
 from tests.engine.oracle import save_tiny
 
@@ -55,16 +55,16 @@ def test_an_answer_is_the_same_in_a_batch() -> None:
 @pytest.mark.parametrize("settings", [{"dtype": "float16"}, {"attention": "reference"}])
 def test_what_cannot_compute_with_them_says_so(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"quantization 'int8' .* its attention is reference"):
-        ModelRunner.load(EngineConfig(quantization="int8", device="cpu", kv_pages=16, **settings))
+        load_model(EngineConfig(quantization="int8", device="cpu", kv_pages=16, **settings))
 
 
 def test_experts_are_not_for_the_native_kernels(tmp_path: Path) -> None:
     """Their attention is; all else is torch's, which has no weights of eight bits."""
     needs_kernels()
     model = str(save_tiny("mixtral", tmp_path))
-    assert ModelRunner.load(EngineConfig(model=model, device="cpu", kv_pages=16)).attention_name == "native"
+    assert load_model(EngineConfig(model=model, device="cpu", kv_pages=16)).attention_name == "native"
     with pytest.raises(ValueError, match=r"quantization 'int8' .* its layers are mixtures of experts"):
-        ModelRunner.load(EngineConfig(model=model, quantization="int8", device="cpu", kv_pages=16))
+        load_model(EngineConfig(model=model, quantization="int8", device="cpu", kv_pages=16))
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(native, "kernels", unavailable)
     with pytest.raises(ValueError, match="native kernels"):
-        ModelRunner.load(EngineConfig(quantization="int8", device="cpu", kv_pages=16))
+        load_model(EngineConfig(quantization="int8", device="cpu", kv_pages=16))
 
 
 def test_no_other_quantization_is_known() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from cache import Namespace
 from engine.config import EngineConfig
-from engine.model_runner import ModelRunner
+from engine.loading import load_model
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.errors import ModelLoadError
@@ -128,7 +128,7 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 def engine_logits(directory: Path, prompt: list[int], **settings: Any) -> torch.Tensor:
     """After the prompt."""
     config = EngineConfig(model=str(directory), device="cpu", kv_pages=8, threads=1, **settings)
-    runner = ModelRunner.load(config)
+    runner = load_model(config)
     request = Request.make("r", prompt, SamplingParams(), arrival=0.0, seed=0, namespace=Namespace("m"))
     return runner.logits(StepPlan((Chunk(request, 0, len(prompt), prompt, range(8), samples=True),)))[0]
 

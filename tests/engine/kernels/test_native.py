@@ -18,7 +18,7 @@ from engine.attention.base import AttentionShape, choose_backend
 from engine.attention.reference import ReferenceAttention
 from engine.config import EngineConfig
 from engine.kernels import native
-from engine.model_runner import ModelRunner
+from engine.loading import load_model
 from tests.engine.oracle import save_tiny
 
 CPU = torch.device("cpu")
@@ -129,7 +129,7 @@ def test_asked_for_where_it_cannot_run_it_is_an_error_in_one_line(missing: None,
     """As replicas raise it at their start: what `raydix serve` shows is the line with the exception."""
     config = EngineConfig(model=str(save_tiny("qwen3", tmp_path, head_dim=32)), attention="native", kv_pages=8)
     with pytest.raises(ValueError, match=r'attention: native cannot run.*none\.so.*"auto"') as raised:
-        ModelRunner.load(config)
+        load_model(config)
     assert "\n" not in str(raised.value)
     with pytest.raises(ValueError, match="head_dim is 24, no multiple of 32"):
         choose_backend("native", AttentionShape(4, 2, 24, 16, frozenset({None})), torch.float32, CPU)

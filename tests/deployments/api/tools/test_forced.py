@@ -22,7 +22,7 @@ from engine.grammar.compiler import compile_grammar
 from engine.grammar.spec import Grammar
 from engine.grammar.trial import TrialLimits
 from engine.grammar.vocabulary import Vocabulary
-from engine.model_runner import ModelRunner
+from engine.loading import load_model
 from engine.tokenizer import load_tokenizer
 from tests.deployments.api.tools.conftest import ASK, TOOLS, WEATHER, Talk, tool
 from tests.deployments.api.tools.templates import HERMES, LLAMA3, THINKING
@@ -222,7 +222,7 @@ def test_the_embedded_model_calls_what_it_must() -> None:
     named = {"type": "function", "function": {"name": "numbers"}}
 
     async def ask() -> None:
-        async with api_over(1, load=ModelRunner.load, model="demo", kv_pages=256, page_size=16) as api:
+        async with api_over(1, load=load_model, model="demo", kv_pages=256, page_size=16) as api:
             for choice, names in (("required", {"clock", "numbers"}), (named, {"numbers"})):
                 body = {**asked, "tool_choice": choice}
                 answer = (await api.http.post("/v1/chat/completions", json=body)).json()

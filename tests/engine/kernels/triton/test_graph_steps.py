@@ -12,7 +12,7 @@ from engine.attention.base import AttentionShape
 from engine.attention.triton import TritonAttention
 from engine.config import EngineConfig
 from engine.graphs.decodes import GraphedDecodes
-from engine.model_runner import ModelRunner
+from engine.loading import load_model
 from engine.models.decoder import Decoder
 from engine.models.operations import Rotary
 from engine.models.triton_operations import TritonOperations
@@ -33,8 +33,8 @@ def test_steps_of_our_kernels_give_the_tokens_of_plain_torch(tmp_path: Path) -> 
     config = EngineConfig(
         str(model), device="cpu", attention="reference", page_size=4, kv_pages=24, max_model_len=32, threads=1
     )
-    plain = ModelRunner.load(config)
-    runner = ModelRunner.load(config).with_pages(25)
+    plain = load_model(config)
+    runner = load_model(config).with_pages(25)
     facts, decoder = runner.model_config, runner._decoder
     assert isinstance(decoder, Decoder)
     rotary = Rotary.of(facts.rope, facts.head_dim, torch.float32, CPU)
