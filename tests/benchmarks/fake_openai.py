@@ -63,11 +63,17 @@ class Handler(BaseHTTPRequestHandler):
             self.server.bodies.append(body)
             self.server.open += 1
             self.server.most_open = max(self.server.most_open, self.server.open)
+        self._is_open = True
         try:
             self._answer(body)
         finally:
-            with self.server.lock:
-                self.server.open -= 1
+            self._leave()
+
+    def _leave(self) -> None:
+        """The request is over: to be noted before its client can know, and ask again."""
+        with self.server.lock:
+            self.server.open -= self._is_open
+            self._is_open = False
 
     def _answer(self, body: dict[str, Any]) -> None:
         chat = "messages" in body
@@ -75,6 +81,7 @@ class Handler(BaseHTTPRequestHandler):
         given = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))  # token ids are words too
         texts = [m["content"] for m in body["messages"]] if chat else [given]
         if "refuse" in texts[-1]:
+            self._leave()
             return self._json(429, {"error": {"message": "queue full"}}, ("retry-after", "1"))
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
@@ -85,6 +92,8 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(TOKEN_SECONDS)
             choice = {"delta": {"content": word + " "}} if chat else {"text": word + " "}
             self._event({"choices": [choice]})
+            if word in ("break", "cut"):
+                self._leave()
             if word == "break":
                 return self._event({"error": {"message": "the engine failed"}})
             if word == "cut":
@@ -96,6 +105,7 @@ class Handler(BaseHTTPRequestHandler):
                 "usage": {**usage, "prompt_tokens_details": {"cached_tokens": self.server.cached(words)}},
             }
         )
+        self._leave()
         self.wfile.write(b"data: [DONE]\n\n")
         return None
 
