@@ -1,0 +1,57 @@
+"""Kernels compiled for a GPU that is not there, by our own launches of them.
+
+To be used in a process of its own, in which nobody has told Triton to interpret: see compile_all.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from engine.kernels.triton import fitting, grouped_gemm
+
+SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227}
+"""What a program may have, by compute capability: T4, A100, A10 and RTX 30, L4 and RTX 40, H100."""
+
+
+def name_of(kernel: JITFunction) -> str:
+    """Its module's name and its own."""
+    return f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}"
+
+
+@contextmanager
+def compiled(capability: int) -> Iterator[list[dict[str, Any]]]:
+    """Launches within compile their kernel for such a GPU, specialised by Triton as for it, and do not run it.
+
+    Gives a report of each: the kernel, what it was launched with by name, the shared memory it takes and what the
+    GPU has, in bytes, and whether it has products of tensor cores. Triton stays set up for this GPU afterwards.
+    """
+    launches: list[dict[str, Any]] = []
+    target, limit = GPUTarget("cuda", capability, 32), SHARED_KIB[capability] * 1024
+    device = SimpleNamespace(
+        get_current_target=lambda: target,
+        get_current_device=lambda: capability,  # Triton keeps what it compiled by it
+        get_current_stream=lambda device: 0,
+    )
+    run = JITFunction.run
+
+    def compile_launched(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        made = run(kernel, *args, grid=grid, warmup=True, **kwargs)
+        report = {"kernel": name_of(kernel), "capability": capability, "with": kwargs}
+        report |= {"shared": made.metadata.shared, "limit": limit, "has_products": "mma" in made.asm["ptx"]}
+        launches.append(report)
+
+    driver.set_active(device)
+    with (
+        patch.object(JITFunction, "run", compile_launched),
+        patch.object(fitting, "shared_memory", lambda device: limit),
+        patch.object(grouped_gemm, "shared_memory", lambda device: limit),
+    ):
+        yield launches

@@ -1,0 +1,42 @@
+"""What the interpreter runs compiles for GPUs too, and fits there: tried for some, wherever the tests run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+PRODUCTS = {
+    "decode._attend",
+    "extend._extend",
+    "grouped_gemm._gate_up",
+    "grouped_gemm._down",
+    "int4_gemm._int4_gemm",
+}
+"""Kernels that have some."""
+_TENSOR_CORES = 80
+"""Compute capability from which Triton uses them: for earlier GPUs it multiplies number by number."""
+
+
+def test_kernels_compile_for_gpus_and_fit_there(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine.kernels.triton.compile_all"],
+        cwd=Path(__file__).parents[4],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout)
+    launches = report["launches"]
+    assert sorted({launch["kernel"] for launch in launches}) == report["entry_points"]
+    for launch in launches:
+        assert launch["shared"] <= launch["limit"], launch
+        expected = launch["kernel"] in PRODUCTS and launch["capability"] >= _TENSOR_CORES
+        assert launch["has_products"] == expected, launch
