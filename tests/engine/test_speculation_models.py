@@ -213,7 +213,7 @@ def test_a_model_that_guesses_for_itself_is_right(models: dict[str, Path], tempe
 def test_memory_is_shared_out_for_the_kv_of_both_models(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.model_runner.available_ram", lambda: 2**20)
+    monkeypatch.setattr("engine.loading.available_ram", lambda: 2**20)
     settings = Speculation("draft_model", model=str(models["smaller"]))
     config = EngineConfig(model=str(models["model"]), device="cpu", kv_memory_share=0.5, speculation=settings)
     engine = Engine.from_config(config)
