@@ -73,8 +73,31 @@ class Team:
             names[hello.rank] = hello.device_name
         check_alike(names)
         threading.Thread(target=_watch, args=(weakref.ref(self), self._connections), daemon=True).start()
-        self._ranks = join(store, Shard.of_engine(config, 0), device)
+        self._ranks = self._meet(lambda: join(store, Shard.of_engine(config, 0), device))
         return self._ranks
+
+    def _meet(self, join_others: Callable[[], Collective]) -> Collective:
+        """In a thread that is left behind when a rank ends on its way: torch would wait for it.
+
+        Raises RankLost.
+        """
+        met: list[Collective | Exception] = []
+
+        def meet() -> None:
+            try:
+                met.append(join_others())
+            except Exception as error:
+                met.append(error)
+
+        thread = threading.Thread(target=meet, daemon=True)
+        thread.start()
+        while thread.is_alive() and not self._lost.is_set():
+            thread.join(_POLL_SECONDS)
+        if not met:
+            raise RankLost(self._reason)
+        if isinstance(met[0], Exception):
+            raise met[0]
+        return met[0]
 
     def send(self, work: Work) -> None:
         """Have a step computed. Raises RankLost."""

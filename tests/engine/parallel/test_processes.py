@@ -128,6 +128,22 @@ def test_a_rank_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> No
         Engine.from_config(EngineConfig(tensor_parallel_size=2, **SETTINGS))
 
 
+def test_a_rank_that_ends_on_its_way_to_the_others_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had said hello: what waits for it is torch, for as long as it would for a slow one."""
+    python = tmp_path / "python"
+    code = (
+        "import os, sys, msgspec; from engine.parallel import worker; worker.join = lambda *_: os._exit(3); "
+        "worker.work(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=worker.Seat), lambda: os._exit(0))"
+    )
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(RankLost, match="rank 1 ended, with exit status 3"):
+        Engine.from_config(EngineConfig(tensor_parallel_size=2, **SETTINGS))
+
+
 def test_strangers_are_not_let_in() -> None:
     """Who does not know the key is turned away; the ranks that do are waited for."""
     import socket
