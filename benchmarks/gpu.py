@@ -102,6 +102,7 @@ class Run:
         self._report, self._asked = report, asked
         self._deadline = time.time() + 60 * asked.minutes - _WRITE_S
         self._settings: dict[str, Any] = dict(asked.set)
+        self._patience = 10 if asked.tiny else 1  # a CPU is slow, and others use it too
 
     def all(self, models: Sequence[str]) -> None:
         """Everything that was asked for."""
@@ -127,14 +128,14 @@ class Run:
             self._command(job, left), stdout=subprocess.PIPE, text=True, cwd=ROOT, env=self._environment(job)
         )
         assert process.stdout is not None
-        ender = self._ender(process, _START_S + _SECTIONS[current].most)
+        ender = self._ender(process, _START_S * self._patience, current)
         try:
             for line in process.stdout:
                 ((kind, value),) = json.loads(line).items()
                 if kind == "begin":
                     current = value
                     ender.cancel()
-                    ender = self._ender(process, _SECTIONS[current].most)
+                    ender = self._ender(process, 0.0, current)
                 self._take(job, kind, value, left)
             status = process.wait()
         finally:
@@ -153,8 +154,9 @@ class Run:
             )
             left.remove(current)
 
-    def _ender(self, process: subprocess.Popen[str], seconds: float) -> threading.Timer:
-        """Ends a process after so long, or when the time is over."""
+    def _ender(self, process: subprocess.Popen[str], more: float, section: str) -> threading.Timer:
+        """Ends a process when a section, and so many seconds more, take too long, or when the time is over."""
+        seconds = more + _SECTIONS[section].most * self._patience
         timer = threading.Timer(max(0.0, min(seconds, self._deadline - time.time())), process.kill)
         timer.daemon = True
         timer.start()
