@@ -41,7 +41,7 @@ USER 10001:10001
 EXPOSE 8000
 # Some engine serves. (Kubernetes has probes of its own and ignores this.)
 HEALTHCHECK --interval=10s --timeout=9s --start-period=180s --retries=3 \
-    CMD ["python", "-m", "deployments.pod", "ready", "ingress"]
+    CMD ["python", "-m", "deployments.replica.pod", "ready", "ingress"]
 CMD ["raydix", "serve", "--host", "0.0.0.0"]
 
 FROM runtime AS cuda

@@ -41,7 +41,7 @@ native: $(INSTALLED)
 	$(BIN)/python -m engine.kernels.build
 
 # Not what builds: a compiler does not run under a sanitizer that it does not know of.
-NATIVE_TESTS ?= tests/engine/kernels tests/engine/test_attention.py tests/engine/test_native_sampler.py \
+NATIVE_TESTS ?= tests/engine/kernels tests/engine/attention/test_attention.py tests/engine/sampling/test_native_sampler.py \
 	--ignore=tests/engine/kernels/triton --ignore=tests/engine/kernels/test_build.py
 # Python itself leaks, and torch's OpenMP is not instrumented: the kernels' own threads are looked at.
 native-asan: $(INSTALLED)

@@ -144,7 +144,7 @@ def started(size: Size) -> Iterator[App]:
     from ray import serve
 
     from deployments.app import build
-    from deployments.config import AppArgs
+    from deployments.config.args import AppArgs
 
     with tempfile.TemporaryDirectory(prefix="rdx") as directory:
         cluster = _start_ray(size, Path(directory))

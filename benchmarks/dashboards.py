@@ -33,7 +33,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.private_ray import free_port
 from benchmarks.serving import Load, make_prompts
-from deployments.tenants import hash_key
+from deployments.config.tenants import hash_key
 
 SCRAPE_S = 1
 PAUSE_S = 0.4

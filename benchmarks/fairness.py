@@ -28,8 +28,8 @@ from rich.table import Table
 from benchmarks.private_ray import private_ray, start_proxy
 from benchmarks.serving import Load, Sample, make_prompts, measure, percentiles, send_times
 from deployments.app import build
-from deployments.config import AppArgs
-from deployments.tenants import hash_key
+from deployments.config.args import AppArgs
+from deployments.config.tenants import hash_key
 
 KEYS = {"quiet": "rdx-quiet-tenant", "flood": "rdx-flooding-tenant"}
 NEVER_WAIT_S = 1e9

@@ -27,9 +27,9 @@ from pathlib import Path
 from benchmarks.null_model import NullRunner
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.load import StepStats
-from engine.plan import Event
 from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import Event
+from engine.scheduling.stats import StepStats
 
 NUM_PROMPT = 100
 WARM_UP = 40

@@ -42,8 +42,8 @@ from benchmarks.peers.models import CONFIGS, FIRST_WORD, make_model, words
 from benchmarks.private_ray import HOST, private_ray, start_proxy
 from benchmarks.stream_client import Answer, StreamClient, all_at_once
 from deployments.app import bind_engines, bind_ingress
-from deployments.config import AppArgs
-from deployments.metrics_hub import MetricsHub
+from deployments.config.args import AppArgs
+from deployments.hub.deployment import MetricsHub
 from engine.engine import Engine
 
 ROLES = {

@@ -29,8 +29,8 @@ from rich.table import Table
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.plan import Event
 from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import Event
 
 LONG_PROMPT = 3500
 PROMPTS = {"long": 2000, "small": 50, "medium": 100}

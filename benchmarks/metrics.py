@@ -27,14 +27,14 @@ from rich.console import Console
 
 from benchmarks.null_model import NullRunner
 from deployments.api.answer_times import AnswerTimes
-from deployments.engine_metrics import EngineMetrics
-from deployments.settings import SloSettings
+from deployments.config.settings import SloSettings
+from deployments.replica.metrics import EngineMetrics
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.load import StepStats
-from engine.plan import Event
+from engine.runner.stage_clock import StageClock
 from engine.sampling_params import SamplingParams
-from engine.stage_clock import StageClock
+from engine.scheduling.plan import Event
+from engine.scheduling.stats import StepStats
 from monitoring.hub import Hub
 from monitoring.metrics import METRICS, Metrics, Part
 

@@ -23,14 +23,14 @@ import torch
 
 from cache import Namespace
 from engine.config import EngineConfig
-from engine.loading import load_model
-from engine.model_runner import ModelRunner
+from engine.loading.load_model import load_model
 from engine.models.decoder import Decoder
-from engine.plan import Chunk, StepPlan
 from engine.request import Request
-from engine.sampler import Sampler, sampler_for
+from engine.runner.model_runner import ModelRunner
 from engine.sampling.row import Row
+from engine.sampling.sampler import Sampler, sampler_for
 from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import Chunk, StepPlan
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

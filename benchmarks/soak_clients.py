@@ -15,11 +15,11 @@ from typing import Any
 
 from cache.eviction import STRATEGIES
 from engine.beam_search import BeamParams, EarlyStopping
-from engine.order import POLICIES
 from engine.sampling_params import SamplingParams
-from engine.swap import MODES
-from tests.engine.guesses import Guesses
-from tests.engine.hash_model import VOCABULARY, alone
+from engine.scheduling.queue_policy import POLICIES
+from engine.scheduling.swap import MODES
+from tests.engine.support.draft_sources import Guesses
+from tests.engine.support.hash_model import VOCABULARY, alone
 
 _REMEMBERED = 40
 TOKEN_SECONDS = 1e-3

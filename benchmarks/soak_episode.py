@@ -14,9 +14,9 @@ from typing import Any
 
 from benchmarks.soak_clients import TOKEN_SECONDS, Clients, Options, Weather, draw_engine
 from engine.errors import NeverFits, QueueFull
-from engine.plan import StepPlan
-from tests.engine import hash_model
-from tests.engine.script import Script
+from engine.scheduling.plan import StepPlan
+from tests.engine.support import hash_model
+from tests.engine.support.script import Script
 
 
 class Episode:

@@ -33,7 +33,7 @@ from rich.table import Table
 from deployments.demo_model.corpus import load_facts
 from engine import LLM, SamplingParams, Speculation
 from engine.llm import Message, RequestOutput
-from engine.load import StepStats
+from engine.scheduling.stats import StepStats
 
 SETTINGS: dict[str, Speculation | None] = {
     "plain": None,

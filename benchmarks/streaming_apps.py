@@ -22,14 +22,14 @@ from starlette.responses import StreamingResponse
 
 from benchmarks.null_model import NullEngines
 from deployments.app import bind_engines
-from deployments.client import GenerateRequest
-from deployments.config import AppArgs, ModelArgs
-from deployments.engine_client import WireEngineClient
-from deployments.handle_control import HandleControl
-from deployments.settings import EngineReplicas
+from deployments.client.engine_client import WireEngineClient
+from deployments.client.protocol import GenerateRequest
+from deployments.client.serve_handle import HandleControl
+from deployments.config.args import AppArgs, ModelArgs
+from deployments.config.settings import EngineReplicas
 from engine.config import EngineConfig
-from engine.plan import Event
 from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import Event
 from router.fleet import fleet_of
 
 CONFIG = EngineConfig(kv_pages=65_536, max_model_len=100_000)

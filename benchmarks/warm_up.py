@@ -36,7 +36,7 @@ from benchmarks.serving import Load, Sample, make_prompts, measure, percentiles
 from cache import Namespace
 from cache.prefix_hash import block_hashes, prefix_root
 from deployments.app import build
-from deployments.config import AppArgs
+from deployments.config.args import AppArgs
 from router.hot_prefixes import HotPrefixes
 
 BEFORE_S = 25.0

@@ -13,16 +13,16 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from deployments.config import ENGINE_DEPLOYMENT, AppArgs, ModelArgs
-from deployments.ingress import Ingress
-from deployments.metrics_hub import MetricsHub
-from deployments.ranks import bundles, load_engine
-from deployments.replica import EngineFactory, EngineReplica, ReplicaSettings
-from deployments.serve_logging import serve_logging
-from deployments.settings import Replicas
-from deployments.tracing import check_tracing
-from deployments.warm_up import WarmUpLimits
-from deployments.wire_server import WireTimings
+from deployments.config.args import ENGINE_DEPLOYMENT, AppArgs, ModelArgs
+from deployments.config.settings import Replicas
+from deployments.hub.deployment import MetricsHub
+from deployments.ingress.deployment import Ingress
+from deployments.replica.deployment import EngineFactory, EngineReplica, ReplicaSettings
+from deployments.replica.ranks import bundles, load_engine
+from deployments.replica.warm_up import WarmUpLimits
+from deployments.telemetry.serve_logging import serve_logging
+from deployments.telemetry.tracing import check_tracing
+from deployments.wire.server import WireTimings
 
 
 def build(args: AppArgs) -> Application:
@@ -91,18 +91,18 @@ def bind_ingress(args: AppArgs, engines: dict[str, Application], hub: Any) -> Ap
 def _autoscaling(model: ModelArgs) -> AutoscalingConfig:
     """Serve's autoscaling, with the policy that counts work.
 
-    Its least is always 0: a model that was put away stays so (`deployments/model_switch.py`), and the policy keeps
+    Its least is always 0: a model that was put away stays so (`control/model_switch.py`), and the policy keeps
     to the least that was asked for while it is loaded.
     """
     settings = model.engines.autoscaling
     if settings is None:  # not loaded at the start: Serve begins without replicas only where something scales
-        policy = AutoscalingPolicy(policy_function="deployments.autoscaling:keep")
+        policy = AutoscalingPolicy(policy_function="deployments.replica.autoscaling:keep")
         most = model.engines.count
         return AutoscalingConfig(min_replicas=0, initial_replicas=0, max_replicas=most, policy=policy)
     initial = settings.min if settings.initial is None else settings.initial
     targets = ("ttft_target_s", "max_busy_share", "max_kv_share", "headroom")
     policy = AutoscalingPolicy(
-        policy_function="deployments.autoscaling:WorkPolicy",
+        policy_function="deployments.replica.autoscaling:WorkPolicy",
         policy_kwargs={"least": settings.min, **{name: getattr(settings, name) for name in targets}},
     )
     with warnings.catch_warnings():

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from engine.drafting.settings import Speculation
 from engine.machine import cpu_list
-from engine.order import POLICIES
+from engine.scheduling.queue_policy import POLICIES
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Preemption = Literal["auto", "swap", "recompute"]
@@ -69,7 +69,8 @@ class EngineConfig:
     """Plan the next step while one runs. Without it the tokens are the same, and each step waits for its plan.
     None: unless steps are computed by as many threads as there are cores, which planning would only hold up."""
     policy: str = "priority"
-    """Who goes first: "fcfs", "priority" (with ageing) or "fair" (tenants take turns); see `engine/order.py`."""
+    """Who goes first: "fcfs", "priority" (with ageing) or "fair" (tenants take turns);
+    see `engine/scheduling/queue_policy.py`."""
     priority_half_life_s: float = 30.0
     """Seconds of waiting that weigh as much as one level of priority."""
     fair_quantum_tokens: int = 256

@@ -18,15 +18,15 @@ from engine.grammar.compiler import Compiler
 from engine.grammar.vocabulary import Vocabulary
 from engine.loop import EngineLoop
 from engine.machine import prepare_process
-from engine.plan import Runner
 from engine.request import Request
 from engine.sampling_params import SamplingParams
-from engine.scheduler import Scheduler, SchedulerLimits
-from engine.swap import HostMemory, SwapSpace
+from engine.scheduling.plan import Runner
+from engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from engine.scheduling.swap import HostMemory, SwapSpace
 
 if TYPE_CHECKING:
-    from engine.parallel.launcher import WorkerLauncher
-    from engine.parallel.team import Team
+    from engine.ranks.launcher import WorkerLauncher
+    from engine.ranks.rank_group import Team
 
 
 class ModelFacts(Protocol):
@@ -122,8 +122,8 @@ class Engine:
         if runner is not None:
             return cls(config, runner)
         prepare_process(config.cpus)
-        from engine.loading import load_runner  # torch: only where a model is run
-        from engine.model_runner import ModelRunner
+        from engine.loading.load_model import load_runner  # torch: only where a model is run
+        from engine.runner.model_runner import ModelRunner
 
         drafter: Drafter | None = None
         if config.speculation is not None and config.speculation.method == "draft_model":
@@ -206,6 +206,6 @@ def _speculator(settings: Speculation | None, drafter: Drafter | None) -> Specul
 
 def model_directory(config: EngineConfig) -> Path:
     """Where the files of the model that `config` names lie. Raises ModelLoadError when there are none."""
-    from engine.hub import resolve_model
+    from engine.loading.hub import resolve_model
 
     return resolve_model(config.model)

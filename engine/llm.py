@@ -20,8 +20,8 @@ from engine.detokenizer import TextStream
 from engine.engine import Engine, model_directory
 from engine.errors import QueueFull
 from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
-from engine.plan import Event, FinishReason
 from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import Event, FinishReason
 from engine.tokenizer import load_tokenizer
 
 Prompt = str | Sequence[int]

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, NoReturn
 
-from engine.device_thread import DeviceThread, Launched
 from engine.errors import EngineStopped, QueueFull, RankLost
-from engine.load import EngineLoad, StageSeconds, StepStats
-from engine.plan import Event, Runner, StepPlan, StepResult
 from engine.request import Request
-from engine.scheduler import Scheduler
+from engine.runner.device_thread import DeviceThread, Launched
+from engine.scheduling.plan import Event, Runner, StepPlan, StepResult
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
 
 logger = logging.getLogger(__name__)
 

@@ -113,7 +113,7 @@ class Request:
     search: BeamSearch | None = None
     """Of a request that searches beams, and of its beams."""
     beams: list[Request] = field(default_factory=list)
-    """Its beams, each with a lease of its own: then it holds none itself. See `engine.beam_group`."""
+    """Its beams, each with a lease of its own: then it holds none itself. See `engine.scheduling.beam_group`."""
     num_beams: int = 0
     """How many it has had."""
     leader: Request | None = None

@@ -23,9 +23,9 @@ from engine.attention.kv_pages import KVPages
 from engine.attention.reference import ReferenceAttention
 from engine.engine import Engine
 from engine.models.decoder import Decoder
-from engine.plan import Chunk
 from engine.request import Request
 from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import Chunk
 
 _CPU = torch.device("cpu")
 _MOST_REGRET: Mapping[str, float] = {"auto": 0.3, "fp8": 0.6}

@@ -17,8 +17,8 @@ from engine.attention.base import AttentionShape, consider
 from engine.models.operations import Rotary, operations_for
 from engine.models.rope import RopeConfig
 from engine.request import Request
-from engine.sampler import sampler_for
 from engine.sampling.row import Row
+from engine.sampling.sampler import sampler_for
 from engine.sampling_params import SamplingParams
 
 _DTYPE = torch.bfloat16

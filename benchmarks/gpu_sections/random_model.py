@@ -11,11 +11,11 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.loading import load_model
-from engine.model_runner import ModelRunner
+from engine.loading.load_model import load_model
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.linear import Fp8Linear
+from engine.runner.model_runner import ModelRunner
 
 
 def load_engine(raw: Mapping[str, Any], directory: Path, **settings: Any) -> Engine:

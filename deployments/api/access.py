@@ -12,11 +12,11 @@ from collections.abc import Callable
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from deployments.admission.rate_limits import TenantLimits, Ticket
 from deployments.api.admin import require_admin
 from deployments.api.errors import ApiError
 from deployments.api.transport import error_response
-from deployments.rate_limits import TenantLimits, Ticket
-from deployments.tenants import ANONYMOUS, KeyRing, Tenant
+from deployments.config.tenants import ANONYMOUS, KeyRing, Tenant
 from monitoring.metrics import Metrics
 
 OPEN_PATHS = frozenset({"/health", "/version", "/metrics"})

@@ -7,14 +7,14 @@ from typing import Any
 
 from deployments.api.answer_lark import answer_grammar, arguments_schema
 from deployments.api.errors import at_most, from_client, invalid
-from deployments.api.limits import Limits
 from deployments.api.reading import NOTHING, Sought
 from deployments.api.reasoning import OPEN
 from deployments.api.service import ServedModel
 from deployments.api.structured import check_grammar
 from deployments.api.text_codec import TextCodec
 from deployments.api.tools.asked import AskedTools
-from deployments.client import Overloaded
+from deployments.client.protocol import Overloaded
+from deployments.config.limits import Limits
 from engine.errors import InvalidGrammar
 from engine.grammar.spec import Grammar
 from engine.grammar.trial import TooComplex

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deployments.settings import SloSettings
+from deployments.config.settings import SloSettings
 from monitoring.metrics import Metrics
 
 

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from deployments.admission.rate_limits import RateLimited
 from deployments.api.access import Gate, tenant_of
 from deployments.api.body import ClientGone, read_json
 from deployments.api.chat import plan_chat
@@ -21,7 +22,6 @@ from deployments.api.exchange import Caller, Exchange, Hints, Plan
 from deployments.api.health import health
 from deployments.api.http_metrics import HttpMetrics
 from deployments.api.lifecycle import add_model_routes
-from deployments.api.limits import Limits
 from deployments.api.pacing import Pace, chunks_per_s
 from deployments.api.prompts import encode_messages, encode_text
 from deployments.api.protocol import (
@@ -39,8 +39,8 @@ from deployments.api.sampling import in_vocabulary
 from deployments.api.service import ApiService, ServedModel
 from deployments.api.tools.asked import checked_functions
 from deployments.api.transport import Envelope, error_response, json_response, request_id, until_disconnect
-from deployments.client import Unavailable
-from deployments.rate_limits import RateLimited
+from deployments.client.protocol import Unavailable
+from deployments.config.limits import Limits
 from engine.machine import usable_cores
 
 _Planner = Callable[[], Awaitable[Plan]]

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from deployments.api.errors import ApiError, invalid
-from deployments.api.limits import Limits
 from deployments.api.protocol import ChatRequest, CompletionRequest
 from deployments.api.sampling import in_range
+from deployments.config.limits import Limits
 from engine.beam_search import BeamParams
 from engine.sampling_params import InvalidSamplingParams, SamplingParams
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from deployments.api.choices import Choice, Delta
 from deployments.api.errors import invalid
-from deployments.api.limits import Limits
 from deployments.api.protocol import ChatRequest, CompletionRequest
 from deployments.api.sampling import in_range
+from deployments.config.limits import Limits
 
 
 def num_candidates(request: ChatRequest | CompletionRequest, limits: Limits) -> int:

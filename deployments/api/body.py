@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from deployments.api.errors import ApiError, invalid
-from deployments.api.limits import Limits
+from deployments.config.limits import Limits
 
 
 class ClientGone(Exception):

@@ -11,7 +11,6 @@ from deployments.api.best_of import num_candidates
 from deployments.api.choices import Delta
 from deployments.api.errors import invalid
 from deployments.api.exchange import Plan
-from deployments.api.limits import Limits
 from deployments.api.logprobs import chat_logprobs, prompt_logprobs
 from deployments.api.prompt_scores import PromptScores, asked_scores, scores_of
 from deployments.api.prompts import check_prompt, encode_messages
@@ -23,7 +22,8 @@ from deployments.api.structured import asked_grammar
 from deployments.api.text_codec import TextCodec
 from deployments.api.tools.asked import asked_tools
 from deployments.api.wording import Answer, Frames, Prompt, Whole, encode_json
-from engine.plan import TokenLogprobs
+from deployments.config.limits import Limits
+from engine.scheduling.plan import TokenLogprobs
 
 
 async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -> Plan:

@@ -20,11 +20,11 @@ from msgspec import structs
 
 from deployments.api.errors import RETRY_AFTER_S, ApiError
 from deployments.api.reading import AnswerReader, CallDelta
-from deployments.client import EngineClient, GenerateRequest, Generation
-from deployments.course import Course
+from deployments.client.protocol import EngineClient, GenerateRequest, Generation
+from deployments.client.timeline import Course
 from engine.beam_search import Hypothesis
 from engine.logprobs import PackedLogprobs
-from engine.plan import Event, FinishReason, TokenLogprobs
+from engine.scheduling.plan import Event, FinishReason, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from deployments.api.best_of import num_candidates
 from deployments.api.choices import Delta
 from deployments.api.errors import at_most
 from deployments.api.exchange import Plan
-from deployments.api.limits import Limits
 from deployments.api.logprobs import (
     Offsets,
     completion_logprobs,
@@ -26,7 +25,8 @@ from deployments.api.service import ServedModel
 from deployments.api.structured import asked_grammar
 from deployments.api.text_codec import TextCodec
 from deployments.api.wording import Answer, Frames, Prompt, Whole, encode_json
-from engine.plan import TokenLogprobs
+from deployments.config.limits import Limits
+from engine.scheduling.plan import TokenLogprobs
 
 
 async def plan_completion(limits: Limits, served: ServedModel, request: CompletionRequest) -> Plan:

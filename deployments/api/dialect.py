@@ -8,7 +8,7 @@ from typing import Any
 
 from deployments.api import reasoning
 from deployments.api.tools.formats import FORMATS, ToolFormat
-from deployments.settings import ChatSettings
+from deployments.config.settings import ChatSettings
 
 
 @dataclass(frozen=True, slots=True)

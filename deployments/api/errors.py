@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from deployments.client import Overloaded, Rejected, ReplicaLost, Unavailable
-from deployments.rate_limits import RateLimited
+from deployments.admission.rate_limits import RateLimited
+from deployments.client.protocol import Overloaded, Rejected, ReplicaLost, Unavailable
 
 RETRY_AFTER_S = 2.0
 """What a client is told to wait when no engine can take its request and nobody knows for how long."""

@@ -15,10 +15,10 @@ from typing import Any
 
 from starlette.responses import Response
 
+from deployments.admission.rate_limits import RateLimited, Ticket
 from deployments.api.best_of import best
 from deployments.api.choices import Choices, Delta
 from deployments.api.errors import ApiError, from_client, internal
-from deployments.api.limits import Limits
 from deployments.api.pacing import Pace
 from deployments.api.prompt_scores import PromptScores
 from deployments.api.protocol import ChatRequest, CompletionRequest
@@ -30,9 +30,9 @@ from deployments.api.service import ServedModel
 from deployments.api.timings import timings_of
 from deployments.api.transport import EventStream, logger
 from deployments.api.wording import DONE, Wording, error_event
-from deployments.client import GenerateRequest, Overloaded, Rejected, ReplicaLost, Unavailable
-from deployments.rate_limits import RateLimited, Ticket
-from deployments.tenants import Tenant
+from deployments.client.protocol import GenerateRequest, Overloaded, Rejected, ReplicaLost, Unavailable
+from deployments.config.limits import Limits
+from deployments.config.tenants import Tenant
 from engine.sampling_params import SamplingParams
 
 CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost, RateLimited)

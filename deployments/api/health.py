@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 
 from deployments.api.service import ServedModel
-from deployments.client import FleetHealth, HealthState
+from deployments.client.protocol import FleetHealth, HealthState
 
 
 async def health(models: Mapping[str, ServedModel]) -> tuple[dict[str, object], int]:

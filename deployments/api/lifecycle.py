@@ -12,7 +12,7 @@ from deployments.api.admin import require_admin
 from deployments.api.errors import ApiError, from_client
 from deployments.api.service import ApiService, ServedModel
 from deployments.api.transport import json_response, request_id
-from deployments.client import ModelState, NotSwitchable, Unavailable
+from deployments.client.protocol import ModelState, NotSwitchable, Unavailable
 
 
 def add_model_routes(app: FastAPI, service: ApiService) -> None:

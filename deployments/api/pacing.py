@@ -6,7 +6,7 @@
 A chunk goes through Ray Serve's proxy, where nothing merges any more: one that waits there makes all that come
 after it late, new requests' first tokens too. So an ingress writes no more than it is told to. While its streams
 together want more, each has an equal share, and what comes between two writes is merged where it lies anyway, in
-the generation (`deployments/generation.py`). A stream whose tokens are slower than its share never waits.
+the generation (`deployments/client/stream.py`). A stream whose tokens are slower than its share never waits.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Sequence
 
 from deployments.api.choices import Delta
 from deployments.api.errors import ApiError, invalid
-from deployments.api.limits import Limits
 from deployments.api.protocol import ChatRequest, CompletionRequest
 from deployments.api.sampling import in_range
+from deployments.config.limits import Limits
 from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from deployments.api.errors import invalid
-from deployments.api.limits import Limits
 from deployments.api.protocol import Message
 from deployments.api.sampling import context_exceeded, in_vocabulary, room
 from deployments.api.service import ModelCard, ServedModel
@@ -14,6 +13,7 @@ from deployments.api.text_codec import TemplateRefused
 from deployments.api.tools.asked import check_conversation, size_of
 from deployments.api.tools.protocol import Function
 from deployments.api.tools.rendering import messages_as_text, plain_messages, plain_tools
+from deployments.config.limits import Limits
 
 
 async def encode_text(

@@ -18,10 +18,10 @@ from deployments.api.fields import (
     MESSAGE_UNSUPPORTED,
     keep_known,
 )
-from deployments.api.limits import Limits
 from deployments.api.strict import Strict
 from deployments.api.structured import STRUCTURED_OUTPUTS_UNSUPPORTED, ResponseFormat, StructuredOutputs
 from deployments.api.tools.protocol import Tool, ToolCall, ToolChoice
+from deployments.config.limits import Limits
 
 Role = Literal["system", "user", "assistant", "tool"]
 

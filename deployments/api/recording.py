@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from typing import Literal
 
+from deployments.admission.rate_limits import RateLimited
 from deployments.api.answer_times import AnswerTimes
 from deployments.api.report import Report
-from deployments.client import Overloaded, Unavailable
-from deployments.rate_limits import RateLimited
-from deployments.settings import SloSettings
-from deployments.tenants import ANONYMOUS
+from deployments.client.protocol import Overloaded, Unavailable
+from deployments.config.settings import SloSettings
+from deployments.config.tenants import ANONYMOUS
 from monitoring.metrics import Metrics
 
 Endpoint = Literal["chat_completions", "completions", "other"]

@@ -6,9 +6,9 @@ import secrets
 from dataclasses import replace
 
 from deployments.api.errors import ApiError, at_most, invalid
-from deployments.api.limits import Limits
 from deployments.api.protocol import ChatRequest, CompletionRequest
 from deployments.api.service import ModelCard
+from deployments.config.limits import Limits
 from engine.grammar.spec import Grammar
 from engine.sampling_params import MAX_SEED, InvalidSamplingParams, SamplingParams
 

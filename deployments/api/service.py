@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from deployments.api.access import Access
 from deployments.api.cluster import ClusterSource
 from deployments.api.errors import invalid, model_not_found
-from deployments.api.limits import Limits
 from deployments.api.report import Listener
 from deployments.api.structured import GrammarChecker
 from deployments.api.text_codec import TextCodec
-from deployments.client import EngineClient, ModelSwitch
-from deployments.settings import SloSettings
+from deployments.client.protocol import EngineClient, ModelSwitch
+from deployments.config.limits import Limits
+from deployments.config.settings import SloSettings
 from monitoring.metrics import Metrics
 
 

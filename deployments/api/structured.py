@@ -12,9 +12,9 @@ from pydantic_core import PydanticCustomError
 
 from deployments.api.body import is_deeper
 from deployments.api.errors import at_most, from_client, invalid, quoted
-from deployments.api.limits import Limits
 from deployments.api.strict import Strict
-from deployments.client import Overloaded
+from deployments.client.protocol import Overloaded
+from deployments.config.limits import Limits
 from engine.errors import InvalidGrammar
 from engine.grammar.spec import Grammar, GrammarKind
 

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, cast
 
 from deployments.api.dialect import dialect_of
-from deployments.settings import ChatSettings
+from deployments.config.settings import ChatSettings
 from engine.detokenizer import TextStream
 from engine.tokenizer import Tokenizer
 

@@ -23,8 +23,8 @@ import msgspec
 from deployments.api.choices import Choice
 from deployments.api.report import Began, Report
 from deployments.api.wording import Prompt
-from deployments.course import Course
-from engine.plan import Timings
+from deployments.client.timeline import Course
+from engine.scheduling.plan import Timings
 
 Number = TypeVar("Number", int, float)
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.api.body import ClientGone
 from deployments.api.errors import ApiError, internal, invalid
-from deployments.api.limits import Limits
+from deployments.config.limits import Limits
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import secrets
 import sys
 
 from deployments.cli.errors import UserError
-from deployments.tenants import hash_key
+from deployments.config.tenants import hash_key
 
 MIN_CHARS = 16
 MAX_CHARS = 512

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deployments.scrape import LARGEST
+from deployments.telemetry.scrape import LARGEST
 
 
 def objects(value: object) -> list[dict[str, Any]]:

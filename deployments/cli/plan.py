@@ -10,7 +10,6 @@ from typing import cast
 
 from rich.console import Console
 
-from deployments.autoscaling import Targets
 from deployments.cli.errors import UserError, one_line
 from deployments.cli.plan_view import show
 from deployments.plan.config_file import config_text
@@ -18,6 +17,7 @@ from deployments.plan.known import Gpu, PlannedModel, gpu_named, planned_model
 from deployments.plan.load import RequestShape
 from deployments.plan.replica import Assumptions, ReplicaPlan, smallest_replica
 from deployments.plan.report import Plan, as_json, plan_for, warnings
+from deployments.replica.autoscaling import Targets
 from engine.config import DType, EngineConfig, KVDType, Quantization
 
 

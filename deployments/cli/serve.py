@@ -118,7 +118,7 @@ def _quiet(verbose: bool) -> Iterator[None]:
 
 def _check_models(names: list[str], console: Console) -> None:
     """Find the model here, downloading it where a progress bar shows; replicas then take it from the cache."""
-    from engine.hub import resolve_model
+    from engine.loading.hub import resolve_model
     from engine.models.config import ModelConfig
 
     for name in names:
@@ -147,7 +147,7 @@ def _start_ray(cluster: str | None, verbose: bool) -> None:
 
 
 def _schema(config: dict[str, Any]) -> ServeDeploySchema:
-    from deployments.serve_schema import read_serve_config
+    from deployments.config.serve_schema import read_serve_config
 
     try:
         return read_serve_config(config)

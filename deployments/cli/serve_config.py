@@ -86,8 +86,8 @@ def check_port(host: str, port: int) -> None:
 
 def check_metrics_ports(config: dict[str, Any]) -> None:
     """The same for the ports on which the applications' hubs are to serve metrics by themselves."""
-    from deployments.config import AppArgs
-    from deployments.metrics_server import MetricsPortError, listen
+    from deployments.config.args import AppArgs
+    from deployments.hub.server import MetricsPortError, listen
 
     for app in config["applications"]:
         if app.get("import_path") == IMPORT_PATH:
@@ -132,7 +132,7 @@ def _check(application: dict[str, Any], path: Path | None) -> None:
     """Find wrong arguments here, where one line can say so, and not in a log of a worker."""
     from pydantic import ValidationError
 
-    from deployments.config import AppArgs
+    from deployments.config.args import AppArgs
 
     try:
         AppArgs.model_validate(application["args"])

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from deployments.cli.errors import UserError, one_line
-from deployments.scrape import Page
+from deployments.telemetry.scrape import Page
 
 TIMEOUT_S = 5.0
 DECISIONS_ASKED = 50

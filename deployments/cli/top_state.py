@@ -14,7 +14,7 @@ from typing import Any
 
 from deployments.cli.loose_json import number, objects, text
 from deployments.cli.top_source import Reading
-from deployments.scrape import Interval, Page
+from deployments.telemetry.scrape import Interval, Page
 
 GONE_SHOWN_S = 60.0
 """Seconds for which a replica that vanished is still shown."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from deployments.config import AppArgs
+from deployments.config.args import AppArgs
 from deployments.plan.replica import ReplicaPlan
 
 WIDTH = 110

@@ -1,4 +1,4 @@
-"""How many replicas a load needs, by the arithmetic that scales them: `deployments.autoscaling.needed_replicas`.
+"""How many replicas a load needs, by the arithmetic that scales them (`needed_replicas`).
 
     busy     arrivals * uncached prompt tokens / prefill rate         share of the time that prefill takes
     queue    busy / (1 - busy) * time of one prompt's prefill         seconds; M/M/1, as prompts vary in length
@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from deployments.autoscaling import ReplicaWork, Targets, needed_replicas
 from deployments.plan.replica import ReplicaPlan
+from deployments.replica.autoscaling import ReplicaWork, Targets, needed_replicas
 
 _ROUNDING = 1e-9
 _ROUNDS = 50

@@ -19,7 +19,7 @@ from typing import get_args
 
 from deployments.plan.known import Gpu
 from engine.config import DType, EngineConfig
-from engine.kv_memory import pages_for
+from engine.loading.kv_memory import pages_for
 from engine.models.config import ELEMENT_BYTES, ModelConfig
 from engine.parallel.shard import Shard, check_divides, possible_sizes
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deployments.autoscaling import Targets
 from deployments.plan.known import PlannedModel
 from deployments.plan.load import Operation, RequestShape, operate, replicas_for
 from deployments.plan.replica import (
     RUNS_WEIGHT_TYPES,
     ReplicaPlan,
 )
+from deployments.replica.autoscaling import Targets
 from engine.models.config import ELEMENT_BYTES
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.plan import Chunk
+from engine.scheduling.plan import Chunk
 
 Ints = npt.NDArray[np.int64]
 

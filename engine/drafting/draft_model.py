@@ -18,11 +18,11 @@ from typing import Protocol
 import torch
 
 from cache import KVCacheManager, Lease, OutOfPages, PageCopy
-from engine.plan import Chunk, StepPlan, num_accepted
 from engine.request import Request
-from engine.sampler import Sampler, sampler_for
 from engine.sampling.native import NativeSampler
 from engine.sampling.row import Row
+from engine.sampling.sampler import Sampler, sampler_for
+from engine.scheduling.plan import Chunk, StepPlan, num_accepted
 
 
 class LogitsRunner(Protocol):

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from engine.config import EngineConfig
 from engine.drafting.draft_model import DraftModel
 from engine.drafting.vocabulary import check_same_vocabulary
-from engine.hub import resolve_model
-from engine.loading import load_model, load_runner
-from engine.model_runner import ModelRunner
+from engine.loading.hub import resolve_model
+from engine.loading.load_model import load_model, load_runner
+from engine.runner.model_runner import ModelRunner
 
 if TYPE_CHECKING:
-    from engine.parallel.launcher import WorkerLauncher
-    from engine.parallel.runner import ParallelRunner
+    from engine.ranks.launcher import WorkerLauncher
+    from engine.ranks.runner import ParallelRunner
 
 
 def load_with_draft_model(

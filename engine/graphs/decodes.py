@@ -11,9 +11,9 @@ from engine.attention.batch import AttentionBatch
 from engine.graphs.device_rows import DeviceRows
 from engine.graphs.recorded import Capture, StepGraphs
 from engine.graphs.rows import Changes, Layout, RowBook
-from engine.plan import StepPlan
-from engine.prepared_step import Places
+from engine.runner.prepared_step import Places
 from engine.sampling.plain import PlainChooser, is_plain
+from engine.scheduling.plan import StepPlan
 
 Decode = Callable[[torch.Tensor, AttentionBatch], torch.Tensor]
 """int64 ids [R] and where they lie, to float32 logits [R, V]; writes the tokens' KV."""

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cache import Lease
-from engine.plan import Chunk
 from engine.request import PENDING
 from engine.sampling.plain import inverse_temperature
+from engine.scheduling.plan import Chunk
 
 # The fields, by the words of a row that come before them.
 SEED, INVERSE, POSITION, TOKEN, IN_USE, NUM_PROMPT, TABLE = 0, 2, 4, 5, 6, 7, 8

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from engine.parallel.collective import Collective
-from engine.plan import TokenLogprobs
-from engine.sampler import Sampler
 from engine.sampling.native import NativeSampler
 from engine.sampling.row import Row
+from engine.sampling.sampler import Sampler
+from engine.scheduling.plan import TokenLogprobs
 
 
 class SharedSampler:

@@ -14,18 +14,18 @@ import numpy.typing as npt
 import torch
 
 from engine.kernels.native import Kernels, SampledRow, Workspace
-from engine.plan import GRAMMAR_FAILED, TokenLogprobs
 from engine.sampling.adjust import adjust, forbidden_ends, must_go_on
 from engine.sampling.candidates import candidates
 from engine.sampling.masks import GrammarMasks, Masks
 from engine.sampling.row import Row
 from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import GRAMMAR_FAILED, TokenLogprobs
 
 _ROW = np.dtype(SampledRow)
 
 
 class NativeSampler:
-    """As `engine.sampler.Sampler`, token for token but where sums of float64 rounded otherwise decide."""
+    """As `engine.sampling.sampler.Sampler`, token for token but where sums of float64 rounded otherwise decide."""
 
     def __init__(self, eos_token_ids: Collection[int], kernels: Kernels) -> None:
         """`kernels` are those for float32. For one thread at a time."""

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from engine.plan import Chunk
 from engine.sampling.chooser import INVALID
 from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import Chunk
 
 PlainChooser = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """float32 logits [R, V], int64 seeds [R], float64 inverse temperatures [R] (0: the likeliest token), int64 numbers

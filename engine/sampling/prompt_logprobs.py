@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from engine.logprobs import PackedLogprobs
-from engine.plan import Chunk
+from engine.scheduling.plan import Chunk
 
 SLICE_BYTES = 64 * 2**20
 """Float32 logits held at a time. The log-softmax of them takes as much again, comparing them a quarter."""

@@ -20,7 +20,7 @@ from benchmarks.serving import (
     send_times,
     summarize,
 )
-from tests.benchmarks.fake_openai import TOKEN_SECONDS, Server, fake_openai
+from tests.benchmarks.support.fake_openai import TOKEN_SECONDS, Server, fake_openai
 
 
 @pytest.fixture

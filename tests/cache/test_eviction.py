@@ -7,7 +7,7 @@ import pytest
 from cache import KVCacheManager
 from cache.eviction import LeastRecentlyUsed
 from cache.node import Node
-from tests.cache.world import NAMESPACES, World
+from tests.cache.support.world import NAMESPACES, World
 
 A, B, C = [1] * 8, [2] * 8, [3] * 8
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cache import KVCacheManager
-from tests.cache.world import NAMESPACES, Client, World
+from tests.cache.support.world import NAMESPACES, Client, World
 
 PAGE_SIZES = (1, 3, 16)
 

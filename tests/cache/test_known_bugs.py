@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from cache import KVCacheManager
-from tests.cache.world import NAMESPACES, World
+from tests.cache.support.world import NAMESPACES, World
 
 NS = NAMESPACES[0]
 

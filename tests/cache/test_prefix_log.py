@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from cache import KVCacheManager, Namespace, PrefixLog
 from cache.prefix_hash import block_hashes, prefix_root
+from tests.cache.support.world import NAMESPACES, World
 from tests.cache.test_properties import Driver
-from tests.cache.world import NAMESPACES, World
 
 
 @dataclass

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cache import KVCacheManager
-from tests.cache.world import NAMESPACES, Client, World
+from tests.cache.support.world import NAMESPACES, Client, World
 
 OPERATIONS = 400
 HISTORIES = 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cache import KVCacheManager, Namespace, OutOfPages
-from tests.cache.world import NAMESPACES, World
+from tests.cache.support.world import NAMESPACES, World
 
 
 def world(num_pages: int = 64, page_size: int = 4) -> World:

@@ -10,13 +10,13 @@ import pytest
 LOADS_AN_ENGINE = """
 from engine.config import EngineConfig
 from engine.engine import Engine
-from deployments.liveness import prove_step
+from deployments.replica.liveness import prove_step
 engine = Engine.from_config(EngineConfig(kv_pages=16, max_running=4))
 prove_step(engine)
 """
 READS_REQUESTS = """
-import deployments.ingress, router.ray_router
-from engine.hub import demo_model_path
+import deployments.ingress.deployment, router.ray_router
+from engine.loading.hub import demo_model_path
 from engine.tokenizer import load_tokenizer
 tokenizer = load_tokenizer(demo_model_path())
 tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], add_generation_prompt=True)

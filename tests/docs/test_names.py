@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from deployments.api.protocol import ChatRequest, CompletionRequest
-from tests.docs.blocks import SERVE_SCHEMAS
-from tests.docs.names import (
+from tests.docs.support.blocks import SERVE_SCHEMAS
+from tests.docs.support.names import (
     command_problem,
     find_command,
     metric_names,
@@ -20,7 +20,7 @@ from tests.docs.names import (
     settings,
     shell_lines,
 )
-from tests.docs.pages import COMMAND_PAGES, DOCS, ROOT, Block, files, read_page
+from tests.docs.support.pages import COMMAND_PAGES, DOCS, ROOT, Block, files, read_page
 
 _SECTIONS = {path.split(".")[0] for path in settings() if "." in path}
 _SETTING = re.compile(rf"({'|'.join(map(re.escape, _SECTIONS))})(\.[a-z_\[\]]+)+")
@@ -136,7 +136,7 @@ def test_a_name_that_does_not_exist_is_noticed(span: str) -> None:
     [
         "engine.page_size", "engines.autoscaling", "tenants[].weight", 'raydix_requests_total{slo="ttft"}',
         "raydix_engine_step_seconds_bucket", "raydix info MODEL --dtype", "--policy cost", "x-ratelimit-*",
-        "DELETE /v1/models/NAME", "/v1/router/decisions?limit=5", "/stats", "deployments/settings.py",
+        "DELETE /v1/models/NAME", "/v1/router/decisions?limit=5", "/stats", "deployments/config/settings.py",
         "max_running", "temperature", "SIGTERM",
     ],
 )  # fmt: skip

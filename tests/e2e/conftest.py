@@ -71,7 +71,7 @@ def service() -> Iterator[Service]:
     from ray import serve
 
     from deployments.app import build
-    from deployments.config import AppArgs
+    from deployments.config.args import AppArgs
 
     application = yaml.safe_load((ROOT / "deployments.yaml").read_text())["applications"][0]
     with private_ray(num_cpus=4):

@@ -13,7 +13,7 @@ import pytest
 from ray import serve
 
 from deployments.app import build
-from deployments.config import AppArgs
+from deployments.config.args import AppArgs
 from tests.e2e.conftest import Service
 
 pytestmark = pytest.mark.e2e

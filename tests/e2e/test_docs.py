@@ -12,10 +12,10 @@ import yaml
 from ray import serve
 
 from deployments.app import build
-from deployments.config import AppArgs
-from deployments.tenants import hash_key
-from tests.docs.blocks import EXECUTED, Sandbox, missing_tools
-from tests.docs.pages import COMMAND_PAGES, ROOT, read_page
+from deployments.config.args import AppArgs
+from deployments.config.tenants import hash_key
+from tests.docs.support.blocks import EXECUTED, Sandbox, missing_tools
+from tests.docs.support.pages import COMMAND_PAGES, ROOT, read_page
 from tests.e2e.conftest import Service
 
 pytestmark = pytest.mark.e2e

@@ -1,4 +1,4 @@
-"""Two models in one application: `deployments/two_models.yaml`, with an admin key."""
+"""Two models in one application: `examples/config/two_models.yaml`, with an admin key."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import yaml
 from ray import serve
 
 from deployments.app import build
-from deployments.config import AppArgs
-from tests.deployments.otlp_receiver import Collector, Received, collector
+from deployments.config.args import AppArgs
+from tests.deployments.support.otlp_receiver import Collector, Received, collector
 from tests.e2e.conftest import ROOT, Service, engine_pids
 
 pytestmark = pytest.mark.e2e
@@ -42,7 +42,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def models(service: Service, sink: Collector, logs: Path) -> Iterator[Service]:
     """The application of the YAML, and a third model that is not loaded, beside the other tests' application."""
-    (application,) = yaml.safe_load((ROOT / "deployments/two_models.yaml").read_text())["applications"]
+    (application,) = yaml.safe_load((ROOT / "examples/config/two_models.yaml").read_text())["applications"]
     key_hash = hashlib.sha256(KEY.encode()).hexdigest()
     specified = application["args"]["models"]
     later = {**specified[1], "engine": {**specified[1]["engine"], "served_name": "later"}, "load_at_start": False}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments import pod
+from deployments.replica import pod
 from tests.e2e.conftest import Service
 
 pytestmark = pytest.mark.e2e

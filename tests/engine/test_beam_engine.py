@@ -12,9 +12,9 @@ import pytest
 from engine.beam_search import BeamParams, EarlyStopping
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.plan import Event
 from engine.sampling_params import SamplingParams
-from tests.engine.oracle import VOCAB, oracle_beams, oracle_greedy, save_tiny
+from engine.scheduling.plan import Event
+from tests.engine.support.oracle import VOCAB, oracle_beams, oracle_greedy, save_tiny
 from tests.engine.test_beam_search import EOS, assert_same
 
 FAMILIES = ["llama3.1", "mistral", "qwen3"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.beam_search import BeamParams, BeamSearch, Candidate, EarlyStopping, Hypothesis, best_candidates
-from tests.engine.oracle import VOCAB, oracle_beams, oracle_logits, save_tiny
+from tests.engine.support.oracle import VOCAB, oracle_beams, oracle_logits, save_tiny
 
 EOS = [5, 17, 23, 42, 66, 71, 88, 90]
 

@@ -11,9 +11,9 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.plan import Event
 from engine.sampling_params import SamplingParams
-from tests.engine.oracle import VOCAB, oracle_greedy, save_tiny
+from engine.scheduling.plan import Event
+from tests.engine.support.oracle import VOCAB, oracle_greedy, save_tiny
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
 FAMILIES = ["llama2", "llama3.1", "mistral", "qwen2", "qwen3", "qwen3_tied", "mqa", "mixtral", "qwen3_moe_mixed"]

@@ -10,9 +10,9 @@ from typing import NoReturn
 import pytest
 
 from engine.errors import EngineStopped, NeverFits, RankLost
-from engine.load import StepStats
-from engine.plan import Event, StepPlan, StepResult
-from tests.engine.script import Script
+from engine.scheduling.plan import Event, StepPlan, StepResult
+from engine.scheduling.stats import StepStats
+from tests.engine.support.script import Script
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -10,7 +10,7 @@ from cache import Namespace
 from engine.precompute import precompute
 from engine.request import Request
 from engine.sampling_params import SamplingParams
-from tests.engine.script import Script
+from tests.engine.support.script import Script
 
 
 def prompts(script: Script, token_ids: Sequence[Sequence[int]], salt: str = "") -> list[Request]:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.plan import Event, TokenLogprobs
 from engine.sampling_params import SamplingParams
-from tests.engine.hash_model import says
-from tests.engine.oracle import save_tiny
-from tests.engine.script import EOS, Script, next_token
+from engine.scheduling.plan import Event, TokenLogprobs
+from tests.engine.support.hash_model import says
+from tests.engine.support.oracle import save_tiny
+from tests.engine.support.script import EOS, Script, next_token
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3]
 NUM_TOKENS = 14

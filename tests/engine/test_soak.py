@@ -10,8 +10,8 @@ import pytest
 from benchmarks.soak import STEPS
 from benchmarks.soak_episode import Episode
 from cache import KVCacheManager, Lease
-from engine.scheduler import Scheduler
-from engine.swap import SwapSpace
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.swap import SwapSpace
 
 NUM_EPISODES = 200
 GROUPS = 4

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.plan import Timings
-from tests.engine.script import Script
+from engine.scheduling.plan import Timings
+from tests.engine.support.script import Script
 
 
 def told(script: Script, name: str) -> dict[int, Timings]:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments import pod
-from tests.k8s.manifests import ROOT
+from deployments.replica import pod
+from tests.k8s.support.manifests import ROOT
 
 LINES = re.sub(r"\\\n\s*", " ", (ROOT / "Dockerfile").read_text(encoding="utf-8")).splitlines()
 STEPS = [tuple(line.split(maxsplit=1)) for line in LINES if line and not line.startswith("#")]
@@ -89,7 +89,7 @@ def test_the_last_word_is_not_roots() -> None:
 def test_the_health_check_is_a_command_that_pods_have() -> None:
     (check,) = of("HEALTHCHECK")
     words = json.loads(check[check.index("CMD ") + 4 :])
-    assert words[:3] == ["python", "-m", "deployments.pod"]
+    assert words[:3] == ["python", "-m", "deployments.replica.pod"]
     assert pod.parse(words[3:]).part == "ingress"
 
 

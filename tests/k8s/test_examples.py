@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from deployments.cli.app import app
 from engine.config import EngineConfig
-from tests.k8s.manifests import K8S, build, kustomize_command
+from tests.k8s.support.manifests import K8S, build, kustomize_command
 
 
 @pytest.mark.skipif(kustomize_command() is None, reason="neither kubectl nor kustomize is installed")

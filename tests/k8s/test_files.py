@@ -10,9 +10,9 @@ import pytest
 import yaml
 from ray._private import ray_constants
 
-from tests.k8s.manifests import ADDITIONS, DEPLOYMENTS, K8S, ROOT, build, kustomize_command
-from tests.k8s.operation_checks import DRAIN
-from tests.k8s.wiring_checks import described_secrets
+from tests.k8s.support.manifests import ADDITIONS, DEPLOYMENTS, K8S, ROOT, build, kustomize_command
+from tests.k8s.support.operation_checks import DRAIN
+from tests.k8s.support.wiring_checks import described_secrets
 
 LARGEST_APPLIED = 256 * 1024
 """Bytes of an object that `kubectl apply` can note down in an annotation."""

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.k8s import crd, operation_checks, schema_checks, wiring_checks
-from tests.k8s.checks import CHECKS
-from tests.k8s.manifests import Doc, Manifests, build, kustomize_command
+from tests.k8s.support import crd, operation_checks, schema_checks, wiring_checks
+from tests.k8s.support.checks import CHECKS
+from tests.k8s.support.manifests import Doc, Manifests, build, kustomize_command
 
 MODULES = (schema_checks, wiring_checks, operation_checks)  # importing them registers their checks
 

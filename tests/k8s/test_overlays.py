@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.k8s import crd, operation_checks, schema_checks, wiring_checks
-from tests.k8s.checks import CHECKS
-from tests.k8s.manifests import ADDITIONS, DEPLOYMENTS, build, kustomize_command
+from tests.k8s.support import crd, operation_checks, schema_checks, wiring_checks
+from tests.k8s.support.checks import CHECKS
+from tests.k8s.support.manifests import ADDITIONS, DEPLOYMENTS, build, kustomize_command
 
 MODULES = (schema_checks, wiring_checks, operation_checks)  # importing them registers their checks
 

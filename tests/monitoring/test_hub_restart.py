@@ -24,7 +24,7 @@ STEPS = (
 
 @dataclass
 class Ingress:
-    """Keeps checkpoints; see `deployments.metrics_keeper`."""
+    """Keeps checkpoints; see `deployments.hub.keeper`."""
 
     name: str
     kept: Kept | None = None

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.cost import CostSettings, ReplicaState, RouteQuery, cost, decode_slowdown, evict_price, prefill_weight
-from tests.router.fleets import queries, query, replica_states, state
+from tests.router.support.fleets import queries, query, replica_states, state
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

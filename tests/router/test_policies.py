@@ -22,7 +22,7 @@ from router.policies import (
     policy_named,
 )
 from router.rendezvous import rendezvous_order
-from tests.router.fleets import NAMES, fleets, queries, query, state
+from tests.router.support.fleets import NAMES, fleets, queries, query, state
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 every_policy = pytest.mark.parametrize("name", sorted(POLICIES))

@@ -8,7 +8,7 @@ import msgspec
 
 from deployments.api.body import is_deeper
 from deployments.api.errors import invalid, quoted
-from deployments.api.limits import Limits
+from deployments.config.limits import Limits
 
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _ONE = frozenset(

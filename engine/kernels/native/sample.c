@@ -1,4 +1,4 @@
-/* The next token of each row of logits, as engine/sampler.py says: what is reported of the row, what changes it, the
+/* The next token of each row of logits, as engine/sampling/sampler.py says: what is reported of the row, what changes it, the
  * choice. A row is one thread's, and nothing of its size is allocated but that thread's scratch.
  *
  * Weights and their sums are float64, and a token is drawn in vocabulary order: how sums are rounded then hardly ever

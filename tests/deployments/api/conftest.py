@@ -16,10 +16,10 @@ import pytest
 
 import deployments.demo_model
 from deployments.api import ApiService, Limits, ModelCard, ServedModel, TextCodec, create_app
-from deployments.client import FleetHealth, GenerateRequest, ReplicaHealth
-from deployments.course import Course
+from deployments.client.protocol import FleetHealth, GenerateRequest, ReplicaHealth
+from deployments.client.timeline import Course
 from engine.logprobs import PackedLogprobs
-from engine.plan import Event, TokenLogprobs
+from engine.scheduling.plan import Event, TokenLogprobs
 from engine.tokenizer import load_tokenizer
 from monitoring.metrics import Metrics
 

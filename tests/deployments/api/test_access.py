@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from deployments.api import ApiService, create_app
 from deployments.api.access import Access
 from deployments.api.errors import ApiError
-from deployments.client import Overloaded
-from deployments.config import AppArgs
-from deployments.tenants import KeyRing, hash_key
+from deployments.client.protocol import Overloaded
+from deployments.config.args import AppArgs
+from deployments.config.tenants import KeyRing, hash_key
 from monitoring.metrics import Metrics, Snapshot
 from tests.deployments.api.conftest import Client, ScriptedEngine
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from deployments.client import GenerateRequest
+from deployments.client.protocol import GenerateRequest
 from engine.beam_search import BeamParams, Hypothesis
-from engine.plan import Event
+from engine.scheduling.plan import Event
 from tests.deployments.api.conftest import Client, ScriptedEngine
 
 TEXT: dict[str, Any] = {"model": "demo", "prompt": "Once", "use_beam_search": True}

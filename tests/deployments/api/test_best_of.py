@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from deployments.client import GenerateRequest
-from engine.plan import Event, TokenLogprobs
+from deployments.client.protocol import GenerateRequest
+from engine.scheduling.plan import Event, TokenLogprobs
 from tests.deployments.api.conftest import Client, ScriptedEngine
 
 WORDS = ("alpha", "beta gamma delta", "epsilon", "zeta")

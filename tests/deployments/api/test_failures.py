@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from deployments.api import ApiService, Limits, create_app
-from deployments.client import Overloaded, Rejected, ReplicaLost, Unavailable
-from engine.plan import Event
+from deployments.client.protocol import Overloaded, Rejected, ReplicaLost, Unavailable
+from engine.scheduling.plan import Event
 from monitoring.metrics import BY_NAME, Metrics, Snapshot
 from tests.deployments.api.conftest import Client, ScriptedEngine
 

@@ -16,7 +16,7 @@ from deployments.api import create_app
 from deployments.api.answer_times import AnswerTimes
 from deployments.api.http_metrics import HttpMetrics
 from deployments.api.service import ApiService
-from deployments.settings import SloSettings
+from deployments.config.settings import SloSettings
 from monitoring.metrics import Metrics, Snapshot
 from tests.deployments.api.conftest import MODEL, Client
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from deployments.api import ApiService, Limits, ModelCard, ServedModel, TextCodec, create_app
-from deployments.client import ModelState, NotSwitchable, Unavailable
-from deployments.model_switch import SwitchedEngines
+from deployments.client.protocol import ModelState, NotSwitchable, Unavailable
+from deployments.control.model_switch import SwitchedEngines
 from monitoring.metrics import Metrics
 from tests.deployments.api.conftest import Client, ScriptedEngine
 from tests.deployments.api.test_failures import counted

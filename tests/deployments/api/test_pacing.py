@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from deployments.api.pacing import Pace, Turns, chunks_per_s
-from tests.deployments.virtual_time import now, run
+from tests.deployments.support.virtual_time import now, run
 
 
 async def _write(turns: Turns, every_s: float, until: float) -> list[float]:

@@ -23,11 +23,11 @@ from ray.serve._private.logging_utils import (
 
 from deployments.api import ApiService, create_app
 from deployments.api.access import Access
-from deployments.client import Overloaded, ReplicaLost
-from deployments.request_log import RequestLog
-from deployments.serve_logging import log_through_serve, serve_logging
-from deployments.settings import LogSettings
-from deployments.tenants import KeyRing, TenantSettings, hash_key
+from deployments.client.protocol import Overloaded, ReplicaLost
+from deployments.config.settings import LogSettings
+from deployments.config.tenants import KeyRing, TenantSettings, hash_key
+from deployments.telemetry.request_log import RequestLog
+from deployments.telemetry.serve_logging import log_through_serve, serve_logging
 from tests.deployments.api.conftest import Client, ScriptedEngine
 from tests.deployments.api.test_failures import hang_up
 

@@ -13,15 +13,15 @@ import psutil
 import pytest
 
 from deployments.api import ApiService, Limits
-from deployments.client import Overloaded
-from deployments.grammar_check import GrammarCheck, GrammarCheckLimits
+from deployments.client.protocol import Overloaded
+from deployments.ingress.grammar_check import GrammarCheck, GrammarCheckLimits
 from engine.errors import InvalidGrammar
 from engine.grammar.spec import Grammar
 from engine.grammar.trial import TooComplex, TrialLimits
 from engine.grammar.vocabulary import Vocabulary
 from monitoring.metrics import Metrics, Snapshot
 from tests.deployments.api.conftest import MODEL, Client, ScriptedEngine
-from tests.engine.grammar.models import EOS, NUM_TOKENS, tokenizer
+from tests.engine.support.grammar_models import EOS, NUM_TOKENS, tokenizer
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}, "required": ["b"]}
 ENDLESS = {"type": "integer", "multipleOf": 99999999}

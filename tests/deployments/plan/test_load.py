@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.autoscaling import Targets, desired_replicas
 from deployments.plan.known import gpu_named, planned_model
 from deployments.plan.load import RequestShape, operate, replicas_for
 from deployments.plan.replica import ReplicaPlan, smallest_replica
+from deployments.replica.autoscaling import Targets, desired_replicas
 from engine.config import EngineConfig
 
 REPLICA = smallest_replica(

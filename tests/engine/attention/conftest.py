@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.engine.attention.doubles import flash_module, flashinfer_module
+from tests.engine.support.attention_packages import flash_module, flashinfer_module
 
 PACKAGES = ("flash_attn_interface", "vllm.vllm_flash_attn", "vllm_flash_attn", "flash_attn", "flashinfer")
 

@@ -16,7 +16,7 @@ from engine.attention.base import AttentionShape, choose_backend
 from engine.attention.flash_attn import FlashAttention
 from engine.attention.flash_packages import PACKAGES
 from engine.attention.reference import ReferenceAttention
-from tests.engine.paged import Heads, Paged
+from tests.engine.support.paged_kv import Heads, Paged
 
 CUDA = torch.device("cuda")
 BF16 = torch.bfloat16

@@ -15,7 +15,7 @@ from engine.attention.base import AttentionShape, choose_backend
 from engine.attention.flashinfer import FlashInferAttention
 from engine.attention.kv_pages import store_kv
 from engine.attention.reference import ReferenceAttention
-from tests.engine.paged import Heads, Paged
+from tests.engine.support.paged_kv import Heads, Paged
 
 CUDA = torch.device("cuda")
 BF16 = torch.bfloat16

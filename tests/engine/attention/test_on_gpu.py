@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from engine.attention.base import AttentionBackend, consider
-from tests.engine.attention.devices import attend_on
-from tests.engine.paged import Heads, Paged
+from tests.engine.support.attention_on_devices import attend_on
+from tests.engine.support.paged_kv import Heads, Paged
 
 CUDA = torch.device("cuda")
 BF16 = torch.bfloat16

@@ -11,8 +11,8 @@ import torch
 from engine.attention.flash_attn import FlashAttention
 from engine.attention.flash_packages import PACKAGES
 from engine.attention.flashinfer import FlashInferAttention
-from tests.engine.attention.devices import batch_on
-from tests.engine.paged import Heads, Paged
+from tests.engine.support.attention_on_devices import batch_on
+from tests.engine.support.paged_kv import Heads, Paged
 
 META = torch.device("meta")  # tensors without numbers: to read one is an error
 

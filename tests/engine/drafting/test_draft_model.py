@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from cache import Namespace
 from engine.drafting.draft_model import DraftModel
-from engine.plan import StepPlan
 from engine.request import PENDING, Request
 from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import StepPlan
 
 VOCABULARY = 50
 

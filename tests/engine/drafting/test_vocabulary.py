@@ -12,7 +12,7 @@ from tokenizers.models import WordLevel
 
 from engine.drafting.vocabulary import check_same_vocabulary
 from engine.models.errors import ModelLoadError
-from tests.engine.oracle import save_tiny
+from tests.engine.support.oracle import save_tiny
 
 WORDS = {"a": 0, "b": 1, "c": 2}
 

@@ -18,7 +18,7 @@ from engine.request import Request
 from engine.sampling.masks import GrammarMasks
 from engine.sampling.row import Row
 from engine.sampling_params import SamplingParams
-from tests.engine.grammar.models import EOS, NUM_TOKENS, compiler, ids, tokenizer
+from tests.engine.support.grammar_models import EOS, NUM_TOKENS, compiler, ids, tokenizer
 
 SCHEMA = Grammar(
     "json_schema", '{"type":"array","items":{"type":"integer","minimum":0,"maximum":999},"maxItems":9}'

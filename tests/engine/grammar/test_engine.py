@@ -18,9 +18,9 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import InvalidGrammar
 from engine.grammar.spec import Grammar
-from engine.plan import Event
 from engine.sampling_params import InvalidSamplingParams, SamplingParams
-from tests.engine.grammar.models import EOS, ids, save_random, tokenizer
+from engine.scheduling.plan import Event
+from tests.engine.support.grammar_models import EOS, ids, save_random, tokenizer
 
 RECORD = {
     "type": "object",

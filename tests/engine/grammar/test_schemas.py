@@ -11,8 +11,8 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.grammar.spec import Grammar
-from tests.engine.grammar.models import ids, save_random
-from tests.engine.grammar.schemas import Schema, schemas
+from tests.engine.support.grammar_models import ids, save_random
+from tests.engine.support.json_schemas import Schema, schemas
 
 SCHEMAS = schemas()
 QUOTE = ids('"')[0]

@@ -14,7 +14,7 @@ from engine.errors import InvalidGrammar
 from engine.grammar.spec import Grammar
 from engine.grammar.trial import TooComplex, Trial, TrialLimits
 from engine.grammar.vocabulary import Vocabulary
-from tests.engine.grammar.models import EOS, NUM_TOKENS, tokenizer
+from tests.engine.support.grammar_models import EOS, NUM_TOKENS, tokenizer
 
 ENDLESS = Grammar("json_schema", '{"type":"integer","multipleOf":99999999}')
 FUEL = json.dumps(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from engine.attention.native import NativeAttention
 from engine.kernels import native
-from tests.engine.paged import Heads, Paged
+from tests.engine.support.paged_kv import Heads, Paged
 
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.02}

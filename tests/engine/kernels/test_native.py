@@ -18,8 +18,8 @@ from engine.attention.base import AttentionShape, choose_backend
 from engine.attention.reference import ReferenceAttention
 from engine.config import EngineConfig
 from engine.kernels import native
-from engine.loading import load_model
-from tests.engine.oracle import save_tiny
+from engine.loading.load_model import load_model
+from tests.engine.support.oracle import save_tiny
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(4, 2, 64, 16, frozenset({None}))

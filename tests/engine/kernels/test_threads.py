@@ -10,11 +10,11 @@ import torch
 
 from engine.config import DType
 from engine.kernels import native
-from engine.model_runner import ModelRunner
 from engine.models.native_decoder import NativeDecoder
-from engine.plan import StepPlan
-from tests.engine.oracle import save_tiny
-from tests.engine.test_model_runner import Sequenced, load, pages_of, prompt
+from engine.runner.model_runner import ModelRunner
+from engine.scheduling.plan import StepPlan
+from tests.engine.runner.test_model_runner import Sequenced, load, pages_of, prompt
+from tests.engine.support.oracle import save_tiny
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_hidden_layers": 2}
 

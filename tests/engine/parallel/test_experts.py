@@ -11,14 +11,14 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.loading.weights import load_decoder
 from engine.models.config import ModelConfig
 from engine.models.experts import Experts
-from engine.models.weights import load_decoder
 from engine.parallel.collective import Collective
 from engine.parallel.shard import Shard, check_divides
-from tests.engine.oracle import save_tiny
-from tests.engine.parallel.ranks import Threads
 from tests.engine.parallel.test_ranks import PROMPTS, run, tokens
+from tests.engine.support.oracle import save_tiny
+from tests.engine.support.rank_processes import Threads
 
 Tiny = Callable[[str], Path]
 SHAPE = {"num_attention_heads": 8, "num_hidden_layers": 2}

@@ -10,11 +10,11 @@ import torch
 
 from cache import Namespace, PageCopy
 from engine.attention.batch import AttentionBatch
-from engine.parallel.messages import Hello, Work, encode, on, read_news, read_task, read_work
-from engine.plan import Chunk, StepPlan
-from engine.prepared_step import Places, PreparedStep
+from engine.ranks.messages import Hello, Work, encode, on, read_news, read_task, read_work
 from engine.request import PENDING, Request
+from engine.runner.prepared_step import Places, PreparedStep
 from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import Chunk, StepPlan
 
 CPU = torch.device("cpu")
 

@@ -18,9 +18,9 @@ from engine import LLM
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import EngineStopped, RankLost
-from engine.parallel.launcher import Children, LocalProcesses, Seat
-from engine.plan import Event
+from engine.ranks.launcher import Children, LocalProcesses, Seat
 from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import Event
 
 PROMPT = list(range(5, 25))
 LONG = SamplingParams(temperature=0, max_tokens=400)

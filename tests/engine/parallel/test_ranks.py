@@ -12,10 +12,10 @@ import pytest
 from engine.config import EngineConfig
 from engine.drafting.settings import Speculation
 from engine.engine import Engine
-from engine.plan import Event
 from engine.sampling_params import SamplingParams
-from tests.engine.oracle import FAMILIES, VOCAB, save_tiny
-from tests.engine.parallel.ranks import Threads
+from engine.scheduling.plan import Event
+from tests.engine.support.oracle import FAMILIES, VOCAB, save_tiny
+from tests.engine.support.rank_processes import Threads
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 Tiny = Callable[[str], Path]

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
+from engine.loading.weights import load_decoder
 from engine.models.config import ModelConfig
-from engine.models.weights import load_decoder
 from engine.parallel.collective import Collective
-from engine.parallel.runner import ParallelRunner
 from engine.parallel.shard import Shard, check_divides
-from engine.parallel.team import check_alike
-from tests.engine.oracle import save_tiny
+from engine.ranks.rank_group import check_alike
+from engine.ranks.runner import ParallelRunner
+from tests.engine.support.oracle import save_tiny
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_bad_settings_are_refused(settings: dict[str, Any], said: str) -> None:
 
 def test_eight_bits_need_the_native_kernels(model: Path) -> None:
     from engine.engine import Engine
-    from tests.engine.parallel.ranks import Threads
+    from tests.engine.support.rank_processes import Threads
 
     config = EngineConfig(model=str(model), device="cpu", tensor_parallel_size=2, quantization="int8")
     with pytest.raises(ValueError, match="quantization 'int8' is for the native kernels"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.script import Script
+from tests.engine.support.script import Script
 
 Make = Callable[..., Script]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine.request import Status
-from tests.engine import hash_model
 from tests.engine.scenarios.conftest import Make
+from tests.engine.support import hash_model
 
 
 def test_who_waits_is_never_computed(engine: Make) -> None:

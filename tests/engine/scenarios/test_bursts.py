@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.engine import hash_model
 from tests.engine.scenarios.conftest import Make
+from tests.engine.support import hash_model
 
 
 def test_several_answers_to_one_question_compute_it_once(engine: Make) -> None:

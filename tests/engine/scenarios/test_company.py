@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from engine.beam_search import BeamParams
-from tests.engine import hash_model
-from tests.engine.guesses import Guesses
 from tests.engine.scenarios.conftest import Make
+from tests.engine.support import hash_model
+from tests.engine.support.draft_sources import Guesses
 
 
 @pytest.mark.parametrize("num_pages", [24, 200])

@@ -6,9 +6,9 @@ import pytest
 
 from engine.errors import NeverFits
 from engine.sampling_params import SamplingParams
-from tests.engine import hash_model
 from tests.engine.scenarios.conftest import Make
-from tests.engine.script import next_token
+from tests.engine.support import hash_model
+from tests.engine.support.script import next_token
 
 
 def test_a_single_token_takes_a_single_step(engine: Make) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.plan import Step, StepPlan
-from tests.engine import hash_model
+from engine.scheduling.plan import Step, StepPlan
 from tests.engine.scenarios.conftest import Make
+from tests.engine.support import hash_model
 
 
 def test_two_in_a_row_end_those_that_are_in_them(engine: Make) -> None:

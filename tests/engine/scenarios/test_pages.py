@@ -6,7 +6,7 @@ import pytest
 
 from cache import Namespace
 from tests.engine.scenarios.conftest import Make
-from tests.engine.script import Script
+from tests.engine.support.script import Script
 
 
 def held(script: Script, tokens: list[int]) -> int:

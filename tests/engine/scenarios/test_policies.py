@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.scenarios.conftest import Make
-from tests.engine.script import Script
+from tests.engine.support.script import Script
 
 
 def first_tokens(script: Script) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from engine.request import Status
-from tests.engine import hash_model
-from tests.engine.guesses import Guesses
 from tests.engine.scenarios.conftest import Make
-from tests.engine.script import Script
+from tests.engine.support import hash_model
+from tests.engine.support.draft_sources import Guesses
+from tests.engine.support.script import Script
 
 A, B = range(1, 33), range(100, 132)
 """Prompts of two requests that do not both fit to their ends in 24 pages of 4 tokens."""

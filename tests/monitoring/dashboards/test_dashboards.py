@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from deployments.settings import SloSettings
+from deployments.config.settings import SloSettings
 from monitoring.dashboards import DASHBOARDS
 from monitoring.dashboards.common import OBJECTIVE
 from monitoring.dashboards.grafana_json import as_text, to_json

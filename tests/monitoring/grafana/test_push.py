@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.monitoring.grafana.fake_grafana import FakeGrafana
+from tests.monitoring.support.fake_grafana import FakeGrafana
 
 ROOT = Path(__file__).parents[3]
 RULES = Path(__file__).with_name("rules.yaml")

@@ -14,7 +14,7 @@ from router.cost import ReplicaState, RouteQuery
 from router.policies import policy_named
 from router.simulator.affinity import PrefixCacheAffinity
 from router.simulator.rivals import RIVALS, SIMULATED, Linear, PowerOfTwo, Product, RoundRobin, Threshold
-from tests.router.fleets import fleets, queries, query, state
+from tests.router.support.fleets import fleets, queries, query, state
 
 RNG = random.Random(0)
 

@@ -14,7 +14,7 @@ from router.simulator.result import Result, percentile
 from router.simulator.rivals import SIMULATED
 from router.simulator.scenario import Kill, Scenario
 from router.simulator.trace import Trace, TraceRequest
-from tests.router.simulator.traffic import conversations
+from tests.router.support.traffic import conversations
 
 FLEET = Scenario(num_replicas=8, cache_tokens=400_000, load=1.2)
 CHAT = conversations(1200)

@@ -10,7 +10,7 @@ import pytest
 
 from router.simulator.arrivals import arrivals, tick_of
 from router.simulator.trace import Trace, TraceError, TraceRequest, read_trace
-from tests.router.simulator.traffic import conversations, write_mooncake
+from tests.router.support.traffic import conversations, write_mooncake
 
 GOOD = {"timestamp": 3000, "input_length": 1000, "output_length": 5, "hash_ids": [10**15, 77]}
 

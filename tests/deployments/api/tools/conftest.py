@@ -13,7 +13,7 @@ import pytest
 
 import deployments.demo_model
 from deployments.api import ApiService, Limits, ModelCard, ServedModel, TextCodec, create_app
-from deployments.settings import ChatSettings
+from deployments.config.settings import ChatSettings
 from engine.tokenizer import load_tokenizer
 from monitoring.metrics import Metrics
 from tests.deployments.api.conftest import MODEL, Client, ScriptedEngine

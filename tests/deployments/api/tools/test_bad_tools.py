@@ -10,7 +10,7 @@ import pytest
 
 from deployments.api import Limits
 from tests.deployments.api.tools.conftest import ASK, CLOCK, TOOLS, WEATHER, Talk
-from tests.deployments.api.tools.templates import HERMES, LLAMA3
+from tests.deployments.support.chat_templates import HERMES, LLAMA3
 
 Make = Callable[..., Talk]
 

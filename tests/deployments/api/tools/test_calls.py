@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.deployments.api.tools.conftest import ASK, CLOCK, TOOLS, Talk
-from tests.deployments.api.tools.templates import HERMES, LLAMA3
+from tests.deployments.support.chat_templates import HERMES, LLAMA3
 
 OSLO, UTC = '{"city": "Oslo }\\" \\u00e9"}', '{"zone":"utc"}'
 HERMES_CALLS = (

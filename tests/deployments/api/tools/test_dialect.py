@@ -8,8 +8,8 @@ import pytest
 
 from deployments.api.dialect import dialect_of
 from deployments.api.tools.formats import FORMATS
-from deployments.settings import ChatSettings
-from tests.deployments.api.tools.templates import HERMES, LLAMA3, THINKING
+from deployments.config.settings import ChatSettings
+from tests.deployments.support.chat_templates import HERMES, LLAMA3, THINKING
 
 
 class Tokenizer:

@@ -13,21 +13,21 @@ import jsonschema
 import numpy
 import pytest
 
-from deployments.api.limits import Limits
 from deployments.api.text_codec import TextCodec
 from deployments.api.tools.formats import FORMATS
 from deployments.api.tools.pieces import Reader
-from deployments.grammar_check import GrammarCheck, GrammarCheckLimits
+from deployments.config.limits import Limits
+from deployments.ingress.grammar_check import GrammarCheck, GrammarCheckLimits
 from engine.grammar.compiler import compile_grammar
 from engine.grammar.spec import Grammar
 from engine.grammar.trial import TrialLimits
 from engine.grammar.vocabulary import Vocabulary
-from engine.loading import load_model
+from engine.loading.load_model import load_model
 from engine.tokenizer import load_tokenizer
 from tests.deployments.api.tools.conftest import ASK, TOOLS, WEATHER, Talk, tool
-from tests.deployments.api.tools.templates import HERMES, LLAMA3, THINKING
-from tests.deployments.api_over_engines import api_over, events
-from tests.engine.grammar.models import DEMO, EOS, NUM_TOKENS, compiler, tokenizer
+from tests.deployments.support.api_over_engines import api_over, events
+from tests.deployments.support.chat_templates import HERMES, LLAMA3, THINKING
+from tests.engine.support.grammar_models import DEMO, EOS, NUM_TOKENS, compiler, tokenizer
 
 Make = Callable[..., Talk]
 NOTHING = {"type": "function", "function": {"name": "nothing"}}

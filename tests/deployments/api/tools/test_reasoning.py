@@ -10,7 +10,7 @@ import pytest
 
 from monitoring.metrics import Snapshot
 from tests.deployments.api.tools.conftest import ASK, TOOLS, Talk
-from tests.deployments.api.tools.templates import HERMES, LLAMA3, THINKING
+from tests.deployments.support.chat_templates import HERMES, LLAMA3, THINKING
 
 Make = Callable[..., Talk]
 THOUGHT = "<think>\nRain? In Oslo.\n</think>\n\n"

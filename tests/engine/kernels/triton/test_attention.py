@@ -12,7 +12,7 @@ from engine.attention.base import AttentionShape, choose_backend
 from engine.attention.kv_pages import FP8, store_kv
 from engine.attention.reference import ReferenceAttention
 from engine.attention.triton import TritonAttention
-from tests.engine.paged import CPU, Heads, Paged
+from tests.engine.support.paged_kv import CPU, Heads, Paged
 
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 0.04}
 """Largest error of outputs around 1 in size: rounding of sums, and of weights and results to the type."""

@@ -26,7 +26,7 @@ _TENSOR_CORES = 80
 def test_kernels_compile_for_gpus_and_fit_there(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.kernels.triton.compile_all"],
+        [sys.executable, "-m", "tests.engine.support.compile_triton"],
         cwd=Path(__file__).parents[4],
         env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,

@@ -12,16 +12,16 @@ from engine.attention.base import AttentionShape
 from engine.attention.triton import TritonAttention
 from engine.config import EngineConfig
 from engine.graphs.decodes import GraphedDecodes
-from engine.loading import load_model
+from engine.loading.load_model import load_model
 from engine.models.decoder import Decoder
 from engine.models.operations import Rotary
 from engine.models.triton_operations import TritonOperations
-from engine.plan import Chunk, StepPlan
 from engine.request import PENDING
 from engine.sampling.plain import choose_plain, triton_chooser
-from tests.engine.graphed import Recording
-from tests.engine.oracle import save_tiny
-from tests.engine.test_graphs import request
+from engine.scheduling.plan import Chunk, StepPlan
+from tests.engine.graphs.test_graphs import request
+from tests.engine.support.oracle import save_tiny
+from tests.engine.support.recorded_graphs import Recording
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("triton")
 from engine.attention.triton_step import TritonStep
-from tests.engine.oracle import save_tiny
-from tests.engine.test_model_runner import Sequenced, load, pages_of, prompt, run
+from tests.engine.runner.test_model_runner import Sequenced, load, pages_of, prompt, run
+from tests.engine.support.oracle import save_tiny
 
 
 def tokens(model: Path, attention: str, **settings: object) -> list[list[int]]:

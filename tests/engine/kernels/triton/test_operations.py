@@ -17,9 +17,9 @@ from engine.kernels.triton.silu import silu_mul
 from engine.models.operations import Rotary, TorchOperations
 from engine.models.rope import RopeConfig
 from engine.models.triton_operations import TritonOperations
-from engine.plan import StepPlan
-from tests.engine.oracle import FAMILIES, save_tiny
-from tests.engine.test_model_runner import Sequenced, load, pages_of, prompt
+from engine.scheduling.plan import StepPlan
+from tests.engine.runner.test_model_runner import Sequenced, load, pages_of, prompt
+from tests.engine.support.oracle import FAMILIES, save_tiny
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from engine.grammar.spec import Grammar
 from engine.kernels.triton import sample
-from engine.plan import GRAMMAR_FAILED
-from engine.sampler import Sampler, sampler_for
 from engine.sampling.noise import uniform
 from engine.sampling.row import Row
+from engine.sampling.sampler import Sampler, sampler_for
 from engine.sampling.triton_chooser import TritonChooser
-from tests.engine.grammar.models import NUM_TOKENS, compiler, ids
-from tests.engine.test_native_sampler import EOS, PARAMS, assert_same, row
+from engine.scheduling.plan import GRAMMAR_FAILED
+from tests.engine.sampling.test_native_sampler import EOS, PARAMS, assert_same, row
+from tests.engine.support.grammar_models import NUM_TOKENS, compiler, ids
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -1,0 +1,168 @@
+"""How much each tenant may ask for: requests and tokens a minute as buckets that refill, generations at once.
+
+    start ── a request ─▶ admit ── its prompts, its generations ─▶ generated, generated, ... ─▶ close
+
+A prompt is charged when it is admitted and given back when nothing came of it; generated tokens are charged as
+they come, which may leave a debt that the next request waits for. A request larger than a whole bucket needs a
+full one. Time is handed in. Limits hold in one process: with several ingresses, each is given its share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+from deployments.config.tenants import Tenant
+
+LimitKind = Literal["requests_per_minute", "tokens_per_minute", "max_concurrency"]
+BUSY_RETRY_S = 1.0
+"""What a tenant at its concurrency limit is told to wait: when one of its requests ends is not known."""
+
+
+class RateLimited(Exception):
+    """A tenant's limit is reached. HTTP 429."""
+
+    def __init__(self, kind: LimitKind, message: str, retry_after_s: float, headers: dict[str, str]) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.headers = headers
+        """x-ratelimit-*: where each limit stands."""
+
+
+class Bucket:
+    """Holds a minute's worth at most, and is refilled evenly. May be in debt."""
+
+    def __init__(self, per_minute: float, now: float) -> None:
+        """A request at a time must be possible: it holds at least 1."""
+        self.capacity = max(per_minute, 1.0)
+        self._per_second = per_minute / 60
+        self._level, self._at = self.capacity, now
+
+    def level(self, now: float) -> float:
+        """What can be taken; negative in debt."""
+        self._level = min(self.capacity, self._level + max(0.0, now - self._at) * self._per_second)
+        self._at = max(now, self._at)
+        return self._level
+
+    def seconds_until(self, amount: float, now: float) -> float:
+        """Until `amount` (or all it holds, when that is less) is in it; 0 when it is."""
+        missing = min(amount, self.capacity) - self.level(now)
+        # Less than a millionth is rounding.
+        return missing / self._per_second if missing > 1e-6 else 0.0
+
+    def take(self, amount: float, now: float) -> None:
+        """Take, into debt if need be; a negative amount is given back."""
+        self._level = min(self.capacity, self.level(now) - amount)
+
+
+class TenantLimits:
+    """One tenant's use of what it may ask for, in this process."""
+
+    def __init__(self, tenant: Tenant, clock: Callable[[], float], num_shares: int = 1) -> None:
+        """Of each limit, one of `num_shares` equal shares is allowed here."""
+        self.tenant = tenant
+        self._clock, now = clock, clock()
+        share = 1 / num_shares
+        rpm, tpm, most = tenant.requests_per_minute, tenant.tokens_per_minute, tenant.max_concurrency
+        self.requests = Bucket(rpm * share, now) if rpm is not None else None
+        self.tokens = Bucket(tpm * share, now) if tpm is not None else None
+        self.max_concurrency = math.ceil(most * share) if most is not None else None
+        self.num_open = 0
+        """Generations that have not ended."""
+
+    def start(self) -> Ticket:
+        """A request came; nothing is known of it. Raises RateLimited."""
+        now = self._clock()
+        self.check_tokens(1, now)  # in debt: not worth reading the body
+        self.check_concurrency(1)
+        if self.requests is not None:
+            wait = self.requests.seconds_until(1, now)
+            if wait:
+                limit = f"{self.tenant.requests_per_minute:g} requests per minute"
+                raise self._limited("requests_per_minute", f"{limit}; the next is possible in {wait:.3g} s", wait)
+            self.requests.take(1, now)
+        return Ticket(self, self._clock)
+
+    def check_tokens(self, amount: int, now: float) -> None:
+        """Raise RateLimited when a prompt of `amount` tokens has to wait."""
+        wait = self.tokens.seconds_until(amount, now) if self.tokens is not None else 0.0
+        if wait:
+            limit = f"{self.tenant.tokens_per_minute:g} tokens per minute"
+            message = f"{limit}; this request is possible in {wait:.3g} s"
+            raise self._limited("tokens_per_minute", message, wait)
+
+    def check_concurrency(self, count: int) -> None:
+        """Raise RateLimited when `count` generations more are too many; alone, a request may exceed the share."""
+        most = self.max_concurrency
+        if most is not None and self.num_open and self.num_open + count > most:
+            message = f"{most} generations at once here, and {self.num_open} are open; wait until some have ended"
+            raise self._limited("max_concurrency", message, BUSY_RETRY_S)
+
+    def headers(self) -> dict[str, str]:
+        """Where each limit stands in this process, as OpenAI's API says it."""
+        now = self._clock()
+        headers = {}
+        for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):
+            if bucket is not None:
+                headers[f"x-ratelimit-limit-{name}"] = str(math.floor(bucket.capacity))
+                headers[f"x-ratelimit-remaining-{name}"] = str(max(0, math.floor(bucket.level(now) + 1e-6)))
+                headers[f"x-ratelimit-reset-{name}"] = _duration(bucket.seconds_until(bucket.capacity, now))
+        return headers
+
+    def _limited(self, kind: LimitKind, message: str, wait: float) -> RateLimited:
+        whole = f"Rate limit reached for the tenant {self.tenant.name!r}: {message}."
+        return RateLimited(kind, whole, wait, self.headers())
+
+
+class Ticket:
+    """One request's part in its tenant's limits."""
+
+    def __init__(self, limits: TenantLimits, clock: Callable[[], float]) -> None:
+        self._limits, self._clock = limits, clock
+        self._prompt_tokens = 0
+        self._num_open = 0
+
+    def admit(self, num_generations: int, prompt_tokens: int) -> None:
+        """It is valid and asks for so much. Raises RateLimited, or ValueError when it never can be admitted."""
+        most = self._limits.tenant.max_concurrency
+        if most is not None and num_generations > most:
+            raise ValueError(f"{num_generations} choices were asked for at once, this tenant may have {most}")
+        now = self._clock()
+        self._limits.check_concurrency(num_generations)
+        self._limits.check_tokens(prompt_tokens, now)
+        self._prompt_tokens, self._num_open = prompt_tokens, num_generations
+        self._limits.num_open += num_generations
+        self._take(prompt_tokens)
+
+    def generated(self, count: int) -> None:
+        """So many tokens came."""
+        self._take(count)
+
+    def refuse(self) -> None:
+        """Nothing came of it: its prompt is not charged. Idempotent."""
+        self._take(-self._prompt_tokens)
+        self._prompt_tokens = 0
+
+    def close(self) -> None:
+        """It is over. Idempotent."""
+        self._limits.num_open -= self._num_open
+        self._num_open = 0
+
+    def headers(self) -> dict[str, str]:
+        """Where its tenant's limits stand."""
+        return self._limits.headers()
+
+    def _take(self, tokens: int) -> None:
+        if self._limits.tokens is not None:
+            self._limits.tokens.take(tokens, self._clock())
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI writes them: 20ms, 1.5s, 6m0s."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(math.ceil(seconds * 10) / 10, 60)
+    return f"{minutes:.0f}m{rest:.0f}s" if minutes else f"{rest:g}s"

@@ -1,0 +1,62 @@
+"""What an ingress keeps of a stream, so that it can go on at another replica: the request, and all it received.
+
+    prompt | t0 t1 t2 t3   t4 t5 ...
+             replica A ──▶ replica B resumes with prompt + t0..t3 and sends t4 first
+
+Sampling noise is a function of (seed, position), so B goes on as A would have. Memory: 8 bytes a token and the
+ints themselves, until the stream has ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from deployments.client.protocol import GenerateRequest
+from engine.logprobs import PackedLogprobs
+from engine.scheduling.plan import Event
+
+
+class Journal:
+    """One stream's request and tokens."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.request = request
+        self.token_ids: list[int] = []
+        """Every token received, read by the client or not."""
+        self.num_prompt_reported = max(1, request.num_prompt_reported)
+        """Leading prompt tokens whose log-probabilities were received, if asked for; the first one has none."""
+        self.last_token_at: float | None = None
+        """Clock at the last of them."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def is_next(self, start: int, event: Event) -> bool:
+        """Whether nothing is missing before `event`, whose tokens begin at position `start`; it may repeat."""
+        scores, reported = event.prompt_logprobs, self.num_prompt_reported
+        if start > len(self) or (scores is not None and scores.start > reported):
+            return False
+        if scores is not None:
+            reported = max(reported, scores.end)
+        is_scored = self.request.sampling.prompt_logprobs is not None
+        return not (is_scored and event.token_ids and reported < len(self.request.prompt_ids))
+
+    def record(self, token_ids: tuple[int, ...], now: float) -> None:
+        """Tokens were received, in order."""
+        self.token_ids += token_ids
+        self.last_token_at = now
+
+    def record_scores(self, scores: PackedLogprobs) -> PackedLogprobs | None:
+        """Log-probabilities of prompt tokens were received; those that are new."""
+        fresh = scores.since(self.num_prompt_reported)
+        self.num_prompt_reported = max(self.num_prompt_reported, scores.end)
+        return fresh
+
+    def resumed(self, request_id: str) -> GenerateRequest:
+        """The request to send to the next replica, under an id of its own."""
+        return replace(
+            self.request,
+            request_id=request_id,
+            output_ids=self.request.output_ids + self.token_ids,
+            num_prompt_reported=self.num_prompt_reported,
+        )

@@ -1,0 +1,168 @@
+"""One request's stream in the ingress: filled from the wire, read by the API at its own pace.
+
+    attempt ──feed──▶ journal, [ tokens not read yet, merged ] ──__anext__──▶ API
+
+There is no queue of events to bound: what a slow reader has not taken is one event that grows, at most to the
+request's own length. Which replica the tokens come from, and whether it changed, does not show here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from deployments.client.journal import Journal
+from deployments.client.protocol import GenerateRequest
+from deployments.client.timeline import Course, Leg
+from engine.beam_search import Hypothesis
+from engine.logprobs import PackedLogprobs, joined
+from engine.scheduling.plan import Event, FinishReason, Timings, TokenLogprobs
+
+
+@dataclass(slots=True)
+class _Unread:
+    """The merged event a reader has not taken."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_cached: int = 0
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    timings: Timings | None = None
+    prompt_logprobs: PackedLogprobs | None = None
+    alternatives: tuple[Hypothesis, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.token_ids and self.finish_reason is None and self.prompt_logprobs is None
+
+
+class Stream:
+    """A `Generation`. Lives on the ingress's event loop; `on_close` is called once, when a reader leaves early."""
+
+    def __init__(self, request: GenerateRequest, on_close: Callable[[Stream], None]) -> None:
+        self.request = request
+        self.journal = Journal(request)
+        self.replica: str | None = None
+        """Id of the replica that generates it; None until one accepted."""
+        now = time.monotonic()
+        self.course = Course(now, now)
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when an engine accepted; fails with what `EngineClient.generate` raises."""
+        self.accepted.add_done_callback(_retrieve)
+        self.ended = asyncio.Event()
+        """No more will come: finished, failed or closed."""
+        self._explain: Callable[[], dict[str, Any] | None] = lambda: None
+        self._num_cached = 0
+        self._unread = _Unread()
+        self._error: Exception | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._is_exhausted = False
+        self._on_close = on_close
+
+    # --- the engines' side ---------------------------------------------------------------------------------
+
+    def accept(self, replica: str, explain: Callable[[], dict[str, Any] | None]) -> None:
+        """A replica took the request (or took it over); `explain` says why that one."""
+        self.replica, self._explain = replica, explain
+        if not self.accepted.done():
+            self.accepted.set_result(None)
+
+    def begin(self, leg: Leg, explain: Callable[[], dict[str, Any] | None]) -> None:
+        """A replica has brought its first token: of several that accepted, this is the one that counts."""
+        self.replica, self._explain = leg.replica, explain
+        self.course.legs.append(leg)
+
+    def feed(self, start: int, event: Event, now: float) -> bool:
+        """Take in an event whose tokens begin at position `start` of the stream; what was received is skipped.
+
+        False when something before it is missing: it has to be asked for again.
+        """
+        if self.ended.is_set():
+            return True
+        if not self.journal.is_next(start, event):
+            return False
+        repeated = len(self.journal) - start
+        if not len(self.journal):
+            self._num_cached = event.num_cached  # Later ones are hits of what this very stream computed.
+        fresh = event.token_ids[repeated:]
+        if fresh:
+            self.journal.record(fresh, now)
+        unread = self._unread
+        unread.token_ids += fresh
+        unread.logprobs += event.logprobs[repeated:]
+        unread.num_cached = self._num_cached
+        if event.prompt_logprobs is not None:
+            fresh_scores = self.journal.record_scores(event.prompt_logprobs)
+            unread.prompt_logprobs = joined(unread.prompt_logprobs, fresh_scores)
+        if event.finish_reason is not None:
+            unread.finish_reason, unread.error, unread.timings = event.finish_reason, event.error, event.timings
+            unread.alternatives = event.alternatives
+            self.ended.set()
+        self._wake()
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more will come: the reader gets what there is, then `error`."""
+        if self.ended.is_set():
+            return
+        self._error = error
+        self.ended.set()
+        if not self.accepted.done():
+            self.accepted.set_exception(error)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    # --- the reader's side ---------------------------------------------------------------------------------
+
+    def explain(self) -> dict[str, Any] | None:
+        """Why it runs where it runs, if that is still known."""
+        return self._explain()
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        """What came since the last call, as one event; waits when nothing did."""
+        while self._unread.is_empty:
+            if self._is_exhausted:
+                raise StopAsyncIteration
+            if self._error is not None:
+                self._is_exhausted = True
+                raise self._error
+            if self.ended.is_set():
+                raise StopAsyncIteration
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        unread, self._unread = self._unread, _Unread()
+        self._is_exhausted = unread.finish_reason is not None
+        return Event(
+            self.request.request_id,
+            tuple(unread.token_ids),
+            tuple(unread.logprobs),
+            unread.finish_reason,
+            unread.num_cached,
+            unread.error,
+            unread.timings,
+            unread.prompt_logprobs,
+            unread.alternatives,
+        )
+
+    async def aclose(self) -> None:
+        """Abort in the engine when not finished. Idempotent."""
+        if not self.ended.is_set():
+            self.ended.set()
+            self._wake()
+            self._on_close(self)
+
+
+def _retrieve(future: asyncio.Future[None]) -> None:
+    """Mark an exception as seen: nobody may be waiting for it any more."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,1 @@
+"""The application's settings: every section of the YAML, with defaults, units and checks."""

@@ -1,0 +1,1 @@
+"""The cluster and Serve's controller: what runs where, and loading and unloading models."""

@@ -1,0 +1,1 @@
+"""The metrics hub deployment: the numbers of all processes on one page."""

@@ -1,0 +1,71 @@
+"""An ingress's side of the hub: it reads the page for whoever asks, and keeps what the next hub needs to go on.
+
+The hub has no memory but its own. So each page comes with what it was made of, each ingress keeps the newest, and
+a hub that Serve has just started asks for it before it shows a page: to Prometheus, nothing was ever forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from deployments.client.protocol import Unavailable
+from deployments.hub.deployment import NOT_READY
+from monitoring.checkpoint import Kept
+
+_PERIOD_S = 1.0
+
+
+class MetricsKeeper:
+    """Belongs to the ingress's event loop."""
+
+    def __init__(self, hub: Any, name: str, timeout_s: float = 5.0) -> None:
+        """`name` tells this ingress from others; the hub has `timeout_s` to answer a call."""
+        self._hub, self._name, self._timeout_s = hub, name, timeout_s
+        self._kept: Kept | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to keep, on the running event loop."""
+        self._task = asyncio.create_task(self._keep_forever())
+
+    def stop(self) -> None:
+        """End. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def read_page(self) -> tuple[bytes, str]:
+        """The page and its content type. Raises Unavailable when there is none that is complete."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                page = await self._hub.render.remote()
+        except Exception as error:
+            reason = "in time" if isinstance(error, TimeoutError) else f"({type(error).__name__})"
+            raise Unavailable(
+                f"The metrics hub does not answer {reason}. Serve replaces it by itself if it has died; try again."
+            ) from None
+        if page is None:
+            raise Unavailable(NOT_READY)
+        body, content_type, kept = page
+        self._hold(kept)
+        return body, content_type
+
+    async def _keep_forever(self) -> None:
+        while True:
+            with contextlib.suppress(Exception):  # the hub is away, and is asked again
+                async with asyncio.timeout(self._timeout_s):
+                    await self._keep()
+            await asyncio.sleep(_PERIOD_S)
+
+    async def _keep(self) -> None:
+        held = self._kept
+        is_wanted, newer = await self._hub.keep.remote(self._name, None if held is None else held[0])
+        if is_wanted and held is not None:
+            await self._hub.restore.remote(self._name, held[1])
+        self._hold(newer)
+
+    def _hold(self, kept: Kept | None) -> None:
+        if kept is not None and (self._kept is None or kept[0] > self._kept[0]):
+            self._kept = kept

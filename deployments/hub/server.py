@@ -1,0 +1,74 @@
+"""/metrics on a port of its own, served by the hub itself: for scrapers that should not pass the ingresses.
+
+Whoever reaches the port can read the metrics; by default only the hub's own node can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from deployments.client.protocol import Unavailable
+
+
+class MetricsPortError(RuntimeError):
+    """The port cannot be had; the message says which, which setting names it, and what to do."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises MetricsPortError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a hub before this one may linger
+            listener.bind(address)
+            listener.listen()
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
+        raise MetricsPortError(
+            f"cannot serve metrics on {host}:{port} ({reason}): set metrics.port to a free port and metrics.host "
+            "to an address of the node that the metrics hub runs on, or leave metrics.port out: /metrics is on "
+            "the HTTP port in any case"
+        ) from None
+    return listener
+
+
+class MetricsServer:
+    """Belongs to one event loop."""
+
+    def __init__(self, listener: socket.socket, read_page: Callable[[], Awaitable[tuple[bytes, str]]]) -> None:
+        """`read_page` raises Unavailable when there is no page."""
+        self._listener, self._read_page = listener, read_page
+        app = Starlette(routes=[Route("/metrics", self._metrics, methods=["GET"])])
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to answer, on the running event loop."""
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+
+    async def stop(self) -> None:
+        """Close the port. Idempotent."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+        self._listener.close()
+
+    async def _metrics(self, request: Request) -> Response:
+        try:
+            text, content_type = await self._read_page()
+        except Unavailable as error:
+            return Response(f"{error}\n", 503, {"retry-after": "2"}, "text/plain")
+        return Response(text, headers={"content-type": content_type})

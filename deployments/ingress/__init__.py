@@ -1,0 +1,1 @@
+"""The ingress deployment: one process that serves the HTTP API and holds connections to all engines."""

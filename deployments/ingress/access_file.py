@@ -1,0 +1,41 @@
+"""API keys' hashes from a file beside the configuration: a Secret that is mounted into ingress pods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from deployments.config.args import Access, AppArgs
+
+
+def with_access_file(args: AppArgs) -> AppArgs:
+    """`args` with what its `access_file` says of tenants and administration; without such a file, `args` itself.
+
+    Raises ValueError when the file cannot be read or would leave the service open. No hash is in its message.
+    """
+    if args.access_file is None:
+        return args
+    access = _read(Path(args.access_file))
+    if not access.tenants:
+        raise ValueError(
+            f"access_file: {args.access_file} names no tenant, so everybody might ask; name one, or leave out "
+            "access_file to have that"
+        )
+    if args.protect_metrics and access.admin_key_hash is None:
+        raise ValueError(f"access_file: {args.access_file} has no admin_key_hash, which protect_metrics needs")
+    return args.model_copy(update={**dict(access), "access_file": None})
+
+
+def _read(path: Path) -> Access:
+    try:
+        return Access.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ValueError(f"access_file: cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise ValueError(f"access_file: {path} is not YAML; expected tenants and admin_key_hash") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"access_file: {path}: {where}: {first['msg']}") from None

@@ -1,0 +1,113 @@
+"""The ingress deployment: the OpenAI API on one side, the engines on the other. CPU only, any number of them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import ray
+from ray import serve
+
+from deployments.api.access import Access
+from deployments.api.app import create_app
+from deployments.api.report import Listener
+from deployments.api.service import ApiService
+from deployments.config.args import AppArgs
+from deployments.config.tenants import KeyRing
+from deployments.control.cluster import Cluster
+from deployments.control.serve_control import ServeControl
+from deployments.hub.deployment import MetricsPusher
+from deployments.hub.keeper import MetricsKeeper
+from deployments.ingress.access_file import with_access_file
+from deployments.ingress.model_link import ModelLink
+from deployments.replica.warm_up import WarmUpPoster
+from deployments.telemetry.request_log import RequestLog
+from deployments.telemetry.serve_logging import log_through_serve
+from deployments.telemetry.tracing import open_tracing
+from monitoring.metrics import Metrics
+
+
+@serve.ingress()
+class Ingress:
+    """Builds the API around this process's connections to the engines."""
+
+    def __init__(self, args: AppArgs, engines: dict[str, Any], hub: Any) -> None:
+        """`engines` are handles by model name."""
+        args = with_access_file(args)
+        self._args = args
+        context = serve.get_replica_context()
+        self._name = name = context.replica_id.unique_id
+        log_through_serve()
+        self._tracer = open_tracing(args.tracing, name)
+        self._control = control = ServeControl(context.app_name, args.health.status_timeout_s)
+        self._links = [
+            ModelLink(args, model, engines[model.name], name, control) for model in args.served.values()
+        ]
+        snapshots = {f"{name}/{link.name}": link.snapshot for link in self._links}
+        # A request that names no model served here counts for the only one, or for none where there are several.
+        self._metrics = self._links[0].metrics
+        if len(self._links) > 1:
+            self._metrics = Metrics("", name, "ingress")
+            snapshots[name] = self._metrics.snapshot
+        self._poster = WarmUpPoster(
+            hub, name, lambda: [link.post() for link in self._links], args.warm_up.tell_period_s
+        )
+        self._keeper = MetricsKeeper(hub, name)
+        self._pushers = [
+            MetricsPusher(hub, process, snapshot, mirror_to_ray=args.metrics.ray)
+            for process, snapshot in snapshots.items()
+        ]
+
+    async def __serve_build_asgi_app__(self) -> Any:
+        """Called by Serve once in the replica, on the event loop that will serve requests."""
+        self._keeper.start()
+        await asyncio.gather(*(link.start() for link in self._links))
+        for pusher in self._pushers:
+            pusher.start()
+        self._poster.start()
+        return create_app(await asyncio.to_thread(self._service))
+
+    def _service(self) -> ApiService:
+        args, keys = self._args, KeyRing(self._args.tenants, self._args.admin_key_hash)
+        models = [link.served(keys) for link in self._links]
+        return ApiService(
+            models={served.card.id: served for served in models},
+            metrics_text=self._keeper.read_page,
+            limits=args.limits,
+            access=Access(
+                keys,
+                args.ingresses.count,
+                metrics_key_hash=args.admin_key_hash if args.protect_metrics else None,
+            ),
+            metrics=self._metrics,
+            slo=args.slo,
+            admin_key_hash=self._args.admin_key_hash,
+            cluster=self._cluster(),
+            listeners=self._listeners(),
+            is_named_outside=True,
+        )
+
+    def _listeners(self) -> tuple[Listener, ...]:
+        """The tracer first: what is logged names the trace."""
+        traced: tuple[Listener, ...] = () if self._tracer is None else (self._tracer,)
+        return (*traced, RequestLog(self._name)) if self._args.logging.requests else traced
+
+    def _cluster(self) -> Cluster:
+        return Cluster(
+            [link.in_cluster() for link in self._links],
+            self._control.view,
+            ray.nodes,
+            ray.available_resources,
+            {"ray": ray.__version__},
+            self._args.health.status_timeout_s,
+        )
+
+    async def __del__(self) -> None:
+        self._poster.stop()
+        self._keeper.stop()
+        for pusher in self._pushers:
+            pusher.stop()
+        for link in self._links:
+            await link.aclose()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)

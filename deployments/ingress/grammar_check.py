@@ -1,0 +1,122 @@
+"""Which grammars a model's engines can follow: found out in processes of their own, and remembered.
+
+check ──▶ known already? ──▶ being tried for somebody else? ──▶ a thread with its process: `engine.grammar.trial`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from deployments.client.protocol import Overloaded
+from deployments.config.limits import Limits
+from engine.errors import InvalidGrammar
+from engine.grammar.spec import Grammar
+from engine.grammar.trial import TooComplex, Trial, TrialLimits
+from engine.grammar.vocabulary import Vocabulary
+from monitoring.metrics import Metrics
+
+Verdict = InvalidGrammar | None
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarCheckLimits:
+    """Bounds of a `GrammarCheck`; `deployments.config.limits.Limits` says what they mean."""
+
+    trial: TrialLimits = field(default_factory=TrialLimits)
+    processes: int = 2
+    max_waiting: int = 64
+    max_known: int = 4096
+
+    @classmethod
+    def of(cls, limits: Limits) -> GrammarCheckLimits:
+        """As they are set."""
+        trial = TrialLimits(limits.grammar_compile_s, limits.grammar_compile_bytes)
+        return cls(trial, limits.grammar_processes, limits.max_waiting_grammars, limits.max_known_grammars)
+
+
+class GrammarCheck:
+    """Checks grammars for one model. Used on one event loop; no process is started before the first grammar."""
+
+    def __init__(
+        self, vocabulary: Callable[[], Vocabulary], limits: GrammarCheckLimits, metrics: Metrics | None = None
+    ) -> None:
+        """`vocabulary` is called in another thread."""
+        self._vocabulary, self._limits, self._metrics = vocabulary, limits, metrics
+        self._known: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._running: dict[bytes, asyncio.Future[Verdict]] = {}
+        self._threads = ThreadPoolExecutor(limits.processes, "grammar-check")
+        self._idle: deque[Trial] = deque()
+        self._is_closed = False
+
+    async def check(self, grammar: Grammar) -> None:
+        """Return when the grammar can be followed. Raises InvalidGrammar; Overloaded when too many are waiting."""
+        key = hashlib.sha256(f"{grammar.kind}\0{grammar.source}".encode()).digest()
+        is_known = key in self._known
+        if is_known:
+            self._known.move_to_end(key)
+            verdict = self._known[key]
+        else:
+            # Shielded: who else waits for it must not lose it because one client went away.
+            verdict = await asyncio.shield(self._running.get(key) or self._start(key, grammar))
+        self._count(verdict, is_known)
+        if verdict is not None:
+            raise type(verdict)(str(verdict))
+
+    def close(self) -> None:
+        """End all processes, a busy one when it is done or its time is up. Idempotent."""
+        self._is_closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._end_idle()
+
+    def _start(self, key: bytes, grammar: Grammar) -> asyncio.Future[Verdict]:
+        if len(self._running) >= self._limits.max_waiting:
+            raise Overloaded(f"{len(self._running)} grammars are being compiled", self._limits.trial.cpu_seconds)
+        future = asyncio.get_running_loop().run_in_executor(self._threads, self._try, grammar)
+        self._running[key] = future
+        future.add_done_callback(lambda done: self._learn(key, done))
+        return future
+
+    def _learn(self, key: bytes, done: asyncio.Future[Verdict]) -> None:
+        del self._running[key]
+        if done.cancelled() or done.exception() is not None:
+            return
+        self._known[key] = done.result()
+        if len(self._known) > self._limits.max_known:
+            self._known.popitem(last=False)
+
+    def _try(self, grammar: Grammar) -> Verdict:
+        """In one of the threads, of which there are as many as there may be processes."""
+        started = time.monotonic()
+        try:
+            trial = self._idle.pop() if self._idle else Trial(self._vocabulary(), self._limits.trial)
+            try:
+                trial.check(grammar)
+            finally:
+                self._idle.append(trial)
+            return None
+        except InvalidGrammar as error:
+            return error
+        finally:
+            if self._is_closed:
+                self._end_idle()
+            if self._metrics is not None:
+                self._metrics.observe("grammar_compile_seconds", time.monotonic() - started)
+
+    def _end_idle(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().close()
+
+    def _count(self, verdict: Verdict, is_known: bool) -> None:
+        result = "hit" if is_known else "miss"
+        if verdict is not None:
+            result = "timeout" if isinstance(verdict, TooComplex) else "rejected"
+        if self._metrics is not None:
+            self._metrics.inc("grammar_requests_total", result=result)

@@ -1,0 +1,177 @@
+"""One model's engines as an ingress process reaches them: connections, router, admission, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+from deployments.admission.admission import AdmissionClient
+from deployments.admission.fleet_load import FleetLoad
+from deployments.api.service import ModelCard, ServedModel
+from deployments.api.text_codec import TextCodec
+from deployments.client.attempt import ClientTimings
+from deployments.client.engine_client import WireEngineClient
+from deployments.client.failover import Persistence
+from deployments.client.serve_handle import HandleControl
+from deployments.config.args import AppArgs, ModelArgs
+from deployments.config.settings import HealthSettings
+from deployments.config.tenants import KeyRing
+from deployments.control.cluster import ClusterModel
+from deployments.control.model_switch import PUT_AWAY, DeploymentSwitch, SwitchedEngines
+from deployments.control.serve_control import ServeControl
+from deployments.ingress.grammar_check import GrammarCheck, GrammarCheckLimits
+from deployments.ingress.metrics import IngressMetrics
+from deployments.replica.warm_up import Post
+from engine.config import EngineConfig
+from engine.engine import model_directory
+from engine.grammar.vocabulary import Vocabulary
+from engine.loading.hub import fingerprint
+from engine.models.config import ModelConfig
+from engine.tokenizer import Tokenizer, load_tokenizer
+from monitoring.metrics import Metrics
+from router.fleet import fleet_of
+from router.placer import placer_of
+
+_WATCH_S = 5.0
+"""Between two looks whether a model without replicas was put away."""
+
+
+class ModelLink:
+    """This process's connections to one model's engines, and what it counts of the model's requests."""
+
+    def __init__(self, args: AppArgs, model: ModelArgs, engines: Any, process: str, control: ServeControl) -> None:
+        self.name = model.name
+        self.metrics = Metrics(model.name, process, "ingress")
+        self._model, self._engines = model, engines
+        self._fleet = fleet_of(engines.app_name, engines.deployment_name)
+        self._placer = placer_of(self._fleet, args.placer(model))
+        self._warm_up, self._admission = args.warm_up, args.admission
+        self._health, self._sync_timeout_s = args.health, args.router.sync_timeout_s
+        self._switch = DeploymentSwitch(control, engines.deployment_name, model.num_when_loaded)
+        self._grammars: GrammarCheck | None = None
+        self._grammar_limits = GrammarCheckLimits.of(args.limits)
+        self._client: WireEngineClient | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._routing_metrics = IngressMetrics(self.metrics, self._placer, self._fleet)
+        self._watch: asyncio.Task[None] | None = None
+        self._is_put_away = not model.load_at_start
+
+    async def start(self) -> None:
+        """Connect, on the event loop that will serve requests, and learn what the engines hold.
+
+        Reads the tokenizer meanwhile. Raises ValueError when there is none, ModelLoadError when there is no model.
+        """
+        directory = await asyncio.to_thread(model_directory, self._model.engine)
+        loading = asyncio.to_thread(load_tokenizer, directory)
+        self._tokenizer, _ = await asyncio.gather(loading, self._connect(directory))
+
+    async def _connect(self, directory: Path) -> None:
+        self._client = WireEngineClient(
+            HandleControl(self._engines),
+            self._fleet,
+            self._model.engines.num_expected,
+            ClientTimings(lost_after_s=self._health.lost_after_s),
+            _persistence(self._health),
+            self.metrics,
+            await asyncio.to_thread(
+                fingerprint, directory, self._model.engine.quantization, self._model.engine.kv_dtype
+            ),
+        )
+        await self._client.start()
+        self._watch = asyncio.create_task(self._watch_switch())
+        # The handle's router, which fills the fleet, is made by the first call: do not leave that to a user's.
+        if await self._switch.state() in PUT_AWAY:
+            # A call that waits for a replica would be a reason for Serve to start one; a broadcast does not wait.
+            self._first_call = asyncio.create_task(self._meet_nobody())
+            return
+        self._first_call = asyncio.create_task(self._meet_engines())
+        # Requests that come before the engines' prefixes are known would be sent anywhere.
+        await asyncio.wait([self._first_call], timeout=self._sync_timeout_s)
+
+    def served(self, keys: KeyRing) -> ServedModel:
+        """What the API needs of the model, for the tenants with these keys. Reads its files."""
+        assert self._client is not None and self._tokenizer is not None, "start() comes first"
+        tokenizer = self._tokenizer
+        config = ModelConfig.from_directory(model_directory(self._model.engine))
+        card = _card(self._model.engine, config)
+        engines = SwitchedEngines(self._client, self._switch)
+        load = FleetLoad(self._fleet, self._placer.uncached_tokens)
+        tenants = {tenant.name: tenant for tenant in keys.tenants}
+        client = AdmissionClient(engines, load, self._admission, tenants, self.metrics)
+        self._grammars = GrammarCheck(
+            lambda: Vocabulary.of(tokenizer, card.vocab_size, config.eos_token_ids),
+            self._grammar_limits,
+            self.metrics,
+        )
+        codec = TextCodec(tokenizer, self._model.chat)
+        return ServedModel(card, client, codec, self.metrics, self._switch, self._grammars)
+
+    def in_cluster(self) -> ClusterModel:
+        """What the cluster's state needs of the model."""
+        assert self._client is not None, "start() comes first"
+        return ClusterModel(self.name, self._engines.deployment_name, self._client, self._describe)
+
+    async def aclose(self) -> None:
+        """Disconnect. Idempotent."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._grammars is not None:
+            self._grammars.close()
+        if self._client is not None:
+            await self._client.aclose()
+
+    def post(self) -> Post:
+        """What `MetricsHub.post_prefixes` takes."""
+        prefixes = self._placer.hot_prefixes(self._warm_up.max_tokens)
+        return Post(self.name, self._model.engine.block_tokens, self._warm_up.half_life_s, prefixes)
+
+    def snapshot(self) -> bytes:
+        """What `MetricsHub.push` takes."""
+        num_expected = 0 if self._is_put_away else self._model.engines.num_expected
+        self._routing_metrics.collect(self._client, num_expected)
+        return self.metrics.snapshot()
+
+    async def _describe(self) -> list[dict[str, Any]]:
+        """What each replica says of itself; one that fails says nothing."""
+        answers = await self._engines.broadcast("describe").results_async(return_exceptions=True)
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+    async def _watch_switch(self) -> None:
+        """Know whether the model was put away. While it has replicas it was not, and nobody is asked."""
+        while True:
+            state = "loaded" if self._fleet.names() else await self._switch.state()
+            if state is not None:
+                self._is_put_away = state in PUT_AWAY
+            await asyncio.sleep(_WATCH_S)
+
+    async def _meet_nobody(self) -> None:
+        with contextlib.suppress(Exception):
+            await self._describe()
+
+    async def _meet_engines(self) -> None:
+        with contextlib.suppress(Exception):
+            await self._engines.describe.remote()
+            assert self._client is not None
+            await self._client.know_prefixes(self._sync_timeout_s)
+
+
+def _persistence(health: HealthSettings) -> Persistence:
+    return Persistence(
+        health.max_retries,
+        health.max_migrations,
+        health.migration_wait_s,
+        health.hedge_after_s,
+        health.hedge_share,
+    )
+
+
+def _card(config: EngineConfig, model: ModelConfig) -> ModelCard:
+    return ModelCard(
+        id=config.name,
+        created=int(time.time()),
+        max_model_len=min(config.max_model_len or model.max_position_embeddings, model.max_position_embeddings),
+        vocab_size=model.vocab_size,
+    )

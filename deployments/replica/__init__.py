@@ -1,0 +1,1 @@
+"""The engine deployment: one engine in one Serve replica, and what it reports of itself."""

@@ -1,0 +1,129 @@
+"""How many engine replicas the work needs. Serve's controller asks `WorkPolicy` several times a second.
+
+    needed   the largest of    seconds of prefill that wait in all replicas  / ttft_target_s
+                               prefill capacity in use, in replicas          / max_busy_share
+                               KV memory in use or waited for, in replicas   / max_kv_share
+
+    more     ceil(needed), when that is above the target
+    fewer    ceil(needed / (1 - headroom)), when that is below it: those that stay have room to spare
+
+What is needed is a sum over the fleet, so it does not depend on how many replicas share it: under constant work
+the target moves once and then rests, as ceil(needed) <= ceil(needed / (1 - headroom)). Uneven queues call for the
+router, not for replicas. Serve applies its delays, factors and bounds to what comes out.
+
+Imports nothing of ours: Serve carries this file by value into its controller.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+logger = logging.getLogger("ray.serve")
+
+# Sums of floats: 3 replicas' worth of work must not ask for a fourth.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaWork:
+    """One replica's work, a mean over the look-back. The fields are the keys of `record_autoscaling_stats`."""
+
+    queued_prefill_s: float = 0.0
+    """Seconds that its waiting prompts take to prefill at the measured rate."""
+    busy_share: float = 0.0
+    """Prefilled tokens per second as a share of the measured rate."""
+    kv_share: float = 0.0
+    """KV pages in use or waited for by all there are, or the same of places in the batch. Above 1: some wait."""
+    preemptions_per_s: float = 0.0
+    """Requests put back in the queue for want of pages."""
+
+
+STATS = tuple(ReplicaWork.__dataclass_fields__)
+"""Names of the stats a replica has to report to be counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What a replica should be kept at. The fields of `deployments.config.args.Autoscaling` say more."""
+
+    ttft_target_s: float = 1.0
+    max_busy_share: float = 0.85
+    max_kv_share: float = 0.85
+    headroom: float = 0.3
+
+
+def needed_replicas(targets: Targets, work: Sequence[ReplicaWork]) -> float:
+    """Replicas, not rounded, among which this work would be at the targets."""
+    return max(
+        sum(replica.queued_prefill_s for replica in work) / targets.ttft_target_s,
+        sum(replica.busy_share for replica in work) / targets.max_busy_share,
+        sum(replica.kv_share for replica in work) / targets.max_kv_share,
+    )
+
+
+def desired_replicas(targets: Targets, work: Sequence[ReplicaWork], num_running: int, target: int) -> int:
+    """The target to have, when it is `target` now; `work` is that of those of `num_running` that have reported.
+
+    A replica that has not reported yet is new and idle: it takes nothing away from what is needed, but nobody is
+    sent home on an incomplete picture, nor while requests are preempted. Never falls when work grows.
+    """
+    if not work:
+        return target
+    needed = needed_replicas(targets, work)
+    if needed > target + _ROUNDING:
+        return math.ceil(needed - _ROUNDING)
+    fewer = math.ceil(needed / (1.0 - targets.headroom) - _ROUNDING)
+    is_complete = len(work) >= num_running
+    is_calm = all(replica.preemptions_per_s == 0 for replica in work)
+    return fewer if fewer < target and is_complete and is_calm else target
+
+
+class WorkPolicy:
+    """A Serve autoscaling policy; its targets are its `policy_kwargs`.
+
+    Called with an `AutoscalingContext` (Ray Serve 2.60), returns the desired number of replicas and no state.
+    """
+
+    def __init__(self, least: int = 0, **targets: float) -> None:
+        """`least` replicas are kept; but a model that was put away has none until it is loaded again."""
+        self._least, self._targets = least, Targets(**targets)
+        self._last: int | None = None
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """Within the deployment's bounds; at least one replica while any request is there."""
+        work = reported_work(context.aggregated_metrics or {})
+        target = context.target_num_replicas
+        desired = desired_replicas(self._targets, work, context.current_num_replicas, target)
+        if context.total_num_requests > 0:
+            desired = max(desired, 1)
+        low = max(context.capacity_adjusted_min_replicas, self._least)
+        high = context.capacity_adjusted_max_replicas
+        desired = 0 if target == 0 < self._least else max(low, min(high, desired))
+        if desired != self._last:
+            needed = needed_replicas(self._targets, work) if work else math.nan
+            logger.info("the work needs %.2f engine replicas: %d wanted, target %d", needed, desired, target)
+            self._last = desired
+        return desired, {}
+
+
+def keep(context: Any) -> tuple[int, dict[str, Any]]:
+    """The policy of a model whose number of replicas is only changed from outside."""
+    return context.target_num_replicas, {}
+
+
+def reported_work(metrics: Mapping[str, Mapping[Any, float]]) -> list[ReplicaWork]:
+    """The work of the replicas that reported all stats; `metrics` is by stat, then by replica."""
+    known = [metrics.get(name, {}) for name in STATS]
+    return [
+        ReplicaWork(*(_sane(values[replica]) for values in known))
+        for replica in known[0]
+        if all(replica in values for values in known)
+    ]
+
+
+def _sane(value: float) -> float:
+    return max(0.0, value) if math.isfinite(value) else 0.0

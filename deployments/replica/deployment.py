@@ -1,0 +1,314 @@
+"""One engine in one Serve replica: takes requests through Serve, sends tokens over the wire.
+
+    event loop     generate() ── open for as long as the request runs ─────────▶ final record
+    engine thread  step, step, step ──▶ on_events ──▶ wire, metrics, futures of finished requests
+
+The engine's loop never runs on the event loop, and `check_health` asks whether steps still finish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from deployments.client.protocol import GenerateRequest
+from deployments.hub.deployment import MetricsPusher
+from deployments.replica.devices import gpu_utilization, gpus_of
+from deployments.replica.draining import serve_is_stopping
+from deployments.replica.liveness import Beat, EngineUnhealthy, prove_step
+from deployments.replica.load_news import LoadNews
+from deployments.replica.metrics import EngineMetrics
+from deployments.replica.ranks import load_engine
+from deployments.replica.retry_after import DrainRate
+from deployments.replica.warm_up import WarmUpLimits, warm_up
+from deployments.replica.work_meter import WorkMeter
+from deployments.telemetry.serve_logging import log_through_serve
+from deployments.wire.server import WireServer, WireTimings
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import EngineStopped, NeverFits, QueueFull
+from engine.machine import prepare_process, shared_threads, usable_cores, was_started_with
+from engine.scheduling.plan import Event
+from engine.scheduling.stats import StepStats
+from monitoring.metrics import Metrics
+
+logger = logging.getLogger("ray.serve")
+
+EngineFactory = Callable[[EngineConfig], Engine]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """What a replica needs to know besides its engine's settings."""
+
+    num_sharing: int | None = None
+    """Engine replicas that share a machine's cores, as they reserve none; None: each has those it reserves."""
+    stall_timeout_s: float = 60.0
+    """Seconds without a finished step, while there is work, until `check_health` fails."""
+    mirror_to_ray: bool = False
+    """Whether its metrics go to Ray's own as well."""
+    wire: WireTimings = field(default_factory=WireTimings)
+    """Periods of the wire."""
+    wire_ports: tuple[int, int] | None = None
+    """Lowest and highest port of the wire; None: any."""
+    beat_directory: str | None = None
+    """Where passed health checks leave their mark; None: nowhere."""
+    warm_up: WarmUpLimits = field(default_factory=WarmUpLimits)
+    """What to compute before taking requests, where there is a hub to ask."""
+
+
+def serve_whereabouts() -> tuple[str, str]:
+    """This Serve replica's id and its node's address."""
+    import ray  # only here: everything else in this file runs without Ray
+    from ray import serve
+
+    return serve.get_replica_context().replica_id.unique_id, ray.util.get_node_ip_address()
+
+
+def _with_threads(config: EngineConfig, num_sharing: int | None) -> EngineConfig:
+    """A config that says how many threads compute, where neither it, nor the environment, nor Ray's CPUs do."""
+    if config.threads is not None or num_sharing is None or was_started_with("OMP_NUM_THREADS"):
+        return config
+    prepare_process(config.cpus)
+    return replace(config, threads=shared_threads(num_sharing, usable_cores()))
+
+
+class EngineReplica:
+    """Serve's view of one engine."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        settings: ReplicaSettings,
+        hub: Any = None,
+        engine_factory: EngineFactory = load_engine,
+        whereabouts: Callable[[], tuple[str, str]] = serve_whereabouts,
+        is_stopping: Callable[[], bool] = serve_is_stopping,
+    ) -> None:
+        log_through_serve()
+        self.replica, host = whereabouts()
+        self._settings, self._is_stopping = settings, is_stopping
+        self._engine = engine_factory(_with_threads(config, settings.num_sharing))
+        self._loop = self._engine.loop
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._ends: dict[str, asyncio.Future[Event]] = {}
+        self._drain = DrainRate()
+        self._work = WorkMeter(config.page_size, config.max_running, time.monotonic())
+        metrics = Metrics(config.name, self.replica, "engine")
+        self._metrics = EngineMetrics(metrics)
+        self._metrics.describe(**_build_info(self._engine))
+        self._news = LoadNews(
+            self._loop.load,
+            self._loop.clock,
+            config.max_running,
+            config.max_waiting,
+            lambda: self._drain.finish_rate,
+            is_stopping,
+        )
+        self._wire = WireServer(
+            host,
+            self.replica,
+            self._news.read,
+            self._loop.abort,
+            settings.wire,
+            self._engine.cache.prefix_log,
+            config.block_tokens,
+            getattr(self._engine.runner, "fingerprint", ""),
+            settings.wire_ports,
+        )
+        self._beat = Beat(settings.beat_directory, self.replica)
+        self._hub = hub
+        self._pusher: MetricsPusher | None = None
+        if hub is not None:
+            self._pusher = MetricsPusher(
+                hub, self.replica, lambda: self._snapshot(metrics), mirror_to_ray=settings.mirror_to_ray
+            )
+        if hub is None:
+            self._loop.start(self._on_events, self._on_step, self._on_failure)
+
+    # --- Serve's hooks -------------------------------------------------------------------------------------
+
+    async def record_replica_metadata(self) -> dict[str, str]:
+        """Where the wire is, and the secret that a hello must bear: Ray carries both to the ingresses' routers.
+
+        Serve calls this once, after the constructor, and sends no request before it has returned: the engine warms
+        up here, where the hub can be waited for.
+        """
+        if self._pusher is not None:
+            await asyncio.to_thread(prove_step, self._engine)
+            self._metrics.on_warm_up(await warm_up(self._engine, self._hub, self._settings.warm_up))
+            self._loop.start(self._on_events, self._on_step, self._on_failure)
+            self._pusher.start()
+        return {
+            "wire_endpoint": self._wire.endpoint,
+            "wire_secret": self._wire.secret,
+            "wire_epoch": str(self._wire.epoch),
+        }
+
+    async def check_health(self) -> None:
+        """Raise EngineUnhealthy when the loop has ended, or has work and finishes no step."""
+        if self._loop.failure is not None:
+            raise EngineUnhealthy(self._loop.failure)
+        silence = self._loop.clock() - self._loop.last_progress
+        if self._loop.has_work and silence > self._settings.stall_timeout_s:
+            raise EngineUnhealthy(f"no engine step has finished for {silence:.0f} s, and there is work")
+        self._beat.mark()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """This replica's work, for `deployments.replica.autoscaling.WorkPolicy`."""
+        return self._work.read(self._loop.load(), time.monotonic())
+
+    async def describe(self) -> dict[str, Any]:
+        """What this replica serves, and on what."""
+        device = str(getattr(self._engine.runner, "device", "none"))
+        gpus = await asyncio.to_thread(gpus_of, device)
+        return {"replica": self.replica, "max_model_len": self._engine.max_model_len, "gpus": gpus}
+
+    def close(self) -> None:
+        """Stop the engine and the wire. Idempotent."""
+        if self._pusher is not None:
+            self._pusher.stop()
+        self._beat.clear()
+        self._engine.close()
+        self._wire.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # construction failed half-way
+            self.close()
+
+    # --- requests ------------------------------------------------------------------------------------------
+
+    async def generate(
+        self, request: GenerateRequest, ingress_id: str, avoid: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
+        """Run a request; its tokens go over the wire. Returns when it has ended, or was refused.
+
+        A refusal is a record, not an exception: it is an ordinary answer, and Serve logs a traceback for each
+        exception. `avoid` is for the router. Cancelling aborts the request.
+        """
+        self._event_loop = asyncio.get_running_loop()
+        request_id = request.request_id
+        if self._is_stopping():
+            return {"refused": "draining", "reason": "the replica is being stopped", "replica": self.replica}
+        if request_id in self._ends:
+            reason = f"request id {request_id!r} is already in use"
+            return {"refused": "never_fits", "reason": reason, "replica": self.replica}
+        self._ends[request_id] = end = self._event_loop.create_future()
+        try:
+            refusal = await self._compile(request) or self._submit(request, ingress_id)
+            if refusal is not None:
+                return {**refusal, "replica": self.replica}
+            self._wire.accept(request_id, ingress_id)
+            event = await end
+            if event.finish_reason == "error":
+                logger.error("%s failed: %s", request_id, event.error)
+            return {"finish_reason": event.finish_reason, "replica": self.replica}
+        except asyncio.CancelledError:
+            self._loop.abort(request_id)
+            raise
+        finally:
+            self._ends.pop(request_id, None)
+
+    async def _compile(self, request: GenerateRequest) -> dict[str, Any] | None:
+        """Have the request's grammar compiled, in a thread as it may take long; what to answer if it cannot."""
+        if request.sampling.grammar is None:
+            return None
+        try:
+            await asyncio.to_thread(self._engine.grammars.compile, request.sampling.grammar)
+            return None
+        except ValueError as error:
+            return {"refused": "never_fits", "reason": f"the grammar cannot be used: {error}"}
+
+    def _submit(self, request: GenerateRequest, ingress_id: str) -> dict[str, Any] | None:
+        """Hand a request to the engine; what to answer when it does not take it."""
+        try:
+            made = self._engine.new_request(
+                request.request_id,
+                request.prompt_ids,
+                request.sampling,
+                salt=request.salt,
+                output_ids=request.output_ids,
+                num_prompt_reported=request.num_prompt_reported,
+                priority=request.priority,
+                tenant=request.tenant,
+            )
+            self._wire.open(request.request_id, ingress_id)
+        except ValueError as error:
+            return {"refused": "never_fits", "reason": str(error)}
+        try:
+            self._loop.submit(made)
+            return None
+        except NeverFits as error:
+            refusal: dict[str, Any] = {"refused": "never_fits", "reason": str(error)}
+        except QueueFull as error:
+            wait = self._drain.retry_after_s(self._loop.load())
+            refusal = {"refused": "queue_full", "reason": str(error), "retry_after_s": wait}
+        except EngineStopped as error:
+            refusal = {"refused": "stopped", "reason": str(error)}
+        self._wire.forget(request.request_id)
+        return refusal
+
+    # --- the engine's thread -------------------------------------------------------------------------------
+
+    def _on_events(self, events: list[Event]) -> None:
+        self._wire.publish(events)
+        self._metrics.on_events(events)
+        ended = [event for event in events if event.finish_reason is not None]
+        if ended and self._event_loop is not None:
+            self._event_loop.call_soon_threadsafe(self._resolve, ended)
+
+    def _on_step(self, stats: StepStats) -> None:
+        self._metrics.on_step(stats)
+        self._news.on_step(stats)
+        self._work.on_step(stats)
+        self._drain.observe(time.monotonic(), stats.num_prefill_tokens, self._loop.load().num_finished)
+
+    def _on_failure(self, reason: str) -> None:
+        """Requests need not wait until this replica is replaced: their streams go on elsewhere."""
+        if self._event_loop is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed: nobody waits
+                self._event_loop.call_soon_threadsafe(self._fail, EngineUnhealthy(reason))
+
+    def _fail(self, error: EngineUnhealthy) -> None:
+        for end in self._ends.values():
+            if not end.done():
+                end.set_exception(error)
+
+    def _resolve(self, events: list[Event]) -> None:
+        for event in events:
+            end = self._ends.get(event.request_id)
+            if end is not None and not end.done():
+                end.set_result(event)
+
+    def _snapshot(self, metrics: Metrics) -> bytes:
+        self._metrics.on_load(self._loop.load())
+        self._metrics.on_evicted(self._engine.cache.page_ages.drain())
+        metrics.set("engine_up", float(self._loop.failure is None))
+        utilization = gpu_utilization(str(getattr(self._engine.runner, "device", "none")))
+        if utilization is not None:
+            metrics.set("gpu_utilization_ratio", utilization)
+        for kind, count in self._wire.counts.copy().items():
+            metrics.count_to("wire_rejected_messages_total", count, kind=kind)
+        return metrics.snapshot()
+
+
+def _build_info(engine: Engine) -> dict[str, Any]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        release = version("raydix")
+    except PackageNotFoundError:
+        release = "unknown"
+    runner = engine.runner
+    return {
+        "version": release,
+        "attention": str(getattr(runner, "attention_name", "none")),
+        "device": str(getattr(runner, "device", "none")),
+        "dtype": str(getattr(runner, "dtype", "none")).removeprefix("torch."),
+        "page_size": engine.config.page_size,
+    }

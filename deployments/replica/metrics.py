@@ -1,0 +1,102 @@
+"""An engine's steps, load and finished requests as metrics: the one place that knows both vocabularies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cache.page_ages import EvictedPage
+from engine.precompute import Precomputed
+from engine.scheduling.plan import Event
+from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
+from monitoring.metrics import Metrics
+
+_TIER = "device"
+_HOST = "host"
+"""Where the KV of preempted requests may wait."""
+
+
+class EngineMetrics:
+    """Writes one engine's metrics. The `on_` methods run in the engine's thread, once per step."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        # Counted in plain numbers, passed on before each snapshot: a step of a small model takes little longer.
+        self._stage_seconds = dict.fromkeys(StageSeconds._fields, 0.0)
+        self._num_generated = self._num_steps = self._num_replayed = self._num_drafts = self._num_accepted = 0
+
+    def describe(self, *, version: str, attention: str, device: str, dtype: str, page_size: int) -> None:
+        """What does not change while the engine runs."""
+        self._metrics.set("build_info", 1, version=version, attention=attention, device=device, dtype=dtype)
+        self._metrics.set("kv_page_size_tokens", page_size)
+
+    def on_warm_up(self, done: Precomputed) -> None:
+        """What was computed before the first request."""
+        self._metrics.inc("warm_up_prefixes_total", done.num_prompts)
+        self._metrics.inc("warm_up_tokens_total", done.num_tokens)
+        self._metrics.inc("warm_up_seconds_total", done.seconds)
+
+    def on_step(self, stats: StepStats) -> None:
+        """One step."""
+        metrics, phase = self._metrics, stats.phase
+        metrics.observe("engine_step_seconds", sum(stats.stages), phase=phase)
+        metrics.observe("engine_batch_requests", stats.num_requests, phase=phase)
+        num_tokens = stats.num_decode_tokens + stats.num_prefill_tokens + stats.num_draft_tokens
+        metrics.observe("engine_batch_tokens", num_tokens, phase=phase)
+        self._num_steps += 1
+        self._num_replayed += stats.is_replayed
+        self._num_drafts += stats.num_draft_tokens
+        self._num_accepted += stats.num_accepted_tokens
+        for stage, spent in zip(StageSeconds._fields, stats.stages, strict=True):
+            self._stage_seconds[stage] += spent
+
+    def on_events(self, events: Sequence[Event]) -> None:
+        """What a step brought for its requests."""
+        for event in events:
+            self._num_generated += len(event.token_ids)
+            for hypothesis in event.alternatives[1:]:
+                self._num_generated += len(hypothesis.token_ids)
+            if event.timings is not None and event.finish_reason is not None:
+                self._metrics.observe("request_queue_seconds", event.timings.queue)
+                self._metrics.observe("request_prefill_seconds", event.timings.prefill)
+                self._metrics.observe("request_decode_seconds", event.timings.decode)
+
+    def on_evicted(self, pages: Sequence[EvictedPage]) -> None:
+        """A sample of the pages evicted since the last call."""
+        for page in pages:
+            self._metrics.observe("kv_page_lifetime_seconds", page.lifetime)
+            self._metrics.observe("kv_page_idle_before_evict_seconds", page.idle)
+
+    def on_load(self, load: EngineLoad) -> None:
+        """The state of things; before each snapshot."""
+        metrics, pages, cache = self._metrics, load.pages, load.cache
+        metrics.set("requests_running", load.num_running)
+        metrics.set("requests_waiting", load.num_waiting - load.num_deferred, reason="capacity")
+        metrics.set("requests_waiting", load.num_deferred, reason="deferred")
+        metrics.set("queue_oldest_age_seconds", load.oldest_wait_seconds)
+        metrics.set("waiting_prefill_tokens", load.waiting_prefill_tokens)
+        metrics.set("kv_pages", pages.free, state="free", tier=_TIER)
+        metrics.set("kv_pages", pages.locked + pages.private, state="active", tier=_TIER)
+        metrics.set("kv_pages", pages.evictable, state="cached", tier=_TIER)
+        metrics.set("kv_pages_capacity", sum(pages), tier=_TIER)
+        metrics.set("kv_pages", load.host_pages.free, state="free", tier=_HOST)
+        metrics.set("kv_pages", load.host_pages.held, state="active", tier=_HOST)
+        metrics.set("kv_pages_capacity", load.host_pages.total, tier=_HOST)
+        for stage, seconds in self._stage_seconds.items():
+            metrics.count_to("engine_stage_seconds_total", seconds, stage=stage)
+        metrics.count_to("engine_steps_total", self._num_steps)
+        metrics.count_to("engine_graph_replays_total", self._num_replayed, mode="graph")
+        metrics.count_to("engine_graph_replays_total", self._num_steps - self._num_replayed, mode="eager")
+        metrics.count_to("generation_tokens_total", self._num_generated)
+        metrics.count_to("spec_draft_tokens_total", self._num_drafts)
+        metrics.count_to("spec_accepted_tokens_total", self._num_accepted)
+        metrics.count_to("kv_evictions_total", cache.evicted_pages, tier=_TIER, reason="capacity")
+        metrics.count_to("kv_evictions_total", cache.reset_pages, tier=_TIER, reason="reset")
+        metrics.count_to("preemptions_total", load.num_preemptions - load.num_swapped, mode="recompute")
+        metrics.count_to("preemptions_total", load.num_swapped, mode="swap")
+        metrics.count_to("prompt_tokens_total", cache.query_tokens - cache.hit_tokens, source="computed")
+        metrics.count_to("prompt_tokens_total", cache.hit_tokens, source="device")
+        metrics.count_to("prefix_cache_query_tokens_total", cache.query_tokens)
+        metrics.count_to("prefix_cache_hit_tokens_total", cache.hit_tokens, tier=_TIER)
+        metrics.count_to("prefix_cache_recompute_query_tokens_total", cache.recompute_query_tokens)
+        metrics.count_to("prefix_cache_recompute_hit_tokens_total", cache.recompute_hit_tokens, tier=_TIER)
+        metrics.count_to("prefix_cache_recompute_hit_tokens_total", cache.recompute_host_tokens, tier=_HOST)

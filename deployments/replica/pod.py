@@ -1,0 +1,73 @@
+"""What a pod's readiness probe asks: `python -m deployments.replica.pod ready ingress|engine`.
+
+    ready ingress   this node's Serve proxy takes requests, and behind it some engine serves each of them
+    ready engine    an engine replica on this node passed its health check just now: its steps finish
+
+Probes run every few seconds, so this is the standard library alone. Exit status 0 is yes; otherwise stderr says
+why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+BEATS = "/tmp/raydix/beats"  # health.beat_directory in k8s/*/serve.yaml
+BEAT_AGE_S = 30.0
+"""Serve checks every `health.check_period_s` (2), waits `check_timeout_s` (10) and lets three fail."""
+
+
+class NotReadyError(Exception):
+    """The answer is no; the message says why."""
+
+
+def ready_ingress(url: str = "http://127.0.0.1:8000", timeout_s: float = 4.0) -> None:
+    """Raise NotReadyError unless this node's proxy takes requests and some engine serves them."""
+    for path in ("/-/healthz", "/health"):  # the proxy's own, 503 while it drains; the application's
+        try:
+            urllib.request.urlopen(url + path, timeout=timeout_s).close()
+        except urllib.error.HTTPError as error:
+            body = error.read(500).decode(errors="replace")
+            raise NotReadyError(f"{path} answers {error.code}: {body}") from None
+        except OSError as error:
+            raise NotReadyError(f"{path} does not answer: {error}") from None
+
+
+def ready_engine(beats: str = BEATS, max_age_s: float = BEAT_AGE_S) -> None:
+    """Raise NotReadyError unless an engine replica passed its health check at most `max_age_s` ago."""
+    marks = [path.stat().st_mtime for path in Path(beats).glob("*")]
+    if not marks:
+        raise NotReadyError(f"no engine replica on this node has passed a health check yet ({beats} is empty)")
+    if (age := time.time() - max(marks)) > max_age_s:
+        raise NotReadyError(f"the last health check that passed was {age:.0f} s ago, more than {max_age_s:.0f}")
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """`command`, and of what `part`. Raises SystemExit."""
+    parser = argparse.ArgumentParser(prog="python -m deployments.replica.pod")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("ready").add_argument("part", choices=["ingress", "engine"])
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line."""
+    asked = parse(arguments)
+    try:
+        if asked.part == "ingress":
+            ready_ingress(os.environ.get("RAYDIX_URL", "http://127.0.0.1:8000"))
+        else:
+            ready_engine()
+    except NotReadyError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Request logs, traces, and the pushing and reading of metrics."""

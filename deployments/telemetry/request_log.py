@@ -1,0 +1,81 @@
+"""The request log: a line for each request to generate when its answer is out, through Ray Serve's logger.
+
+Serve writes the line to the ingress's log file, as text or, with `logging.encoding: json`, as one JSON object with
+Serve's own fields (asctime, levelname, message, ...) and these:
+
+    event           "request"
+    request_id      the answer's x-request-id: the client's own, or one that was drawn
+    response_id     the answer's id, "chatcmpl-..."; engines and the router know choice i as "<response_id>-<i>"
+    trace_id        of its OpenTelemetry trace; null without tracing
+    ingress         the replica that answered
+    endpoint        "chat_completions" or "completions"
+    model, tenant   names from the configuration; model is null when none was found
+    outcome         "finished", "aborted" (the client left), "refused" (nothing was generated) or "failed"
+    status          HTTP status; 499 when the client left before there was one
+    finish_reason   "stop", "length", "tool_calls", "abort" or "error", of the first choice
+    error_type      as the client was told; reason: of a refusal, as `admission_rejections_total` counts it
+    stream, num_choices
+    replica, migrations, preemptions, and all other fields of `timings` (deployments/api/timings.py)
+
+No line has text of prompts or answers, nor keys. What else ingresses and engines log in the course of a request
+bears its request_id, too: see `deployments/telemetry/serve_logging.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+
+from deployments.api.report import Report
+from deployments.api.timings import timings_of
+
+serve_logger = logging.getLogger("ray.serve")
+
+
+class RequestLog:
+    """Hears of each request, and logs it."""
+
+    def __init__(self, ingress: str) -> None:
+        self._ingress = ingress
+
+    def __call__(self, report: Report) -> None:
+        """A request is over."""
+        fields = request_fields(report)
+        level = logging.WARNING if report.outcome == "failed" else logging.INFO
+        # Serve would put the ingress's id in place of the engine's as `replica`.
+        extra = {**fields, "ingress": self._ingress, "skip_context_filter": True}
+        serve_logger.log(level, _line(fields), extra=extra)
+
+
+def request_fields(report: Report) -> dict[str, Any]:
+    """What is logged of a request: see above."""
+    began = report.began
+    timings = msgspec.structs.asdict(timings_of(report))
+    del timings["choices"]
+    return {
+        "event": "request",
+        "request_id": report.request_id,
+        "response_id": None if began is None else began.answer.id,
+        "trace_id": report.trace_id,
+        "endpoint": report.endpoint,
+        "model": report.model,
+        "tenant": report.tenant,
+        "outcome": report.outcome,
+        "status": report.status,
+        "finish_reason": report.finish_reason,
+        "error_type": report.error_type,
+        "reason": report.reason,
+        "stream": began is not None and began.is_stream,
+        "num_choices": 0 if began is None else len(began.choices.choices),
+        **timings,
+    }
+
+
+def _line(fields: dict[str, Any]) -> str:
+    """The same for people, in short."""
+    why = fields["reason"] or fields["error_type"] or fields["finish_reason"] or "no answer"
+    where = f" at {fields['replica']}" if fields["replica"] else ""
+    work = f"{fields['prompt_tokens']} + {fields['output_tokens']} tokens in {fields['total_s']:.3f} s{where}"
+    return f"{fields['endpoint']} {fields['status']} {fields['outcome']} ({why}): {work}"

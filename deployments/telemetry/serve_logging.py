@@ -1,0 +1,75 @@
+"""Where this application's processes log: to Ray Serve's logger, in the encoding that Serve is told.
+
+What is logged in the course of a request bears its x-request-id: in an ingress because Serve knows the request, in
+what delivers it and in the engine replica's call because `HandleControl` passes the id on. An engine's own thread
+names requests by their ids on the wire, "<response id>-<choice>".
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from deployments.config.settings import LogSettings
+
+_serve_logger = logging.getLogger("ray.serve")
+REPEAT_S = 60.0
+"""Seconds between messages of one kind, of libraries that repeat themselves."""
+_PACKAGES = ("deployments", "engine", "router", "monitoring")
+
+
+class _ToServe(logging.Handler):
+    """Hands records on; Serve's logger may get other handlers at any time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if _serve_logger.isEnabledFor(record.levelno):
+            _serve_logger.handle(record)
+
+
+class _Seldom(logging.Filter):
+    """Lets each kind of message pass once in a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed_at: dict[object, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        self._passed_at = {kind: at for kind, at in self._passed_at.items() if now - at < REPEAT_S}
+        return self._passed_at.setdefault(record.msg, now) == now
+
+
+def log_through_serve() -> None:
+    """Have what our modules log in this process written where Serve writes, in its encoding. Idempotent."""
+    for package in _PACKAGES:
+        if _join(package):
+            logging.getLogger(package).setLevel(logging.DEBUG)
+
+
+def log_seldom_through_serve(package: str) -> None:
+    """The same for a library that repeats itself: what it warns of is written there, and nowhere else, at most
+    every `REPEAT_S`.
+    """
+    if _join(package, _Seldom()):
+        logging.getLogger(package).propagate = False
+
+
+def _join(package: str, *filters: logging.Filter) -> bool:
+    """False when that was done before."""
+    logger = logging.getLogger(package)
+    if any(isinstance(handler, _ToServe) for handler in logger.handlers):
+        return False
+    handler = _ToServe()
+    for each in filters:
+        handler.addFilter(each)
+    logger.addHandler(handler)
+    return True
+
+
+def serve_logging(settings: LogSettings) -> dict[str, Any] | None:
+    """Serve's `logging_config` of a deployment; None leaves it to the application's."""
+    if settings == LogSettings(requests=settings.requests):
+        return None
+    config: dict[str, Any] = {"log_level": settings.level, "logs_dir": settings.directory}
+    return config if settings.encoding is None else {**config, "encoding": settings.encoding.upper()}

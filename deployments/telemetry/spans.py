@@ -1,0 +1,187 @@
+"""Traces of requests, made when each is over from the times that were measured anyway: nothing is done before.
+
+    chat demo                     SERVER: arrival ... answer out       events: migration
+    ├─ prepare                    body, checks, chat template, tokens
+    ├─ admission                  wait in the ingress, tenant by tenant
+    ├─ route ─ queue ─ prefill ─ decode       at r0: until the engine has it, then as the engine measured it
+    └─ route ─ queue ─ prefill ─ decode       at r1, when r0 was lost
+
+From `admission` on there is one of each per choice, for the first few choices. An engine tells durations, laid out
+backwards from its last token's arrival here: no clocks of different machines are compared, and what the network
+took falls to `route`. Attributes follow OpenTelemetry's conventions for generative AI (v1.41, in development); our
+own begin with "raydix.". No text of prompts, answers or stop strings is in them. Importing this module imports
+OpenTelemetry's SDK: `deployments/telemetry/tracing.py` does so where it is asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from deployments.api.report import ENDPOINTS, Began, Report
+from deployments.client.timeline import Course
+from deployments.config.settings import TracingSettings
+from deployments.telemetry.serve_logging import log_seldom_through_serve
+
+MAX_CHOICES = 8
+"""Choices that get spans of their own: a request may have hundreds, and each costs the event loop 0.15 ms."""
+_BATCH = 512
+_OPERATIONS: Mapping[str, str] = {"chat_completions": "chat", "completions": "text_completion"}
+_PATHS: Mapping[str, str] = {endpoint: path for path, endpoint in ENDPOINTS.items()}
+
+
+class OtlpTracer:
+    """Hears of each request, and sends its spans to a collector from a thread of its own, in batches.
+
+    A collector that is slow or away costs requests nothing: spans wait, up to a bound, and then the oldest go.
+    """
+
+    def __init__(self, settings: TracingSettings, ingress: str) -> None:
+        """`settings.otlp_endpoint` is set."""
+        assert settings.otlp_endpoint is not None
+        resource = Resource.create({"service.name": settings.service_name, "service.instance.id": ingress})
+        sampler = ParentBased(TraceIdRatioBased(settings.sample_ratio))
+        self._provider = TracerProvider(sampler, resource, shutdown_on_exit=False)
+        self._exporter = OTLPSpanExporter(settings.otlp_endpoint, timeout=settings.export_timeout_s)
+        self._provider.add_span_processor(
+            BatchSpanProcessor(
+                self._exporter,
+                max_queue_size=settings.max_waiting_spans,
+                schedule_delay_millis=settings.export_period_s * 1000,
+                max_export_batch_size=min(_BATCH, settings.max_waiting_spans),
+            )
+        )
+        self._timeout_s = settings.export_timeout_s
+        self._tracer = self._provider.get_tracer("raydix")
+        self._propagator = TraceContextTextMapPropagator()
+        self._is_closed = False
+        log_seldom_through_serve("opentelemetry")
+
+    def __call__(self, report: Report) -> None:
+        """Trace a request that is over, if it is sampled."""
+        clock = _Clock(report)
+        operation = _OPERATIONS[report.endpoint]
+        root = self._tracer.start_span(
+            operation if report.model is None else f"{operation} {report.model}",
+            self._propagator.extract(report.headers, Context()),
+            SpanKind.SERVER,
+            start_time=clock.ns(report.arrival),
+        )
+        if root.is_recording():
+            report.trace_id = trace.format_trace_id(root.get_span_context().trace_id)
+            root.set_attributes(_attributes(report))
+            if report.status >= 500 or report.outcome == "failed":
+                root.set_status(StatusCode.ERROR)
+            if report.began is not None:
+                self._add_children(root, report, report.began.choices.courses, clock)
+        root.end(clock.ns(report.ended_at or time.monotonic()))
+
+    def close(self) -> None:
+        """Send what is left. Blocks, at most about as long as one export may take. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        # The provider would wait three times as long for a collector that is away.
+        deadline = threading.Timer(self._timeout_s, self._exporter.shutdown)
+        deadline.daemon = True
+        deadline.start()
+        self._provider.shutdown()
+        deadline.cancel()
+
+    def _add_children(self, root: Span, report: Report, courses: list[Course], clock: _Clock) -> None:
+        inside = trace.set_span_in_context(root, Context())
+
+        def add(name: str, start: float, end: float, attributes: Mapping[str, Any]) -> None:
+            span = self._tracer.start_span(name, inside, attributes=attributes, start_time=clock.ns(start))
+            span.end(clock.ns(end))
+
+        if courses:
+            add("prepare", report.arrival, min(course.asked_at for course in courses), {})
+        for index, course in enumerate(courses[:MAX_CHOICES]):
+            choice = {"raydix.choice": index} if len(courses) > 1 else {}
+            add("admission", course.asked_at, course.sent_at, choice)
+            for leg in course.legs:
+                told = (
+                    {}
+                    if leg.timings is None
+                    else {
+                        "raydix.preemptions": leg.timings.num_preemptions,
+                        "raydix.recomputed_tokens": leg.timings.num_recomputed,
+                    }
+                )
+                for name, start, end in leg.phases():
+                    add(name, start, end, {"raydix.replica": leg.replica, **told, **choice})
+            for lost in course.migrations:
+                what: dict[str, Any] = {
+                    "raydix.replica": lost.replica or "",
+                    "raydix.reason": lost.reason,
+                    **choice,
+                }
+                root.add_event("migration", what, clock.ns(lost.at))
+
+
+class _Clock:
+    """A request's monotonic times as Unix time in nanoseconds."""
+
+    def __init__(self, report: Report) -> None:
+        self._offset = report.arrived_at - report.arrival
+
+    def ns(self, at: float) -> int:
+        return int((at + self._offset) * 1e9)
+
+
+def _attributes(report: Report) -> dict[str, Any]:
+    """What is known of the request as a whole."""
+    attributes: dict[str, Any] = {
+        "gen_ai.operation.name": _OPERATIONS[report.endpoint],
+        "gen_ai.provider.name": "raydix",
+        "gen_ai.request.model": report.model,
+        "http.request.method": "POST",
+        "http.route": _PATHS[report.endpoint],
+        "http.response.status_code": report.status,
+        "error.type": report.error_type,
+        "raydix.request_id": report.request_id,
+        "raydix.tenant": report.tenant,
+        "raydix.outcome": report.outcome,
+        "raydix.reason": report.reason,
+    }
+    if report.began is not None:
+        attributes |= _generation(report, report.began)
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _generation(report: Report, began: Began) -> dict[str, Any]:
+    """What was asked of the model, and what came of it."""
+    sampling, choices = began.sampling, began.choices.choices
+    usage, first = began.answer.usage(choices), report.first_token_at
+    return {
+        "gen_ai.request.stream": began.is_stream,
+        "gen_ai.request.max_tokens": sampling.max_tokens,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.top_k": sampling.top_k,
+        "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+        "gen_ai.request.presence_penalty": sampling.presence_penalty,
+        "gen_ai.request.seed": sampling.seed,
+        "gen_ai.request.choice.count": len(choices) if len(choices) > 1 else None,
+        "gen_ai.response.id": began.answer.id,
+        "gen_ai.response.model": began.answer.model,
+        "gen_ai.response.finish_reasons": [choice.finish_reason for choice in choices if choice.finish_reason],
+        "gen_ai.response.time_to_first_chunk": first - report.arrival if first and began.is_stream else None,
+        "gen_ai.usage.input_tokens": usage["prompt_tokens"],
+        "gen_ai.usage.output_tokens": usage["completion_tokens"],
+        "gen_ai.usage.cache_read.input_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+        "gen_ai.usage.reasoning.output_tokens": usage["completion_tokens_details"]["reasoning_tokens"],
+    }

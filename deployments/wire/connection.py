@@ -1,0 +1,261 @@
+"""The ingress's end of the wire: one DEALER socket per replica, read from the ingress's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
+
+import zmq
+
+from deployments.wire import messages
+from deployments.wire.messages import Load, Output
+from deployments.wire.sockets import Context, connect_dealer, descriptor, is_readable
+from router.fleet import ReplicaAddress
+
+logger = logging.getLogger("ray.serve")
+
+
+RESYNC_S = 3.0
+"""Wait for a snapshot before it is asked for again, in seconds."""
+
+
+class WireListener(Protocol):
+    """Who hears what a connection brings; all calls come on the event loop."""
+
+    def on_outputs(self, replica: str, outputs: list[Output]) -> None:
+        """Tokens came."""
+        ...
+
+    def on_unknown(self, replica: str, request_ids: list[str]) -> None:
+        """The replica does not know these streams."""
+        ...
+
+    def on_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
+        """Its cache changed: block hashes."""
+        ...
+
+    def on_snapshot(self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool) -> None:
+        """Block hashes that its cache holds; the first part replaces all that was known."""
+        ...
+
+    def on_load(self, replica: str, load: Load) -> None:
+        """Load news came."""
+        ...
+
+    def on_answering(self, replica: str, is_answering: bool) -> None:
+        """The replica fell silent for too long, or answers (again)."""
+        ...
+
+    def received(self, replica: str) -> Mapping[str, int]:
+        """Tokens received of every unfinished stream at that replica."""
+        ...
+
+
+class WireConnection:
+    """One ingress's connection to one replica. Says hello until answered, and again after each silence."""
+
+    def __init__(
+        self,
+        context: Context,
+        address: ReplicaAddress,
+        ingress_id: str,
+        listener: WireListener,
+        clock: Callable[[], float],
+        lost_after_s: float = 3.0,
+        model: str = "",
+    ) -> None:
+        """`model` is the fingerprint of the model whose tokens this ingress sends; "" is not checked."""
+        self.address = address
+        self.load = Load()
+        self.is_answering = False
+        self.last_heard: float | None = None
+        """Clock at the last message; None before the first."""
+        self.news_at = clock()
+        """Clock up to which its cache was known here for the last time; at first when the connection was made."""
+        self.counts: Counter[str] = Counter()
+        """Messages dropped and gaps noticed, by kind."""
+        self._ingress_id, self._listener = ingress_id, listener
+        self._clock, self._lost_after_s = clock, lost_after_s
+        self._opened = self._last_hello = clock()
+        self._was_lost = False
+        self._model = model
+        self._epoch, self._next_seq = -1, 0
+        self._block_tokens = 0
+        self._snapshot: Literal["awaited", "begun", "whole"] = "awaited"
+        self._asked_at = self._opened
+        self._socket = connect_dealer(context, address.endpoint)
+        self._loop = asyncio.get_running_loop()
+        self._fd = descriptor(self._socket)
+        self._loop.add_reader(self._fd, self.receive_all)
+        self.hello()
+
+    def hello(self) -> None:
+        """Introduce this ingress; the replica sends again what it has beyond what was received."""
+        self._last_hello = self._clock()
+        received = dict(self._listener.received(self.address.replica))
+        self._send(
+            messages.Hello(
+                messages.WIRE_VERSION, self.address.secret, time.time_ns(), self._ingress_id, self._model, received
+            )
+        )
+
+    def abort(self, request_id: str) -> None:
+        """End a request in the engine."""
+        self._send(messages.Abort(request_id))
+
+    def announce(self, number: int, request_id: str, num_tokens: int) -> None:
+        """A request was sent there through Serve, with so many uncached tokens; see `messages.Dispatch`."""
+        self._send(messages.Dispatch(number, request_id, num_tokens))
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether all its prefixes are known here."""
+        return self._snapshot == "whole"
+
+    def resume(self, received: dict[str, int]) -> None:
+        """Ask for streams again, from where they broke off."""
+        self.counts["resumed"] += len(received)
+        self._send(messages.Resume(received))
+
+    def receive_all(self) -> None:
+        """Handle every message that has come; after each part of a snapshot the event loop has its turn."""
+        while is_readable(self._socket):
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                message = messages.decode_to_ingress(data)
+            except messages.MalformedMessage:
+                self.counts["malformed"] += 1
+                continue
+            self._handle(message)
+            if isinstance(message, messages.Snapshot):
+                self._loop.call_soon(self.receive_all)
+                return
+
+    def tick(self) -> None:
+        """Call a few times a second: says hello again after silence, notices that a replica is lost."""
+        self.receive_all()
+        if self._socket.closed:
+            return
+        now = self._clock()
+        silence = now - (self._opened if self.last_heard is None else self.last_heard)
+        if silence > 0.5 and now - self._last_hello > 0.5:
+            self.hello()
+        if silence > self._lost_after_s:
+            self.suspect()
+        elif self.is_answering and not self.is_synced and now - self._asked_at > RESYNC_S:
+            self._resync()
+
+    def suspect(self) -> None:
+        """The replica counts as lost until it is heard of again."""
+        if not self._was_lost:
+            self._was_lost, self.is_answering = True, False
+            self._listener.on_answering(self.address.replica, False)
+
+    def close(self) -> None:
+        """Disconnect. Idempotent."""
+        if not self._socket.closed:
+            self._loop.remove_reader(self._fd)
+            self._socket.close(linger=200)
+
+    def _handle(self, message: messages.ToIngress) -> None:
+        if isinstance(message, messages.Refused):
+            self._refuse(message.reason)
+            return
+        if not self._is_next(message):
+            return
+        self.last_heard = self._clock()
+        if not self.is_answering:
+            self.is_answering, self._was_lost = True, False
+            self._listener.on_answering(self.address.replica, True)
+        if isinstance(message, messages.Tokens | messages.Heartbeat) and message.load is not None:
+            self.load = message.load
+            self._listener.on_load(self.address.replica, message.load)
+        if isinstance(message, messages.Tokens):
+            self._listener.on_outputs(self.address.replica, message.outputs)
+        elif isinstance(message, messages.Unknown):
+            self._listener.on_unknown(self.address.replica, message.request_ids)
+        elif isinstance(message, messages.Snapshot | messages.Delta):
+            self._take_prefixes(message)
+        # Messages come in order: one without news says that until then there was none to tell.
+        if self.is_synced:
+            self.news_at = self.last_heard
+
+    def _is_next(self, message: messages.Sequenced) -> bool:
+        """Whether to take a message in: not what is old, or of another start of the replica.
+
+        A gap means lost messages: ask for all streams again, and for a snapshot. A welcome begins a new count.
+        """
+        if isinstance(message, messages.Welcome):
+            return self._welcome(message)
+        if message.epoch != self._epoch:
+            self.counts["epoch"] += 1
+            return False
+        if message.seq < self._next_seq:
+            self.counts["replayed"] += 1
+            return False
+        if message.seq > self._next_seq:
+            self.counts["gaps"] += 1
+            received = dict(self._listener.received(self.address.replica))
+            if received:
+                self.resume(received)
+            self._resync()
+        self._next_seq = message.seq + 1
+        return True
+
+    def _welcome(self, message: messages.Welcome) -> bool:
+        expected = self.address.epoch
+        if expected is not None and message.epoch != expected:
+            self._refuse(f"it is start {message.epoch} of the replica, start {expected} was advertised")
+            return False
+        if self._model and message.model and message.model != self._model:
+            self._refuse(f"it runs model {message.model}, this ingress serves {self._model}")
+            return False
+        self._epoch, self._next_seq = message.epoch, message.seq + 1
+        self._block_tokens, self._snapshot = message.block_tokens, "awaited"
+        self._asked_at = self._clock()
+        return True
+
+    def _refuse(self, reason: str) -> None:
+        self.counts["refused"] += 1
+        if not self._was_lost:
+            logger.error("replica %s and this ingress do not work together: %s", self.address.replica, reason)
+        self.suspect()
+
+    def _take_prefixes(self, message: messages.Snapshot | messages.Delta) -> None:
+        replica = self.address.replica
+        try:
+            if isinstance(message, messages.Delta):
+                if self.is_synced:  # Else the snapshot to come has it.
+                    stored, evicted = (
+                        messages.unpack_hashes(message.stored),
+                        messages.unpack_hashes(message.evicted),
+                    )
+                    self._listener.on_delta(replica, stored, evicted)
+                return
+            hashes, is_first = messages.unpack_hashes(message.hashes), self._snapshot != "begun"
+            self._listener.on_snapshot(replica, hashes, self._block_tokens, is_first=is_first)
+            self._snapshot = "whole" if message.is_last else "begun"
+        except messages.MalformedMessage:
+            self.counts["malformed"] += 1
+            self._resync()
+
+    def _resync(self) -> None:
+        self._snapshot, self._asked_at = "awaited", self._clock()
+        self._send(messages.Resync())
+
+    def _send(self, message: messages.ToReplica) -> None:
+        if self._socket.closed:
+            return
+        try:
+            self._socket.send(messages.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            self.counts["congested"] += 1
+        # Sending may swallow the signal that something came in.
+        self._loop.call_soon(self.receive_all)

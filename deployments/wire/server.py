@@ -1,0 +1,301 @@
+"""The replica's end of the wire: one ROUTER socket that sends every ingress its tokens.
+
+The engine's thread sends what a step produced itself: handing it to another thread would cost a turn at Python's
+interpreter lock, which a busy engine seldom gives. A lock guards the socket, and nothing done under it waits.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+import select
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import zmq
+
+from deployments.wire import messages
+from deployments.wire.messages import Abort, Dispatch, Hello, Load, Output, Resume, Resync
+from deployments.wire.outbox import StreamLogs
+from deployments.wire.prefix_feed import CacheFeed, PrefixSource
+from deployments.wire.session import Session
+from deployments.wire.sockets import bind_router, descriptor, is_readable
+from engine.scheduling.plan import Event
+
+logger = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class WireTimings:
+    """Periods of the replica's end, in seconds."""
+
+    heartbeat_s: float = 0.05
+    """Oldest load news of a connected ingress."""
+    keep_ended_s: float = 10.0
+    """How long an ended stream can still be asked for again."""
+    absent_ingress_s: float = 10.0
+    """After this time without its ingress, a request is aborted: nobody would read it."""
+    cache_period_s: float = 0.25
+    """Between two deltas of the prefix cache."""
+    dispatch_s: float = 2.0
+    """How long a dispatched request counts as load before it arrives."""
+
+
+class WireServer:
+    """Delivers outputs from `accept` to the end of each request. Every method is callable from any thread."""
+
+    def __init__(
+        self,
+        host: str,
+        replica: str,
+        load: Callable[[], Load],
+        on_abort: Callable[[str], None],
+        timings: WireTimings | None = None,
+        prefixes: PrefixSource | None = None,
+        block_tokens: int = 0,
+        model: str = "",
+        ports: tuple[int, int] | None = None,
+    ) -> None:
+        """`load` tells the engine's part of the load, `prefixes` its cache in blocks of `block_tokens`; `model` is
+        the model's fingerprint, "" when it has none. `ports` as in `bind_router`.
+        """
+        self.replica = replica
+        self._block_tokens, self._model = block_tokens, model
+        self._last_hello: dict[str, int] = {}  # ingress -> number
+        self.secret = secrets.token_hex(32)
+        self.epoch = secrets.randbits(48)
+        self.counts: Counter[str] = Counter()
+        """Messages dropped, by why; sends that had to be repeated."""
+        self._engine_load, self._on_abort = load, on_abort
+        self._timings = timings or WireTimings()
+        self._cache_feed = None if prefixes is None else CacheFeed(prefixes, self._timings.cache_period_s)
+        self._logs = StreamLogs()
+        self._sessions: dict[str, Session] = {}  # ingress -> session
+        self._ingress_of: dict[bytes, str] = {}  # authenticated identity -> ingress
+        self._absent_since: dict[str, float] = {}
+        self._lock = threading.RLock()
+        self._context = zmq.Context(io_threads=1)
+        self._socket, self.endpoint = bind_router(self._context, host, ports)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="wire", daemon=True)
+        self._thread.start()
+
+    # --- requests ------------------------------------------------------------------------------------------
+
+    def open(self, request_id: str, ingress_id: str) -> None:
+        """Make room for a request's output, before the engine may produce any. ValueError: the id is in use."""
+        with self._lock:
+            self._logs.open(request_id, ingress_id)
+            if ingress_id in self._sessions:
+                self._sessions[ingress_id].arrived(request_id)
+
+    def accept(self, request_id: str, ingress_id: str) -> None:
+        """The engine took the request: tell the ingress at once."""
+        with self._lock:
+            self._flush(ingress_id)
+
+    def forget(self, request_id: str) -> None:
+        """The engine did not take it after all."""
+        with self._lock:
+            self._logs.forget([request_id])
+
+    def publish(self, events: Sequence[Event]) -> None:
+        """Send a step's events: one message per ingress, now."""
+        now = time.monotonic()
+        with self._lock:
+            for ingress_id in {self._logs.record(event, now) for event in events}:
+                if ingress_id is not None:
+                    self._flush(ingress_id)
+            # Sending may swallow the signal that something came in.
+            self._receive_all()
+
+    def is_connected(self, ingress_id: str) -> bool:
+        """Whether an ingress has said hello and its connection holds."""
+        return ingress_id in self._sessions
+
+    @property
+    def num_live(self) -> int:
+        """Unfinished requests."""
+        return self._logs.num_live
+
+    def close(self) -> None:
+        """End the thread and the socket. Idempotent."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._thread.join(timeout=5.0)
+        with self._lock:
+            self._socket.close(linger=500)
+        self._context.term()
+
+    # --- sending -------------------------------------------------------------------------------------------
+
+    def _flush(self, ingress_id: str) -> None:
+        """Send an ingress all it has not got. What cannot be sent now stays where it is, for the next time."""
+        session = self._sessions.get(ingress_id)
+        if session is None or self._closing.is_set():
+            return
+        outputs = self._logs.unsent(ingress_id)
+        if outputs and self._send(ingress_id, session, outputs):
+            self._logs.mark_sent(ingress_id)
+
+    def _send(self, ingress_id: str, session: Session, outputs: list[Output]) -> bool:
+        """Outputs, with the load when it is due; without outputs a heartbeat."""
+        now = time.monotonic()
+        is_due = now - session.last_load >= self._timings.heartbeat_s / 2 or any(map(_changes_load, outputs))
+        load = self._load(ingress_id) if is_due or not outputs else None
+        message: messages.ToIngress
+        if load is None or outputs:
+            message = messages.Tokens(self.epoch, session.seq, outputs, load)
+        else:
+            message = messages.Heartbeat(self.epoch, session.seq, load)
+        is_sent = self._post(ingress_id, session, messages.encode(message))
+        if is_sent and load is not None:
+            session.last_load = now
+        return is_sent
+
+    def _post(self, ingress_id: str, session: Session, data: bytes) -> bool:
+        try:
+            self._socket.send(session.identity, zmq.NOBLOCK | zmq.SNDMORE)
+            self._socket.send(data, zmq.NOBLOCK)
+        except zmq.Again:
+            self.counts["congested"] += 1
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._drop_session(ingress_id)
+            return False
+        session.seq += 1
+        return True
+
+    def _load(self, ingress_id: str) -> Load:
+        """The engine's load, what is on its way to it included."""
+        session = self._sessions[ingress_id]
+        load = self._engine_load()
+        coming = [tokens for other in self._sessions.values() for tokens, _ in other.coming.values()]
+        return replace(
+            load,
+            num_requests=self._logs.num_live + len(coming),
+            num_own=self._logs.num_live_of(ingress_id) + len(session.coming),
+            queued_prefill_tokens=load.queued_prefill_tokens + sum(coming),
+            dispatches_seen=session.dispatches_seen,
+        )
+
+    # --- receiving -----------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        poller = select.poll()
+        poller.register(descriptor(self._socket), select.POLLIN)
+        period_ms = max(1.0, self._timings.heartbeat_s * 1000 / 2)
+        while not self._closing.is_set():
+            poller.poll(period_ms)
+            try:
+                with self._lock:
+                    self._receive_all()
+                    self._tick(time.monotonic())
+            except Exception:  # the wire must outlive whatever one of its ingresses brings about
+                logger.exception("the wire could not tell its ingresses the news")
+                self.counts["failed"] += 1
+
+    def _receive_all(self) -> None:
+        while not self._closing.is_set() and is_readable(self._socket):
+            frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            if len(frames) != 2:
+                self.counts["malformed"] += 1
+                continue
+            try:
+                self._handle(frames[0], frames[1])
+            except Exception:  # the wire, and the engine that publishes on it, must outlive any single message
+                logger.exception("the wire could not handle a message")
+                self.counts["failed"] += 1
+
+    def _handle(self, identity: bytes, data: bytes) -> None:
+        try:
+            message = messages.decode_to_replica(data)
+        except messages.MalformedMessage:
+            self.counts["malformed"] += 1
+            return
+        if isinstance(message, Hello):
+            self._greet(identity, message)
+            return
+        ingress_id = self._ingress_of.get(identity)
+        if ingress_id is None:
+            self.counts["unauthenticated"] += 1
+        elif isinstance(message, Abort):
+            if self._logs.owns(ingress_id, message.request_id):
+                self._on_abort(message.request_id)
+        elif isinstance(message, Resume):
+            self._resume(ingress_id, message.received)
+        elif isinstance(message, Resync):
+            self._sessions[ingress_id].is_synced = False
+        elif isinstance(message, Dispatch):
+            self._announce(self._sessions[ingress_id], message)
+
+    def _announce(self, session: Session, dispatch: Dispatch) -> None:
+        if not session.announce(dispatch, time.monotonic() + self._timings.dispatch_s):
+            self.counts["replayed"] += 1
+        if self._logs.is_known(dispatch.request_id):
+            session.arrived(dispatch.request_id)  # Serve was faster.
+
+    def _greet(self, identity: bytes, hello: Hello) -> None:
+        if not hmac.compare_digest(hello.secret.encode(), self.secret.encode()):
+            return self._refuse(identity, "the secret is wrong")
+        if hello.version != messages.WIRE_VERSION:
+            spoken = f"version {hello.version} of the wire is not spoken here, version {messages.WIRE_VERSION} is"
+            return self._refuse(identity, spoken)
+        if hello.model and self._model and hello.model != self._model:
+            return self._refuse(identity, f"it serves model {hello.model}, this replica runs {self._model}")
+        if hello.number <= self._last_hello.get(hello.ingress_id, -1):
+            self.counts["replayed"] += 1
+            return None
+        self._last_hello[hello.ingress_id] = hello.number
+        self._drop_session(hello.ingress_id)
+        self._sessions[hello.ingress_id] = session = Session(identity)
+        self._ingress_of[identity] = hello.ingress_id
+        self._absent_since.pop(hello.ingress_id, None)
+        welcome = messages.Welcome(self.epoch, session.seq, self.replica, self._model, self._block_tokens)
+        if self._post(hello.ingress_id, session, messages.encode(welcome)):
+            self._resume(hello.ingress_id, hello.received)
+
+    def _refuse(self, identity: bytes, reason: str) -> None:
+        self.counts["refused"] += 1
+        self._post("", Session(identity), messages.encode(messages.Refused(reason)))
+
+    def _resume(self, ingress_id: str, received: dict[str, int]) -> None:
+        unknown = self._logs.resume(ingress_id, received)
+        session = self._sessions.get(ingress_id)
+        if unknown and session is not None:
+            self._post(ingress_id, session, messages.encode(messages.Unknown(self.epoch, session.seq, unknown)))
+        self._flush(ingress_id)
+
+    # --- time ----------------------------------------------------------------------------------------------
+
+    def _tick(self, now: float) -> None:
+        for ingress_id, session in list(self._sessions.items()):
+            self._flush(ingress_id)
+            if now - session.last_load >= self._timings.heartbeat_s * 0.8:
+                self._send(ingress_id, session, [])
+            session.expire(now)
+        if self._cache_feed is not None:
+            self._cache_feed.tell(now, self.epoch, self._sessions, self._post)
+        self._logs.forget(self._logs.ended_before(now - self._timings.keep_ended_s))
+        for ingress_id in self._logs.ingresses() - self._sessions.keys():
+            since = self._absent_since.setdefault(ingress_id, now)
+            if now - since > self._timings.absent_ingress_s:
+                for request_id in self._logs.live_of(ingress_id):
+                    self._on_abort(request_id)
+
+    def _drop_session(self, ingress_id: str) -> None:
+        session = self._sessions.pop(ingress_id, None)
+        if session is not None:
+            self._ingress_of.pop(session.identity, None)
+
+
+def _changes_load(output: Output) -> bool:
+    """Whether it is a request's first token, and its prefill done, or its end."""
+    return output.finish_reason is not None or (output.start == 0 and bool(output.token_ids))

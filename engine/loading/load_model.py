@@ -1,0 +1,222 @@
+"""Loading the model that an engine's settings name: what computes it, its weights, its pages, its graphs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.attention.base import AttentionShape, choose_backend
+from engine.attention.kv_pages import FP8, KVPages
+from engine.config import EngineConfig
+from engine.graphs.recorded import CudaCapture
+from engine.graphs.setup import capture_all, graph_bytes, why_not
+from engine.loading.hub import fingerprint, resolve_model
+from engine.loading.kv_memory import available_ram, check_room, host_pages_for, pages_for
+from engine.loading.kv_scales import Calibration
+from engine.loading.warmup import measure_step
+from engine.loading.weights import load_decoder
+from engine.machine import default_threads
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
+from engine.models.native_decoder import NativeDecoder, unsupported
+from engine.parallel.collective import ALONE, Collective
+from engine.runner.model_runner import ModelRunner
+
+if TYPE_CHECKING:
+    from engine.ranks.launcher import WorkerLauncher
+    from engine.ranks.runner import ParallelRunner
+
+logger = logging.getLogger(__name__)
+
+
+def load_runner(
+    config: EngineConfig, kv_bytes_beside: int = 0, launcher: WorkerLauncher | None = None
+) -> ModelRunner | ParallelRunner:
+    """As `load_model`, on as many ranks as `config` says; `launcher` starts those after the first, None: as
+    processes of this machine.
+    """
+    if config.tensor_parallel_size == 1:
+        return load_model(config, kv_bytes_beside)
+    from engine.ranks.runner import ParallelRunner  # msgspec, which a bare GPU machine lacks
+
+    return ParallelRunner.load(config, kv_bytes_beside, launcher)
+
+
+def load_model(
+    config: EngineConfig,
+    kv_bytes_beside: int = 0,
+    ranks: Collective = ALONE,
+    *,
+    load_weights: Callable[..., Decoder] = load_decoder,
+) -> ModelRunner:
+    """Load the model that `config` names and allocate its KV pages. Raises ModelLoadError, ValueError.
+
+    `kv_bytes_beside`: what another model is to keep for each token that the pages hold. With several `ranks` each
+    loads its share; they do this together. `load_weights` takes what `load_decoder` does: a benchmark draws them.
+    """
+    torch.set_num_threads(config.threads or default_threads(ranks.shard.size))
+    loading = _Loading(config, kv_bytes_beside, ranks)
+    small = loading.with_a_page(load_weights)
+    runner, is_graphed = loading.with_all_pages(small)
+    if is_graphed:
+        loading.add_graphs(runner)
+    runner.add_host_pages(host_pages_for(config, runner.kv_bytes_per_token * ranks.shard.size))
+    loading.report(runner)
+    return runner
+
+
+class _Loading:
+    """What the settings come to with this model on this device, and the steps to a runner."""
+
+    def __init__(self, config: EngineConfig, kv_bytes_beside: int, ranks: Collective) -> None:
+        self._config, self._kv_bytes_beside, self._ranks = config, kv_bytes_beside, ranks
+        self._device = _device(config.device)
+        self._directory: Path = resolve_model(config.model)
+        self._whole = ModelConfig.from_directory(self._directory)
+        self._model = model = ranks.shard.of(self._whole)
+        self._limit = _max_model_len(config, model)
+        self._dtype = _dtype(config, model, self._device)
+        self._kv_dtype = FP8 if config.kv_dtype == "fp8" else self._dtype
+        windows = frozenset(model.layer_windows)
+        heads = AttentionShape(
+            model.num_heads, model.num_kv_heads, model.head_dim, config.page_size, windows, self._kv_dtype
+        )
+        self._backend = choose_backend(config.attention, heads, self._dtype, self._device)
+        self._not_graphed = why_not(config, self._backend, self._device, ranks.shard.size)
+        self._reserved = 0
+        if self._not_graphed is None:
+            self._reserved = graph_bytes(config, model, self._dtype.itemsize, self._limit)
+
+    def with_a_page(self, load_weights: Callable[..., Decoder]) -> ModelRunner:
+        """The model as it will compute, with next to no memory for KV."""
+        decoder = self._decoder(load_weights)
+        runner = ModelRunner(self._model, decoder, self._backend, self._pages(1, self._kv_dtype), self._ranks)
+        runner.max_model_len = self._limit
+        runner.fingerprint = fingerprint(self._directory, self._config.quantization, self._config.kv_dtype)
+        if self._kv_dtype == FP8:
+            assert isinstance(decoder, Decoder), "the native kernels have no such pages"
+            self._find_scales(decoder)
+        return runner
+
+    def with_all_pages(self, small: ModelRunner) -> tuple[ModelRunner, bool]:
+        """The same with the pages that fit, and whether it is to have graphs: then with one page more for them."""
+        config, size = self._config, self._ranks.shard.size
+        if config.kv_pages is not None or self._device.type == "cpu":
+            free = available_ram() // size if config.kv_pages is None else 0
+        else:
+            free = measure_step(config, self._limit, small.with_pages, self._device)
+        per_token = small.kv_bytes_per_token + self._kv_bytes_beside
+        fitting = pages_for(config, max(0, free - self._reserved), per_token, self._limit)
+        is_graphed = self._not_graphed is None
+        return small.with_pages(self._ranks.least(fitting, self._device) + is_graphed), is_graphed
+
+    def add_graphs(self, runner: ModelRunner) -> None:
+        """Record them now, or leave that to the steps that want them."""
+        graphs = runner.add_graphs(self._config.max_running, CudaCapture(self._device))
+        if self._config.cuda_graphs == "start" and not capture_all(graphs, self._device, self._reserved):
+            runner.drop_graphs()
+
+    def report(self, runner: ModelRunner) -> None:
+        """Say what was loaded."""
+        if self._not_graphed is not None:
+            logger.info("no CUDA graphs: %s", self._not_graphed)
+        logger.info(
+            "%s: %.1fM parameters, rank %d of %d, %s on %s, %s attention, %d KV pages of %d tokens (%.0f MiB), "
+            "%d in host memory",
+            self._whole.architecture,
+            self._whole.num_parameters / 1e6,
+            self._ranks.shard.rank,
+            self._ranks.shard.size,
+            self._dtype,
+            self._device,
+            self._backend.name,
+            runner.num_pages,
+            self._config.page_size,
+            runner.kv_bytes / 2**20,
+            runner.host_memory.num_pages,
+        )
+
+    def _decoder(self, load_weights: Callable[..., Decoder]) -> Decoder | NativeDecoder:
+        config, size = self._config, self._ranks.shard.size
+        not_native = f"its attention is {self._backend.name}"
+        if self._backend.name == "native":
+            not_native = unsupported(self._model, size) or ""
+        self._check_quantization(not_native)
+        is_fp8 = config.quantization == "fp8"
+        is_native = not (not_native or is_fp8 or self._model.weight_format)
+        if self._device.type == "cuda":
+            kv_bytes = self._model.kv_bytes_per_token(self._kv_dtype.itemsize) + self._kv_bytes_beside
+            free = torch.cuda.mem_get_info(self._device)[0]
+            check_room(config, self._whole, self._dtype.itemsize, kv_bytes, self._limit, free, size)
+        decoder = load_weights(
+            self._directory,
+            self._whole,
+            self._dtype,
+            self._device,
+            input_major=self._device.type == "cpu" and not is_native,
+            fp8=is_fp8,
+            ranks=self._ranks,
+        )
+        return NativeDecoder(decoder, config.quantization) if is_native else decoder
+
+    def _check_quantization(self, not_native: str) -> None:
+        """Raise ValueError for a setting that these weights, or what computes with them, cannot follow.
+
+        `not_native`: why the native kernels cannot run this model, if so.
+        """
+        quantization = self._config.quantization
+        if quantization is not None and self._model.weight_format is not None:
+            raise ValueError(
+                f"quantization is {quantization!r}, but the model's weights are quantized already; leave it out, "
+                "or take a plain version of the model"
+            )
+        if quantization == "int8" and not_native:
+            raise ValueError(
+                "quantization 'int8' is for the native kernels, float32 or bfloat16 on a CPU; they cannot run "
+                f"this model in {self._dtype} on {self._device}: {not_native}. Leave quantization out"
+            )
+
+    def _find_scales(self, decoder: Decoder) -> None:
+        """Those of KV in eight bits, from a sample that is computed with KV as it is."""
+        config = self._config
+        sample = Calibration(self._whole.vocab_size, config.page_size, min(config.max_step_tokens, self._limit))
+        unrounded = self._pages(sample.num_pages, self._dtype)
+        ModelRunner(self._model, decoder, self._backend, unrounded, self._ranks).run(sample.plan)
+        sample.set_scales(decoder, unrounded)
+
+    def _pages(self, num_pages: int, dtype: torch.dtype) -> KVPages:
+        model, size = self._model, self._config.page_size
+        return KVPages(model.num_layers, num_pages, size, model.num_kv_heads, model.head_dim, dtype, self._device)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise ValueError(f'device must be "auto", "cpu" or "cuda", got {name!r}')
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError('device is "cuda", but torch finds no CUDA device; use "cpu" or a CUDA build of torch')
+    return device
+
+
+def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
+    """The type of weights and KV; "auto" is the checkpoint's on a GPU, float32 on a CPU."""
+    name = config.dtype
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else model.dtype
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    """Most tokens of prompt and output together."""
+    limit = model.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise ValueError(
+            f"max_model_len is {config.max_model_len}, the model was made for {limit} tokens; lower it"
+        )
+    return config.max_model_len or limit

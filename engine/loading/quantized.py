@@ -1,0 +1,198 @@
+"""Quantized layers: which they are, and from which tensors of a checkpoint.
+
+    checkpoint                                    layer
+    plain, `quantization: fp8`    NAME.weight             ─▶ rounded a matrix at a time ─▶ Fp8Linear.weight, .scale
+    fp8, a scale for each output  NAME.weight             ─▶ as it is                   ─▶ Fp8Linear.weight
+                                  NAME.weight_scale       ─▶ as it is                   ─▶ Fp8Linear.scale
+    fp8 in blocks                 both                    ─▶ rounded again, by outputs  ─▶ Fp8Linear.weight, .scale
+    gptq, awq                     NAME.qweight, .qzeros, .scales ─▶ unpacked, packed our way ─▶ Int4Linear
+
+NAME is a projection of the checkpoint, such as model.layers.0.self_attn.q_proj; several are rows of one layer. The
+embedding table and the output head are plain in all of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from engine.loading.pieces import FLOATS, Expected, Piece
+from engine.models.errors import ModelLoadError
+from engine.models.formats import Fp8Format, Int4Format, WeightFormat, is_ignored
+from engine.models.linear import Fp8Linear, Int4Linear, QuantizedLinear
+
+MATRICES = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+"""The layers that quantization is about."""
+_UNREAD = ("input_scale", "g_idx", "weight_shape", "k_scale", "v_scale", "q_scale")
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where in an int32, in units of four bits, AWQ keeps the outputs 0 to 7."""
+
+
+class Matrix(NamedTuple):
+    """A projection of a checkpoint, and which part of it a rank has."""
+
+    name: str
+    """Such as model.layers.0.self_attn.q_proj."""
+    outputs: int
+    inputs: int
+    own_outputs: slice = slice(None)
+    own_inputs: slice = slice(None)
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """The part of a tensor [outputs, inputs]."""
+        return whole[self.own_outputs, self.own_inputs]
+
+
+def quantize_layers(model: nn.Module, parts: Mapping[str, Sequence[str]], weights: WeightFormat) -> None:
+    """Put quantized layers in the place of plain ones, all on the meta device. Raises ModelLoadError.
+
+    `parts`: for each matrix of the model ("layers.0.attention.qkv_proj") its projections' names in the checkpoint.
+    """
+    for name, projections in parts.items():
+        plain = [part for part in projections if is_ignored(weights, part)]
+        if name.rpartition(".")[2] not in MATRICES or len(plain) == len(projections):
+            continue
+        if plain:
+            raise ModelLoadError(
+                f"config.json lists {', '.join(plain)} as not quantized, but not all of {', '.join(projections)}: "
+                "these are one matrix here, quantized as a whole or not at all"
+            )
+        layer = model.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        model.set_submodule(name, _quantized(layer, weights, projections[0]))
+
+
+def _quantized(layer: nn.Linear, weights: WeightFormat, part: str) -> QuantizedLinear:
+    if isinstance(weights, Fp8Format):
+        return Fp8Linear(layer)
+    group = weights.group(layer.in_features)
+    if layer.in_features % group or group % 32 or layer.out_features % 8:
+        raise ModelLoadError(
+            f"{part} has {layer.in_features} inputs (on each rank), config.json says groups of {group}: expected "
+            "whole groups, of a multiple of 32; with several ranks, set tensor_parallel_size lower"
+        )
+    return Int4Linear(layer, group)
+
+
+def pieces(
+    layer: QuantizedLinear, rows: slice, matrix: Matrix, weights: WeightFormat | None, present: Container[str]
+) -> Iterator[Piece]:
+    """What makes these rows of a layer of a rank.
+
+    `weights`: how the matrix is stored; None: as plain numbers. `present`: names of the checkpoint's tensors.
+    """
+    name, outputs, inputs = matrix.name, matrix.outputs, matrix.inputs
+    if isinstance(layer, Int4Linear):
+        assert isinstance(weights, Int4Format)
+        yield _int4_piece(layer, rows, matrix, weights)
+        if weights.method == "gptq":
+            yield from _gptq_extras(layer, matrix, weights.group(inputs), present)
+        return
+    assert isinstance(layer, Fp8Linear)
+    if weights is None:
+        yield Piece((Expected(f"{name}.weight", (outputs, inputs)),), partial(_round, layer, rows, matrix))
+    else:
+        assert isinstance(weights, Fp8Format)
+        weight = Expected(f"{name}.weight", (outputs, inputs), ("F8_E4M3",))
+        if weights.block is None:
+            yield Piece((weight,), partial(_copy, layer, rows, matrix), lambda: layer.weight[rows])
+            forms = ((outputs, 1), (1,), ())
+            scale = Expected(f"{name}.{weights.scale_name}", (outputs,), FLOATS, forms)
+            yield Piece((scale,), partial(_copy_scale, layer, rows, matrix))
+        else:
+            height, width = weights.block
+            blocks = Expected(f"{name}.{weights.scale_name}", (-(-outputs // height), -(-inputs // width)))
+            yield Piece((weight, blocks), partial(_round_blocks, layer, rows, matrix, weights.block))
+
+
+def is_unread(name: str) -> bool:
+    """Whether `name` is a tensor of quantized checkpoints that says nothing we need."""
+    return name.rpartition(".")[2] in _UNREAD
+
+
+def _round(layer: Fp8Linear, rows: slice, matrix: Matrix, tensors: list[torch.Tensor]) -> None:
+    layer.put(rows, matrix.of(tensors[0]).to(layer.weight.device))
+
+
+def _copy(layer: Fp8Linear, rows: slice, matrix: Matrix, tensors: list[torch.Tensor]) -> None:
+    layer.weight[rows] = matrix.of(tensors[0])
+
+
+def _copy_scale(layer: Fp8Linear, rows: slice, matrix: Matrix, tensors: list[torch.Tensor]) -> None:
+    layer.scale[rows] = tensors[0].to(layer.scale).view(-1).expand(matrix.outputs)[matrix.own_outputs]
+
+
+def _round_blocks(
+    layer: Fp8Linear, rows: slice, matrix: Matrix, block: tuple[int, int], tensors: list[torch.Tensor]
+) -> None:
+    weight, scales = (tensor.to(layer.weight.device) for tensor in tensors)
+    for axis, size in enumerate(block):
+        scales = scales.repeat_interleave(size, axis)
+    outputs, inputs = weight.shape
+    layer.put(rows, matrix.of(weight.float() * scales[:outputs, :inputs].float()))
+
+
+def _int4_piece(layer: Int4Linear, rows: slice, matrix: Matrix, weights: Int4Format) -> Piece:
+    name, outputs, inputs = matrix.name, matrix.outputs, matrix.inputs
+    groups = inputs // weights.group(inputs)
+    codes = (inputs // 8, outputs) if weights.method == "gptq" else (inputs, outputs // 8)
+    tensors = [
+        Expected(f"{name}.qweight", codes, ("I32",)),
+        Expected(f"{name}.qzeros", (groups, outputs // 8), ("I32",)),
+        Expected(f"{name}.scales", (groups, outputs)),
+    ]
+    return Piece(tuple(tensors), partial(_unpack, layer, rows, matrix, weights))
+
+
+def _unpack(
+    layer: Int4Linear, rows: slice, matrix: Matrix, weights: Int4Format, tensors: list[torch.Tensor]
+) -> None:
+    packed, packed_zeros, scales = (tensor.to(layer.packed.device) for tensor in tensors)
+    if weights.method == "gptq":
+        codes = _nibbles(packed.t(), range(8))  # an int32 holds eight inputs of an output
+        zeros = _nibbles(packed_zeros, range(8)) + weights.zero_offset
+    else:
+        codes = _nibbles(packed, _AWQ_ORDER).t().contiguous()  # eight outputs of an input
+        zeros = _nibbles(packed_zeros, _AWQ_ORDER)
+    if weights.is_symmetric:
+        zeros = torch.full_like(zeros, 8)
+    first, end, _ = matrix.own_inputs.indices(matrix.inputs)
+    group = weights.group(matrix.inputs)
+    own = slice(first // group, -(-end // group)), matrix.own_outputs
+    layer.put(rows, matrix.of(codes), scales[own], zeros[own])
+
+
+def _nibbles(packed: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """int32 [R, C] to uint8 [R, 8 C]: number i of each int32 is its four bits at 4 * order[i]."""
+    return torch.stack([((packed >> 4 * place) & 15).to(torch.uint8) for place in order], -1).flatten(1)
+
+
+def _gptq_extras(layer: Int4Linear, matrix: Matrix, group: int, present: Container[str]) -> Iterator[Piece]:
+    """What GPTQ's writers add although it says nothing: it is looked at whether that is so."""
+    if f"{matrix.name}.g_idx" in present:
+        index = Expected(f"{matrix.name}.g_idx", (matrix.inputs,), ("I32", "I64"))
+        yield Piece((index,), partial(_check_group_index, index.name, group))
+    if layer.bias is None and f"{matrix.name}.bias" in present:
+        bias = Expected(f"{matrix.name}.bias", (matrix.outputs,))
+        yield Piece((bias,), partial(_check_no_bias, bias.name))
+
+
+def _check_group_index(name: str, group: int, tensors: list[torch.Tensor]) -> None:
+    index = tensors[0].cpu().long()
+    if not torch.equal(index, torch.arange(len(index)) // group):
+        raise ModelLoadError(
+            f"{name} puts inputs into groups in another order than their own (activation order), which is not "
+            f"supported: expected input i in group i / {group}; take a version made with desc_act: false"
+        )
+
+
+def _check_no_bias(name: str, tensors: list[torch.Tensor]) -> None:
+    if tensors[0].any():
+        raise ModelLoadError(
+            f"{name} is not zero, and by config.json this layer has no bias: config.json and weights do not "
+            "belong together"
+        )

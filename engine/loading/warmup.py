@@ -1,0 +1,67 @@
+"""Finding out how much GPU memory a step needs, by running the largest one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from cache import Namespace
+from engine.config import EngineConfig
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import Chunk, Runner, StepPlan
+
+
+def measure_step(
+    config: EngineConfig, max_model_len: int, with_pages: Callable[[int], Runner], device: torch.device
+) -> int:
+    """Bytes of GPU memory that are left for KV pages beside the weights and the worst step's tensors.
+
+    Raises ValueError when such a step does not fit.
+    """
+    num_pages = -(-max_model_len // config.page_size)
+    before = torch.cuda.memory_allocated(device)
+    try:
+        runner = with_pages(num_pages)
+        pages_bytes = torch.cuda.memory_allocated(device) - before
+        torch.cuda.reset_peak_memory_stats(device)
+        runner.prepare(worst_step(config, max_model_len))()
+        torch.cuda.synchronize(device)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"beside weights of {before / 2**30:.2f} GiB the GPU's memory does not hold the KV of a request of "
+            f"{max_model_len:,} tokens (max_model_len) and a step of {config.max_step_tokens:,} tokens "
+            f"(max_step_tokens) for {config.max_running} requests (max_running): lower them, max_model_len first, "
+            f"or set kv_pages. {error}"
+        ) from error
+    step_bytes = torch.cuda.max_memory_allocated(device) - before - pages_bytes
+    del runner
+    torch.cuda.empty_cache()
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return max(0, free - step_bytes)
+
+
+def worst_step(config: EngineConfig, max_model_len: int) -> StepPlan:
+    """A step as large as any: the most tokens, at the end of the longest prompt, all of them scored, and the most
+    rows sampled.
+
+    All rows share the same pages; what is computed is meaningless, its memory is not.
+    """
+    pages = range(-(-max_model_len // config.page_size))
+    sampling = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, logprobs=20, prompt_logprobs=20)
+    longest = min(config.max_step_tokens - config.max_running + 1, max_model_len)
+    sizes = [1] * (config.max_running - 1) + [max(1, longest)]
+    drafts = 0 if config.speculation is None else config.speculation.max_drafts * config.max_running
+    num_drafts = min(drafts, (config.max_step_tokens - config.max_running) // 2, sizes[-1] - 1)
+    chunks = []
+    for row, size in enumerate(sizes):
+        prompt = [0] * max_model_len if row == len(sizes) - 1 else ()
+        request = Request.make(
+            f"warmup-{row}", prompt, sampling, arrival=0.0, seed=row, namespace=Namespace("warmup")
+        )
+        start = max_model_len - size
+        chunks.append(
+            Chunk(request, start, size, [0] * size, pages, samples=True, num_drafts=num_drafts if size > 1 else 0)
+        )
+    return StepPlan(tuple(chunks))

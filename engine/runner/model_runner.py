@@ -1,0 +1,198 @@
+"""Executing steps: the model, its KV pages, the attention backend and the sampler, on one device."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from engine.attention.base import AttentionBackend, AttentionStep
+from engine.attention.batch import AttentionBatch
+from engine.attention.host_pages import HostKVPages
+from engine.attention.kv_pages import KVPages
+from engine.graphs.decodes import GraphedDecodes, PlacedStep
+from engine.graphs.recorded import Capture, StepGraphs, sizes_up_to
+from engine.graphs.rows import Layout
+from engine.machine import usable_cores
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
+from engine.models.native_decoder import NativeDecoder
+from engine.parallel.collective import ALONE, Collective
+from engine.parallel.sampler import shared
+from engine.runner.prepared_step import Places, PreparedStep
+from engine.runner.stage_clock import StageClock
+from engine.runner.token_reader import TokenReader
+from engine.sampling.plain import plain_chooser
+from engine.sampling.prompt_logprobs import SLICE_BYTES, score
+from engine.sampling.sampler import sampler_for
+from engine.scheduling.plan import Step, StepPlan, StepResult
+from engine.scheduling.swap import HostMemory
+
+
+class ModelRunner:
+    """A loaded model with KV pages. Steps are prepared by one thread and run by one, which may be another."""
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        decoder: Decoder | NativeDecoder,
+        attention: AttentionBackend,
+        pages: KVPages,
+        ranks: Collective = ALONE,
+    ) -> None:
+        """`decoder` and `pages` are on the same device and this rank's; so is the model's shape. Both are of one
+        type, or the pages in float8.
+        """
+        self.model_config = model_config
+        self.device = pages.data.device
+        self.kv_dtype = pages.data.dtype
+        self.page_size = pages.page_size
+        self.num_pages = pages.num_pages
+        self.attention_name = attention.name
+        self.max_model_len = model_config.max_position_embeddings
+        self.fingerprint = ""
+        """Of the model's files (`engine.loading.hub.fingerprint`); "" when it was not loaded from files."""
+        self._decoder = decoder
+        self._attention = attention
+        self._pages = pages
+        self._ranks = ranks
+        self._sampler = shared(sampler_for(model_config.eos_token_ids, self.device), ranks)
+        self._host: HostKVPages | None = None
+        self.host_memory = HostMemory()
+        """The host pages there are; none until `add_host_pages`."""
+        self._places = Places(pages.page_size, pages.null_page)
+        self._reader = TokenReader(self.device)
+        self._sampled: torch.Tensor | None = None  # by the last step; the next one begins with it
+        self._sampled_ids: list[int] = []  # the same
+        self._decodes: GraphedDecodes | None = None
+
+    def add_host_pages(self, num_pages: int) -> None:
+        """Allocate pages in host memory for what preempted requests have computed, and measure the way there."""
+        if num_pages:
+            self._host = HostKVPages(self._pages, num_pages)
+            self.host_memory = HostMemory(num_pages, self._host.measure())
+
+    def add_graphs(self, max_running: int, capture: Capture) -> StepGraphs:
+        """Record steps of plain decodes, and replay them. Takes the last page away, which rows that nobody has
+        write to: before anything runs.
+        """
+        self.num_pages -= 1
+        sizes, limit = sizes_up_to(max_running), self.max_model_len
+        layout = Layout(
+            sizes[-1], -(-limit // self.page_size), self.page_size, self.num_pages, self._pages.null_page
+        )
+        choose = plain_chooser(self.device)
+        self._decodes = GraphedDecodes(self._decode, choose, layout, sizes, limit, self.device, capture)
+        return self._decodes.graphs
+
+    def drop_graphs(self) -> None:
+        """Compute all steps without, as before `add_graphs`."""
+        self._decodes = None
+
+    def with_pages(self, num_pages: int) -> ModelRunner:
+        """The same model with other pages, all empty."""
+        model = self.model_config
+        shape = (model.num_layers, num_pages, self.page_size, model.num_kv_heads, model.head_dim)
+        pages = KVPages(*shape, self.kv_dtype, self.device)
+        runner = ModelRunner(model, self._decoder, self._attention, pages, self._ranks)
+        runner.max_model_len, runner.fingerprint = self.max_model_len, self.fingerprint
+        return runner
+
+    @property
+    def takes_all_cores(self) -> bool:
+        """Whether steps are computed by all of this process's cores."""
+        threads = torch.get_num_threads() * self._ranks.shard.size
+        return self.device.type == "cpu" and threads >= usable_cores()
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of all pages."""
+        return self._pages.data.nbytes
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """In all layers."""
+        return self.model_config.kv_bytes_per_token(self.kv_dtype.itemsize)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Prepare a step and compute it at once."""
+        return self.prepare(plan)()
+
+    def prepare(self, plan: StepPlan) -> Step:
+        """Read what the step needs of the scheduler's state. The step that is returned copies pages, computes the
+        chunks' KV and samples for each sampling chunk.
+
+        A token id of -1 says that the model computed no valid probabilities for that request (NaN or infinity);
+        other requests in the batch are not affected.
+        """
+        if self._decodes is not None and (placed := self._decodes.place(plan, self._places)) is not None:
+            return partial(self._replay, self._decodes, placed)
+        return partial(self.compute, self.read(plan, self.device))
+
+    def read(self, plan: StepPlan, device: torch.device) -> PreparedStep:
+        """All that a step needs of the scheduler's state, with its tensors on `device`."""
+        return PreparedStep.of(plan, self._places, device)
+
+    @torch.inference_mode()
+    def compute(self, step: PreparedStep) -> StepResult:
+        """Run a step; its tensors are on this runner's device."""
+        stages = StageClock(self.device)
+        (before, known), self._sampled = (self._sampled, self._sampled_ids), None  # should it fail, that is all
+        inputs = self._inputs(step, before)
+        if inputs is None:
+            return StepResult((), ())
+        stages.begin_forward()
+        hidden = self._decoder(*inputs, self._pages)
+        vocab_size = self.model_config.vocab_size
+        scores = score(self._decoder.logits, hidden, step.wanted, vocab_size, SLICE_BYTES)
+        if not step.num_rows:
+            return StepResult((), (), None, stages.prepare_seconds, prompt_logprobs=scores)
+        logits = self._decoder.logits(step.sampling(hidden))
+        stages.begin_sampling()
+        rows = step.rows([] if before is None else known)
+        self._sampled, logprobs = self._sampler.sample(logits, rows)
+        self._sampled_ids = sampled = self._reader.begin(self._sampled).wait()
+        sample_s = stages.sample_seconds()
+        return step.result(sampled, logprobs, stages.prepare_seconds, sample_s, scores)
+
+    @torch.inference_mode()
+    def _replay(self, decodes: GraphedDecodes, step: PlacedStep) -> StepResult:
+        """Run a step by its graph."""
+        stages = StageClock(self.device)
+        before, self._sampled = self._sampled, None
+        self._copy_pages(step.plan)
+        stages.begin_forward()
+        sampled, is_replayed = decodes.run(step, before)
+        stages.begin_sampling()
+        underway = self._reader.begin(sampled)
+        self._sampled, self._sampled_ids = sampled, underway.wait()
+        tokens, nothing = [self._sampled_ids[row] for row in step.rows], [None] * len(step.rows)
+        sample_s = stages.sample_seconds()
+        return StepResult(tokens, nothing, None, stages.prepare_seconds, sample_s, is_replayed=is_replayed)
+
+    def _decode(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        step = self._attention.prepare(batch, self._pages.null_page)
+        return self._decoder.logits(self._decoder(token_ids, step, self._pages))
+
+    @torch.inference_mode()
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """float32 [rows, vocab_size]: what `run` would sample from. For tests and scoring."""
+        step = PreparedStep.of(plan, self._places, self.device)
+        inputs = self._inputs(step, None)
+        assert inputs is not None
+        return self._decoder.logits(step.sampling(self._decoder(*inputs, self._pages)))
+
+    def _inputs(
+        self, step: PreparedStep, before: torch.Tensor | None
+    ) -> tuple[torch.Tensor, AttentionStep] | None:
+        """What the decoder takes for all tokens of a step; None when there are none. Copies pages first."""
+        self._copy_pages(step)
+        if step.batch is None:
+            return None
+        return step.token_ids(before), self._attention.prepare(step.batch, self._pages.null_page)
+
+    def _copy_pages(self, step: PreparedStep | StepPlan) -> None:
+        if self._host is not None:
+            self._host.copy_out(step.swap_out)
+            self._host.copy_in(step.swap_in)
+        self._pages.copy(step.copies)

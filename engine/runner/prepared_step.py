@@ -1,0 +1,183 @@
+"""A step as the device takes it: everything read from the scheduler's state, but for the tokens still in flight.
+
+ids:    [ 17 | PENDING | 4 5 6 ]         PENDING: a row of the step before, whose token stays on the device
+rows:     0      1           2           whose next tokens are sampled
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+
+import numpy as np
+import torch
+
+from cache import PageCopy
+from engine.attention.batch import AttentionBatch, Ints, on_device
+from engine.logprobs import PackedLogprobs, TokenLogprobs
+from engine.request import PENDING
+from engine.sampling.prompt_logprobs import Wanted, wanted_of
+from engine.sampling.row import Row
+from engine.scheduling.plan import Chunk, StepPlan, StepResult, num_accepted
+from engine.scheduling.swap import PagePair
+
+
+class Places:
+    """How pages are laid out, and which row of the last prepared step belongs to which request."""
+
+    def __init__(self, page_size: int, null_page: int) -> None:
+        self.page_size = page_size
+        self.null_page = null_page
+        self.rows: dict[str, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """One step. Tensors are on the device."""
+
+    copies: Sequence[PageCopy]
+    swap_out: Sequence[PagePair]
+    swap_in: Sequence[PagePair]
+    batch: AttentionBatch | None
+    """None for a step without tokens."""
+    ids: torch.Tensor
+    """int64 [N]: the tokens; 0 where they are pending."""
+    pending: torch.Tensor
+    """int64: which of them are."""
+    sources: torch.Tensor
+    """int64: the rows of the step before that sampled them."""
+    sampled_positions: torch.Tensor
+    """int64 [R]: the tokens after which one is sampled."""
+    chunks: Sequence[Chunk]
+    """The sampling ones. What may change meanwhile is not read from their requests."""
+    tails: Sequence[int | None]
+    """Of each: the row of the step before that sampled its last token; None when that is known."""
+    has_drafts: bool
+    """Whether some of the tokens are guesses."""
+    wanted: Sequence[Wanted]
+    """Prompt tokens to score."""
+
+    @classmethod
+    def of(cls, plan: StepPlan, places: Places, device: torch.device) -> PreparedStep:
+        """Read a plan; `places` is brought up to date for the plan after it."""
+        chunks, sampling = plan.chunks, plan.sampling_chunks
+        before, places.rows = places.rows, {}  # should this fail, the next plan's tokens are pending in vain
+        ids = np.fromiter(chain.from_iterable([chunk.token_ids for chunk in chunks]), dtype=np.int64)
+        ends = accumulate([chunk.num_tokens for chunk in chunks])
+        waiting = [
+            (chunk, end - 1) for chunk, end in zip(chunks, ends, strict=True) if chunk.token_ids[-1] == PENDING
+        ]
+        sources = [_source(chunk, before) for chunk, _ in waiting]
+        pending = np.array([at for _, at in waiting], dtype=np.int64)
+        ids[pending] = 0
+        tails: Sequence[int | None] = sources  # whose last token is pending samples
+        if len(waiting) < len(sampling):
+            tails = [_source(chunk, before) for chunk in sampling] if waiting else [None] * len(sampling)
+
+        prepared = cls(
+            plan.copies,
+            plan.swap_out,
+            plan.swap_in,
+            AttentionBatch.from_chunks(chunks, places.page_size, places.null_page, device) if chunks else None,
+            on_device(ids, device),
+            on_device(pending, device),
+            on_device(np.array(sources, dtype=np.int64), device),
+            on_device(_sampled_positions(plan), device),
+            sampling,
+            tails,
+            plan.num_drafts > 0,
+            wanted_of(chunks),
+        )
+        places.rows = _first_rows(sampling)
+        return prepared
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that are sampled."""
+        return self.sampled_positions.shape[0]
+
+    def token_ids(self, sampled: torch.Tensor | None) -> torch.Tensor:
+        """int64 [N]: the tokens, with what the step before sampled (int64 [rows]; None: nothing) in its place."""
+        if sampled is not None and self.pending.shape[0]:
+            # A request without valid choice has ended; its row is computed with any token.
+            self.ids.index_copy_(0, self.pending, sampled.index_select(0, self.sources).clamp_(min=0))
+        return self.ids
+
+    def sampling(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Those of the hidden states [N, H] after which a token is sampled: in most steps all."""
+        return hidden if self.num_rows == hidden.shape[0] else hidden[self.sampled_positions]
+
+    def rows(self, sampled: Sequence[int]) -> list[Row]:
+        """Whose tokens are sampled, after what; `sampled` is what the step before gave."""
+        if not self.has_drafts:
+            return [
+                Row(chunk.request, chunk.start + chunk.num_tokens)
+                if source is None
+                else Row(chunk.request, chunk.start + chunk.num_tokens - 1, sampled[source : source + 1])
+                for chunk, source in zip(self.chunks, self.tails, strict=True)
+            ]
+        rows = []
+        for chunk, source in zip(self.chunks, self.tails, strict=True):
+            end = chunk.start + chunk.num_tokens - chunk.num_drafts
+            if source is not None:
+                rows.append(Row(chunk.request, end - 1, sampled[source : source + 1]))
+            else:
+                rows.append(Row(chunk.request, end))
+            for index in range(chunk.num_drafts):
+                first = chunk.num_tokens - chunk.num_drafts
+                rows.append(Row(chunk.request, end, chunk.token_ids[first : first + index + 1]))
+        return rows
+
+    def result(
+        self,
+        sampled: list[int],
+        logprobs: list[TokenLogprobs | None],
+        prepare: float,
+        sample: float,
+        scores: Mapping[str, PackedLogprobs],
+    ) -> StepResult:
+        """What came of it: of a chunk with drafts, the tokens up to the first that is not as guessed."""
+        if not self.has_drafts:
+            return StepResult(sampled, logprobs, None, prepare, sample, scores)
+        kept: list[int] = []
+        counts, row = [], 0
+        for chunk in self.chunks:
+            drafts = chunk.token_ids[chunk.num_tokens - chunk.num_drafts :]
+            counts.append(num_accepted(drafts, sampled[row : row + chunk.num_drafts]) + 1)
+            kept += range(row, row + counts[-1])
+            row += chunk.num_drafts + 1
+        kept_logprobs = [logprobs[i] for i in kept]
+        return StepResult([sampled[i] for i in kept], kept_logprobs, counts, prepare, sample, scores)
+
+
+def _source(chunk: Chunk, before: dict[str, int]) -> int | None:
+    """The row of the step before that sampled its last token; None when that is known. Any row for a request whose
+    step failed: it has ended.
+    """
+    return before.get(chunk.request.request_id, 0) if chunk.token_ids[-1] == PENDING else None
+
+
+def _first_rows(sampling: Sequence[Chunk]) -> dict[str, int]:
+    """By request: the first of its rows."""
+    rows, row = {}, 0
+    for chunk in sampling:
+        rows[chunk.request.request_id] = row
+        row += 1 + chunk.num_drafts
+    return rows
+
+
+def _sampled_positions(plan: StepPlan) -> Ints:
+    """int64 [R]: index in the step of each token after which one is sampled."""
+    chunks = plan.chunks
+    if len(plan.sampling_chunks) == plan.num_tokens:
+        return np.arange(plan.num_tokens)
+    ends = np.cumsum([chunk.num_tokens for chunk in chunks], dtype=np.int64)
+    if not plan.num_drafts:
+        return ends[[chunk.samples for chunk in chunks]] - 1
+    runs = [
+        np.arange(end - 1 - chunk.num_drafts, end)
+        for chunk, end in zip(chunks, ends.tolist(), strict=True)
+        if chunk.samples
+    ]
+    return np.concatenate(runs)

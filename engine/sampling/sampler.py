@@ -1,0 +1,80 @@
+"""Choosing the next token of each request from the model's logits."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Collection, Sequence
+
+import torch
+
+from engine.kernels import native
+from engine.sampling.candidates import candidates, is_searching
+from engine.sampling.chooser import Chooser, TorchChooser
+from engine.sampling.masks import GrammarMasks
+from engine.sampling.native import NativeSampler
+from engine.sampling.report import OwnLogprobs
+from engine.sampling.row import Row
+from engine.scheduling.plan import GRAMMAR_FAILED, TokenLogprobs
+
+logger = logging.getLogger(__name__)
+
+
+class Sampler:
+    """Samples one token per row. Stateless: noise is a function of (seed, position), penalties of the request.
+
+    The order of things, row by row:
+    1. log-probabilities are taken from the model's own logits
+    2. penalties, bias, forbidden ends (`engine.sampling.adjust`)
+    3. what the request's grammar forbids becomes impossible (`engine.sampling.masks`)
+    4. temperature 0: the most likely token, the lowest id among equals
+    5. else temperature, top-k, top-p, min-p (`engine.sampling.choose`), then the token under the noise
+
+    2, 4 and 5 are the chooser's: torch's everywhere, Triton's on GPUs. On a CPU `engine.sampling.native` does all
+    of it in one call, if it can; torch's is what the others are measured by.
+
+    A beam search's rows are log-probabilities from the start; it gets the best of what 2 makes of them.
+    """
+
+    def __init__(self, eos_token_ids: Collection[int], chooser: Chooser | None = None) -> None:
+        """`chooser`: None: torch's."""
+        self._eos = frozenset(eos_token_ids)
+        self._chooser = chooser or TorchChooser()
+        self._masks = GrammarMasks(self._eos)
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, list[TokenLogprobs | None]]:
+        """One token per row, int64 [R] on the logits' device, and log-probabilities where asked for.
+
+        logits: float32 [R, V], overwritten; row r belongs to rows[r]. A row that has no valid choice gets
+        -1, or `GRAMMAR_FAILED`, and no log-probabilities; the other rows are as if it were not there.
+        """
+        own = OwnLogprobs(logits, rows)
+        searching = [index for index, row in enumerate(rows) if is_searching(row)]
+        if searching:
+            logits[searching] = torch.log_softmax(logits[searching].float(), dim=-1)
+        self._chooser.adjust(logits, rows, self._eos)
+        failed = self._masks.apply(logits, rows)
+        chosen = self._chooser.choose(logits, rows)
+        if failed:
+            chosen[failed] = GRAMMAR_FAILED
+        reports = own.report(logits, chosen)
+        if searching:
+            found = candidates(logits[searching], [rows[index] for index in searching])
+            for index, report, token in zip(searching, found, chosen[searching].tolist(), strict=True):
+                reports[index] = report if token >= 0 else None
+        return chosen, reports
+
+
+def sampler_for(eos_token_ids: Collection[int], device: torch.device) -> Sampler | NativeSampler:
+    """The native one for logits on a CPU, where the library was built; Triton's on a GPU, where it imports."""
+    if device.type == "cpu":
+        with contextlib.suppress(native.Unavailable):
+            return NativeSampler(eos_token_ids, native.kernels(torch.float32))
+    if device.type == "cuda":
+        try:
+            from engine.sampling.triton_chooser import TritonChooser
+
+            return Sampler(eos_token_ids, TritonChooser())
+        except ImportError as error:
+            logger.warning("tokens are chosen by plain torch, which sorts and waits: %s; install triton", error)
+    return Sampler(eos_token_ids)

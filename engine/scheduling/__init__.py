@@ -1,0 +1,1 @@
+"""What the next step computes: whose turn it is, who holds which pages, who is preempted."""

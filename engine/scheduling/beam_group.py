@@ -1,0 +1,123 @@
+"""A beam search inside the scheduler: one request, whose beams are requests with forks of its lease.
+
+    request ── its prompt is computed ──▶ beam (with the request's lease) ─┬▶ goes on with its lease
+                                          beam (with a fork of it)         └▶ and with a fork
+                                          beam (with a fork of it) ── nothing follows: its pages are free
+
+All beams are in one step or none is. The request is what waits, runs and has events; its beams only have chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cache import KVCacheManager, Lease
+from engine.beam_search import BeamSearch, Candidate
+from engine.errors import NeverFits
+from engine.request import Request, Status
+from engine.scheduling.plan import TokenLogprobs
+
+
+def check(request: Request, width: int, cache: KVCacheManager, max_running: int) -> None:
+    """Raise NeverFits when there can never be room for all beams. Has no side effects."""
+    if width > max_running:
+        raise NeverFits(f"{width} beams, but this engine runs at most {max_running} sequences at a time")
+    if request.num_resumed:
+        raise NeverFits("a beam search cannot go on from generated tokens: it begins with its prompt")
+    size, longest = cache.page_size, request.num_prompt + request.sampling.max_tokens
+    shared = request.num_prompt // size
+    most = shared + width * (-(-longest // size) - shared)
+    if most > cache.num_pages:
+        raise NeverFits(
+            f"{width} beams of {longest} tokens may need {most} KV pages of {size} tokens, "
+            f"but this engine has {cache.num_pages}; ask for fewer beams or tokens"
+        )
+
+
+def begin(request: Request) -> None:
+    """`request` searches from its prompt on: when it comes, and again after a preemption."""
+    params = request.sampling.beams
+    assert params is not None
+    request.search = BeamSearch(params, request.stop_ids, request.longest - request.num_prompt)
+    request.is_planned_late = True  # Which beams there are is known when the step before is done.
+
+
+def advance(cache: KVCacheManager, request: Request, rows: Sequence[TokenLogprobs], now: float) -> bool:
+    """Take in what a step found for each beam; whether the search goes on.
+
+    Beams that nothing follows give their pages back. What led to a finished output stays in the tree: the next
+    turn of a conversation may find it.
+    """
+    search = request.search
+    assert search is not None
+    if not request.beams:
+        assert request.lease is not None
+        del request.tokens[request.num_computed :]
+        request.beams = [_beam(request, request.tokens, request.lease, request.num_computed)]
+        request.lease = None
+    beams = request.beams
+    chosen = search.advance(
+        [beam.tokens[request.num_prompt : beam.num_computed] for beam in beams], [row.top for row in rows]
+    )
+    for index in search.ended:
+        cache.insert(_lease(beams[index]), beams[index].tokens[: beams[index].num_computed], now)
+    if chosen:
+        request.beams = _branch(cache, request, chosen, now)
+    return bool(chosen)
+
+
+def end(cache: KVCacheManager, request: Request, now: float) -> None:
+    """Give back all that the beams hold: the search is over, or begins again later."""
+    for beam in request.beams:
+        _drop(cache, beam, now)
+    request.beams = []
+
+
+def _branch(cache: KVCacheManager, request: Request, chosen: Sequence[Candidate], now: float) -> list[Request]:
+    """The next beams. The first that follows a beam is that beam, the others are forks of it."""
+    beams, followed = request.beams, set()
+    following = []
+    for _, index, token in chosen:
+        beam = beams[index]
+        if index in followed:
+            computed = beam.tokens[: beam.num_computed]
+            lease = cache.fork(_lease(beam), computed, now)
+            following.append(_beam(request, [*computed, token], lease, lease.num_cached))
+        else:
+            followed.add(index)
+            following.append(beam)
+            beam.tokens[beam.num_computed :] = [token]
+    for index, beam in enumerate(beams):
+        if index not in followed:
+            _drop(cache, beam, now)
+    return following
+
+
+def _beam(request: Request, tokens: Sequence[int], lease: Lease, num_computed: int) -> Request:
+    request.num_beams += 1
+    return replace(
+        request,
+        request_id=f"{request.request_id}#{request.num_beams}",
+        tokens=list(tokens),
+        lease=lease,
+        num_computed=num_computed,
+        num_planned=num_computed,
+        beams=[],
+        leader=request,
+    )
+
+
+def _drop(cache: KVCacheManager, beam: Request, now: float) -> None:
+    cache.finish(_lease(beam), [], now)
+    beam.lease, beam.status = None, Status.FINISHED
+
+
+def _lease(beam: Request) -> Lease:
+    assert beam.lease is not None
+    return beam.lease
+
+
+def leases(request: Request) -> list[Lease]:
+    """What a request and its beams hold."""
+    return [part.lease for part in (request, *request.beams) if part.lease is not None]

@@ -1,0 +1,415 @@
+"""Which tokens are computed next.
+
+One rule: a request is given tokens until `num_computed` reaches `num_tokens`. A step is filled in this order:
+
+    decodes     every running request with one token to compute
+    prompts     as many tokens as the time they take allows (engine/scheduling/prefill_budget.py),
+                shared so that each gets on (engine/scheduling/prefill_sharing.py)
+
+`schedule` makes the step a value, `apply` takes its result in. In between, while the step is in flight, the next
+one can be planned. Nothing else changes a request.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from cache import CacheStats, KVCacheManager, PageAccount
+from engine import structs
+from engine.drafting.speculator import Speculator
+from engine.errors import NeverFits
+from engine.logprobs import PackedLogprobs, TokenLogprobs
+from engine.request import PENDING, Request, Status
+from engine.scheduling import beam_group
+from engine.scheduling.kv_allocator import Memory
+from engine.scheduling.plan import GRAMMAR_FAILED, Chunk, Event, FinishReason, StepPlan, StepResult, Timings
+from engine.scheduling.prefill_budget import PrefillBudget
+from engine.scheduling.prefill_sharing import PrefillSharing
+from engine.scheduling.queue_policy import order_of
+from engine.scheduling.stats import EngineLoad
+from engine.scheduling.step_builder import StepInMaking
+from engine.scheduling.swap import HostMemory, SwapSpace
+from engine.scheduling.waiting_queue import WaitingQueue
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Bounds of a scheduler; the fields of the same names in `EngineConfig` say what they mean."""
+
+    max_model_len: int
+    max_running: int = 256
+    max_step_tokens: int = 2048
+    max_waiting: int = 1024
+    max_waiting_tokens: int = 4_000_000
+    max_step_seconds: float | None = None
+    max_step_stretch: float | None = None
+    policy: str = "priority"
+    priority_half_life_s: float = 30.0
+    fair_quantum_tokens: int = 256
+
+
+class Scheduler:
+    """Owns the requests of one engine, from `add` to their last event. Not thread-safe: the loop calls it."""
+
+    def __init__(
+        self,
+        cache: KVCacheManager,
+        limits: SchedulerLimits,
+        eos_token_ids: Iterable[int] = (),
+        swap: SwapSpace | None = None,
+        speculator: Speculator | None = None,
+    ) -> None:
+        """Without `swap`, the KV of preempted requests stays where it is or is computed again. Without a
+        `speculator` nothing is guessed: every decode yields one token per step.
+        """
+        self.cache = cache
+        self._page_size = cache.page_size
+        # What fits alone in all pages always fits in the end: nothing admitted can get stuck for ever.
+        pool_tokens = cache.num_pages * cache.page_size
+        self.limits = replace(limits, max_model_len=min(limits.max_model_len, pool_tokens))
+        self._eos = frozenset(eos_token_ids)
+        self._order = order_of(limits.policy, limits.priority_half_life_s)
+        self._budget = PrefillBudget(limits.max_step_tokens, limits.max_step_seconds, limits.max_step_stretch)
+        self._sharing = PrefillSharing(limits.fair_quantum_tokens)
+        self._speculator = speculator or Speculator()
+        self._requests: dict[str, Request] = {}
+        self.waiting = WaitingQueue(limits.max_waiting, limits.max_waiting_tokens)
+        swap = swap or SwapSpace(HostMemory(), cache.page_size)
+        self.memory = Memory(cache, self.waiting, limits.max_running, swap, self._budget)
+        self._ending: dict[str, FinishReason] = {}  # to end at the next border between steps, and why
+        self._num_steps = self._num_finished = self._num_in_flight = 0
+
+    # --- what comes in -------------------------------------------------------------------------------------
+
+    def check(self, request: Request) -> None:
+        """Raise NeverFits when no amount of waiting would help. Has no side effects."""
+        longest = request.num_prompt + request.sampling.max_tokens
+        if request.num_prompt == 0:
+            raise NeverFits("the prompt is empty: at least one token is needed")
+        if longest > self.limits.max_model_len:
+            raise NeverFits(
+                f"{request.num_prompt} prompt tokens + max_tokens {request.sampling.max_tokens} = {longest}, "
+                f"but this engine holds at most {self.limits.max_model_len} per request"
+            )
+        if request.sampling.beams is not None:
+            beam_group.check(request, request.sampling.beams.width, self.cache, self.limits.max_running)
+
+    def add(self, request: Request) -> None:
+        """Put a request in the queue. Raises NeverFits, QueueFull, or ValueError when the id is in use."""
+        self.check(request)
+        if request.request_id in self._requests:
+            raise ValueError(f"request id {request.request_id!r} is already in use")
+        self.waiting.check_room(request)
+        params = request.sampling
+        request.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        request.longest = min(request.num_prompt + params.max_tokens, self.limits.max_model_len)
+        if params.beams is not None:
+            beam_group.begin(request)
+        request.place = self._order.place(request)
+        self._requests[request.request_id] = request
+        self.memory.wait(request)
+        last = request.tokens[-1]
+        if request.num_resumed and (reason := self._finish_reason(request, last, request.num_tokens)):
+            # Its engine was lost after the last token and before word of the end.
+            self._ending[request.request_id] = reason
+
+    def abort(self, request_id: str) -> None:
+        """End a request at the next border between steps; unknown and finished ids are no error."""
+        if request_id in self._requests:
+            self._ending.setdefault(request_id, "abort")
+
+    # --- a step out ----------------------------------------------------------------------------------------
+
+    @property
+    def needs_results(self) -> bool:
+        """Whether the step in flight has to end before the next one can be planned."""
+        running, speculator = self.memory.running, self._speculator
+        return (
+            self.memory.is_starved
+            or self.memory.is_swapping
+            or any(request.is_planned_late for request in running)
+            or (speculator.is_on and any(r.tokens[-1] == PENDING and speculator.wants(r) for r in running))
+        )
+
+    def expected_seconds(self, plan: StepPlan) -> float:
+        """How long a step will probably take on the device; 0 until that was measured."""
+        return self._budget.seconds(plan.num_decodes + plan.num_drafts, plan.num_prefill)
+
+    def schedule(self, now: float) -> StepPlan:
+        """The next step. Pages it needs are taken here; a plan without chunks means there is nothing to do.
+
+        A step may be in flight unless `needs_results`: what it samples is `PENDING` until it is applied.
+        """
+        ended = [self._end(self._requests[id_], reason, now) for id_, reason in list(self._ending.items())]
+        step, memory = StepInMaking(), self.memory
+        memory.begin(is_in_flight=self._num_in_flight > 0)
+        memory.make_way(step, now)
+        self._place_decodes(step, now)
+        self._sharing.charge(step.chunks)
+        self._place_prompts(step, now)
+        for request in step.preempted:
+            self._speculator.forget(request)
+        plan = step.plan(ended)
+        self._num_in_flight += not plan.is_empty
+        return plan
+
+    def _place_decodes(self, step: StepInMaking, now: float) -> None:
+        decodes, searches = [], []
+        for request in self.memory.running:
+            num_tokens = len(request.tokens)
+            if request.beams:
+                searches.append(request)
+            elif num_tokens - request.num_planned > 1:
+                step.prompts.append(request)
+            elif num_tokens < request.longest:  # else the step in flight samples its last token
+                decodes.append(request)
+        for request in searches:
+            if request.status is Status.RUNNING and self.memory.grow_beams(step, request, now):
+                for beam in request.beams:
+                    self._place(step, beam, beam.num_to_compute, now)
+        num_tokens = sum([chunk.num_tokens for chunk in step.chunks]) + len(decodes)
+        guesses = self._speculator.propose(decodes, self.limits.max_step_tokens - num_tokens)
+        for request, drafts in zip(decodes, guesses, strict=True):
+            if request.status is Status.RUNNING:  # else it was preempted for one before it
+                self._place(step, request, 1, now, drafts)
+
+    def _place_prompts(self, step: StepInMaking, now: float) -> None:
+        """Share what the step has room for, and admit whoever gets some of it."""
+        running = [prompt for prompt in step.prompts if prompt.status is Status.RUNNING]
+        num_startable = min(len(self.waiting), self.limits.max_running - len(self.memory.running))
+        num_decodes = sum([chunk.num_tokens for chunk in step.chunks])
+        room = self._budget.room(num_decodes, len(running) + num_startable)
+        shares = self._sharing.share(
+            running, self.waiting, room, admit=lambda prompt: self.memory.admit(step, prompt, now)
+        )
+        for prompt, num_tokens in shares.items():
+            if prompt.status is not Status.RUNNING or not self._place(step, prompt, num_tokens, now):
+                self._sharing.give_back(prompt, num_tokens)
+
+    def _place(
+        self, step: StepInMaking, request: Request, num_tokens: int, now: float, drafts: Sequence[int] = ()
+    ) -> bool:
+        """Give `request` tokens in this step, and guesses after them; False: without room it sits it out."""
+        tokens, start, lease = request.tokens, request.num_planned, request.lease
+        end = start + num_tokens
+        assert lease is not None
+        if drafts and not self.memory.has_spare(lease, end + len(drafts)):
+            drafts = ()
+        # A prompt takes its pages at once: what it was promised, nobody else gets meanwhile.
+        wanted = len(tokens) + len(drafts)
+        if wanted > lease.capacity and not self.memory.grow(step, request, wanted, now):
+            return False
+        ids, samples = tokens[start:end], end == len(tokens)
+        if drafts:
+            ids += drafts
+        step.chunks.append(Chunk(request, start, len(ids), ids, lease.pages, samples, len(drafts)))
+        request.num_planned = end
+        if samples:
+            tokens.append(PENDING)
+        return True
+
+    # --- a result in ---------------------------------------------------------------------------------------
+
+    def apply(self, plan: StepPlan, result: StepResult, now: float, seconds: float = 0.0) -> list[Event]:
+        """Take in the result of the oldest step in flight, which took `seconds`; the events it caused."""
+        events, token_ids, scores = [], tuple(result.token_ids), result.prompt_logprobs
+        found: dict[Request, list[TokenLogprobs | None]] = {}  # what beam searches may go on with, beam by beam
+        counts = itertools.repeat(1) if result.counts is None else iter(result.counts)
+        first = 0
+        for chunk in plan.chunks:
+            request = chunk.request
+            end = first + next(counts) if chunk.samples else first
+            if request.status is Status.RUNNING:  # else it ended while the step ran
+                self._computed(chunk, request, end - first, now)
+                if chunk.num_drafts:
+                    self._speculator.verified(request, chunk.num_drafts, end - first - 1)
+                if scores and request.request_id in scores:
+                    events.append(self._scored(request, scores[request.request_id]))
+                if end > first and request.search is not None:
+                    found.setdefault(request.leader or request, []).append(result.logprobs[first])
+                elif end > first:
+                    logprobs = result.logprobs[first:end]
+                    events.append(self._generated(request, token_ids[first:end], logprobs, now))
+            first = end
+        for request, rows in found.items():
+            events += self._searched(request, rows, now)
+        if plan.chunks:
+            num_decodes = plan.num_decodes + plan.num_drafts
+            self._budget.observe(num_decodes, plan.num_prefill, seconds, plan.prefill_context)
+            self._speculator.stepped(len(plan.chunks), plan.num_drafts, plan.num_prefill, now)
+        self._num_steps += 1
+        self._num_in_flight -= 1
+        return events
+
+    def fail(self, plan: StepPlan, message: str, now: float) -> list[Event]:
+        """End all requests of a step that could not be run. Their pages' content is unknown: none is kept."""
+        self._num_in_flight -= 1
+        for request in plan.preempted:
+            self.memory.swap.forget(request.request_id)
+        return [
+            self._end(chunk.request.leader or chunk.request, "error", now, keep=False, error=message)
+            for chunk in plan.chunks
+            if chunk.request.status is Status.RUNNING
+        ]
+
+    def _computed(self, chunk: Chunk, request: Request, num_sampled: int, now: float) -> None:
+        """The chunk's KV is there; of its drafts, that of those that proved right."""
+        num_drafts, lease = chunk.num_drafts, request.lease
+        assert lease is not None
+        end = chunk.start + chunk.num_tokens - num_drafts
+        request.num_computed = end
+        if num_drafts:
+            request.num_computed = request.num_planned = end - 1 + num_sampled
+        if lease.source is not None:
+            self.cache.release_copy(lease)
+        # A decode's tokens enter the tree at its end, unless it came back from the host: its prompt does at once.
+        num_prompt = len(request.prompt_ids)
+        if (
+            chunk.num_tokens - num_drafts > 1
+            or end <= num_prompt
+            or lease.num_shared * self._page_size < num_prompt
+        ):
+            self.cache.insert(lease, request.tokens[:end], now)
+
+    def _scored(self, request: Request, scores: PackedLogprobs) -> Event:
+        request.num_prompt_reported = scores.end
+        return Event(request.request_id, num_cached=request.num_cached or 0, prompt_logprobs=scores)
+
+    def _generated(
+        self, request: Request, tokens: tuple[int, ...], logprobs: Sequence[TokenLogprobs | None], now: float
+    ) -> Event:
+        """Put what was sampled in the place of its `PENDING`, up to the token that ends the request."""
+        known = num_tokens = request.num_computed + 1 - len(tokens)
+        reason: FinishReason | None = None
+        for token in tokens:
+            num_tokens += 1
+            if token < 0:
+                return self._end(request, "error", now, keep=False, error=_why(token))
+            if token in request.stop_ids or num_tokens >= request.longest:
+                reason = self._finish_reason(request, token, num_tokens)
+                if reason is not None:
+                    tokens = tokens[: num_tokens - known]
+                    break
+        request.tokens[known : known + 1] = tokens
+        if request.first_token_at is None:
+            request.first_token_at = now
+        reported = () if logprobs[0] is None else tuple(filter(None, logprobs[: len(tokens)]))
+        if reason is not None:
+            del request.tokens[num_tokens:]  # what a step in flight samples for it is not wanted
+            return self._end(request, reason, now, tokens=tokens, logprobs=reported)
+        timings = None
+        if request.num_told != request.num_preemptions:
+            request.num_told, timings = request.num_preemptions, _timings(request, now)
+        return Event(request.request_id, tokens, reported, None, request.num_cached or 0, None, timings)
+
+    def _searched(self, request: Request, rows: Sequence[TokenLogprobs | None], now: float) -> list[Event]:
+        """Choose a beam search's next beams, by what was found for those it had; its one event when it is over."""
+        assert request.search is not None
+        if request.first_token_at is None:
+            request.first_token_at = now
+        known = [row for row in rows if row is not None]
+        if len(known) == len(rows) and beam_group.advance(self.cache, request, known, now):
+            return []
+        best = request.search.finished[: request.search.params.num_returned]
+        if len(known) < len(rows) or not best:
+            return [self._end(request, "error", now, keep=False, error=_why(-1))]
+        ended = self._end(request, best[0].finish_reason, now, tokens=best[0].token_ids)
+        return [structs.replace(ended, alternatives=tuple(best))]
+
+    def _finish_reason(self, request: Request, token: int, num_tokens: int) -> FinishReason | None:
+        """Why a request ends with `token` as the last of `num_tokens`; None when it goes on."""
+        is_long_enough = num_tokens - request.num_prompt > request.sampling.min_tokens
+        # A grammar that allows nothing but the end goes before `min_tokens`.
+        if token in request.stop_ids and (is_long_enough or request.constraint is not None):
+            return "stop"
+        return "length" if num_tokens >= request.longest else None
+
+    def _end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        now: float,
+        *,
+        keep: bool = True,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        error: str | None = None,
+    ) -> Event:
+        """Release all that a request holds. With `keep`, what it computed stays in the tree."""
+        self.memory.release(request, now, keep=keep)
+        self._speculator.forget(request)
+        request.status = Status.FINISHED
+        del self._requests[request.request_id]
+        self._ending.pop(request.request_id, None)
+        self._num_finished += 1
+        return Event(
+            request.request_id,
+            tokens,
+            logprobs,
+            reason,
+            request.num_cached or 0,
+            error,
+            _timings(request, now),
+        )
+
+    # --- what it says of itself ----------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a call of `schedule` would do anything."""
+        return bool(self._requests)
+
+    def account(self) -> PageAccount:
+        """Where the pages are; they sum to `cache.num_pages`, always."""
+        return self.cache.account()
+
+    def load(self, now: float) -> EngineLoad:
+        """A snapshot of how busy this engine is. O(requests)."""
+        return EngineLoad(
+            num_running=len(self.memory.running),
+            num_waiting=len(self.waiting),
+            num_deferred=min(self.memory.num_deferred, len(self.waiting)),
+            waiting_prefill_tokens=self.waiting.num_uncached
+            + sum(request.num_to_compute for request in self.memory.running if request.num_to_compute > 1),
+            oldest_wait_seconds=max((now - request.arrival for request in self.waiting), default=0.0),
+            pages=self.account(),
+            page_size=self.cache.page_size,
+            eviction_age=self.cache.eviction_age(now),
+            cache=copy.copy(self.cache.stats),
+            num_steps=self._num_steps,
+            num_preemptions=self.memory.num_preemptions,
+            num_swapped=self.memory.num_swapped,
+            host_pages=self.memory.swap.account(),
+            num_finished=self._num_finished,
+            prefill_rate=self._budget.prefill_rate,
+            decode_seconds=self._budget.decode_seconds,
+        )
+
+    def forget_totals(self) -> None:
+        """Let what counts up begin at 0 again; measured rates stay."""
+        self._num_steps = self._num_finished = 0
+        self.memory.num_preemptions = self.memory.num_swapped = 0
+        self.cache.stats = CacheStats()
+        self.cache.page_ages.drain()
+
+
+def _why(token: int) -> str:
+    if token == GRAMMAR_FAILED:
+        return "the request's grammar became too complex to follow"
+    return "the model computed no valid probabilities"
+
+
+def _timings(request: Request, now: float) -> Timings | None:
+    if request.admitted_at is None:
+        return None
+    first = now if request.first_token_at is None else request.first_token_at
+    return Timings(
+        queue=request.admitted_at - request.arrival,
+        prefill=first - request.admitted_at,
+        decode=now - first,
+        num_preemptions=request.num_preemptions,
+        num_recomputed=request.num_recomputed,
+    )

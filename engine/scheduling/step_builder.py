@@ -1,0 +1,32 @@
+"""A step while it is put together."""
+
+from __future__ import annotations
+
+from cache import PageCopy
+from engine.request import Request
+from engine.scheduling.plan import Chunk, Event, StepPlan
+from engine.scheduling.swap import PagePair
+
+
+class StepInMaking:
+    """The parts of a plan."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.copies: list[PageCopy] = []
+        self.prompts: list[Request] = []
+        """Running requests with more than one token to compute."""
+        self.preempted: list[Request] = []
+        self.swap_out: list[PagePair] = []
+        self.swap_in: list[PagePair] = []
+
+    def plan(self, ended: list[Event]) -> StepPlan:
+        """The finished plan; `ended` are the last events of requests that ended without a step."""
+        return StepPlan(
+            tuple(self.chunks),
+            tuple(self.copies),
+            tuple(self.swap_out),
+            tuple(self.swap_in),
+            tuple(self.preempted),
+            tuple(ended),
+        )

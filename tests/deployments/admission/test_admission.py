@@ -1,0 +1,290 @@
+"""Late binding in virtual time: who waits, who goes, who is refused, and what remains of those who left."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import Counter
+from itertools import count
+from typing import Any
+
+import pytest
+
+from deployments.admission.admission import AdmissionClient, LoadView
+from deployments.admission.fleet_load import FleetLoad
+from deployments.client.protocol import Generation, Overloaded, Rejected
+from deployments.config.settings import AdmissionSettings
+from deployments.config.tenants import Tenant
+from monitoring.metrics import Metrics
+from tests.deployments.support.virtual_time import HeardFleet, VirtualFleet, now, request, run
+
+TENANTS = {"a": Tenant("a", priority=0), "b": Tenant("b", priority=0), "heavy": Tenant("heavy", 3.0, priority=5)}
+
+
+def admission(fleet: VirtualFleet, metrics: Metrics | None = None, **settings: Any) -> AdmissionClient:
+    return AdmissionClient(fleet, fleet, AdmissionSettings(**settings), TENANTS, metrics)
+
+
+async def finish(generation: Generation) -> float:
+    """When its first token came."""
+    try:
+        async for _ in generation:
+            pass
+        return now()
+    finally:
+        await generation.aclose()
+
+
+async def ask(client: Any, *args: Any, **fields: Any) -> float:
+    """Seconds to the first token."""
+    began = now()
+    return await finish(await client.generate(request(*args, **fields))) - began
+
+
+def assert_nothing_is_left(client: AdmissionClient, fleet: VirtualFleet) -> None:
+    assert (client.num_waiting, client.num_waiting_tokens, client._sending, fleet.open) == (0, 0, {}, 0)
+
+
+def test_requests_pass_while_an_engine_has_room_and_wait_when_none_has() -> None:
+    async def scenario() -> None:
+        fleet = VirtualFleet(2, rate=1000)
+        client = admission(fleet, ttft_target_s=1.0)
+        tasks = [asyncio.create_task(ask(client, f"r{n}", tokens=500)) for n in range(40)]
+        await asyncio.sleep(0.1)
+        assert client.num_waiting > 30
+        assert fleet.most_queued_s <= 1.5  # the target, and one request beyond it
+        await asyncio.gather(*tasks)
+        # Work conserving: 40 prompts of half a second on two engines.
+        assert now() == pytest.approx(10, abs=0.1)
+        assert_nothing_is_left(client, fleet)
+
+    run(scenario())
+
+
+def test_engines_get_no_more_than_the_target_however_slowly_they_accept() -> None:
+    """What was let go and is not accepted yet counts."""
+
+    async def scenario() -> None:
+        fleet = VirtualFleet(1, rate=1000, accept_s=0.4)
+        client = admission(fleet, ttft_target_s=1.0)
+        await asyncio.gather(*(ask(client, f"r{n}", tokens=100) for n in range(50)))
+        assert fleet.most_queued_s <= 1.1
+        assert_nothing_is_left(client, fleet)
+
+    run(scenario())
+
+
+def test_a_slow_way_to_idle_engines_holds_nobody_back() -> None:
+    """Prompts that are cached but for some tokens: when their first tokens come tells nothing of the room."""
+
+    async def scenario() -> None:
+        fleet = VirtualFleet(2, rate=10_000, accept_s=0.4)
+        heard = HeardFleet(fleet)
+        client = AdmissionClient(
+            heard, FleetLoad(heard.known, fleet.uncached_tokens), AdmissionSettings(), TENANTS
+        )
+        telling = asyncio.create_task(heard.tell())
+        for number in range(5):  # the first ones could teach something wrong
+            await ask(client, f"one {number}", tokens=10)
+        tasks = [asyncio.create_task(ask(client, f"r{n}", tokens=10)) for n in range(100)]
+        assert max(await asyncio.gather(*tasks)) < 0.6
+        telling.cancel()
+
+    run(scenario())
+
+
+def test_tenants_take_turns_by_weight_in_tokens_that_were_computed() -> None:
+    async def scenario() -> None:
+        fleet = VirtualFleet(1, rate=10_000)
+        fleet.cached = 50
+        client = admission(fleet, ttft_target_s=0.1, quantum_tokens=500)
+        tasks = [
+            asyncio.create_task(ask(client, f"{tenant}{n}", tenant, tokens))
+            for n in range(300)
+            for tenant, tokens in (("a", 100), ("b", 250), ("heavy", 150))
+        ]
+        await asyncio.sleep(3)
+        computed = Counter[str]()
+        for sent in fleet.order:
+            computed[sent.tenant] += len(sent.prompt_ids) - 50
+        assert computed["a"] == pytest.approx(computed["b"], rel=0.15)
+        assert computed["heavy"] == pytest.approx(3 * computed["a"], rel=0.15)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert_nothing_is_left(client, fleet)
+
+    run(scenario())
+
+
+def test_own_priority_orders_a_tenants_requests_and_the_operators_the_engines() -> None:
+    async def scenario() -> None:
+        fleet = VirtualFleet(1, rate=1000)
+        client = admission(fleet, ttft_target_s=0.1)
+        tasks = [asyncio.create_task(ask(client, "first", "a", 500))]
+        await asyncio.sleep(0.05)
+        for name, priority in (("low", -1), ("later", 0), ("high", 9)):
+            tasks.append(asyncio.create_task(ask(client, name, "a", 500, priority=priority)))
+        tasks.append(asyncio.create_task(ask(client, "other", "heavy", 500, priority=100)))
+        tasks.append(asyncio.create_task(ask(client, "nobody", "", 500, priority=7)))
+        await asyncio.gather(*tasks)
+        ours = [sent.request_id for sent in fleet.order if sent.tenant == "a"]
+        assert ours == ["first", "high", "later", "low"]
+        priorities = {sent.request_id: sent.priority for sent in fleet.order}
+        assert (priorities["high"], priorities["other"], priorities["nobody"]) == (0, 5, 7)
+
+    run(scenario())
+
+
+def test_a_client_that_leaves_leaves_nothing_behind() -> None:
+    """At any moment: before, while or after its turn comes, or while an engine makes up its mind."""
+
+    async def scenario(seed: int) -> None:
+        draw = random.Random(seed)
+        fleet = VirtualFleet(2, rate=1000, accept_s=0.05)
+        client = admission(fleet, ttft_target_s=0.2)
+        asked = [(f"r{n}", draw.choice("ab"), draw.randint(1, 300)) for n in range(60)]
+        tasks = [asyncio.create_task(ask(client, *arguments)) for arguments in asked]
+        for task in draw.sample(tasks, 40):
+            await asyncio.sleep(draw.choice((0, 0, 0.01, 0.05, 0.1)))
+            before = client.num_waiting
+            task.cancel()
+            await asyncio.sleep(0)
+            assert client.num_waiting <= before
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # Who left cost the rest no more than what had been sent.
+        assert now() <= sum(len(sent.prompt_ids) for sent in fleet.order) / 1000 + 1
+        assert_nothing_is_left(client, fleet)
+
+    for seed in range(30):
+        run(scenario(seed))
+
+
+def test_waiting_too_long_is_refused_with_a_time_to_come_back() -> None:
+    async def scenario() -> None:
+        fleet = VirtualFleet(1, rate=1000)
+        client = admission(fleet, ttft_target_s=0.5, max_wait_s=3)
+        tasks = [asyncio.create_task(ask(client, f"r{n}", "a", 1000)) for n in range(20)]
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        refused = [outcome for outcome in outcomes if isinstance(outcome, Overloaded)]
+        assert len(refused) == 16 and {error.kind for error in refused} == {"deadline"}
+        assert "within 3 s" in refused[0].reason
+        assert_nothing_is_left(client, fleet)
+
+    run(scenario())
+
+
+def test_who_cannot_meet_a_deadline_is_told_at_once_from_the_measured_rate() -> None:
+    async def scenario() -> None:
+        fleet = VirtualFleet(1, rate=1000)
+        client = admission(fleet, ttft_target_s=0.5, max_wait_s=100)
+        tasks = [asyncio.create_task(ask(client, f"r{n}", "a", 1000)) for n in range(40)]
+        await asyncio.sleep(10.2)
+        began = now()
+        with pytest.raises(Overloaded, match=r"about (29|30|31) s") as refused:
+            await client.generate(request("late", "a", 100, max_wait_s=5))
+        assert now() == began
+        # 30 prompts of a second each remain: in 25 s the rest can be waited for.
+        assert refused.value.retry_after_s == pytest.approx(24, abs=4)
+        # Another tenant shares the engine with the first, and can.
+        assert await ask(client, "other", "b", 100, max_wait_s=5) < 5
+        await asyncio.gather(*tasks)
+
+    run(scenario())
+
+
+def test_a_tenants_flood_is_refused_and_others_are_not() -> None:
+    async def scenario() -> None:
+        fleet = VirtualFleet(1, rate=1000)
+        client = admission(fleet, ttft_target_s=0.1, max_waiting=10, max_waiting_per_tenant=6)
+        flood = [asyncio.create_task(ask(client, f"r{n}", "a", 200)) for n in range(20)]
+        await asyncio.sleep(0.05)
+        assert await ask(client, "other", "b", 100) < 1.5
+        refused = [e for e in await asyncio.gather(*flood, return_exceptions=True) if isinstance(e, Overloaded)]
+        assert len(refused) >= 12 and {error.kind for error in refused} == {"tenant_queue_full"}
+        assert all(1 <= error.retry_after_s <= 600 for error in refused)
+
+    run(scenario())
+
+
+def test_what_an_engine_refuses_is_not_charged_and_holds_nobody_up() -> None:
+    async def scenario() -> None:
+        fleet = VirtualFleet(1, rate=1000)
+        client = admission(fleet, ttft_target_s=0.1)
+        first = asyncio.create_task(ask(client, "first", "a", 1000))
+        await asyncio.sleep(0.05)
+        fleet.refuse_with = Rejected("too long")
+        refused = [asyncio.create_task(ask(client, f"r{n}", "a", 1000)) for n in range(5)]
+        outcomes = await asyncio.gather(*refused, return_exceptions=True)
+        assert all(isinstance(outcome, Rejected) for outcome in outcomes)
+        await first
+        assert now() < 1.2
+        assert_nothing_is_left(client, fleet)
+
+    run(scenario())
+
+
+def test_nobody_starves_behind_heavier_tenants() -> None:
+    async def scenario() -> None:
+        fleet = VirtualFleet(1, rate=10_000)
+        tenants = {"light": Tenant("light", 0.1), **{f"t{n}": Tenant(f"t{n}", 10.0) for n in range(5)}}
+        settings = AdmissionSettings(ttft_target_s=0.1, quantum_tokens=100, max_wait_s=1000)
+        client = AdmissionClient(fleet, fleet, settings, tenants)
+        tasks = [asyncio.create_task(ask(client, f"r{n}", f"t{n % 5}", 1000)) for n in range(1000)]
+        await asyncio.sleep(0.5)
+        assert await ask(client, "light", "light", 1000) < 10  # one turn of each of the others
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    run(scenario())
+
+
+# --- the bar: one tenant floods at 20 times another's rate ------------------------------------------------------
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, math.ceil(share * len(values)) - 1)]
+
+
+async def quiet_p95(flood: float, target_s: float) -> float:
+    """TTFT p95 of a tenant that asks for a tenth of the fleet, beside one that asks for `flood` times as much."""
+    draw = random.Random(5)
+    fleet = VirtualFleet(4, rate=12_000)
+    heard = HeardFleet(fleet)
+    view: LoadView = FleetLoad(heard.known, fleet.uncached_tokens)
+    client = AdmissionClient(heard, view, AdmissionSettings(ttft_target_s=target_s), TENANTS)
+    telling = asyncio.create_task(heard.tell())
+    per_second = 0.1 * 4 * 12_000 / 4250
+    times: dict[str, list[float]] = {"a": [], "b": []}
+    numbers = count()
+
+    async def one(tenant: str, number: int, tokens: int) -> None:
+        try:
+            times[tenant].append(await ask(client, f"{tenant}{number}", tenant, tokens))
+        except Overloaded:
+            assert tenant == "b"
+
+    async def arrivals(tenant: str, rate: float) -> None:
+        own = random.Random(draw.random())
+        async with asyncio.TaskGroup() as group:
+            while now() < 240:
+                await asyncio.sleep(own.expovariate(rate))
+                group.create_task(one(tenant, next(numbers), own.randint(500, 8000)))
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(arrivals("a", per_second))
+        if flood:
+            group.create_task(arrivals("b", per_second * flood))
+    telling.cancel()
+    assert len(times["a"]) > 200
+    return percentile(times["a"], 0.95)
+
+
+def test_a_flood_at_20_times_leaves_anothers_ttft_within_half_again_of_alone() -> None:
+    alone = run(quiet_p95(0, 0.15))
+    flooded = run(quiet_p95(20, 0.15))
+    unfair = run(quiet_p95(20, 1e9))
+    assert flooded <= 1.5 * alone, (alone, flooded)
+    assert unfair > 10 * alone  # the test can tell

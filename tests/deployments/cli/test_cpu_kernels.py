@@ -1,0 +1,72 @@
+"""What `raydix info` says of attention and the native kernels on this machine."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from deployments.cli.cpu_kernels import attention_text, kernels_text
+from engine.attention.base import AttentionShape
+from engine.kernels import native
+from engine.loading.hub import demo_model_path
+from engine.models.config import ModelConfig
+from engine.models.experts_config import ExpertsConfig
+from tests.engine.support.attention_packages import flash_module
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Nothing is remembered of what other tests loaded, nor by those that follow."""
+    native.forget()
+    yield
+    native.forget()
+
+
+SHAPE = AttentionShape(4, 2, 64, 16, frozenset({None}))
+
+
+def facts() -> ModelConfig:
+    return ModelConfig.from_directory(demo_model_path())
+
+
+def test_without_the_library_info_says_why_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYDIX_NATIVE_LIBRARY", str(tmp_path / "none.so"))
+    todo = r"none\.so is missing \(.*\): install a C compiler"
+    assert re.match(f"none: {todo}", kernels_text(facts(), torch.float32))
+    assert re.match(f"none: {todo}", kernels_text(None, torch.float32))
+    assert re.match(rf"reference\nnot native: {todo}", attention_text(SHAPE, torch.float32, "cpu"))
+
+
+def test_with_the_library_info_says_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYDIX_ISA", "generic")
+    try:
+        native.kernels(torch.bfloat16)
+    except native.Unavailable as error:
+        pytest.skip(str(error))
+    used = r"generic of generic.*; \d+ threads; huge pages: \w+"
+    for model in (facts(), None):
+        assert re.match(used, kernels_text(model, torch.bfloat16))
+    sparse = replace(facts(), experts=ExpertsConfig(8, 2, 64, True, frozenset({0}), range(8)))
+    assert re.match(f"attention alone \\(.*experts\\); {used}", kernels_text(sparse, torch.bfloat16))
+    taken, *others = attention_text(SHAPE, torch.bfloat16, "cpu").splitlines()
+    assert taken == "native" and "reference: when asked for by name" in others
+    assert "not flash_attn: it runs on CUDA GPUs, not on cpu" in others
+
+
+def test_of_a_gpu_it_says_what_would_run_and_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is none too: then nothing is asked of it, and only what is installed decides."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for module in ("flash_attn_interface", "vllm.vllm_flash_attn", "vllm_flash_attn", "flash_attn", "flashinfer"):
+        monkeypatch.setitem(sys.modules, module, None)
+    said = attention_text(SHAPE, torch.bfloat16, "cuda")
+    assert "not native: it runs on CPUs, not on cuda" in said and "reference" in said
+    assert re.search(r"not flash_attn: none of flash_attn_interface, .* 'raydix\[flash-attn\]'", said)
+    assert "not flashinfer: flashinfer is not installed: pip install 'raydix[flashinfer]'" in said
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", flash_module("flash_attn_interface"))
+    assert "not flash_attn" not in attention_text(SHAPE, torch.bfloat16, "cuda")

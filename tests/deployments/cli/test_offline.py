@@ -1,0 +1,118 @@
+"""`raydix generate`, `raydix info` and the command's manners: instant help, one line for a mistake."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deployments.cli.info import Machine, describe
+from deployments.cli.units import count_text
+from deployments.plan.known import planned_model
+from engine import EngineConfig
+from engine.loading.hub import demo_model_path
+from engine.models.config import ModelConfig
+
+
+def raydix(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "deployments.cli", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("command", [(), ("serve",), ("chat",), ("generate",), ("info",), ("plan",), ("top",)])
+def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
+    script = (
+        "import sys; from deployments.cli.app import app\n"
+        f"try: app({[*command, '--help']!r})\n"
+        "except SystemExit: pass\n"
+        "heavy = {'ray', 'torch', 'transformers', 'numpy', 'fastapi', 'httpx'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert "Usage: " in result.stdout
+
+
+def test_info_shows_what_the_embedded_model_costs() -> None:
+    result = raydix("info", "demo", "--page-size", "32", "--dtype", "bfloat16", "--device", "cpu")
+    assert result.returncode == 0, result.stderr
+    config = ModelConfig.from_directory(demo_model_path())
+    assert f"{config.num_parameters:,}" in result.stdout
+    assert f"{config.kv_bytes_per_token(2):,} bytes" in result.stdout
+    assert "32 tokens" in result.stdout and "KV pages here" in result.stdout
+
+
+def test_info_tells_all_weights_from_those_a_token_uses() -> None:
+    facts = planned_model("Qwen3-30B-A3B").facts
+    assert facts.experts is not None
+    mixed = replace(facts, experts=replace(facts.experts, layers=frozenset(range(2, 48))))
+    for shown, dense in ((facts, ""), (mixed, "; 6144 in 2 dense layers")):
+        table = describe("m", demo_model_path(), shown, EngineConfig(model="m"), Machine("cpu", 1 << 40))
+        said = dict(zip(table.columns[0].cells, table.columns[1].cells, strict=True))
+        assert str(said["parameters"]).endswith(f"({shown.num_parameters:,})")
+        assert said["hidden size"] == f"2048, feed-forward 128 experts of 768, 8 for each token{dense}"
+    assert said["for each token"] == f"{count_text(mixed.active_parameters)} of the parameters"
+
+
+def test_info_of_the_machine_alone_says_what_would_compute_here_and_on_gpus() -> None:
+    result = raydix("info", "--device", "cpu")
+    assert result.returncode == 0, result.stderr
+    for part in ("attention here", "native kernels", "attention on GPUs", "'raydix[flashinfer]'", "not native:"):
+        assert part in result.stdout
+
+
+def test_info_counts_the_pages_an_engine_would_get() -> None:
+    facts = ModelConfig.from_directory(demo_model_path())
+    config = EngineConfig(model="demo", page_size=16)
+    page = facts.kv_bytes_per_token(4) * 16
+    weights = facts.num_parameters * 4
+    for pages in (10, 1000):
+        machine = Machine("cpu", weights + page * pages * 4)  # a quarter of what the weights leave is for KV
+        cells = list(describe("demo", demo_model_path(), facts, config, machine).columns[1].cells)
+        assert str(cells[-1]).startswith(f"{pages:,} ({pages * 16:,} tokens")
+    cells = list(describe("demo", demo_model_path(), facts, config, Machine("cpu", weights)).columns[1].cells)
+    assert "no memory for KV pages" in str(cells[-1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("info", "/no/such/model"), "there is no directory /no/such/model"),
+        (("generate", "/no/such/model", "hello"), "there is no directory /no/such/model"),
+        (("generate", "demo", ""), "the prompt is empty"),
+        (("serve", "/no/such.yaml"), "cannot read /no/such.yaml"),
+    ],
+)
+def test_a_mistake_is_one_line_on_stderr(arguments: tuple[str, ...], message: str) -> None:
+    result = raydix(*arguments)
+    assert result.returncode in (1, 2) and result.stdout == ""
+    [line] = result.stderr.strip().splitlines()
+    assert line.startswith("raydix: ") and message in line
+
+
+def test_an_unsupported_model_says_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["SomethingElse"], "model_type": "else"}')
+    result = raydix("info", str(tmp_path))
+    assert result.returncode == 1 and "SomethingElse" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_wrong_usage_exits_with_2() -> None:
+    assert raydix("info", "demo", "--page-size", "0").returncode == 2
+    assert raydix("no-such-command").returncode == 2
+
+
+def test_generate_answers_and_prints_only_the_answer() -> None:
+    result = raydix("generate", "demo", "-", "--chat", "--max-tokens", "12", stdin="What does itertools.chain do?")
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.split()) > 3 and "prompt tokens" not in result.stdout
+    assert "12 generated" in result.stderr and "ended by length" in result.stderr
+
+
+def test_hash_key_makes_a_key_or_hashes_one_and_refuses_what_no_header_could_carry() -> None:
+    made = raydix("hash-key").stdout.split()
+    assert made[0::2] == ["key", "hash"]
+    assert raydix("hash-key", "--stdin", stdin=made[1] + "\n").stdout.strip() == made[3]
+    for bad in ("", "short", "with spaces in between", "\u00e9" * 20):
+        refused = raydix("hash-key", "--stdin", stdin=bad)
+        assert refused.returncode == 1 and refused.stdout == "" and "a key h" in refused.stderr

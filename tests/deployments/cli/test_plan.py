@@ -1,0 +1,185 @@
+"""`raydix plan`: tables, JSON and a deployments.yaml, without a network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+from rich.console import Console
+from typer.testing import CliRunner
+
+from deployments.cli import plan_view
+from deployments.cli.app import app
+from deployments.cli.errors import UserError
+from deployments.config.args import AppArgs
+from deployments.plan import report
+from deployments.plan.known import gpu_named, gpus, planned_model
+from deployments.plan.load import RequestShape
+from deployments.plan.replica import ReplicaPlan
+from engine.config import EngineConfig
+from engine.loading.hub import demo_model_path
+from engine.models.config import ELEMENT_BYTES, ModelConfig
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", _no_network)
+
+
+def _no_network(*_: object, **__: object) -> str:
+    raise ConnectionError("there is no network")
+
+
+def plan(*arguments: object) -> str:
+    result = RUNNER.invoke(app, ["plan", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def args_of(text: str) -> dict[str, Any]:
+    config = yaml.safe_load(text)
+    ServeDeploySchema.model_validate(config)
+    [application] = config["applications"]
+    args: dict[str, Any] = application["args"]
+    AppArgs.model_validate(args)
+    return args
+
+
+def test_a_known_model_is_planned_without_a_network() -> None:
+    document = json.loads(plan("meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100", "--json"))
+    assert document["model"]["parameters"] == 8_030_261_248
+    assert document["model"]["weight_bytes"] == {
+        "float32": 32_121_044_992, "bfloat16": 16_060_522_496, "float16": 16_060_522_496,
+        # 32 layers of 218,103,808 weights in matrices with 43,008 outputs; int8 the head of 128,256 x 4096 too
+        "fp8": 16_060_522_496 - 32 * (218_103_808 - 4 * 43_008),
+        "int8": 16_060_522_496 - 32 * (218_103_808 - 4 * 43_008) - 128_256 * (4096 - 4),
+    }  # fmt: skip
+    assert document["model"]["weight_types_run"] == ["bfloat16", "float16", "float32", "fp8", "int4"]
+    replica = document["replica"]
+    assert (replica["kv_bytes_per_token"], replica["kv_bytes_per_token_per_layer"]) == (131_072, 4096)
+    assert (replica["kv_pages"], replica["kv_tokens"]) == (28_635, 458_160)
+    assert (document["replicas"], document["gpus"], document["warnings"]) == (1, 1, [])
+    assert "demand" not in document
+
+
+def test_a_load_gives_the_replicas() -> None:
+    load = ("--requests-per-s", 40, "--prompt-tokens", 2000, "--output-tokens", 300)
+    cold = json.loads(plan("Llama-3.1-8B", *load, "--json"))
+    warm = json.loads(plan("Llama-3.1-8B", *load, "--hit-rate", 0.8, "--json"))
+    assert cold["replicas"] > warm["replicas"] > 1
+    assert 0 < warm["demand"]["each"]["busy_share"] <= 0.85
+    assert warm["demand"]["targets"]["ttft_target_s"] == 1.0
+
+
+def test_the_yaml_is_what_serve_takes(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    output = plan("llama-3.1-8b", "--count", 3, "--max-model-len", 32768, "--yaml", path)
+    assert "3 replicas, 3 GPUs" in output
+    args = args_of(path.read_text())
+    assert args["engine"]["model"] == "meta-llama/Llama-3.1-8B"
+    assert args["engine"]["max_model_len"] == 32768
+    assert args["engines"] == {"count": 3}
+    assert "WARNING" not in path.read_text()
+
+
+def test_a_model_too_large_for_one_gpu_is_shared_by_two() -> None:
+    text = plan("Qwen/Qwen3-32B", "--gpu", "h100", "--yaml", "-")
+    args = args_of(text)
+    assert args["engine"]["tensor_parallel_size"] == 2
+    assert AppArgs.model_validate(args).served["EngineReplica"].gpus_per_engine == 2
+    assert "WARNING" not in text
+    assert "tensor_parallel_size" not in args_of(plan("Qwen/Qwen3-32B", "--gpu", "h200", "--yaml", "-"))["engine"]
+
+
+def test_a_directory_and_a_config_file_need_no_network_either(tmp_path: Path) -> None:
+    by_name = json.loads(plan("demo", "--gpu", "l4", "--json"))
+    by_path = json.loads(plan(demo_model_path(), "--gpu", "l4", "--json"))
+    assert by_name["model"]["parameters"] == by_path["model"]["parameters"] > 1e6
+    config = tmp_path / "some.json"
+    config.write_text((demo_model_path() / "config.json").read_text())
+    by_config = json.loads(plan("my/model", "--config", config, "--gpu", "l4", "--json"))
+    assert by_config["model"]["parameters"] == by_name["model"]["parameters"]
+    assert by_config["model"]["name"] == "my/model"
+
+
+def test_pages_too_few_for_the_longest_request_are_warned_of() -> None:
+    document = json.loads(plan("Llama-3.1-8B", "--gpu", "l4", "--json"))
+    [warning] = document["warnings"]
+    assert (
+        "A request may have 131,072 tokens" in warning and f"{document['replica']['kv_tokens']:,} fit" in warning
+    )
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_tables_keep_to_the_terminal(width: int) -> None:
+    model = planned_model("Qwen3-32B")
+    replica = ReplicaPlan(model.facts, gpu_named("h100"), 2, EngineConfig(kv_memory_share=0.9))
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    plan_view.show(report.Plan(model, replica, 2, RequestShape()), console)
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    assert "estimates" in text and "65,524,246,528" not in text and "61.0 GiB" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["some/model"],
+            r"nothing is known of some/model: it is not a directory here, .*Qwen/Qwen3-32B.*--config",
+        ),
+        (["no-such-model"], "there is no directory no-such-model"),
+        (["demo", "--gpu", "h999"], "unknown GPU 'h999'; there are h100"),
+        (["demo", "--count", "2", "--requests-per-s", "3"], "exclude each other"),
+        (["demo", "--requests-per-s", "-3"], "requests per second must be above 0"),
+        (["demo", "--tensor-parallel", "7"], "tensor_parallel_size is 7, .* it can be 1, 2, 4"),
+        (["demo", "--max-running", "100000"], "max_step_tokens must be at least max_running"),
+        (["demo", "--kv-memory-share", "0"], r"kv_memory_share must be in \(0, 1\]"),
+        (["demo", "--config", "/no/such.json"], "no such.json in /no"),
+        (["demo", "--yaml", "/no/such/dir/x.yaml"], "--yaml /no/such/dir/x.yaml"),
+    ],
+)
+def test_mistakes_are_told(arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        RUNNER.invoke(app, ["plan", *arguments], catch_exceptions=False)
+
+
+def test_help_names_all_gpus() -> None:
+    text = " ".join(RUNNER.invoke(app, ["plan", "--help"], env={"COLUMNS": "200"}).output.split())
+    assert ", ".join(list(gpus())[:-1]) + f" or {list(gpus())[-1]}." in text
+
+
+def test_latent_attention_and_unknown_quantization_are_refused(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512}))
+    with pytest.raises(UserError, match=r"DeepseekV3ForCausalLM .*latent KV \(MLA\)"):
+        RUNNER.invoke(app, ["plan", str(tmp_path)], catch_exceptions=False)
+    raw = json.loads((demo_model_path() / "config.json").read_text())
+    config.write_text(json.dumps({**raw, "quantization_config": {"quant_method": "bitsandbytes"}}))
+    with pytest.raises(UserError, match=r"quantized weights \(bitsandbytes\) are not supported"):
+        RUNNER.invoke(app, ["plan", str(tmp_path)], catch_exceptions=False)
+
+
+def test_quantization_leaves_more_room_for_kv() -> None:
+    plain = json.loads(plan("Llama-3.1-8B", "--json"))
+    rounded = json.loads(plan("Llama-3.1-8B", "--quantization", "fp8", "--json"))
+    saved = 16_060_522_496 - plain["model"]["weight_bytes"]["fp8"]
+    assert rounded["replica"]["weight_bytes_per_gpu"] == 16_060_522_496 - saved
+    assert rounded["replica"]["free_bytes_per_gpu"] == plain["replica"]["free_bytes_per_gpu"] + saved
+    assert args_of(plan("Llama-3.1-8B", "--quantization", "fp8", "--yaml", "-"))["engine"]["quantization"] == "fp8"
+
+
+def test_a_quantized_checkpoint_is_planned_as_it_is(tmp_path: Path) -> None:
+    raw = json.loads((demo_model_path() / "config.json").read_text())
+    stored = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "quantization_config": stored}))
+    weights = json.loads(plan(tmp_path, "--json"))["model"]["weight_bytes"]
+    facts = ModelConfig.from_directory(tmp_path)
+    assert weights == {"int4": facts.weight_bytes(ELEMENT_BYTES[facts.dtype])}
+    assert weights["int4"] < facts.num_parameters * 2

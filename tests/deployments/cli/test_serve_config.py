@@ -1,0 +1,129 @@
+"""What `raydix serve` hands to Serve, and what it refuses before anything has started."""
+
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deployments.cli.errors import UserError
+from deployments.cli.serve_config import EMBEDDED_MODEL, Overrides, check_port, load, models
+
+ROOT = Path(__file__).parents[3]
+
+
+def written(directory: Path, text: str) -> Path:
+    path = directory / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_without_a_file_it_serves_what_the_shipped_file_serves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shipped = load(ROOT / "deployments.yaml", Overrides())
+    monkeypatch.chdir(tmp_path)
+    assert load(None, Overrides()) == shipped == EMBEDDED_MODEL
+    monkeypatch.chdir(ROOT)
+    assert load(None, Overrides()) == shipped
+
+
+def test_a_file_here_goes_before_the_built_in_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "deployments.yaml").write_text("applications: [{name: mine, import_path: 'a:b'}]")
+    monkeypatch.chdir(tmp_path)
+    assert load(None, Overrides())["applications"] == [{"name": "mine", "import_path": "a:b"}]
+
+
+def test_options_go_before_the_file_and_leave_the_rest(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+        http_options: {port: 9000, request_timeout_s: 5}
+        applications:
+          - name: raydix
+            import_path: deployments.app:build
+            args:
+              engine: {model: big, served_name: alias, page_size: 8, kv_pages: 9, threads: 1}
+              engines: {count: 3, num_cpus: 2}
+        """,
+    )
+    config = load(path, Overrides(host="0.0.0.0", model="other", replicas=5))
+    assert config["http_options"] == {"host": "0.0.0.0", "port": 9000, "request_timeout_s": 5}
+    args = config["applications"][0]["args"]
+    assert args == {"engine": {"model": "other", "page_size": 8}, "engines": {"count": 5, "num_cpus": 2}}
+    assert models(config) == ["other"]
+    assert load(path, Overrides(port=1))["applications"][0]["args"]["engine"]["served_name"] == "alias"
+
+
+def test_without_an_address_only_this_machine_can_connect(tmp_path: Path) -> None:
+    config = load(written(tmp_path, "applications: []"), Overrides())
+    assert config["http_options"] == {"host": "127.0.0.1", "port": 8000}
+
+
+def test_a_number_of_replicas_replaces_autoscaling(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+        applications:
+          - name: raydix
+            import_path: deployments.app:build
+            args: {engines: {num_cpus: 2, autoscaling: {min: 1, max: 4}}}
+        """,
+    )
+    config = load(path, Overrides(replicas=3))
+    assert config["applications"][0]["args"]["engines"] == {"count": 3, "num_cpus": 2}
+    assert "autoscaling" in load(path, Overrides(port=1))["applications"][0]["args"]["engines"]
+
+
+def test_the_built_in_config_is_not_changed_by_options() -> None:
+    before = yaml.safe_dump(EMBEDDED_MODEL)
+    load(None, Overrides(port=1, model="x", replicas=9))
+    assert yaml.safe_dump(EMBEDDED_MODEL) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("applications: [", "is not YAML"),
+        ("[1, 2]", "has no list of applications"),
+        ("applications: {a: 1}", "has no list of applications"),
+        (
+            "applications: [{name: x, import_path: 'deployments.app:build', args: {engine: {pages: 3}}}]",
+            r"args\.engine: .*unknown engine settings \['pages'\]",
+        ),
+        (
+            "applications: [{name: x, import_path: 'deployments.app:build', args: {engines: {count: 0}}}]",
+            r"args\.engines\.count: .*greater than or equal to 1",
+        ),
+    ],
+)
+def test_a_wrong_file_is_one_line_that_names_it(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(UserError, match=message) as caught:
+        load(path, Overrides())
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*nope\.yaml: no such file") as caught:
+        load(tmp_path / "nope.yaml", Overrides())
+    assert caught.value.exit_code == 2
+
+
+def test_model_and_replicas_need_our_application(tmp_path: Path) -> None:
+    path = written(tmp_path, "applications: [{name: x, import_path: 'a:b'}]")
+    with pytest.raises(UserError, match="need an application with import_path"):
+        load(path, Overrides(replicas=2))
+
+
+def test_a_taken_port_is_found_and_a_free_one_passes() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1:{port} .*in use.*--port"):
+            check_port("127.0.0.1", port)
+    check_port("127.0.0.1", port)
+
+
+def test_an_address_that_is_not_ours_is_told() -> None:
+    with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1:8000"):
+        check_port("192.0.2.1", 8000)

@@ -1,0 +1,92 @@
+"""raydix simulate: from a trace file to a table, JSON and a picture."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deployments.cli.app import app
+from deployments.cli.errors import UserError
+from tests.router.support.traffic import conversations, write_mooncake
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write_mooncake(tmp_path / "chat.jsonl", conversations(150))
+
+
+def simulate(*arguments: object) -> str:
+    result = RUNNER.invoke(app, ["simulate", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_table_json_and_a_picture(trace: Path, tmp_path: Path) -> None:
+    report, picture = tmp_path / "out.json", tmp_path / "out.png"
+    output = simulate(trace, "--replicas", 4, "--policy", "cost,random", "--load", "0.5,0.9", "--ingresses", 2,
+                      "--kill", "1@5", "--json", report, "--plot", picture)  # fmt: skip
+    assert "load 0.5" in output
+    assert "load 0.9" in output
+    assert "One LRU cache of the fleet's size would find" in output
+    written = json.loads(report.read_text())
+    assert [(row["policy"], row["load"]) for row in written["results"]] == [
+        ("cost", 0.5), ("random", 0.5), ("cost", 0.9), ("random", 0.9)
+    ]  # fmt: skip
+    assert written["scenario"]["kills"] == [{"replica": 1, "time": 5.0}]
+    assert 0 < written["results"][0]["hit_rate"] <= written["pooled_hit_rate"] * 1.01
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_calibration_sets_the_speeds(trace: Path, tmp_path: Path) -> None:
+    speeds = {"prefill_rate": 500.0, "decode_base_s": 0.01, "decode_per_request_s": 0.0}
+    calibration = tmp_path / "speeds.json"
+    calibration.write_text(json.dumps({"service": speeds, "machine": {"cpu": "some"}}))
+    report = tmp_path / "out.json"
+    simulate(trace, "--calibration", calibration, "--policy", "cost", "--json", report)
+    assert json.loads(report.read_text())["scenario"]["service"] == speeds
+    simulate(trace, "--calibration", calibration, "--prefill-rate", 900, "--policy", "cost", "--json", report)
+    assert json.loads(report.read_text())["scenario"]["service"]["prefill_rate"] == 900.0
+
+
+def test_a_trace_without_prefixes_comes_with_a_warning(tmp_path: Path) -> None:
+    rows = [f"2023-11-16 18:15:{second:02}.5,{100 + second},4" for second in range(40)]
+    path = tmp_path / "azure.csv"
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    assert "hit rates mean nothing" in " ".join(simulate(path, "--policy", "cost").split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policy", "best"], "unknown routing policy 'best'; there are cost"),
+        (["--load", "high"], "--load: expected numbers such as 0.6,0.85, got 'high'"),
+        (["--load", "0"], "load must be above 0"),
+        (["--kill", "9@5", "--replicas", "4"], "there is no replica 9 to kill"),
+        (["--kill", "soon"], "expected REPLICA@SECONDS"),
+        (["--calibration", "missing.json"], "missing.json: expected"),
+    ],
+)
+def test_mistakes_are_told(trace: Path, arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        RUNNER.invoke(app, ["simulate", str(trace), *arguments], catch_exceptions=False)
+
+
+def test_a_bad_line_is_named(trace: Path) -> None:
+    trace.write_text(trace.read_text() + '{"timestamp": 1}\n')
+    with pytest.raises(UserError, match='line 151: the field "input_length" is missing'):
+        RUNNER.invoke(app, ["simulate", str(trace)], catch_exceptions=False)
+
+
+def test_without_matplotlib_a_plot_is_refused_before_anything_runs(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.delitem(sys.modules, "router.simulator.plots", raising=False)
+    with pytest.raises(UserError, match=r"pip install 'raydix\[plots\]'"):
+        RUNNER.invoke(app, ["simulate", str(trace), "--plot", str(tmp_path / "p.png")], catch_exceptions=False)

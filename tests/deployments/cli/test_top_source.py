@@ -1,0 +1,120 @@
+"""What `raydix top` reads of the real API: with the admin key, with a wrong one, and without."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.api import ApiService, create_app
+from deployments.api.access import Access
+from deployments.cli.top_source import Source, SourceError
+from deployments.cli.top_state import Watch
+from deployments.config.args import AppArgs
+from deployments.config.tenants import KeyRing
+from monitoring.hub import Hub
+from monitoring.metrics import Metrics
+from monitoring.page import CONTENT_TYPE
+
+KEY = "the-admin-key-of-this-test"
+KEY_HASH = hashlib.sha256(KEY.encode()).hexdigest()
+TENANT = {"name": "team", "key_hashes": [hashlib.sha256(b"another-key").hexdigest()]}
+
+
+class InProcess(httpx.BaseTransport):
+    """An application without a server, for a client that is not asynchronous."""
+
+    def __init__(self, service: ApiService) -> None:
+        self._app = create_app(service)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        async def send() -> httpx.Response:
+            transport = httpx.ASGITransport(self._app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                answer = await client.request(request.method, str(request.url), headers=dict(request.headers))
+                return httpx.Response(answer.status_code, content=answer.content)
+
+        return asyncio.run(send())
+
+
+class ScriptedCluster:
+    async def status(self) -> dict[str, Any]:
+        starting = {"replica": "replica-3", "state": "STARTING"}
+        return {"versions": {}, "models": [{"id": "demo", "replicas": [starting]}]}
+
+    async def nodes(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics("demo", "ingress-1", "ingress")
+
+
+@pytest.fixture
+def closed(service: ApiService, metrics: Metrics) -> ApiService:
+    """With a tenant, an admin key, and a real metrics page."""
+    args = AppArgs.model_validate({"tenants": [TENANT], "admin_key_hash": KEY_HASH})
+    hub = Hub()
+
+    async def metrics_text() -> tuple[bytes, str]:
+        hub.push("ingress", metrics.snapshot(), 0.0)
+        return hub.render(0.0), CONTENT_TYPE
+
+    return dataclasses.replace(
+        service,
+        metrics_text=metrics_text,
+        access=Access(KeyRing(args.tenants, args.admin_key_hash)),
+        admin_key_hash=KEY_HASH,
+        cluster=ScriptedCluster(),
+    )
+
+
+def source(service: ApiService, key: str | None = None) -> Source:
+    return Source("http://test", key, InProcess(service))
+
+
+def test_the_admin_key_opens_decisions_and_the_cluster(closed: ApiService) -> None:
+    reading = source(closed, KEY).read()
+    assert (reading.decisions, reading.hidden) == ([], {})
+    view = Watch("http://test").see(reading)
+    states = {replica.replica: replica.state for replica in view.replicas}
+    assert states == {"replica-1": "up", "replica-2": "lost", "replica-3": "starting"}
+    assert [model.model for model in view.models] == ["demo"]
+
+
+def test_without_a_key_nothing_closed_is_asked_for(closed: ApiService, metrics: Metrics) -> None:
+    reading = source(closed).read()
+    assert reading.status is None and reading.decisions is None
+    assert reading.hidden.keys() == {"cluster status", "router decisions"}
+    assert reading.health["replicas_up"] == 1
+    assert reading.page.total("admission_rejections_total", reason="unauthenticated") == 0
+
+
+def test_a_wrong_key_is_said(closed: ApiService) -> None:
+    for service in (closed, dataclasses.replace(closed, access=Access())):  # with tenants, and open but for admins
+        with pytest.raises(SourceError, match=r"cluster/status refuses this key: .*Check --key-env") as refused:
+            source(service, "some-other-key").read()
+        assert not refused.value.is_temporary
+
+
+def test_a_protected_page_needs_the_key(closed: ApiService) -> None:
+    access = Access(KeyRing(()), metrics_key_hash=KEY_HASH)
+    protected = dataclasses.replace(closed, access=access)
+    with pytest.raises(SourceError, match=r"/metrics is protected: .*Give --key-env or --key") as refused:
+        source(protected).read()
+    assert not refused.value.is_temporary
+    with pytest.raises(SourceError, match="Check --key-env or --key"):
+        source(protected, "some-other-key").read()
+    assert source(protected, KEY).read().decisions == []
+
+
+def test_where_there_is_no_admin_key_the_reason_is_told(closed: ApiService) -> None:
+    opened = dataclasses.replace(closed, access=Access(), admin_key_hash=None)
+    reading = source(opened, KEY).read()
+    assert "admin_key_hash" in reading.hidden["router decisions"]
+    assert reading.status is not None

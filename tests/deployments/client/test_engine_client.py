@@ -1,0 +1,489 @@
+"""Requests through client, wire and real engine loops; only Serve's handle is replaced by direct calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployments.client.engine_client import WireEngineClient
+from deployments.client.failover import Persistence
+from deployments.client.protocol import Overloaded, Rejected, ReplicaLost, Unavailable
+from deployments.client.stream import Stream
+from deployments.wire import messages
+from router.fleet import Fleet
+from tests.deployments.support.fleet_of_engines import TIMINGS, World, request, until
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 120))
+
+
+async def tokens_of(stream: Stream) -> list[int]:
+    return [token async for event in stream for token in event.token_ids]
+
+
+def test_a_request_gets_its_tokens_in_order_and_its_end() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, _):
+            stream = await client.generate(request("a", max_tokens=50))
+            events = [event async for event in stream]
+            assert [token for event in events for token in event.token_ids] == list(range(1, 51))
+            assert [event.finish_reason for event in events if event.finish_reason] == ["length"]
+            assert stream.replica == "r0"
+            assert events[-1].timings is not None
+
+    run(scenario())
+
+
+def test_the_first_token_comes_while_the_second_step_is_still_held_back() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+            engines.runners[0].step_s = 0.3
+            stream = await client.generate(request("a", max_tokens=3))
+            event = await anext(stream)
+            assert event.token_ids == (1,)
+            await stream.aclose()
+
+    run(scenario())
+
+
+def test_a_slow_reader_gets_merged_events() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, _):
+            stream = await client.generate(request("a", max_tokens=40))
+            await until(stream.ended.is_set)
+            event = await anext(stream)
+            assert event.token_ids == tuple(range(1, 41))
+            assert event.finish_reason == "length"
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+
+    run(scenario())
+
+
+def test_leaving_a_stream_frees_its_pages_within_a_step() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+            engines.runners[0].step_s = 0.05
+            stream = await client.generate(request("a", max_tokens=200))
+            await anext(stream)
+            scheduler = engines.replicas[0]._engine.scheduler
+            steps = scheduler.load(0).num_steps
+            await stream.aclose()
+            await until(lambda: scheduler.account().locked + scheduler.account().private == 0)
+            # One step was running when it left, the next one no longer holds it.
+            assert scheduler.load(0).num_steps - steps <= 2
+            await until(lambda: client.num_streams == 0)
+            assert engines.fleet.loads() == {"r0": 0}
+
+    run(scenario())
+
+
+def test_a_full_queue_elsewhere_is_tried_before_the_client_hears_of_overload() -> None:
+    async def scenario() -> None:
+        async with World(2, max_running=1, max_waiting=1) as (client, engines):
+            for runner in engines.runners:
+                runner.gate.clear()
+            streams = []
+            with pytest.raises(Overloaded) as refused:
+                for number in range(20):
+                    streams.append(await client.generate(request(f"q{number}", max_tokens=2)))
+                    await asyncio.sleep(0.02)
+            assert len(streams) == 4  # one running and one waiting in each
+            assert refused.value.retry_after_s >= 1
+            assert engines.calls[-2:] == ["r0", "r1"]
+            for runner in engines.runners:
+                runner.gate.set()
+            for stream in streams:
+                assert await tokens_of(stream) == [1, 2]
+
+    run(scenario())
+
+
+def test_a_request_that_never_fits_is_rejected_at_once() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+            with pytest.raises(Rejected, match="at most"):
+                await client.generate(request("a", max_tokens=5000))
+            with pytest.raises(Rejected, match="vocabulary"):
+                await client.generate(request("b", prompt_len=2000))
+            assert engines.replicas[0]._wire.num_live == 0
+
+    run(scenario())
+
+
+def test_without_replicas_a_request_is_refused_and_does_not_wait() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+            engines.fleet.update({})
+            with pytest.raises(Unavailable):
+                await client.generate(request("a"))
+
+    run(scenario())
+
+
+def test_a_replica_that_falls_silent_before_the_first_token_is_replaced_unnoticed() -> None:
+    async def scenario() -> None:
+        async with World(2) as (client, engines):
+            engines.runners[0].gate.clear()
+            stream = await client.generate(request("a", max_tokens=5))
+            await until(lambda: client._connections["r0"].is_answering)
+            _fall_silent(engines.replicas[0])
+            assert await tokens_of(stream) == [1, 2, 3, 4, 5]
+            assert engines.calls == ["r0", "r1"]
+            assert stream.replica == "r1"
+            assert (await client.health()).state == "degraded"
+
+    run(scenario())
+
+
+def test_a_replica_lost_after_the_first_token_costs_its_streams_a_pause() -> None:
+    async def scenario() -> None:
+        async with World(2) as (client, engines):
+            engines.runners[0].step_s = 0.02
+            streams = [await client.generate(request(f"s{n}", max_tokens=60)) for n in range(5)]
+            for stream in streams:
+                await anext(stream)
+            _fall_silent(engines.replicas[0])
+            for stream in streams:
+                events = [event async for event in stream]
+                assert [token for event in events for token in event.token_ids] == list(range(2, 61))
+                assert stream.journal.token_ids == list(range(1, 61))
+                assert events[-1].finish_reason == "length"
+                assert (stream.replica, len(stream.course.migrations)) == ("r1", 1)
+            await until(lambda: all(_is_idle(replica) for replica in engines.replicas))
+
+    run(scenario())
+
+
+def test_a_stream_migrates_at_most_so_often() -> None:
+    async def scenario() -> None:
+        async with World(2, persistence=Persistence(max_migrations=0)) as (client, engines):
+            engines.runners[0].step_s = 0.02
+            stream = await client.generate(request("a", max_tokens=200))
+            await anext(stream)
+            _fall_silent(engines.replicas[0])
+            with pytest.raises(ReplicaLost):
+                await tokens_of(stream)
+            assert engines.calls == ["r0"]
+
+    run(scenario())
+
+
+def test_when_no_replica_is_left_the_stream_ends_with_a_reason() -> None:
+    async def scenario() -> None:
+        async with World(1, persistence=Persistence(migration_wait_s=0.2)) as (client, engines):
+            engines.runners[0].step_s = 0.02
+            stream = await client.generate(request("a", max_tokens=200))
+            await anext(stream)
+            _fall_silent(engines.replicas[0])
+            with pytest.raises(ReplicaLost):
+                await tokens_of(stream)
+            assert (await client.health()).state == "unhealthy"
+
+    run(scenario())
+
+
+def test_a_stream_goes_on_at_the_replica_that_comes_back() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+            engines.runners[0].step_s = 0.02
+            stream = await client.generate(request("a", max_tokens=40))
+            await anext(stream)
+            speak = engines.replicas[0]._wire._post
+            _fall_silent(engines.replicas[0])
+            await until(lambda: engines.fleet.lost() == {"r0"})
+            engines.replicas[0]._wire._post = speak  # type: ignore[method-assign]
+            assert await tokens_of(stream) == list(range(2, 41))
+            assert engines.calls == ["r0", "r0"]
+
+    run(scenario())
+
+
+def test_a_broken_stream_waits_for_room_instead_of_being_refused() -> None:
+    async def scenario() -> None:
+        async with World(2, max_running=1, max_waiting=1) as (client, engines):
+            engines.runners[0].step_s = 0.02
+            stream = await client.generate(request("a", max_tokens=60))
+            await anext(stream)
+            engines.runners[1].gate.clear()
+            others = []
+            for number in range(2):  # one runs, one waits: r1 is full
+                engines.choose = lambda names: names[-1]
+                others.append(await client.generate(request(f"b{number}", max_tokens=3)))
+                await asyncio.sleep(0.05)
+            _fall_silent(engines.replicas[0])
+            await until(lambda: engines.calls.count("r1") >= 5)
+            engines.runners[1].gate.set()
+            assert await tokens_of(stream) == list(range(2, 61))
+            for other in others:
+                assert await tokens_of(other) == [1, 2, 3]
+
+    run(scenario())
+
+
+def test_a_stream_that_loses_one_replica_after_the_other_goes_on() -> None:
+    async def scenario() -> None:
+        async with World(3) as (client, engines):
+            for runner in engines.runners:
+                runner.step_s = 0.02
+            stream = await client.generate(request("a", max_tokens=120))
+            await anext(stream)
+            _fall_silent(engines.replicas[0])
+            await until(lambda: stream.replica == "r1" and len(stream.journal) > 30)
+            _fall_silent(engines.replicas[1])
+            assert await tokens_of(stream) == list(range(2, 121))
+            assert engines.calls == ["r0", "r1", "r2"]
+
+    run(scenario())
+
+
+def test_a_request_that_is_slow_to_begin_is_asked_of_a_second_replica() -> None:
+    async def scenario() -> None:
+        hedging = Persistence(hedge_after_s=0.1, hedge_share=1.0)
+        async with World(2, persistence=hedging) as (client, engines):
+            engines.runners[0].gate.clear()
+            stream = await client.generate(request("a", max_tokens=5))
+            assert await tokens_of(stream) == [1, 2, 3, 4, 5]
+            assert engines.calls == ["r0", "r1"]
+            engines.runners[0].gate.set()
+            await until(lambda: all(_is_idle(replica) for replica in engines.replicas))
+            assert sum(engines.fleet.loads().values()) == 0
+
+    run(scenario())
+
+
+def test_of_two_replicas_that_accepted_the_one_that_begins_counts() -> None:
+    async def scenario() -> None:
+        hedging = Persistence(hedge_after_s=0.05, hedge_share=1.0)
+        async with World(2, persistence=hedging) as (client, engines):
+            for runner in engines.runners:
+                runner.gate.clear()
+            stream = await client.generate(request("a", max_tokens=5))
+            await until(lambda: stream.replica == "r1")
+            engines.runners[0].gate.set()
+            assert await tokens_of(stream) == [1, 2, 3, 4, 5]
+            assert stream.replica == "r0" and [leg.replica for leg in stream.course.legs] == ["r0"]
+
+    run(scenario())
+
+
+def test_hedging_stays_within_its_budget() -> None:
+    async def scenario() -> None:
+        hedging = Persistence(hedge_after_s=0.05, hedge_share=0.0)
+        async with World(2, persistence=hedging) as (client, engines):
+            engines.runners[0].gate.clear()
+            streams = [await client.generate(request(f"s{n}", max_tokens=3)) for n in range(4)]
+            await asyncio.sleep(0.3)
+            assert engines.calls.count("r1") == 1  # what every client may do once
+            engines.runners[0].gate.set()
+            for stream in streams:
+                assert await tokens_of(stream) == [1, 2, 3]
+
+    run(scenario())
+
+
+def test_a_failing_control_call_is_a_lost_replica() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+
+            async def explode(*_: object) -> dict[str, Any]:
+                raise RuntimeError("the actor died")
+
+            engines.replicas[0].generate = explode  # type: ignore[method-assign,assignment]
+            with pytest.raises(Unavailable, match="lost"):
+                await client.generate(request("a"))
+            assert len(engines.calls) == 3  # two retries
+
+    run(scenario())
+
+
+def test_many_streams_over_two_replicas_keep_apart() -> None:
+    async def scenario() -> None:
+        async with World(2, kv_pages=2000) as (client, engines):
+            turn = iter(range(1000))
+            engines.choose = lambda names: names[next(turn) % len(names)]
+            streams = await asyncio.gather(
+                *(client.generate(request(f"s{n}", max_tokens=20 + n)) for n in range(40))
+            )
+            for number, tokens in enumerate(await asyncio.gather(*map(tokens_of, streams))):
+                assert tokens == list(range(1, 21 + number))
+            await until(lambda: sum(engines.fleet.loads().values()) == 0)
+            assert (await client.health()).state == "healthy"
+
+    run(scenario())
+
+
+def test_tokens_lost_on_the_way_are_asked_for_again() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+            engines.runners[0].step_s = 0.01
+            connection = await _connected(client)
+            handle = connection._handle
+            dropped: list[Any] = []
+
+            def lossy(message: Any) -> None:
+                if (
+                    getattr(message, "outputs", None)
+                    and len(dropped) < 3
+                    and message.outputs[0].start in (5, 6, 9)
+                ):
+                    dropped.append(message)
+                    return
+                handle(message)
+
+            connection._handle = lossy
+            stream = await client.generate(request("a", max_tokens=30))
+            assert await tokens_of(stream) == list(range(1, 31))
+            assert dropped
+            assert connection.counts["gaps"] >= 1
+
+    run(scenario())
+
+
+def test_a_client_learns_what_replicas_hold_from_a_snapshot_and_then_from_deltas() -> None:
+    async def scenario() -> None:
+        async with World(2) as (client, engines):
+            first = await client.generate(request("a", max_tokens=2, prompt_len=64))
+            await tokens_of(first)
+            known = request("b", prompt_len=64)
+            await until(lambda: client.placer.uncached_tokens(known) == 1)  # all blocks: 4 of 16
+            other = WireEngineClient(engines, _fleet_like(engines), 2, TIMINGS)
+            try:
+                await other.start()
+                assert await other.know_prefixes(5)
+                assert other.placer.uncached_tokens(known) == 1
+            finally:
+                await other.aclose()
+
+    run(scenario())
+
+
+def test_a_lost_delta_is_made_good_by_a_snapshot() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, _):
+            connection = await _connected(client)
+            await until(lambda: connection.is_synced)
+            handle = connection._handle
+            dropped: list[Any] = []
+
+            def lossy(message: Any) -> None:
+                if isinstance(message, messages.Delta) and not dropped:
+                    dropped.append(message)
+                    return
+                handle(message)
+
+            connection._handle = lossy
+            await tokens_of(await client.generate(request("a", max_tokens=2, prompt_len=64)))
+            await until(lambda: bool(dropped))
+            await until(lambda: client.placer.uncached_tokens(request("b", prompt_len=64)) == 1)
+            assert connection.counts["gaps"] >= 1
+
+    run(scenario())
+
+
+def test_the_index_lags_while_a_replica_says_nothing_and_while_its_news_cannot_be_used() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+            connection = await _connected(client)
+            await until(lambda: connection.is_synced)
+            await until(lambda: client.index_lag() < 1.0)  # heartbeats, though nothing changes
+            connection._handle = lambda message: None  # it says nothing any more, and counts as connected still
+            before = client.index_lag()
+            await asyncio.sleep(0.05)
+            assert client.index_lag() >= before + 0.05
+            del connection._handle
+            # News comes, but one was lost and the snapshot that makes it good has not come yet.
+            connection._snapshot, connection._asked_at = "awaited", connection._clock() + 100
+            heard, before = connection.last_heard, client.index_lag()
+            await until(lambda: connection.last_heard != heard)
+            assert client.index_lag() > before
+            engines.fleet.update({})
+            await until(lambda: client.index_lag() == 0.0)
+
+    run(scenario())
+
+
+def test_what_is_sent_twice_or_by_another_start_is_dropped_and_counted() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, _):
+            connection = await _connected(client)
+            await until(lambda: connection.is_synced)
+            poisoned = [1, 2, 3]
+            old = messages.Delta(connection._epoch, 0, messages.pack_hashes(poisoned), b"")
+            connection._handle(old)
+            connection._handle(messages.Delta(connection._epoch + 1, 10**9, messages.pack_hashes(poisoned), b""))
+            assert (connection.counts["replayed"], connection.counts["epoch"]) == (1, 1)
+            assert client.placer._index.match(poisoned, 0.0) == {}
+            assert client.wire_counts()["replayed"] == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("what", ["epoch", "model"])
+def test_a_replica_of_another_start_or_model_is_not_used(what: str) -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+            if what == "model":
+                engines.replicas[0]._wire._model = "another"
+            fleet = _fleet_like(engines, epoch_shift=1 if what == "epoch" else 0)
+            other = WireEngineClient(engines, fleet, 1, TIMINGS, model="mine")
+            try:
+                await other.start()
+                await until(lambda: fleet.lost() == {"r0"})
+                with pytest.raises(Unavailable):
+                    await other.generate(request("a"))
+            finally:
+                await other.aclose()
+            assert await tokens_of(await client.generate(request("b", max_tokens=2))) == [1, 2]
+
+    run(scenario())
+
+
+def test_ingresses_see_each_others_dispatches() -> None:
+    async def scenario() -> None:
+        async with World(1) as (client, engines):
+            fleet = _fleet_like(engines)
+            other = WireEngineClient(engines, fleet, 1, TIMINGS)
+            try:
+                await other.start()
+                await other.know_prefixes(5)
+                client.fleet.open("elsewhere")
+                client.placer.place(request("elsewhere", prompt_len=800), ["r0"])
+                await until(lambda: fleet.states(["r0"])[0].queued_prefill_tokens == 800)
+                assert fleet.states(["r0"])[0].num_running == 1
+            finally:
+                await other.aclose()
+
+    run(scenario())
+
+
+def _fleet_like(engines: Any, epoch_shift: int = 0) -> Fleet:
+    """The same replicas, as another ingress's fleet."""
+    fleet = Fleet()
+    fleet.update(
+        {
+            name: replace(address, epoch=(address.epoch or 0) + epoch_shift)
+            for name, address in engines.fleet.addresses().items()
+        }
+    )
+    return fleet
+
+
+async def _connected(client: Any) -> Any:
+    await until(lambda: any(c.is_answering for c in client._connections.values()))
+    return next(iter(client._connections.values()))
+
+
+def _is_idle(replica: Any) -> bool:
+    account = replica._engine.scheduler.account()
+    return bool(account.locked + account.private == 0 and not replica._loop.has_work)
+
+
+def _fall_silent(replica: Any) -> None:
+    """As a machine that hangs does: the connection stays, nothing is sent."""
+    replica._wire._post = lambda *_: False

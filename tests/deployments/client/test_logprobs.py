@@ -1,0 +1,201 @@
+"""Log-probabilities on their way: of outputs and prompts, merged, lost, sent again, and from another replica."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+
+from deployments.client.journal import Journal
+from deployments.client.protocol import GenerateRequest
+from deployments.client.stream import Stream
+from deployments.wire import messages
+from deployments.wire.outbox import StreamLogs
+from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
+from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import Event, Step, StepPlan
+from tests.deployments.support.fleet_of_engines import CountingRunner, World, until
+
+PROMPT = list(range(40))
+SMALL_STEPS: dict[str, Any] = {"max_running": 2, "max_step_tokens": 8, "max_step_ms": None}
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 120))
+
+
+def request(request_id: str = "a") -> GenerateRequest:
+    sampling = SamplingParams(max_tokens=30, seed=1, logprobs=2, prompt_logprobs=0)
+    return GenerateRequest(request_id, "m", PROMPT, sampling)
+
+
+def part(start: int, end: int) -> PackedLogprobs:
+    """Scores of the tokens at `start` to `end`: their bytes say where they belong."""
+    return PackedLogprobs(start, 0, b"".join(at.to_bytes(8, "little") for at in range(start, end)))
+
+
+def check(events: list[Event]) -> None:
+    """Every prompt token's and every output token's, once and in order, prompts first."""
+    scores = None
+    for event in events:
+        if event.prompt_logprobs is not None:
+            assert not any(before.token_ids for before in events[: events.index(event)])
+        scores = joined(scores, event.prompt_logprobs)
+    assert scores is not None and scores.start == 1
+    read = scores.read(PROMPT[1:])
+    assert [(at.logprob, at.rank) for at in read] == [(-at / 8, at) for at in range(1, len(PROMPT))]
+    logprobs = [at for event in events for at in event.logprobs]
+    assert logprobs == [TokenLogprobs(n, -n / 8, ((n, -n / 8), (0, -9.0))) for n in range(1, 31)]
+
+
+# --- through engines ------------------------------------------------------------------------------------------
+
+
+def test_all_come_in_order_and_merge_for_a_slow_reader() -> None:
+    async def scenario() -> None:
+        async with World(1, **SMALL_STEPS) as (client, _):
+            eager = await client.generate(request())
+            check([event async for event in eager])
+            slow = await client.generate(request("b"))
+            await until(slow.ended.is_set)
+            merged = [event async for event in slow]
+            assert len(merged) == 1
+            check(merged)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("num_steps", [3, 15])
+def test_another_replica_goes_on_with_log_probabilities_where_the_first_was_lost(num_steps: int) -> None:
+    """In the midst of the prompt, and in the midst of the output."""
+
+    async def scenario() -> None:
+        async with World(2, **SMALL_STEPS) as (client, engines):
+            hang_after(engines.runners[0], num_steps)
+            stream = await client.generate(request())
+            events = [await anext(stream)]
+            await until(lambda: bool(stream.journal) or num_steps == 3)
+            engines.replicas[0]._wire._post = lambda *_: False  # type: ignore[method-assign]
+            reported = stream.journal.num_prompt_reported
+            assert (reported < len(PROMPT)) == (num_steps == 3)
+            events += [event async for event in stream]
+            check(events)
+            assert engines.calls == ["r0", "r1"]
+
+    run(scenario())
+
+
+def test_scores_lost_on_the_way_are_asked_for_again() -> None:
+    async def scenario() -> None:
+        async with World(1, **SMALL_STEPS) as (client, engines):
+            engines.runners[0].step_s = 0.01
+            await until(lambda: bool(client._connections) and client._connections["r0"].is_answering)
+            connection = client._connections["r0"]
+            handle = connection._handle
+            dropped: list[Any] = []
+
+            def lossy(message: Any) -> None:
+                has_scores = (
+                    isinstance(message, messages.Tokens) and message.outputs[0].prompt_logprobs is not None
+                )
+                if has_scores and len(dropped) < 2:
+                    dropped.append(message)
+                    return
+                handle(message)
+
+            connection._handle = lossy  # type: ignore[method-assign]
+            stream = await client.generate(request())
+            check([event async for event in stream])
+            assert len(dropped) == 2
+
+    run(scenario())
+
+
+def hang_after(runner: CountingRunner, num_steps: int) -> None:
+    """It computes about so many steps and no more."""
+    prepare, steps = runner.prepare, iter(range(num_steps))
+
+    def counted(plan: StepPlan) -> Step:
+        if next(steps, None) is None:
+            runner.gate.clear()
+        return prepare(plan)
+
+    runner.prepare = counted  # type: ignore[method-assign]
+
+
+# --- what a replica keeps -------------------------------------------------------------------------------------
+
+
+def test_a_log_sends_scores_once_and_again_only_to_who_has_no_token() -> None:
+    logs = StreamLogs()
+    logs.open("a", "ingress")
+    logs.record(Event("a", prompt_logprobs=part(1, 5)), 0.0)
+    logs.mark_sent("ingress")
+    logs.record(Event("a", prompt_logprobs=part(5, 9)), 0.0)
+    logs.record(Event("a", (7,)), 0.0)
+    (output,) = logs.unsent("ingress")
+    assert output.prompt_logprobs == part(5, 9) and output.token_ids == [7]
+    logs.mark_sent("ingress")
+    logs.resume("ingress", {"a": 0})
+    assert logs.unsent("ingress")[0].prompt_logprobs == part(1, 9)
+    logs.mark_sent("ingress")
+    logs.resume("ingress", {"a": 1})
+    assert logs.unsent("ingress")[0].prompt_logprobs is None
+
+
+def test_log_probabilities_survive_the_wire() -> None:
+    logs = StreamLogs()
+    logs.open("a", "ingress")
+    events = [
+        Event("a", prompt_logprobs=part(1, 4)),
+        Event("a", (5,), (TokenLogprobs(5, -0.5, ((5, -0.5), (7, -1.25))),)),
+        Event("a", (6,), (TokenLogprobs(6, -2.5),), "stop", 3),
+    ]
+    for event in events:
+        logs.record(event, 0.0)
+    read = messages.decode_to_ingress(messages.encode(messages.Tokens(1, 2, logs.unsent("ingress"))))
+    assert isinstance(read, messages.Tokens)
+    whole = messages.to_event(read.outputs[0])
+    assert whole.prompt_logprobs == part(1, 4)
+    assert whole.logprobs == events[1].logprobs + events[2].logprobs
+
+
+def test_scores_that_are_no_whole_records_are_a_malformed_message() -> None:
+    output = ["a", 0, [], 0, None, [], None, None, [1, 0, b"123"]]
+    with pytest.raises(messages.MalformedMessage, match="3 bytes"):
+        messages.decode_to_ingress(msgspec.msgpack.encode([12, 1, 2, [output], None]))
+
+
+# --- what an ingress takes in ---------------------------------------------------------------------------------
+
+
+def test_a_journal_takes_nothing_before_what_is_missing() -> None:
+    journal = Journal(request())
+    assert not journal.is_next(0, Event("a", prompt_logprobs=part(2, 9)))
+    assert not journal.is_next(0, Event("a", (1,)))
+    assert not journal.is_next(0, Event("a", (1,), prompt_logprobs=part(1, 39)))
+    assert journal.is_next(0, Event("a", (1,), prompt_logprobs=part(1, 40)))
+    assert journal.is_next(0, Event("a", finish_reason="abort"))
+    assert journal.record_scores(part(1, 9)) == part(1, 9)
+    assert journal.record_scores(part(3, 11)) == part(9, 11)
+    assert journal.record_scores(part(1, 8)) is None
+    assert journal.resumed("b").num_prompt_reported == 11
+    unscored = Journal(GenerateRequest("b", "m", PROMPT, SamplingParams(max_tokens=3, seed=1)))
+    assert unscored.is_next(0, Event("b", (1,)))
+
+
+def test_a_stream_drops_what_it_has() -> None:
+    async def scenario() -> None:
+        stream = Stream(request(), lambda _: None)
+        assert stream.feed(0, Event("a", prompt_logprobs=part(1, 20)), 0.0)
+        assert stream.feed(0, Event("a", prompt_logprobs=part(1, 30)), 0.0)
+        assert (await anext(stream)).prompt_logprobs == part(1, 30)
+        assert not stream.feed(0, Event("a", prompt_logprobs=part(31, 40)), 0.0)
+        last = Event("a", (1,), finish_reason="length", prompt_logprobs=part(28, 40))
+        assert stream.feed(0, last, 0.0)
+        assert (await anext(stream)).prompt_logprobs == part(30, 40)
+
+    run(scenario())

@@ -1,0 +1,39 @@
+"""A stream that cannot go on ends with an error object in it, and is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from deployments.config.settings import HealthSettings
+from deployments.ingress.model_link import _persistence
+from monitoring.metrics import Metrics
+from tests.deployments.api.test_failures import counted
+from tests.deployments.support.api_over_engines import api_over
+from tests.deployments.support.fleet_of_engines import until
+
+
+@pytest.mark.parametrize(
+    ("health", "outcome"), [({"max_migrations": 0}, "gave_up"), ({"migration_wait_s": 0.3}, "no_replica")]
+)
+def test_a_stream_that_cannot_go_on_ends_with_an_error(health: dict[str, Any], outcome: str) -> None:
+    """Its tries are used up, or the only replica is gone."""
+
+    async def scenario() -> None:
+        metrics, persistence = Metrics("m", "ingress", "ingress"), _persistence(HealthSettings(**health))
+        async with api_over(1, metrics=metrics, persistence=persistence, kv_pages=400) as api:
+            [replica], [runner] = api.engines.replicas, api.engines.runners
+            runner.step_s = 0.01  # the streams last longer than it takes to lose their replica
+            asked = [asyncio.create_task(api.complete(stream=True, max_tokens=480)) for _ in range(3)]
+            await until(lambda: replica._engine.scheduler.load(0).num_steps > 10)
+            replica._wire._post = lambda *_: False  # type: ignore[method-assign]
+            for answer in await asyncio.gather(*asked):
+                *said, last = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+                assert said and not any("error" in event for event in said)
+                assert "lost" in last["error"]["message"]
+        assert counted(metrics, "migrations_total", reason="silent", outcome=outcome) == len(asked)
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))

@@ -1,0 +1,96 @@
+"""The application's arguments: what the YAML may say, and what it is told when it is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from deployments.config import args as config
+from deployments.config.args import AppArgs, ModelArgs
+from deployments.replica.retry_after import DrainRate
+from engine.scheduling.stats import EngineLoad
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_shipped_yaml_is_what_the_readme_promises() -> None:
+    document = yaml.safe_load((ROOT / "deployments.yaml").read_text())
+    (application,) = document["applications"]
+    arguments = AppArgs.model_validate(application["args"])
+    assert application["import_path"] == "deployments.app:build"
+    ((deployment, model),) = arguments.served.items()
+    assert (deployment, model.name, model.engines.count) == ("EngineReplica", "demo", 2)
+    assert model.gpus_per_engine == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"enigne": {}}, "enigne"),
+        ({"engine": {"modell": "x"}}, "modell"),
+        ({"engine": {"page_size": 0}}, "page_size"),
+        ({"engine": {"page_size": "many"}}, "page_size"),
+        ({"engine": {"policy": "lifo"}}, "policy must be one of fair, fcfs, priority; got 'lifo'"),
+        ({"engine": {"policy": None}}, "engine.policy"),
+        ({"engine": {"priority_half_life_s": 0}}, "priority_half_life_s must be above 0 and at most 1e"),
+        ({"engine": {"priority_half_life_s": -1}}, "priority_half_life_s must be above 0"),
+        ({"engine": {"priority_half_life_s": float("nan")}}, "priority_half_life_s must be above 0"),
+        ({"engine": {"priority_half_life_s": 1e9}}, "priority_half_life_s must be above 0 and at most"),
+        ({"engine": {"fair_quantum_tokens": 0}}, r"fair_quantum_tokens must be in \[1,"),
+        ({"engine": {"max_step_stretch": 0}}, "max_step_stretch must be a number above 0, or None for no bound"),
+        ({"engine": {"max_step_stretch": float("inf")}}, "max_step_stretch must be a number above 0"),
+        ({"engine": {"max_step_ms": -5}}, "max_step_ms must be a number above 0, or None for no bound; got -5"),
+        ({"engine": {"speculation": {"methode": "ngram"}}}, "unknown engine.speculation settings"),
+        ({"engine": {"speculation": {"method": "guess"}}}, "speculation.method"),
+        ({"engine": {"speculation": {"max_drafts": 0}}}, "speculation.max_drafts must be in"),
+        ({"engine": {"speculation": {"min_match": 9}}}, r"speculation.min_match must be in \[1, 8\]"),
+        ({"engine": {"speculation": {"method": "draft_model"}}}, "name a draft model"),
+        ({"engine": {"speculation": {"model": "demo"}}}, "leave it out"),
+        ({"engines": {"count": 0}}, "count"),
+        ({"router": {"policy": "guess"}}, "policy"),
+        ({"health": {"heartbeat_s": 5}}, "heartbeat_s"),
+        ({"wire": {"ports": [20100, 20000]}}, "ports must be"),
+        ({"wire": {"ports": [80, 90]}}, "ports must be"),
+        ({"limits": {"max_choises": 3}}, "max_choises"),
+        ({"engines": {"autoscaling": {"min": 2}}}, "autoscaling.max"),
+        ({"engines": {"autoscaling": {"min": 3, "max": 2}}}, r"max \(2\) must be at least min \(3\)"),
+        ({"engines": {"autoscaling": {"max": 2, "initial": 5}}}, "initial"),
+        ({"engines": {"count": 2, "autoscaling": {"max": 2}}}, "exclude each other"),
+        ({"ingresses": {"autoscaling": {"max": 2}}}, "ingresses.autoscaling"),
+    ],
+)
+def test_mistakes_are_named(arguments: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValidationError, match=complaint):
+        AppArgs.model_validate(arguments)
+
+
+def test_an_engine_on_a_gpu_takes_one_unless_told_otherwise() -> None:
+    assert ModelArgs.model_validate({"engine": {"device": "cuda"}}).gpus_per_engine == 1
+    half = {"engine": {"device": "cuda"}, "engines": {"num_gpus": 0.5}}
+    assert ModelArgs.model_validate(half).gpus_per_engine == 0.5
+
+
+def test_every_setting_says_what_it_is() -> None:
+    models = [value for value in vars(config).values() if isinstance(value, type) and issubclass(value, BaseModel)]
+    silent = [
+        f"{model.__name__}.{name}"
+        for model in models
+        for name, field in model.model_fields.items()
+        if not field.description
+    ]
+    assert silent == []
+
+
+def test_retry_after_follows_the_measured_rate() -> None:
+    rate = DrainRate()
+    assert rate.retry_after_s(EngineLoad(num_waiting=1000)) == 1
+    for second in range(11):
+        rate.observe(float(second), prefill_tokens=1000, num_finished=second * 10)
+    assert rate.retry_after_s(EngineLoad(waiting_prefill_tokens=20_000)) == pytest.approx(10, rel=0.2)
+    assert rate.retry_after_s(EngineLoad(num_waiting=400)) == pytest.approx(20, rel=0.2)
+    assert rate.retry_after_s(EngineLoad(num_waiting=10**6)) == 60
+    assert rate.retry_after_s(EngineLoad()) == 1

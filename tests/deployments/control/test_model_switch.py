@@ -1,0 +1,118 @@
+"""Loading and putting away over the controller's target: idempotent, told truly, refused with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from deployments.client.protocol import ModelState, NotSwitchable, Unavailable
+from deployments.control.model_switch import DeploymentSwitch, state_of
+from deployments.control.serve_control import AppView, ControllerSilent, DeploymentView, ReplicaView, ServeControl
+
+
+def deployment(target: int, states: Iterable[str]) -> DeploymentView:
+    return DeploymentView(target, tuple(ReplicaView(f"r{i}", state) for i, state in enumerate(states)))
+
+
+class Controller:
+    """Keeps a target; its replicas are what the test says."""
+
+    def __init__(self, target: int, *states: str, is_scalable: bool = True) -> None:
+        self.target, self.states, self.is_scalable = target, states, is_scalable
+        self.orders: list[tuple[str, int]] = []
+        self.is_silent = False
+
+    async def view(self) -> AppView:
+        if self.is_silent:
+            raise ControllerSilent("it has not answered")
+        return AppView({"E": deployment(self.target, self.states)}, self.is_scalable)
+
+    async def scale(self, name: str, count: int) -> None:
+        self.orders.append((name, count))
+        self.target = count
+
+
+@pytest.mark.parametrize(
+    "target, states, state",
+    [
+        (0, [], "unloaded"),
+        (0, ["STOPPING"], "draining"),
+        (0, ["RUNNING", "STOPPING"], "draining"),
+        (2, [], "loading"),
+        (2, ["STARTING", "STOPPING"], "loading"),
+        (2, ["RUNNING", "STARTING"], "loaded"),
+    ],
+)
+def test_the_state_follows_target_and_replicas(target: int, states: list[str], state: ModelState) -> None:
+    assert state_of(deployment(target, states)) == state
+
+
+def test_orders_change_the_target_once() -> None:
+    controller = Controller(3, "RUNNING", "RUNNING", "RUNNING")
+    switch = DeploymentSwitch(controller, "E", 2)
+
+    async def scenario() -> None:
+        assert await switch.load() == "loaded"  # as many as somebody scaled it to
+        assert await switch.unload() == await switch.unload() == "draining"
+        controller.states = ()
+        assert await switch.state() == "unloaded"
+        assert await switch.load() == await switch.load() == "loading"
+        assert controller.orders == [("E", 0), ("E", 2)]
+
+    asyncio.run(scenario())
+
+
+def test_an_application_that_serve_may_not_scale_says_what_to_set() -> None:
+    controller = Controller(1, "RUNNING", is_scalable=False)
+    switch = DeploymentSwitch(controller, "E", 1)
+    assert asyncio.run(switch.load()) == "loaded"  # it is already
+    with pytest.raises(NotSwitchable, match="external_scaler_enabled: true"):
+        asyncio.run(switch.unload())
+    assert controller.orders == []
+
+
+def test_a_silent_controller_leaves_the_state_unknown_and_takes_no_orders() -> None:
+    controller = Controller(1, "RUNNING")
+    controller.is_silent = True
+    switch = DeploymentSwitch(controller, "E", 1)
+    assert asyncio.run(switch.state()) is None
+    with pytest.raises(Unavailable, match="it has not answered"):
+        asyncio.run(switch.load())
+
+
+def test_the_controller_is_asked_once_for_many_and_anew_after_an_order() -> None:
+    calls: list[str] = []
+    details = {"target_num_replicas": 1, "replicas": [{"replica_id": "r", "state": "RUNNING", "node_id": "n"}]}
+
+    class Scripted(ServeControl):
+        async def _call(self, method: str, *args: Any) -> Any:
+            calls.append(method)
+            await asyncio.sleep(0)
+            application = {"deployments": {"E": details}, "external_scaler_enabled": True}
+            return {"applications": {"app": application}}
+
+    async def scenario() -> None:
+        control = Scripted("app", timeout_s=1, max_age_s=1000)
+        views = await asyncio.gather(*(control.view() for _ in range(10)))
+        assert all(view is views[0] for view in views)
+        assert views[0].is_scalable and views[0].deployments["E"].replicas == (ReplicaView("r", "RUNNING", "n"),)
+        await control.view()
+        assert calls == ["get_serve_instance_details"]
+        details["target_num_replicas"] = 0
+        await control.scale("E", 0)
+        assert (await control.view()).deployments["E"].target == 0
+        assert len(calls) == 3
+
+    asyncio.run(scenario())
+
+
+def test_an_application_that_serve_does_not_know_is_silence() -> None:
+    class Scripted(ServeControl):
+        async def _call(self, method: str, *args: Any) -> Any:
+            return {"applications": {}}
+
+    with pytest.raises(ControllerSilent, match="no application 'app'"):
+        asyncio.run(Scripted("app", 1).view())

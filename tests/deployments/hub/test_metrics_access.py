@@ -1,0 +1,175 @@
+"""The ways to the page: through an ingress, which keeps what it was made of, and on a port of the hub's own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from deployments.cli.errors import UserError
+from deployments.cli.serve_config import Overrides, check_metrics_ports, load
+from deployments.client.protocol import Unavailable
+from deployments.config.settings import MetricsSettings
+from deployments.hub.deployment import MetricsHub, MetricsPusher
+from deployments.hub.keeper import MetricsKeeper
+from deployments.hub.server import MetricsPortError, listen
+from monitoring.metrics import Metrics
+
+
+class Handle:
+    """A deployment's handle: calls go to whichever hub there is, and fail while there is none."""
+
+    def __init__(self, hub: MetricsHub | None) -> None:
+        self.hub = hub
+
+    def __getattr__(self, method: str) -> Any:
+        async def remote(*args: Any) -> Any:
+            if self.hub is None:
+                raise ConnectionError("no replica")
+            return await getattr(self.hub, method)(*args)
+
+        return type("Method", (), {"remote": staticmethod(remote)})
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 120))
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def page_of(keeper: MetricsKeeper) -> str:
+    """The page, once there is one."""
+    while True:
+        try:
+            return (await keeper.read_page())[0].decode()
+        except Unavailable:
+            await asyncio.sleep(0.01)
+
+
+def tokens(page: str) -> float:
+    lines = [line for line in page.splitlines() if line.startswith("raydix_generation_tokens_total{")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def test_an_ingress_carries_the_totals_over_the_death_of_the_hub() -> None:
+    async def scenario() -> None:
+        handle, engine, ended = Handle(MetricsHub(1)), *(Metrics("demo", r, "engine") for r in ("r1", "r2"))
+        keeper, pusher = MetricsKeeper(handle, "i"), MetricsPusher(handle, "r1", engine.snapshot)
+        engine.inc("generation_tokens_total", 5)
+        ended.inc("generation_tokens_total", 7)
+        assert handle.hub is not None
+        await handle.hub.push("r2", ended.snapshot())
+        keeper.start()
+        pusher.start()
+        while tokens(await page_of(keeper)) < 12:
+            await asyncio.sleep(0.01)
+        handle.hub = None
+        with pytest.raises(Unavailable, match=r"does not answer \(ConnectionError\)"):
+            await keeper.read_page()
+        handle.hub = MetricsHub(1)
+        with pytest.raises(Unavailable, match="still asks what was counted before"):
+            await keeper.read_page()
+        assert tokens(await page_of(keeper)) == 12
+        keeper.stop()
+        pusher.stop()
+
+    run(scenario())
+
+
+def test_a_hub_that_takes_too_long_is_said_to() -> None:
+    async def scenario() -> None:
+        class Slow(MetricsHub):
+            async def render(self) -> None:
+                await asyncio.sleep(60)
+
+        with pytest.raises(Unavailable, match="does not answer in time"):
+            await MetricsKeeper(Handle(Slow()), "i", timeout_s=0.01).read_page()
+
+    run(scenario())
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_the_hub_answers_on_a_port_of_its_own() -> None:
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        hub = MetricsHub(0, MetricsSettings(port=port))
+        await hub.record_replica_metadata()
+        assert hub._server is not None
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            answer = await client.get("/metrics")
+            assert answer.status_code == 200 and "raydix_metrics_processes" in answer.text
+            assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+            assert (await client.get("/v1/models")).status_code == 404
+        await hub._server.stop()
+
+    run(scenario())
+
+
+def test_a_new_hub_says_on_its_port_that_it_is_not_ready() -> None:
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        hub = MetricsHub(1, MetricsSettings(port=port))
+        await hub.record_replica_metadata()
+        assert hub._server is not None
+        async with httpx.AsyncClient() as client:
+            answer = await client.get(f"http://127.0.0.1:{port}/metrics", timeout=30)
+        assert answer.status_code == 503 and "try again in a few seconds" in answer.text
+        await hub._server.stop()
+
+    run(scenario())
+
+
+def test_a_port_in_use_is_named_with_its_setting_and_what_to_do(taken_port: int) -> None:
+    with pytest.raises(MetricsPortError) as raised:
+        MetricsHub(0, MetricsSettings(port=taken_port))
+    message = str(raised.value)
+    for part in (f"127.0.0.1:{taken_port}", "address already in use", "metrics.port", "metrics.host"):
+        assert part in message
+    with pytest.raises(MetricsPortError, match=r"no-such-host\.invalid:9100"):
+        listen("no-such-host.invalid", 9100)
+
+
+def test_raydix_serve_says_so_before_it_starts_ray(taken_port: int, tmp_path: Path) -> None:
+    path = tmp_path / "app.yaml"
+    app = {"name": "llm", "import_path": "deployments.app:build", "args": {"metrics": {"port": taken_port}}}
+    path.write_text(yaml.safe_dump({"applications": [app]}))
+    config = load(path, Overrides(None, None, None, None))
+    with pytest.raises(UserError, match=f"cannot serve metrics on 127.0.0.1:{taken_port} .*metrics.port"):
+        check_metrics_ports(config)
+
+
+def test_a_mirror_that_breaks_does_not_keep_numbers_from_the_hub() -> None:
+    async def scenario() -> None:
+        handle, engine, asked = Handle(MetricsHub()), Metrics("demo", "r1", "engine"), 0
+
+        def broken(snapshot: bytes) -> None:
+            nonlocal asked
+            asked += 1
+            raise RuntimeError("Ray takes nothing")
+
+        engine.inc("generation_tokens_total", 5)
+        keeper, pusher = MetricsKeeper(handle, "i"), MetricsPusher(handle, "r1", engine.snapshot)
+        pusher._mirror = broken
+        pusher.start()
+        while tokens(await page_of(keeper)) < 5:
+            await asyncio.sleep(0.01)
+        pusher.stop()
+        assert asked == 1 and pusher.num_failed == 0
+
+    run(scenario())

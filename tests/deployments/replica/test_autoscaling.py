@@ -1,0 +1,250 @@
+"""The autoscaling policy, driven with series of what replicas report; the target follows what it wants."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ray.serve._private.autoscaling_state import _resolve_policy_callable
+from ray.serve.autoscaling_policy import _apply_autoscaling_config
+
+from cache import PageAccount
+from deployments.app import _autoscaling
+from deployments.config.args import ModelArgs
+from deployments.config.settings import Autoscaling, EngineReplicas
+from deployments.replica.autoscaling import (
+    STATS,
+    ReplicaWork,
+    Targets,
+    desired_replicas,
+    needed_replicas,
+    reported_work,
+)
+from deployments.replica.work_meter import WorkMeter
+from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
+
+TARGETS = Targets(ttft_target_s=1.0, max_busy_share=0.8, max_kv_share=0.8, headroom=0.25)
+
+amounts = st.floats(0, 50, allow_nan=False)
+works = st.builds(ReplicaWork, amounts, st.floats(0, 1), st.floats(0, 3), st.sampled_from([0.0, 0.5]))
+
+
+def spread(total: ReplicaWork, count: int) -> list[ReplicaWork]:
+    """A fleet's work, evenly over its replicas: each rate and share is a part of the whole."""
+    names = ("queued_prefill_s", "busy_share", "kv_share", "preemptions_per_s")
+    return [ReplicaWork(**{name: getattr(total, name) / count for name in names})] * count
+
+
+def follow(series: Iterable[ReplicaWork], target: int = 1, low: int = 1, high: int = 10) -> list[int]:
+    """The target after each moment of a series of the fleet's work; replicas come and go at once."""
+    targets = []
+    for total in series:
+        work = spread(total, target) if target else []
+        target = max(low, min(high, desired_replicas(TARGETS, work, target, target)))
+        targets.append(target)
+    return targets
+
+
+def num_changes(targets: Sequence[int]) -> int:
+    return sum(a != b for a, b in itertools.pairwise(targets))
+
+
+def busy(share: float) -> ReplicaWork:
+    return ReplicaWork(busy_share=share)
+
+
+def test_a_ramp_is_followed_up_without_a_step_back() -> None:
+    targets = follow(busy(step / 10) for step in range(60))
+    assert targets == sorted(targets)
+    assert targets[-1] == math.ceil(5.9 / 0.8)
+
+
+def test_a_spike_of_queued_prefill_calls_replicas_and_its_end_lets_them_go() -> None:
+    quiet, spike = busy(0.5), ReplicaWork(queued_prefill_s=6.0, busy_share=1.0)
+    targets = follow([quiet] * 5 + [spike] * 3 + [quiet] * 5)
+    assert targets == [1] * 5 + [6] * 3 + [1] * 5
+
+
+def test_kv_memory_alone_calls_replicas() -> None:
+    assert follow([ReplicaWork(kv_share=2.5)]) == [math.ceil(2.5 / 0.8)]
+
+
+def test_idle_goes_down_to_the_least_and_only_without_any_work_to_none() -> None:
+    assert follow([ReplicaWork()], target=5) == [1]
+    assert follow([ReplicaWork()], target=5, low=0) == [0]
+    assert follow([busy(0.01)], target=5, low=0) == [1]
+
+
+def test_noise_within_the_headroom_does_not_flap() -> None:
+    rng = random.Random(5)
+    targets = follow(busy(2.7 * rng.uniform(0.87, 1.13)) for _ in range(500))
+    assert num_changes(targets[10:]) == 0
+
+
+def test_the_way_down_keeps_headroom_where_the_way_up_does_not() -> None:
+    assert follow([busy(2.3)], target=3) == [3]  # 2.875 are needed
+    assert follow([busy(2.3)], target=4) == [4]  # 3 would do, with less than a quarter to spare
+    assert follow([busy(1.7)], target=4) == [3]
+
+
+def test_one_hot_replica_is_the_routers_business_until_the_fleet_is_short() -> None:
+    cold = ReplicaWork(busy_share=0.5)
+    hot = ReplicaWork(queued_prefill_s=3.0, busy_share=1.0)
+    assert desired_replicas(TARGETS, [hot, cold, cold, cold], 4, 4) == 4
+    hotter = replace(hot, queued_prefill_s=6.0)
+    assert desired_replicas(TARGETS, [hotter, cold, cold, cold], 4, 4) == 6
+
+
+def test_a_starting_replica_without_stats_changes_nothing_but_forbids_going_down() -> None:
+    light = [busy(0.1)] * 2
+    assert desired_replicas(TARGETS, light, 2, 3) == 1
+    assert desired_replicas(TARGETS, light, 3, 3) == 3
+    heavy = [busy(1.0)] * 2
+    assert desired_replicas(TARGETS, heavy, 3, 3) == 3  # 2.5 are needed and 3 are coming
+    assert desired_replicas(TARGETS, heavy, 2, 2) == 3
+
+
+def test_nothing_known_changes_nothing() -> None:
+    assert desired_replicas(TARGETS, [], 0, 4) == 4
+
+
+def test_a_fleet_that_preempts_does_not_shrink() -> None:
+    thrashing = [ReplicaWork(kv_share=0.2, preemptions_per_s=0.1), ReplicaWork(kv_share=0.2)]
+    assert desired_replicas(TARGETS, thrashing, 2, 2) == 2
+    assert desired_replicas(TARGETS, [replace(w, preemptions_per_s=0) for w in thrashing], 2, 2) == 1
+
+
+@given(works, st.integers(1, 20))
+def test_constant_work_moves_the_target_once_and_never_again(total: ReplicaWork, target: int) -> None:
+    assert num_changes(follow([total] * 6, target, high=10**6)) == 0
+
+
+@given(st.lists(works, min_size=1, max_size=8), works, st.integers(0, 7), st.integers(1, 20), st.integers(0, 12))
+def test_more_work_never_means_fewer_replicas(
+    fleet: list[ReplicaWork], more: ReplicaWork, where: int, target: int, num_running: int
+) -> None:
+    where %= len(fleet)
+    grown = list(fleet)
+    grown[where] = ReplicaWork(*(getattr(fleet[where], name) + getattr(more, name) for name in STATS))
+    before, after = (desired_replicas(TARGETS, work, num_running, target) for work in (fleet, grown))
+    assert after >= before
+
+
+@given(st.lists(works, max_size=8), st.integers(0, 20))
+def test_what_is_wanted_is_enough_for_what_is_needed(fleet: list[ReplicaWork], target: int) -> None:
+    desired = desired_replicas(TARGETS, fleet, len(fleet), target)
+    if fleet:
+        assert desired >= needed_replicas(TARGETS, fleet) - 1e-6
+    assert desired >= 0
+
+
+# --- as Serve calls it -------------------------------------------------------------------------------------------
+
+
+def serve_policy(**settings: Any) -> tuple[Callable[[Any], tuple[int, dict[str, Any]]], Any]:
+    """The policy as the controller has it, through Serve's own pickling and delays, and Serve's config."""
+    config = _autoscaling(ModelArgs(engines=EngineReplicas(autoscaling=Autoscaling(max=8, **settings))))
+    return _apply_autoscaling_config(_resolve_policy_callable(config.policy)), config
+
+
+def context(config: Any, work: list[ReplicaWork], target: int, state: dict[str, Any], **fields: Any) -> Any:
+    metrics = {name: {f"r{i}": getattr(one, name) for i, one in enumerate(work)} for name in STATS}
+    values: dict[str, Any] = {
+        "aggregated_metrics": metrics,
+        "current_num_replicas": len(work),
+        "target_num_replicas": target,
+        "total_num_requests": 0.0,
+        "capacity_adjusted_min_replicas": config.min_replicas,
+        "capacity_adjusted_max_replicas": config.max_replicas,
+        "policy_state": state,
+        "config": config,
+    }
+    return SimpleNamespace(**{**values, **fields})
+
+
+@given(st.lists(works, min_size=1, max_size=8), st.integers(1, 8))
+def test_serve_never_gets_less_than_min_or_more_than_max(fleet: list[ReplicaWork], target: int) -> None:
+    policy, config = serve_policy(min=2, upscale_delay_s=0, downscale_delay_s=0)
+    desired, _ = policy(context(config, fleet, max(target, 2), {}))
+    assert 2 <= desired <= 8
+
+
+def test_serves_delays_stay_in_force_around_the_policy() -> None:
+    policy, config = serve_policy(ttft_target_s=0.5, upscale_delay_s=60, downscale_delay_s=0)
+    waiting = [ReplicaWork(queued_prefill_s=2.0)]
+    desired, state = policy(context(config, waiting, 1, {}))
+    assert desired == 1  # wanted for 0 s yet
+    state = {key: value - 61 if "timestamp" in key and value else value for key, value in state.items()}
+    assert policy(context(config, waiting, 1, state))[0] == 4
+    assert policy(context(config, [ReplicaWork()] * 4, 4, {}))[0] == 1
+
+
+def test_from_zero_a_waiting_request_brings_the_first_replica_and_any_request_keeps_it() -> None:
+    policy, config = serve_policy(min=0, upscale_delay_s=60, downscale_delay_s=0)
+    assert policy(context(config, [], 0, {}))[0] == 0
+    assert policy(context(config, [], 0, {}, total_num_requests=1.0))[0] == 1
+    assert policy(context(config, [ReplicaWork()], 1, {}, total_num_requests=1.0))[0] == 1
+    assert policy(context(config, [ReplicaWork()], 1, {}))[0] == 0
+
+
+def test_a_model_that_was_put_away_stays_so_while_no_call_waits_for_it() -> None:
+    policy, config = serve_policy(min=2, upscale_delay_s=0, downscale_delay_s=0)
+    assert config.min_replicas == 0
+    assert policy(context(config, [], 0, {}))[0] == 0
+    assert policy(context(config, [ReplicaWork(queued_prefill_s=9.0)], 0, {}))[0] == 0
+    assert policy(context(config, [], 2, {}))[0] == 2  # loaded again
+
+
+def test_stats_that_are_missing_or_no_numbers_are_not_work() -> None:
+    metrics = {name: {"new": 0.5, "old": 0.5} for name in STATS}
+    metrics["busy_share"] = {"old": math.nan}
+    assert reported_work(metrics) == [ReplicaWork(0.5, 0.0, 0.5, 0.5)]
+    assert reported_work({}) == []
+
+
+# --- what a replica reports --------------------------------------------------------------------------------------
+
+
+def step(num_prefill_tokens: int) -> StepStats:
+    return StepStats(StageSeconds(0.0, forward=0.1), 1, 0, num_prefill_tokens)
+
+
+def test_the_meter_reads_queue_rate_and_memory() -> None:
+    meter = WorkMeter(page_size=10, max_running=8, now=0.0)
+    for _ in range(4):
+        meter.on_step(step(1000))
+    load = EngineLoad(
+        num_running=2,
+        num_waiting=4,
+        waiting_prefill_tokens=3000,
+        pages=PageAccount(600, 100, 200, 100),
+        prefill_rate=1000.0,
+        num_preemptions=5,
+    )
+    stats = meter.read(load, now=10.0)
+    assert stats == {
+        "queued_prefill_s": pytest.approx(3.0),
+        "busy_share": pytest.approx(0.4),
+        "kv_share": pytest.approx(0.75),  # of the batch's places; 600 of 1000 pages
+        "preemptions_per_s": pytest.approx(0.5),
+        "running": 2,
+        "waiting": 4,
+    }
+    later = meter.read(replace(load, num_running=0, num_waiting=0), now=20.0)
+    assert later["busy_share"] == later["preemptions_per_s"] == 0
+    assert later["kv_share"] == pytest.approx(0.6)
+    assert stats.keys() >= set(STATS)
+
+
+def test_before_any_rate_is_known_the_longest_wait_stands_for_the_queue() -> None:
+    meter = WorkMeter(page_size=16, max_running=256, now=0.0)
+    load = EngineLoad(waiting_prefill_tokens=1000, oldest_wait_seconds=4.0, pages=PageAccount(100, 0, 0, 0))
+    assert meter.read(load, 1.0)["queued_prefill_s"] == 4.0

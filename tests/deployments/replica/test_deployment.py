@@ -1,0 +1,184 @@
+"""The replica's promises to Serve: health tells of progress, cancelling aborts, refusals are answers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployments.replica.deployment import EngineReplica, ReplicaSettings
+from deployments.replica.liveness import EngineUnhealthy
+from deployments.wire.server import WireTimings
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.grammar.spec import Grammar
+from tests.deployments.support.fleet_of_engines import Engines, request, until
+
+
+@pytest.fixture
+def engines() -> Iterator[Engines]:
+    made = Engines(1, WireTimings(absent_ingress_s=60), max_running=1, max_waiting=1)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def replica(engines: Engines) -> EngineReplica:
+    return engines.replicas[0]
+
+
+def test_an_idle_replica_is_healthy(replica: EngineReplica) -> None:
+    async def scenario() -> None:
+        await asyncio.sleep(0.7)  # longer than the stall timeout
+        await replica.check_health()
+
+    asyncio.run(scenario())
+
+
+def test_a_stalled_engine_fails_its_health_check_while_the_event_loop_answers(
+    engines: Engines, replica: EngineReplica
+) -> None:
+    async def scenario() -> None:
+        engines.runners[0].gate.clear()
+        call = asyncio.create_task(replica.generate(request("a"), "i"))
+        await asyncio.sleep(0.2)
+        await replica.check_health()
+        await asyncio.sleep(0.6)
+        with pytest.raises(EngineUnhealthy, match="no engine step"):
+            await replica.check_health()
+        engines.runners[0].gate.set()
+        assert (await call)["finish_reason"] == "length"
+        await replica.check_health()
+
+    asyncio.run(scenario())
+
+
+def test_a_dead_loop_fails_its_health_check_and_takes_nothing(replica: EngineReplica) -> None:
+    async def scenario() -> None:
+        def explode(_: float) -> Any:
+            raise RuntimeError("a defect")
+
+        replica._engine.scheduler.schedule = explode  # type: ignore[method-assign,assignment]
+        call = asyncio.create_task(replica.generate(request("a"), "i"))
+        await until(lambda: replica._loop.failure is not None)
+        with pytest.raises(EngineUnhealthy, match="RuntimeError"):
+            await replica.check_health()
+        assert (await replica.generate(request("b"), "i"))["refused"] == "stopped"
+        with pytest.raises(EngineUnhealthy, match="RuntimeError"):  # so that its stream goes on elsewhere at once
+            await call
+
+    asyncio.run(scenario())
+
+
+def test_cancelling_the_call_ends_the_request(engines: Engines, replica: EngineReplica) -> None:
+    async def scenario() -> None:
+        engines.runners[0].step_s = 0.01
+        call = asyncio.create_task(replica.generate(request("a", max_tokens=200), "i"))
+        await until(lambda: replica._loop.load().num_running == 1)
+        call.cancel()
+        await until(lambda: replica._loop.load().num_running == 0)
+        assert replica._engine.scheduler.account().private == 0
+
+    asyncio.run(scenario())
+
+
+def test_refusals_are_records_and_leave_nothing_behind(engines: Engines, replica: EngineReplica) -> None:
+    async def scenario() -> None:
+        engines.runners[0].gate.clear()
+        calls = [asyncio.create_task(replica.generate(request("a", 2), "i"))]
+        await until(lambda: replica._loop.has_work)
+        await asyncio.sleep(0.05)
+        calls.append(asyncio.create_task(replica.generate(request("b", 2), "i")))
+        await asyncio.sleep(0.05)
+        full = await replica.generate(request("c"), "i")
+        assert (full["refused"], full["replica"]) == ("queue_full", "r0")
+        assert 1 <= full["retry_after_s"] <= 60
+        assert (await replica.generate(request("d", 9999), "i"))["refused"] == "never_fits"
+        assert (await replica.generate(request("a"), "i"))["refused"] == "never_fits"  # the id is in use
+        assert replica._wire.num_live == 2
+        engines.runners[0].gate.set()
+        assert [record["finish_reason"] for record in await asyncio.gather(*calls)] == ["length"] * 2
+
+    asyncio.run(scenario())
+
+
+def test_a_grammar_that_cannot_be_compiled_is_refused_and_the_event_loop_stays_free(
+    replica: EngineReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ingress checks it first; a replica relies on nobody."""
+    compile_, threads = replica._engine.grammars.compile, []
+
+    def noticed(grammar: Grammar) -> object:
+        threads.append(threading.current_thread())
+        return compile_(grammar)
+
+    async def scenario() -> dict[str, Any]:
+        asked = request("r")
+        return await replica.generate(
+            replace(asked, sampling=replace(asked.sampling, grammar=Grammar("regex", "("))), "ingress"
+        )
+
+    monkeypatch.setattr(replica._engine.grammars, "compile", noticed)
+    answer = asyncio.run(scenario())
+    assert answer["refused"] == "never_fits"
+    assert "this model has no end-of-text token" in answer["reason"]  # which is so for the fleet's tests' model
+    assert threads and threading.main_thread() not in threads
+
+
+def test_an_engine_knows_whose_a_request_is_and_lets_tenants_take_turns() -> None:
+    """One place in the batch, and three requests of one tenant before another one's."""
+    engines = Engines(1, WireTimings(absent_ingress_s=60), max_running=1, policy="fair", fair_quantum_tokens=1)
+    replica = engines.replicas[0]
+
+    async def scenario() -> list[str]:
+        ended: list[str] = []
+
+        async def ask(name: str, tenant: str) -> None:
+            await replica.generate(replace(request(name, 2), tenant=tenant), "i")
+            ended.append(name)
+
+        engines.runners[0].gate.clear()
+        calls = [asyncio.create_task(ask("a1", "a"))]
+        await until(lambda: replica._loop.load().num_running == 1)
+        calls += [asyncio.create_task(ask(name, name[0])) for name in ("a2", "a3", "b1")]
+        await until(lambda: replica._wire.num_live == 4)
+        engines.runners[0].gate.set()
+        await asyncio.gather(*calls)
+        return ended
+
+    try:
+        assert asyncio.run(scenario()) == ["a1", "b1", "a2", "a3"]
+    finally:
+        engines.close()
+
+
+class _Loaded(Exception):
+    """Ends a replica's construction where its engine would be made."""
+
+
+@pytest.mark.parametrize(
+    ("said", "num_sharing", "is_users", "threads"),
+    [
+        (None, 2, False, 3),  # of eight cores one is left to the ingress
+        (5, 2, False, 5),
+        (None, None, False, None),  # it reserves cores, and Ray has said so in OMP_NUM_THREADS
+        (None, 2, True, None),
+    ],
+)
+def test_engines_that_reserve_no_core_share_the_machines(
+    monkeypatch: pytest.MonkeyPatch, said: int | None, num_sharing: int | None, is_users: bool, threads: int | None
+) -> None:
+    monkeypatch.setattr("deployments.replica.deployment.usable_cores", lambda: 8)
+    monkeypatch.setattr("deployments.replica.deployment.was_started_with", lambda variable: is_users)
+
+    def load(config: EngineConfig) -> Engine:
+        raise _Loaded(config.threads)
+
+    settings = ReplicaSettings(num_sharing=num_sharing)
+    with pytest.raises(_Loaded) as found:
+        EngineReplica(EngineConfig(threads=said), settings, None, load, lambda: ("r", "127.0.0.1"), lambda: False)
+    assert found.value.args == (threads,)

@@ -1,0 +1,36 @@
+"""A replica that Serve is stopping: what runs there ends there, what comes goes elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from deployments.client.protocol import Unavailable
+from tests.deployments.support.fleet_of_engines import World, request, until
+
+
+def test_a_draining_replica_ends_its_streams_and_new_ones_go_elsewhere() -> None:
+    async def scenario() -> None:
+        async with World(2) as (client, engines):
+            engines.runners[0].step_s = 0.01
+            before = await client.generate(request("before", max_tokens=40))
+            await until(lambda: before.replica == "r0")
+            engines.stopping.add("r0")
+            after = await client.generate(request("after", max_tokens=5))  # the router has not heard yet
+            assert [token async for event in after for token in event.token_ids] == [1, 2, 3, 4, 5]
+            assert (after.replica, engines.calls) == ("r1", ["r0", "r0", "r1"])
+            assert [token async for event in before for token in event.token_ids] == list(range(1, 41))
+            assert before.replica == "r0"
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+def test_when_every_replica_drains_a_request_is_told_so_at_once() -> None:
+    async def scenario() -> None:
+        async with World(2) as (client, engines):
+            engines.stopping |= {"r0", "r1"}
+            with pytest.raises(Unavailable, match="being stopped"):
+                await client.generate(request("late"))
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))

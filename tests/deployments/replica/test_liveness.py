@@ -1,0 +1,78 @@
+"""An engine is proved before it serves, and its marks say so to whoever looks from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.replica.deployment import EngineReplica, ReplicaSettings
+from deployments.replica.liveness import Beat, EngineUnhealthy, prove_step
+from deployments.replica.pod import NotReadyError, ready_engine
+from engine.config import EngineConfig
+from engine.engine import Engine
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine.from_config(EngineConfig(kv_pages=16, max_model_len=64, max_running=4, threads=1))
+
+
+def test_a_step_is_computed_and_not_counted_as_a_users(engine: Engine) -> None:
+    prove_step(engine)
+    load = engine.loop.load()
+    assert (load.num_finished, load.num_running, load.num_waiting) == (0, 0, 0)
+    assert load.pages.free == 16
+
+
+def test_an_engine_whose_steps_fail_is_not_let_loose(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(engine.runner, "prepare", broken)
+    with pytest.raises(EngineUnhealthy, match="first step failed"):
+        prove_step(engine)
+
+
+@pytest.fixture
+def replica(engine: Engine, tmp_path: Path) -> Iterator[EngineReplica]:
+    settings = ReplicaSettings(stall_timeout_s=0.0, beat_directory=str(tmp_path / "beats"))
+    made = EngineReplica(
+        EngineConfig(), settings, None, lambda _: engine, lambda: ("r1", "127.0.0.1"), lambda: False
+    )
+    yield made
+    made.close()
+
+
+def test_a_passed_health_check_leaves_a_mark_and_a_failed_one_does_not(
+    replica: EngineReplica, tmp_path: Path
+) -> None:
+    beats = str(tmp_path / "beats")
+    with pytest.raises(NotReadyError, match="yet"):
+        ready_engine(beats)
+    asyncio.run(replica.check_health())
+    ready_engine(beats)
+    an_hour_ago = time.time() - 3600
+    os.utime(tmp_path / "beats" / "r1", (an_hour_ago, an_hour_ago))
+    replica._loop.failure = "the engine loop ended"
+    with pytest.raises(EngineUnhealthy):
+        asyncio.run(replica.check_health())
+    with pytest.raises(NotReadyError, match="3600 s ago"):
+        ready_engine(beats)
+    replica.close()
+    with pytest.raises(NotReadyError, match="yet"):
+        ready_engine(beats)
+
+
+def test_a_mark_that_cannot_be_made_does_not_fail_the_replica(tmp_path: Path) -> None:
+    beat = Beat(str(tmp_path / "beats"), "r1")
+    (tmp_path / "beats").rmdir()
+    beat.mark()
+    beat.clear()
+    with pytest.raises(NotReadyError):
+        ready_engine(str(tmp_path / "beats"))

@@ -1,0 +1,74 @@
+"""The API over the client, the wire and real engine loops, in one process: for what no layer can show alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+import deployments.demo_model
+from deployments.admission.admission import AdmissionClient
+from deployments.api import ApiService, ModelCard, ServedModel, TextCodec, create_app
+from deployments.api.report import Listener, Report
+from deployments.client.engine_client import WireEngineClient
+from deployments.client.protocol import GenerateRequest
+from deployments.config.settings import AdmissionSettings
+from engine.tokenizer import load_tokenizer
+from tests.deployments.support.fleet_of_engines import Engines, World
+
+PROMPT = list(range(100, 120))
+
+
+class Idle:
+    """A `LoadView` of engines that always have room."""
+
+    def queue_seconds(self, sending: Mapping[str, int]) -> float:
+        return 0.0
+
+    def uncached_tokens(self, request: GenerateRequest) -> int:
+        return len(request.prompt_ids)
+
+
+class Api:
+    """What a test asks, and what is left behind."""
+
+    def __init__(self, client: WireEngineClient, engines: Engines, listeners: tuple[Listener, ...]) -> None:
+        codec = TextCodec(load_tokenizer(Path(deployments.demo_model.__file__).parent))
+        vocab_size = engines.replicas[0]._engine.model.vocab_size
+        card = ModelCard("m", created=1, max_model_len=512, vocab_size=vocab_size)
+        self.client, self.engines, self.codec = client, engines, codec
+        self.reports: list[Report] = []
+        waiting = AdmissionClient(client, Idle(), AdmissionSettings(), {})
+        service = ApiService(
+            {"m": ServedModel(card, waiting, codec)}, _no_metrics, listeners=(self.reports.append, *listeners)
+        )
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://test")
+
+    async def complete(self, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
+        """A completion of a prompt that is not in any cache at first."""
+        asked = {"model": "m", "prompt": PROMPT, "max_tokens": 8, "include_timings": True, **body}
+        return await self.http.post("/v1/completions", json=asked, headers=headers or {})
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """A stream's events; it has to end with [DONE]."""
+    lines = [line[6:] for line in response.text.splitlines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+@asynccontextmanager
+async def api_over(count: int = 1, *listeners: Listener, **config: Any) -> AsyncIterator[Api]:
+    """The API over `count` engines."""
+    async with World(count, **config) as (client, engines):
+        api = Api(client, engines, listeners)
+        async with api.http:
+            yield api
+
+
+async def _no_metrics() -> tuple[bytes, str]:
+    return b"", "text/plain"

@@ -1,0 +1,208 @@
+"""Engine replicas and a client in one process, without Ray: everything but Serve's handle is the real thing."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from deployments.client.attempt import ClientTimings
+from deployments.client.engine_client import WireEngineClient
+from deployments.client.failover import Persistence
+from deployments.client.protocol import GenerateRequest
+from deployments.replica.deployment import EngineReplica, ReplicaSettings
+from deployments.wire.server import WireTimings
+from engine.config import EngineConfig
+from engine.engine import Engine, LoadedRunner
+from engine.logprobs import PackedLogprobs, TokenLogprobs
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import Chunk, Step, StepPlan, StepResult
+from engine.scheduling.swap import HostMemory
+from monitoring.metrics import Metrics
+from router.fleet import Fleet, ReplicaAddress
+
+TIMINGS = ClientTimings(accept_s=5, lost_after_s=0.6, delivery_s=2, tick_s=0.03)
+WIRE = WireTimings(heartbeat_s=0.03, keep_ended_s=2, absent_ingress_s=0.6)
+
+
+class Model:
+    """Facts of a model without weights."""
+
+    vocab_size = 1000
+    max_position_embeddings = 4096
+    eos_token_ids: frozenset[int] = frozenset()
+
+
+class CountingRunner:
+    """Token k of a request's output is k + 1. `gate` holds steps back while it is clear; `step_s` slows them."""
+
+    attention_name = device = dtype = "none"
+    host_memory = HostMemory()
+
+    def __init__(self, num_pages: int) -> None:
+        self.model_config = Model()
+        self.num_pages = num_pages
+        self.gate = threading.Event()
+        self.gate.set()
+        self.step_s = 0.0
+
+    def prepare(self, plan: StepPlan) -> Step:
+        chunks = plan.sampling_chunks
+        tokens = [chunk.start + chunk.num_tokens - chunk.request.num_prompt + 1 for chunk in chunks]
+
+        logprobs = [logprobs_of(token, chunk.request) for token, chunk in zip(tokens, chunks, strict=True)]
+        scores = {chunk.request.request_id: part for chunk in plan.chunks if (part := scores_of(chunk))}
+
+        def step() -> StepResult:
+            if self.step_s:
+                threading.Event().wait(self.step_s)
+            self.gate.wait()
+            return StepResult(tokens, logprobs, prompt_logprobs=scores)
+
+        return step
+
+
+def logprobs_of(token: int, asking: Request) -> TokenLogprobs | None:
+    """Those of a generated token, if asked for, or of what a beam search may go on with: eighths, which survive
+    every format.
+    """
+    if (beams := asking.sampling.beams) is not None:
+        best = [(token + rank, -(rank + token % 3 + 1) / 8) for rank in range(beams.num_candidates(0))]
+        return TokenLogprobs(*best[0], top=tuple(best))
+    count = asking.sampling.logprobs
+    return None if count is None else TokenLogprobs(token, -token / 8, ((token, -token / 8), (0, -9.0))[:count])
+
+
+def scores_of(chunk: Chunk) -> PackedLogprobs | None:
+    """Those of the prompt tokens that a chunk predicts, if asked for: token p has -p / 8 and rank p."""
+    asking = chunk.request
+    first = max(chunk.start + 1, asking.num_prompt_reported)
+    end = min(chunk.start + chunk.num_tokens + 1, asking.num_prompt)
+    if asking.sampling.prompt_logprobs is None or first >= end:
+        return None
+    return PackedLogprobs(first, 0, b"".join(struct.pack("<fI", -at / 8, at) for at in range(first, end)))
+
+
+class DirectCall:
+    """A control call without Serve."""
+
+    def __init__(self, task: asyncio.Task[dict[str, Any]]) -> None:
+        self._task = task
+
+    async def result(self) -> dict[str, Any]:
+        return await asyncio.shield(self._task)
+
+    def cancel(self) -> None:
+        self._task.cancel()
+
+
+class Engines:
+    """Some replicas; `choose` stands in for Serve's router."""
+
+    def __init__(
+        self,
+        count: int,
+        wire: WireTimings = WIRE,
+        load: Callable[[EngineConfig], LoadedRunner] | None = None,
+        **config: Any,
+    ) -> None:
+        """`load` gives them real runners instead."""
+        settings = ReplicaSettings(stall_timeout_s=0.5, wire=wire)
+        engine_config = EngineConfig(**{"served_name": "m", "kv_pages": 64, "page_size": 4, **config})
+        self.stopping: set[str] = set()
+        """Replicas that Serve has asked to shut down."""
+        self.runners = [CountingRunner(engine_config.kv_pages or 64) for _ in range(0 if load else count)]
+        loaded: Sequence[LoadedRunner] = [load(engine_config) for _ in range(count)] if load else self.runners
+        self.replicas = [
+            EngineReplica(
+                engine_config,
+                settings,
+                None,
+                _engine_with(runner),
+                _located(f"r{number}"),
+                partial(self.stopping.__contains__, f"r{number}"),
+            )
+            for number, runner in enumerate(loaded)
+        ]
+        self.fleet = Fleet()
+        self.calls: list[str] = []
+        self.choose: Callable[[Sequence[str]], str] = lambda names: names[0]
+
+    async def advertise(self) -> None:
+        """What Serve's controller does with `record_replica_metadata`."""
+        addresses = {}
+        for replica in self.replicas:
+            metadata = await replica.record_replica_metadata()
+            addresses[replica.replica] = ReplicaAddress(
+                replica.replica, metadata["wire_endpoint"], metadata["wire_secret"], int(metadata["wire_epoch"])
+            )
+        self.fleet.update(addresses)
+
+    def generate(self, request: GenerateRequest, ingress_id: str, avoid: tuple[str, ...]) -> DirectCall:
+        names = [replica.replica for replica in self.replicas]
+        spared = {*avoid, *self.fleet.lost()}
+        name = self.choose([n for n in names if n not in spared] or names)
+        self.calls.append(name)
+        self.fleet.book(request.request_id, name)
+        replica = self.replicas[names.index(name)]
+        return DirectCall(asyncio.ensure_future(replica.generate(request, ingress_id, avoid)))
+
+    def close(self) -> None:
+        for runner in self.runners:
+            runner.gate.set()
+        for replica in self.replicas:
+            replica.close()
+
+
+def _engine_with(runner: LoadedRunner) -> Callable[[EngineConfig], Engine]:
+    return lambda config: Engine(config, runner)
+
+
+def _located(name: str) -> Callable[[], tuple[str, str]]:
+    return lambda: (name, "127.0.0.1")
+
+
+class World:
+    """`async with World(2) as (client, engines)`."""
+
+    def __init__(
+        self,
+        count: int = 1,
+        timings: ClientTimings = TIMINGS,
+        persistence: Persistence | None = None,
+        metrics: Metrics | None = None,
+        **config: Any,
+    ) -> None:
+        self._count, self._timings, self._persistence, self._config = count, timings, persistence, config
+        self._metrics = metrics
+
+    async def __aenter__(self) -> tuple[WireEngineClient, Engines]:
+        self._engines = Engines(self._count, **self._config)
+        self._client = WireEngineClient(
+            self._engines, self._engines.fleet, self._count, self._timings, self._persistence, self._metrics
+        )
+        await self._client.start()
+        await self._engines.advertise()
+        return self._client, self._engines
+
+    async def __aexit__(self, *_: object) -> None:
+        for runner in self._engines.runners:
+            runner.gate.set()
+        await self._client.aclose()
+        await asyncio.to_thread(self._engines.close)
+
+
+def request(request_id: str, max_tokens: int = 5, prompt_len: int = 8, **fields: Any) -> GenerateRequest:
+    sampling = SamplingParams(max_tokens=max_tokens, seed=1)
+    return GenerateRequest(request_id, "m", list(range(prompt_len)), sampling, **fields)
+
+
+async def until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
+    """Wait until `condition` holds."""
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.005)

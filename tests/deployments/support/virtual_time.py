@@ -1,0 +1,180 @@
+"""Engines in virtual time: an event loop whose sleeps take no time, and replicas that take their own."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from deployments.client.protocol import FleetHealth, GenerateRequest, ReplicaHealth
+from deployments.client.timeline import Course
+from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import Event
+from router.fleet import Fleet, ReplicaAddress, ReplicaLoad
+
+T = TypeVar("T")
+
+
+class _Jumping(selectors.DefaultSelector):
+    """Does not wait for the next timer: moves the clock there."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        assert timeout is not None, "everything waits for something that never comes"
+        self.now += max(timeout, 0.0)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Deterministic: timers fire in order, and no time passes between them."""
+
+    def __init__(self) -> None:
+        self._jumping = _Jumping()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now
+
+
+def run(scenario: Coroutine[Any, Any, T]) -> T:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(scenario)
+
+
+@dataclass(eq=False)
+class Replica:
+    """Prefills one prompt after the other, first come, first served."""
+
+    name: str
+    rate: float
+    free_at: float = 0.0
+
+    def queue_seconds(self) -> float:
+        return max(0.0, self.free_at - now())
+
+
+class VirtualFleet:
+    """An `EngineClient` that sends to the least busy replica, and the `LoadView` that knows all at once."""
+
+    def __init__(self, num_replicas: int = 1, rate: float = 1000.0, accept_s: float = 0.005) -> None:
+        self.replicas = [Replica(f"r{number}", rate) for number in range(num_replicas)]
+        self.accept_s = accept_s
+        self.cached = 0
+        """Leading tokens of every prompt that lie in every cache, unforeseen."""
+        self.refuse_with: Exception | None = None
+        self.order: list[GenerateRequest] = []
+        self.most_queued_s = 0.0
+        self.open = 0
+
+    async def generate(self, request: GenerateRequest) -> VirtualGeneration:
+        await asyncio.sleep(self.accept_s)
+        if self.refuse_with is not None:
+            raise self.refuse_with
+        replica = min(self.replicas, key=Replica.queue_seconds)
+        computed = len(request.prompt_ids) - self.cached
+        replica.free_at = max(replica.free_at, now()) + computed / replica.rate
+        self.order.append(request)
+        self.most_queued_s = max(self.most_queued_s, replica.queue_seconds())
+        self.open += 1
+        return VirtualGeneration(self, replica, request)
+
+    def decisions(self, limit: int) -> list[dict[str, Any]]:
+        return []
+
+    async def health(self) -> FleetHealth:
+        replicas = tuple(
+            ReplicaHealth(r.name, True, 0.0, waiting_prefill_tokens=int(r.queue_seconds() * r.rate))
+            for r in self.replicas
+        )
+        return FleetHealth("healthy", len(replicas), replicas)
+
+    def queue_seconds(self, sending: Mapping[str, int]) -> float:
+        rate = sum(replica.rate for replica in self.replicas)
+        return min(replica.queue_seconds() for replica in self.replicas) + sum(sending.values()) / rate
+
+    def uncached_tokens(self, request: GenerateRequest) -> int:
+        return len(request.prompt_ids)
+
+
+class HeardFleet:
+    """The same as its router's `Fleet` knows it: own requests at once, all else from heartbeats."""
+
+    def __init__(self, fleet: VirtualFleet, heartbeat_s: float = 0.05) -> None:
+        self.known = Fleet(clock=now)
+        self._fleet, self._heartbeat_s = fleet, heartbeat_s
+        self._num_placed = dict.fromkeys((replica.name for replica in fleet.replicas), 0)
+        self.known.update({name: ReplicaAddress(name, f"tcp://{name}", "secret") for name in self._num_placed})
+
+    async def generate(self, request: GenerateRequest) -> VirtualGeneration:
+        self.known.open(request.request_id)
+        try:
+            generation = await self._fleet.generate(request)
+            assert generation.replica is not None
+            self.known.book(request.request_id, generation.replica, len(request.prompt_ids))
+            self._num_placed[generation.replica] += 1
+            return generation
+        finally:
+            asyncio.get_running_loop().call_later(self._heartbeat_s, self.known.release, request.request_id)
+
+    async def health(self) -> FleetHealth:
+        return await self._fleet.health()
+
+    def decisions(self, limit: int) -> list[dict[str, Any]]:
+        return []
+
+    async def tell(self) -> None:
+        """Heartbeats, as long as nobody cancels them."""
+        while True:
+            for replica in self._fleet.replicas:
+                load = ReplicaLoad(
+                    queued_prefill_tokens=int(replica.queue_seconds() * replica.rate),
+                    dispatches_seen=self._num_placed[replica.name],
+                    prefill_rate=replica.rate,
+                )
+                self.known.record_load(replica.name, load)
+            await asyncio.sleep(self._heartbeat_s)
+
+
+class VirtualGeneration:
+    """One token, when its prefill is done."""
+
+    def __init__(self, fleet: VirtualFleet, replica: Replica, request: GenerateRequest) -> None:
+        self._fleet, self._request = fleet, request
+        self.replica: str | None = replica.name
+        self._ready_at = replica.free_at
+        self._is_over = False
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._is_over:
+            raise StopAsyncIteration
+        await asyncio.sleep(self._ready_at - now())
+        await self.aclose()
+        return Event(self._request.request_id, (1,), finish_reason="length", num_cached=self._fleet.cached)
+
+    @property
+    def course(self) -> Course:
+        return Course(0.0, 0.0)
+
+    def explain(self) -> dict[str, Any] | None:
+        return None
+
+    async def aclose(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._fleet.open -= 1
+
+
+def request(request_id: str, tenant: str = "", tokens: int = 100, **fields: Any) -> GenerateRequest:
+    return GenerateRequest(
+        request_id, "m", [0] * tokens, SamplingParams(max_tokens=1, seed=1), tenant=tenant, **fields
+    )
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()

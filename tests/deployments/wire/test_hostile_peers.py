@@ -1,0 +1,266 @@
+"""Messages that nobody should send: dropped, counted, and of no consequence to anybody else, on both ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import pytest
+import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from deployments.wire import messages
+from deployments.wire.connection import WireConnection
+from deployments.wire.server import WireServer, WireTimings
+from deployments.wire.sockets import MAX_HELLO_BYTES
+from engine.scheduling.plan import Event
+from router.fleet import ReplicaAddress
+from tests.deployments.wire.test_server import Dealer, hello, until
+
+NESTED = b"\x92\x03" + b"\x91" * 200_000 + b"\xc0"
+"""A well-formed Resync with one field too many, which is an array in an array in an array ..."""
+MALFORMED = {
+    "empty": b"",
+    "no message": b"\xff" * 100,
+    "truncated array": b"\x93\x01",
+    "truncated hello": messages.encode(messages.Hello(messages.WIRE_VERSION, "s", 1, "i", "", {"a": 1}))[:-2],
+    "array of four billion": b"\xdd\xff\xff\xff\xff",
+    "map of four billion": b"\x92\x02\xdf\xff\xff\xff\xff",
+    "string of four gigabytes": b"\x92\x01\xdb\xff\xff\xff\xff",
+    "nested deeply": NESTED,
+    "unknown tag": messages.encode([99, "a"]),
+    "of the other direction": messages.encode(messages.Refused("no")),
+    "number for a text": messages.encode([1, 5]),
+    "text for a number": messages.encode([2, {"a": "b"}]),
+    "less than no tokens": messages.encode(messages.Dispatch(1, "a", -1)),
+    "more tokens than there are": messages.encode(messages.Dispatch(1, "a", 2**64 - 1)),
+    "no text": b"\x92\x01\xa2\xff\xfe",
+}
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=5),
+    max_leaves=12,
+)
+shapeless = st.binary(max_size=100) | st.lists(values, max_size=7).map(msgspec.msgpack.encode)
+"""Bytes, and msgpack of any shape."""
+tagged = st.tuples(st.integers(0, 16), st.lists(values, max_size=6)).map(
+    lambda parts: msgspec.msgpack.encode([parts[0], *parts[1]])
+)
+"""What begins as a message does."""
+
+
+# --- the replica's end --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[WireServer]:
+    made = WireServer("127.0.0.1", "r0", messages.Load, lambda _: None, WireTimings(0.02, cache_period_s=0.01))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+@pytest.fixture
+def friend(server: WireServer, context: zmq.Context[zmq.Socket[bytes]]) -> Dealer:
+    """An ingress that behaves."""
+    made = Dealer(context, server.endpoint)
+    made.say(hello(server, "friend"))
+    made.hear(messages.Welcome)
+    return made
+
+
+def catch_up(friend: Dealer) -> None:
+    """Read all that has come: an ingress that does not read, on a slow machine, is given up."""
+    while friend.socket.poll(0):
+        friend.socket.recv()
+
+
+def rejected(server: WireServer) -> int:
+    return sum(server.counts[kind] for kind in ("malformed", "unauthenticated", "refused", "replayed"))
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_malformed_message_is_counted_and_that_is_all(
+    server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: Dealer, name: str, is_known: bool
+) -> None:
+    sender = friend if is_known else Dealer(context, server.endpoint)
+    before = server.counts["malformed"]
+    sender.say(MALFORMED[name])
+    until(lambda: server.counts["malformed"] == before + 1)
+    friend.hear(messages.Heartbeat)
+    assert server.counts["failed"] == 0
+
+
+def test_a_malformed_message_does_not_end_the_engine_s_thread(
+    server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: Dealer
+) -> None:
+    """`publish`, which the engine's own thread calls, takes in what has come."""
+    stranger = Dealer(context, server.endpoint)
+    server.open("s", "friend")
+    before = server.counts["malformed"]
+    for number in range(50):
+        stranger.say(NESTED)
+        server.publish([Event("s", (number,))])
+    tokens: list[int] = []
+    while len(tokens) < 50:
+        tokens += [token for output in friend.hear(messages.Tokens).outputs for token in output.token_ids]
+    assert tokens == list(range(50))
+    until(lambda: server.counts["malformed"] == before + 50)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batch=st.lists(shapeless | tagged, min_size=1, max_size=10))
+def test_whatever_a_stranger_says_is_counted(
+    server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: Dealer, batch: list[bytes]
+) -> None:
+    stranger = Dealer(context, server.endpoint)
+    before = rejected(server)
+    for message in batch:
+        stranger.say(message)
+    until(lambda: rejected(server) == before + len(batch))
+    stranger.socket.close()
+    assert server.counts["failed"] == 0
+    assert server.is_connected("friend")
+    catch_up(friend)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batch=st.lists(shapeless | tagged, min_size=1, max_size=10))
+def test_whatever_an_ingress_says_others_are_served(
+    server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: Dealer, batch: list[bytes]
+) -> None:
+    """Even with the secret: it can spoil its own session, not the server."""
+    confused = Dealer(context, server.endpoint)
+    confused.say(hello(server, f"confused {time.time_ns()}"))
+    confused.hear(messages.Welcome)
+    for message in batch:
+        confused.say(message)
+    confused.say(hello(server, f"confused again {time.time_ns()}"))
+    confused.hear(messages.Welcome)  # all before it was handled
+    assert server.counts["failed"] == 0
+    confused.socket.close()
+    assert server.is_connected("friend")
+    catch_up(friend)
+
+
+def test_a_message_larger_than_any_hello_ends_its_own_connection(
+    server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: Dealer
+) -> None:
+    stranger = Dealer(context, server.endpoint)
+    stranger.say(b"\x00" * (MAX_HELLO_BYTES + 1))
+    for _ in range(5):
+        friend.hear(messages.Heartbeat)
+    assert server.counts["failed"] == 0
+
+
+def test_a_hello_in_another_s_name_needs_the_secret(
+    server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: Dealer
+) -> None:
+    thief = Dealer(context, server.endpoint)
+    thief.say(messages.Hello(messages.WIRE_VERSION, "guess", time.time_ns(), "friend", "", {}))
+    assert "secret" in thief.hear(messages.Refused).reason
+    server.open("private", "friend")
+    server.publish([Event("private", (1, 2))])
+    assert friend.hear(messages.Tokens).outputs[0].token_ids == [1, 2]
+    with pytest.raises(TimeoutError):
+        thief.hear(messages.Tokens, timeout=0.1)
+
+
+# --- the ingress's end --------------------------------------------------------------------------------------
+
+
+class Silence:
+    """A listener that is to hear nothing."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def on_outputs(self, replica: str, outputs: list[messages.Output]) -> None:
+        self.heard.append("outputs")
+
+    def on_unknown(self, replica: str, request_ids: list[str]) -> None:
+        self.heard.append("unknown")
+
+    def on_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
+        self.heard.append("delta")
+
+    def on_snapshot(self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool) -> None:
+        self.heard.append("snapshot")
+
+    def on_load(self, replica: str, load: messages.Load) -> None:
+        self.heard.append("load")
+
+    def on_answering(self, replica: str, is_answering: bool) -> None:
+        self.heard.append("answering")
+
+    def received(self, replica: str) -> Mapping[str, int]:
+        return {}
+
+
+EPOCH = 5
+UNWELCOME: dict[str, bytes] = {
+    "tokens before a welcome": messages.encode(messages.Tokens(EPOCH, 0, [messages.Output("a", 0, [1])])),
+    "load before a welcome": messages.encode(messages.Heartbeat(EPOCH, 0, messages.Load())),
+    "hashes before a welcome": messages.encode(messages.Delta(EPOCH, 0, messages.pack_hashes([1]), b"")),
+    "a welcome of another start": messages.encode(messages.Welcome(EPOCH + 1, 0, "r0", "", 16)),
+    "a snapshot of another start": messages.encode(messages.Snapshot(EPOCH + 1, 0, b"", True)),
+}
+
+
+async def say_to_ingress(batch: list[bytes]) -> tuple[WireConnection, Silence]:
+    """A connection that was sent all of `batch` by whoever listens where its replica should."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    impostor = context.socket(zmq.ROUTER)
+    impostor.setsockopt(zmq.LINGER, 0)
+    port = impostor.bind_to_random_port("tcp://127.0.0.1")
+    listener = Silence()
+    address = ReplicaAddress("r0", f"tcp://127.0.0.1:{port}", "secret", EPOCH)
+    connection = WireConnection(context, address, "i", listener, time.monotonic)
+    try:
+        while not impostor.poll(0):
+            await asyncio.sleep(0.002)
+        identity, _ = impostor.recv_multipart()
+        for message in batch:
+            impostor.send_multipart([identity, message])
+        async with asyncio.timeout(60):
+            while sum(connection.counts.values()) < len(batch):
+                await asyncio.sleep(0.002)
+                connection.receive_all()
+    finally:
+        connection.close()
+        impostor.close()
+        context.destroy(linger=0)
+    return connection, listener
+
+
+@pytest.mark.parametrize("name", sorted(MALFORMED.keys() - {"of the other direction"}))
+def test_a_malformed_message_of_a_replica_is_counted(name: str) -> None:
+    connection, listener = asyncio.run(say_to_ingress([MALFORMED[name]]))
+    assert (connection.counts, listener.heard) == ({"malformed": 1}, [])
+
+
+@pytest.mark.parametrize("name", UNWELCOME)
+def test_nothing_is_taken_from_a_replica_that_has_not_said_which_it_is(name: str) -> None:
+    connection, listener = asyncio.run(say_to_ingress([UNWELCOME[name]]))
+    assert sum(connection.counts.values()) == 1
+    assert connection.counts["malformed"] == 0
+    assert not connection.is_answering
+    assert set(listener.heard) <= {"answering"}  # that it does not
+
+
+@settings(max_examples=60, deadline=None)
+@given(batch=st.lists(shapeless | tagged, min_size=1, max_size=10))
+def test_whatever_an_impostor_says_is_counted(batch: list[bytes]) -> None:
+    connection, listener = asyncio.run(say_to_ingress(batch))
+    assert sum(connection.counts.values()) == len(batch)
+    assert set(listener.heard) <= {"answering"}

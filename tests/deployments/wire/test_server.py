@@ -1,0 +1,302 @@
+"""The replica's socket, spoken to as a stranger or a broken ingress would."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from cache.prefix_log import PrefixLog
+from deployments.wire import messages
+from deployments.wire.server import WireServer, WireTimings
+from deployments.wire.sockets import bind_router
+from engine.scheduling.plan import Event, Timings
+
+Peer = Callable[[], "Dealer"]
+
+
+class Dealer:
+    """A bare peer."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.connect(endpoint)
+
+    def say(self, message: Any) -> None:
+        self.socket.send(message if isinstance(message, bytes) else messages.encode(message))
+
+    def hear(self, kind: type, timeout: float = 60.0) -> Any:
+        """The next message of that kind."""
+        deadline = time.monotonic() + timeout
+        while self.socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
+            message = messages.decode_to_ingress(self.socket.recv())
+            if isinstance(message, kind):
+                return message
+        raise TimeoutError(kind.__name__)
+
+
+@pytest.fixture
+def aborted() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def prefixes() -> PrefixLog:
+    return PrefixLog()
+
+
+@pytest.fixture
+def server(aborted: list[str], prefixes: PrefixLog) -> Iterator[WireServer]:
+    timings = WireTimings(0.02, keep_ended_s=2.0, absent_ingress_s=2.0, cache_period_s=0.01, dispatch_s=2.0)
+    made = WireServer("127.0.0.1", "r0", messages.Load, aborted.append, timings, prefixes, 16, "model")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def peer(server: WireServer) -> Iterator[Peer]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield lambda: Dealer(context, server.endpoint)
+    context.destroy(linger=0)
+
+
+def hello(server: WireServer, ingress: str = "i", **received: int) -> messages.Hello:
+    return messages.Hello(messages.WIRE_VERSION, server.secret, time.time_ns(), ingress, "", received)
+
+
+def until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_wrong_secret_is_refused_and_hears_nothing_else(server: WireServer, peer: Peer) -> None:
+    stranger = peer()
+    stranger.say(messages.Hello(messages.WIRE_VERSION, "guess", 1, "i", "", {}))
+    assert "secret" in stranger.hear(messages.Refused).reason
+    with pytest.raises(TimeoutError):
+        stranger.hear(messages.Heartbeat, timeout=0.1)
+
+
+def test_another_version_is_refused_with_both_named(server: WireServer, peer: Peer) -> None:
+    old = peer()
+    old.say(messages.Hello(0, server.secret, 1, "i", "", {}))
+    assert old.hear(messages.Refused).reason.count("version") == 2
+
+
+def test_garbage_and_messages_before_a_hello_are_dropped_and_counted(
+    server: WireServer, peer: Peer, aborted: list[str]
+) -> None:
+    stranger = peer()
+    server.open("a", "i")
+    for message in (b"", b"\xff" * 100, b"\x93\x01", messages.Abort("a"), messages.Resume({"a": 0})):
+        stranger.say(message)
+    stranger.socket.send_multipart([b"three", b"frames"])
+    until(lambda: sum(server.counts.values()) == 6)
+    assert server.counts == {"malformed": 4, "unauthenticated": 2}
+    assert aborted == []
+    friend = peer()
+    friend.say(hello(server))
+    assert friend.hear(messages.Welcome).replica == "r0"
+
+
+def test_heartbeats_come_as_long_as_somebody_listens(server: WireServer, peer: Peer) -> None:
+    ingress = peer()
+    ingress.say(hello(server))
+    first = ingress.hear(messages.Snapshot)
+    for number in range(5):
+        assert ingress.hear(messages.Heartbeat).seq == first.seq + 1 + number
+    ingress.socket.close()
+    until(lambda: not server.is_connected("i"))
+
+
+def test_tokens_produced_before_the_hello_wait_for_it(server: WireServer, peer: Peer) -> None:
+    server.open("a", "i")
+    server.publish([Event("a", (1, 2))])
+    server.publish([Event("a", (3,), finish_reason="length")])
+    ingress = peer()
+    ingress.say(hello(server))
+    (output,) = ingress.hear(messages.Tokens).outputs
+    assert (output.start, output.token_ids, output.finish_reason) == (0, [1, 2, 3], "length")
+
+
+def test_a_reconnecting_ingress_gets_what_it_missed(server: WireServer, peer: Peer) -> None:
+    ingress = peer()
+    ingress.say(hello(server))
+    ingress.hear(messages.Welcome)
+    server.open("a", "i")
+    server.accept("a", "i")
+    assert ingress.hear(messages.Tokens).outputs[0].token_ids == []
+    server.publish([Event("a", (1, 2, 3))])
+    ingress.socket.close()
+    again = peer()
+    again.say(hello(server, a=1))
+    (output,) = again.hear(messages.Tokens).outputs
+    assert (output.start, output.token_ids) == (1, [2, 3])
+
+
+def test_timings_travel_with_the_tokens_they_were_told_at(server: WireServer, peer: Peer) -> None:
+    ingress = peer()
+    ingress.say(hello(server))
+    ingress.hear(messages.Welcome)
+    first, last = Timings(0.1, 0.2, 0.0), Timings(0.1, 0.2, 0.3, 1, 5)
+    server.open("a", "i")
+    for token, timings in ((1, first), (2, None)):
+        server.publish([Event("a", (token,), timings=timings)])
+        (output,) = ingress.hear(messages.Tokens).outputs
+        assert (output.token_ids, messages.to_event(output).timings) == ([token], timings)
+    ingress.say(messages.Resume({"a": 0}))
+    (again,) = ingress.hear(messages.Tokens).outputs
+    assert (again.token_ids, messages.to_event(again).timings) == ([1, 2], first)
+    server.publish([Event("a", (3,), finish_reason="stop", timings=last)])
+    (end,) = ingress.hear(messages.Tokens).outputs
+    assert (end.token_ids, messages.to_event(end).timings) == ([3], last)
+
+
+def test_a_step_is_one_message_per_ingress(server: WireServer, peer: Peer) -> None:
+    one, two = peer(), peer()
+    one.say(hello(server, "one"))
+    two.say(hello(server, "two"))
+    one.hear(messages.Welcome), two.hear(messages.Welcome)
+    for number in range(6):
+        server.open(f"s{number}", "one" if number < 4 else "two")
+    server.publish([Event(f"s{number}", (number,)) for number in range(6)])
+    assert [output.token_ids for output in one.hear(messages.Tokens).outputs] == [[0], [1], [2], [3]]
+    assert [output.token_ids for output in two.hear(messages.Tokens).outputs] == [[4], [5]]
+
+
+def test_an_ingress_ends_only_its_own_requests(server: WireServer, peer: Peer, aborted: list[str]) -> None:
+    one = peer()
+    one.say(hello(server, "one"))
+    one.hear(messages.Welcome)
+    server.open("mine", "one")
+    server.open("theirs", "two")
+    one.say(messages.Abort("theirs"))
+    one.say(messages.Abort("mine"))
+    until(lambda: "mine" in aborted)
+    assert "theirs" not in aborted
+
+
+def test_requests_of_an_ingress_that_never_comes_back_are_aborted(server: WireServer, aborted: list[str]) -> None:
+    server.open("a", "gone")
+    until(lambda: "a" in aborted)
+
+
+def test_a_stream_that_was_forgotten_is_reported_lost(server: WireServer, peer: Peer) -> None:
+    ingress = peer()
+    ingress.say(hello(server))
+    ingress.hear(messages.Welcome)
+    ingress.say(messages.Resume({"ghost": 7}))
+    assert ingress.hear(messages.Unknown).request_ids == ["ghost"]
+
+
+def test_another_model_is_refused(server: WireServer, peer: Peer) -> None:
+    stranger = peer()
+    stranger.say(messages.Hello(messages.WIRE_VERSION, server.secret, 1, "i", "another", {}))
+    assert "model" in stranger.hear(messages.Refused).reason
+
+
+def test_a_hello_that_is_sent_again_by_somebody_else_is_dropped(server: WireServer, peer: Peer) -> None:
+    friend, thief = peer(), peer()
+    recorded = hello(server)
+    friend.say(recorded)
+    friend.hear(messages.Welcome)
+    thief.say(recorded)
+    until(lambda: server.counts["replayed"] == 1)
+    friend.hear(messages.Heartbeat)
+    with pytest.raises(TimeoutError):
+        thief.hear(messages.Heartbeat, timeout=0.1)
+
+
+def test_a_newcomer_gets_a_snapshot_and_then_every_change(
+    server: WireServer, peer: Peer, prefixes: PrefixLog
+) -> None:
+    prefixes.store([1, 2, 3])
+    ingress = peer()
+    ingress.say(hello(server))
+    assert ingress.hear(messages.Welcome).block_tokens == 16
+    snapshot = ingress.hear(messages.Snapshot)
+    assert (list(messages.unpack_hashes(snapshot.hashes)), snapshot.is_last) == ([1, 2, 3], True)
+    prefixes.store([2**64 - 1])
+    prefixes.evict([2])
+    delta = ingress.hear(messages.Delta)
+    assert list(messages.unpack_hashes(delta.stored)) == [2**64 - 1]
+    assert list(messages.unpack_hashes(delta.evicted)) == [2]
+
+
+def test_a_large_snapshot_comes_in_parts(server: WireServer, peer: Peer, prefixes: PrefixLog) -> None:
+    prefixes.store(range(300_000))
+    ingress = peer()
+    ingress.say(hello(server))
+    parts = [ingress.hear(messages.Snapshot)]
+    while not parts[-1].is_last:
+        parts.append(ingress.hear(messages.Snapshot))
+    assert len(parts) > 10
+    assert [hash_ for part in parts for hash_ in messages.unpack_hashes(part.hashes)] == list(range(300_000))
+
+
+def test_an_ingress_that_asks_gets_another_snapshot(server: WireServer, peer: Peer, prefixes: PrefixLog) -> None:
+    ingress = peer()
+    ingress.say(hello(server))
+    assert ingress.hear(messages.Snapshot).hashes == b""
+    prefixes.store([7])
+    ingress.hear(messages.Delta)
+    ingress.say(messages.Resync())
+    assert list(messages.unpack_hashes(ingress.hear(messages.Snapshot).hashes)) == [7]
+
+
+def test_what_one_ingress_dispatches_the_other_hears_of(server: WireServer, peer: Peer) -> None:
+    one, two = peer(), peer()
+    one.say(hello(server, "one"))
+    two.say(hello(server, "two"))
+    one.hear(messages.Welcome), two.hear(messages.Welcome)
+    one.say(messages.Dispatch(1, "a", 500))
+
+    def load_at(ingress: Dealer, condition: Callable[[messages.Load], bool]) -> messages.Load:
+        deadline = time.monotonic() + 60
+        while True:
+            load: messages.Load = ingress.hear(messages.Heartbeat).load
+            if condition(load):
+                return load
+            assert time.monotonic() < deadline, load
+
+    seen = load_at(two, lambda load: load.num_requests == 1)
+    assert (seen.queued_prefill_tokens, seen.num_own, seen.dispatches_seen) == (500, 0, 0)
+    seen = load_at(one, lambda load: load.dispatches_seen == 1)
+    assert (seen.queued_prefill_tokens, seen.num_own) == (500, 1)
+    one.say(messages.Dispatch(1, "a", 500))
+    until(lambda: server.counts["replayed"] == 1)
+    server.open("a", "one")  # it has arrived: the engine counts it from now on
+    load_at(two, lambda load: (load.queued_prefill_tokens, load.num_requests) == (0, 1))
+    one.say(messages.Dispatch(2, "b", 70))  # never arrives
+    load_at(two, lambda load: load.queued_prefill_tokens == 70)
+    load_at(two, lambda load: load.queued_prefill_tokens == 0)
+
+
+def test_replicas_of_a_node_take_free_ports_of_the_range() -> None:
+    """What lets the wire through a firewall: nothing listens outside the range, and a full one says what to do."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context:
+        first, endpoint = bind_router(context, "127.0.0.1")
+        taken = int(endpoint.rsplit(":", 1)[1])
+        first.close()
+        ports = (taken, taken + 20)
+        bound = [bind_router(context, "127.0.0.1", ports) for _ in range(3)]
+        found = [int(endpoint.rsplit(":", 1)[1]) for _, endpoint in bound]
+        # Not always in order: others on this machine take and leave ports meanwhile.
+        assert len(set(found)) == 3 and ports[0] <= min(found) and max(found) <= ports[1]
+        with pytest.raises(OSError, match=r"widen wire\.ports"):
+            bind_router(context, "127.0.0.1", (found[0], found[0]))
+        for socket, _ in bound:
+            socket.close()
+
+
+def test_an_address_that_is_not_ours_is_no_full_range() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context, pytest.raises(zmq.ZMQError):
+        bind_router(context, "203.0.113.1", (20000, 20010))

@@ -1,0 +1,141 @@
+"""All names that a page may use: settings, metrics, commands with their options, endpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+import typer.main
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+from starlette.routing import Route
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
+
+from deployments.api import ApiService, create_app
+from deployments.cli.app import app as raydix
+from deployments.config.args import AppArgs
+from deployments.config.settings import Autoscaling
+from deployments.config.tenants import TenantSettings
+from engine.config import EngineConfig
+from engine.drafting.settings import Speculation
+from monitoring.metrics import METRICS, PREFIX
+
+REQUIRED = object()
+"""The default of a setting that has none."""
+_LISTS: Mapping[str, type[BaseModel] | None] = {"tenants": TenantSettings, "models": None}
+"""Lists of objects; a model's own settings are those of `engine` and `engines` at the top."""
+
+
+def settings() -> dict[str, Any]:
+    """Every setting of an application's `args` by its path, as `engine.page_size`, with its default."""
+    found = dict(_settings(AppArgs))
+    found["models[].load_at_start"] = True
+    return found
+
+
+def _settings(
+    model: type[BaseModel], values: BaseModel | None = None, prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    for name, info in model.model_fields.items():
+        default = getattr(values, name) if values is not None else info.get_default(call_default_factory=True)
+        path = f"{prefix}{name}"
+        if isinstance(default, BaseModel):
+            yield from _settings(type(default), default, f"{path}.")
+        elif isinstance(default, EngineConfig):
+            yield from _fields(EngineConfig, path)
+        elif name in _LISTS:
+            yield from _settings(kind, None, f"{path}[].") if (kind := _LISTS[name]) else ()
+        elif Autoscaling in get_args(info.annotation):
+            yield from _settings(Autoscaling, None, f"{path}.")
+        else:
+            yield path, REQUIRED if default is PydanticUndefined else default
+
+
+def _fields(kind: type[Any], path: str) -> Iterator[tuple[str, Any]]:
+    """The settings of a dataclass; those of the part that can be left out too."""
+    for field in dataclasses.fields(kind):
+        if field.name == "speculation":
+            yield from _fields(Speculation, f"{path}.{field.name}")
+        else:
+            yield f"{path}.{field.name}", field.default
+
+
+def metric_names() -> set[str]:
+    """Every series' name, with what Prometheus appends to histograms."""
+    names = {PREFIX + metric.name for metric in METRICS}
+    parts = {
+        f"{PREFIX}{m.name}_{part}" for m in METRICS if m.kind == "histogram" for part in ("bucket", "sum", "count")
+    }
+    return names | parts
+
+
+def routes() -> dict[str, list[re.Pattern[str]]]:
+    """Paths that the API answers, by method, as patterns."""
+
+    class Anything:
+        """Stands for what routes would ask; nothing is asked here."""
+
+    service: Any = ApiService({}, metrics_text=Anything, cluster=Anything())  # type: ignore[arg-type]
+    found: dict[str, list[re.Pattern[str]]] = {}
+    for route in create_app(service).routes:
+        if isinstance(route, Route):
+            pattern = re.compile(re.sub(r"\{[^}]*\}", "[^/]+", route.path))
+            for method in route.methods or ():
+                found.setdefault(method, []).append(pattern)
+    return found
+
+
+def find_command(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that `words` begin with, and its arguments. Raises LookupError when there is none."""
+    command: Any = typer.main.get_command(raydix)
+    while isinstance(command, TyperGroup):
+        name, *words = words or [""]
+        if name not in command.commands:
+            raise LookupError(f"there is no command {name!r}")
+        command = command.commands[name]
+    return command, words
+
+
+def command_problem(words: list[str]) -> str | None:
+    """What is wrong with the arguments of a `raydix` command line; None when it would be taken."""
+    try:
+        command, arguments = find_command(words)
+        command.make_context(command.name, list(arguments))
+    except (LookupError, TyperException) as error:
+        return str(error)
+    return None
+
+
+def options(command: Any = None) -> set[str]:
+    """All options of a command and its subcommands; of `raydix` when none is given."""
+    command = command or typer.main.get_command(raydix)
+    own = {name for param in command.params for name in param.opts + param.secondary_opts if name.startswith("--")}
+    inner = command.commands.values() if isinstance(command, TyperGroup) else ()
+    return own.union({"--help"}, *(options(one) for one in inner))
+
+
+def raydix_calls(text: str) -> Iterator[list[str]]:
+    """The arguments of every call of `raydix` in shell text."""
+    for words in shell_lines(text):
+        for index, word in enumerate(words):
+            is_command = index == 0 or set(words[index - 1]) <= set("|&;(")
+            if is_command and (word == "raydix" or word.endswith("/raydix")):
+                call = words[index + 1 :]
+                ends = [at for at, one in enumerate(call) if set(one) <= set("|&;<>()")]
+                yield call[: ends[0]] if ends else call
+
+
+def shell_lines(text: str) -> Iterator[list[str]]:
+    """The words of each line of shell text, prompts and comments left out, continued lines joined."""
+    text = re.sub(r"\\\n", " ", re.sub(r"^[$>] ", "", text, flags=re.MULTILINE))
+    for line in text.splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        try:
+            yield list(lexer)
+        except ValueError:  # a quoted text of several lines
+            yield line.split()

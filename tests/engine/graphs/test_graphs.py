@@ -1,0 +1,239 @@
+"""Steps through recorded work and static tensors: the tokens of steps without, in whole workloads."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cache import Namespace
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.graphs.recorded import StepGraphs, sizes_up_to
+from engine.loading.load_model import load_model
+from engine.request import Request
+from engine.sampling.noise import uniform
+from engine.sampling.plain import _uniform, choose_plain, is_plain
+from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import Chunk, StepPlan
+from engine.scheduling.stats import EngineLoad
+from tests.engine.support.oracle import VOCAB, save_tiny
+from tests.engine.support.recorded_graphs import Recording, graphed
+
+PAGE_SIZE = 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny("qwen2_sliding", tmp_path_factory.mktemp("graphs"), eos_token_id=7)
+
+
+def config_for(model: Path, **settings: Any) -> EngineConfig:
+    given = {"page_size": PAGE_SIZE, "kv_pages": 64, "max_running": 7, "max_step_tokens": 24, "threads": 1}
+    return EngineConfig(str(model), device="cpu", attention="reference", max_model_len=80, **{**given, **settings})
+
+
+def sampling_of(rng: random.Random) -> SamplingParams:
+    """Mostly what graphs hold: greedy and temperature; now and then something that they do not."""
+    if rng.random() < 0.8:
+        temperature = rng.choice([0.0, 0.0, 0.7, 1.3])
+        min_tokens = rng.choice([0, 0, 5])
+        return SamplingParams(
+            temperature, max_tokens=rng.randint(5, 40), min_tokens=min_tokens, seed=rng.getrandbits(60)
+        )
+    asked: dict[str, Any] = rng.choice(
+        [{"top_k": 5}, {"repetition_penalty": 1.3}, {"logprobs": 2}, {"prompt_logprobs": 1}, {"min_p": 0.1}]
+    )
+    return SamplingParams(1.0, max_tokens=rng.randint(1, 20), seed=rng.getrandbits(60), **asked)
+
+
+def play(engine: Engine, seed: int) -> tuple[dict[str, list[int]], EngineLoad]:
+    """Requests come in bursts, some of them begun elsewhere, some are aborted: what each got, the load after."""
+    rng, tokens = random.Random(seed), defaultdict[str, list[int]](list)
+    shared = [rng.randrange(8, VOCAB) for _ in range(14)]
+    for number in range(26):
+        prompt = shared[: rng.choice([0, 9, 14])] + [rng.randrange(8, VOCAB) for _ in range(rng.randint(1, 20))]
+        given = [rng.randrange(8, VOCAB) for _ in range(rng.choice([0, 0, 3]))]
+        engine.loop.submit(engine.new_request(f"r{number}", prompt, sampling_of(rng), output_ids=given))
+        for _ in range(rng.choice([0, 0, 1, 9])):
+            for event in engine.loop.step():
+                tokens[event.request_id] += event.token_ids
+        if rng.random() < 0.1:
+            engine.loop.abort(f"r{number}")
+    while engine.loop.has_work:
+        for event in engine.loop.step():
+            tokens[event.request_id] += event.token_ids
+    account = engine.cache.account()
+    assert account.locked == account.private == 0
+    engine.loop.stop()
+    return tokens, engine.scheduler.load(0.0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"overlap": True}, {"preemption": "swap", "host_kv_gib": 0.001}])
+def test_workloads_get_the_tokens_of_steps_without_graphs(model: Path, settings: dict[str, Any]) -> None:
+    """Joins, leaves, aborts, shared prefixes, growing pages, preemptions, requests begun elsewhere."""
+    preempted = swapped = 0
+    for seed in range(4):
+        config = config_for(model, kv_pages=36, **{"overlap": False, **settings})
+        runner, recording = graphed(config)
+        assert runner.num_pages == 36
+        got, load = play(Engine(config, runner), seed)
+        expected, _ = play(Engine(config, load_model(config)), seed)
+        for name in expected:  # an abort strikes earlier or later
+            length = min(len(got[name]), len(expected[name]))
+            assert got[name][:length] == expected[name][:length]
+        assert recording.num_replayed > 20
+        assert not runner._pages.data[:, :, runner._pages.null_page].any()
+        preempted, swapped = preempted + load.num_preemptions, swapped + load.num_swapped
+    assert preempted > 0
+    assert swapped > 0 or "preemption" not in settings
+
+
+def request(name: str, length: int, **params: Any) -> Request:
+    sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 50, **params})
+    return Request.make(name, range(10, 10 + length), sampling, arrival=0.0, seed=5, namespace=Namespace("m"))
+
+
+def chunk_of(request: Request, pages: list[int]) -> Chunk:
+    """Its last token, all others computed."""
+    return Chunk(request, request.num_tokens - 1, 1, request.tokens[-1:], pages, samples=True)
+
+
+def test_padding_writes_into_the_page_of_empty_rows_alone(model: Path) -> None:
+    """Three rows by a graph of four: three slots of theirs change, and one that nobody has."""
+    runner, recording = graphed(config_for(model))
+    chunks = [chunk_of(request(f"r{i}", 6), [2 * i, 2 * i + 1]) for i in range(3)]
+    for _ in range(2):
+        assert runner._decodes is not None
+        runner._pages.data.fill_(0.5)
+        tokens = runner.run(StepPlan(tuple(chunks))).token_ids
+        changed = (runner._pages.data != 0.5).any(dim=(0, 1, 4, 5)).nonzero().tolist()
+        assert changed == [[1, 1], [3, 1], [5, 1], [runner.num_pages, 0]]
+        chunks.reverse()
+    assert recording.num_recorded == recording.num_replayed == 1
+    assert len(set(tokens)) == 1, "they are the same request thrice"
+
+
+def test_a_step_says_whether_it_was_replayed(model: Path) -> None:
+    runner, _ = graphed(config_for(model))
+
+    def replayed(*requests: Request) -> bool:
+        chunks = [chunk_of(r, list(range(4 * i, 4 * i + 4))) for i, r in enumerate(requests)]
+        return runner.run(StepPlan(tuple(chunks))).is_replayed
+
+    plain = request("a", 6)
+    assert not replayed(plain), "its size comes for the first time"
+    assert replayed(plain)
+    assert replayed(request("b", 9, temperature=0.7))
+    assert replayed(request("b", 9, top_k=3)), "greedy it is"
+    for asked in ({"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
+        assert not replayed(request("c", 6, temperature=0.7, **asked))
+    others: list[dict[str, Any]] = [
+        {"logprobs": 1},
+        {"presence_penalty": 1.0},
+        {"min_tokens": 2},
+        {"logit_bias": {3: 1.0}},
+    ]
+    for asked in others:
+        assert not replayed(request("c", 6, **asked))
+    assert not replayed(plain, request("c", 6, logprobs=0)), "one is enough"
+    assert replayed(plain)
+    prompt = Chunk(request("d", 6), 3, 3, [13, 14, 15], [0, 1], samples=True)
+    assert not runner.run(StepPlan((prompt,))).is_replayed
+    part = Chunk(request("d", 6), 3, 1, [13], [0, 1], samples=False)
+    assert not runner.run(StepPlan((part,))).is_replayed
+    assert not runner.run(StepPlan()).is_replayed
+
+
+def test_min_tokens_and_prompt_logprobs_hold_graphs_up_no_longer_than_they_last() -> None:
+    late = request("a", 6, min_tokens=2)
+    assert not is_plain(chunk_of(late, [])), "no token was generated yet"
+    late.tokens += [1]
+    assert not is_plain(chunk_of(late, []))
+    late.tokens += [1]
+    assert is_plain(chunk_of(late, []))
+    scored = request("a", 6, prompt_logprobs=1)
+    assert not is_plain(Chunk(scored, 4, 1, [14], [], samples=True))
+    scored.tokens += [1]
+    assert is_plain(chunk_of(scored, []))
+
+
+def test_after_a_step_that_failed_rows_are_written_anew(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was prepared before the failure was known fails too; what comes after it does not."""
+    runner, _ = graphed(config_for(model))
+    r, pages = request("a", 6), [0, 1, 2, 3]
+    expected = []
+    for _ in range(3):
+        expected.append(runner.run(StepPlan((chunk_of(r, pages),))).token_ids[0])
+        r.tokens.append(expected[-1])
+    del r.tokens[-2:]
+    plan = StepPlan((chunk_of(r, pages),))
+    failing, after = runner.prepare(plan), runner.prepare(plan)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(runner._pages), "copy", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            failing()
+    with pytest.raises(RuntimeError, match="half advanced"):
+        after()
+    assert runner.run(StepPlan((chunk_of(r, pages),))).token_ids[0] == expected[1]
+
+
+def test_a_row_without_valid_choice_gets_none_and_its_neighbour_does_not_notice(model: Path) -> None:
+    runner, _ = graphed(config_for(model))
+    healthy, broken = chunk_of(request("a", 6), [0, 1]), chunk_of(request("b", 6), [2, 3])
+    alone = runner.run(StepPlan((healthy,))).token_ids[0]
+    runner._pages.data[:, :, 2] = torch.nan
+    for _ in range(2):
+        assert runner.run(StepPlan((broken, healthy))).token_ids == [-1, alone]
+
+
+def test_sizes() -> None:
+    assert sizes_up_to(1) == [1]
+    assert sizes_up_to(7) == [1, 2, 4, 7]
+    assert sizes_up_to(100)[-3:] == [88, 96, 100]
+    assert sizes_up_to(256) == sizes_up_to(1000) == [1, 2, 4, *range(8, 257, 8)]
+    graphs = StepGraphs(sizes_up_to(20), lambda size: None, Recording())
+    assert [graphs.size_for(count) for count in (1, 3, 8, 9, 20, 21)] == [1, 4, 8, 16, 20, None]
+
+
+def test_all_sizes_are_recorded_the_largest_first_after_they_have_run() -> None:
+    said: list[Any] = []
+
+    def capture(work: Any) -> Any:
+        said.append("record")
+        return lambda: said.append("replay")
+
+    graphs = StepGraphs([1, 2, 4], said.append, capture)
+    graphs.capture_all()
+    assert said == [4, "record", 2, "record", 1, "record"]
+    assert graphs.run(2) and said[6:] == ["replay"]
+
+
+def test_what_cannot_be_recorded_runs_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    ran: list[int] = []
+
+    def capture(work: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    graphs = StepGraphs([1, 2], ran.append, capture)
+    assert not graphs.run(2) and not graphs.run(2)
+    assert ran == [2, 2]
+    assert len(caplog.records) == 1 and "no memory" in caplog.text
+
+
+def test_plain_choice_is_that_of_the_sampler() -> None:
+    generator = torch.Generator().manual_seed(0)
+    seeds = torch.randint(-(2**63), 2**63 - 1, (200,), generator=generator)
+    positions = torch.randint(0, 5000, (200,), generator=generator)
+    expected = uniform(seeds.tolist(), positions.tolist())
+    assert _uniform(seeds, positions).tolist() == expected.tolist()
+    logits = torch.randn(3, 50, generator=generator)
+    logits[0, 4] = logits[0, 9] = 9.0
+    logits[1, 3] = torch.nan
+    inverse = torch.tensor([0.0, 1.0, 1e308], dtype=torch.float64)
+    chosen = choose_plain(logits, seeds[:3], inverse, positions[:3])
+    assert chosen.tolist() == [4, -1, int(logits[2].argmax())]

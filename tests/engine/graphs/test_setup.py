@@ -1,0 +1,79 @@
+"""When graphs are used, what is set aside for them, and what becomes of devices that cannot record them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from engine.attention.base import AttentionBackend
+from engine.config import EngineConfig
+from engine.graphs import setup
+from engine.graphs.recorded import StepGraphs
+from engine.graphs.setup import capture_all, graph_bytes, why_not
+from engine.models.config import ModelConfig
+from tests.engine.graphs.test_graphs import model as model  # a fixture
+
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
+MIB = 2**20
+
+
+def backend(*, is_capturable: bool) -> AttentionBackend:
+    return cast(AttentionBackend, SimpleNamespace(name="some", is_capturable=is_capturable))
+
+
+def test_why_not_says_the_reason() -> None:
+    triton, planned = backend(is_capturable=True), backend(is_capturable=False)
+    assert why_not(EngineConfig(), triton, GPU, 1) is None
+    assert why_not(EngineConfig(cuda_graphs="lazy"), triton, GPU, 1) is None
+    for reason, given in (
+        ("cuda_graphs is off", (EngineConfig(cuda_graphs="off"), triton, GPU, 1)),
+        ("for GPUs, not for cpu", (EngineConfig(), triton, CPU, 1)),
+        ("tensor_parallel_size", (EngineConfig(), triton, GPU, 2)),
+        ("attention by some asks the host", (EngineConfig(), planned, GPU, 1)),
+    ):
+        assert reason in (why_not(*given) or "")
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(ValueError, match='"start", "lazy" or "off", got \'sometimes\''):
+        EngineConfig(cuda_graphs=cast(Any, "sometimes"))
+
+
+def test_more_rows_and_longer_requests_take_more_memory(model: Any) -> None:
+    facts = ModelConfig.from_directory(model)
+    few, many = EngineConfig(max_running=8), EngineConfig(max_running=256)
+    assert 64 * MIB < graph_bytes(few, facts, 2, 512) < graph_bytes(many, facts, 2, 512) < 1024 * MIB
+    tables = graph_bytes(many, facts, 2, 512 + 160_000) - graph_bytes(many, facts, 2, 512)
+    assert tables == 256 * 4 * 10_000, "a word for each page of each row"
+
+
+def graphs(error: Exception | None) -> StepGraphs:
+    def capture(work: Any) -> Any:
+        if error is not None:
+            raise error
+        return work
+
+    return StepGraphs([1, 2], lambda size: None, capture)
+
+
+def test_what_was_taken_is_logged_beside_what_was_expected(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    free = iter([(900 * MIB, 0), (893 * MIB, 0)])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: next(free))
+    with caplog.at_level("INFO", setup.__name__):
+        assert capture_all(graphs(None), GPU, 64 * MIB)
+    assert "2 CUDA graphs of up to 2 rows took 7 MiB, 64 MiB were expected" in caplog.text
+
+
+def test_a_device_that_cannot_record_does_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (900 * MIB, 0))
+    assert not capture_all(graphs(RuntimeError("operation not permitted when stream is capturing")), GPU, 0)
+    assert "without CUDA graphs" in caplog.text and "not permitted" in caplog.text
+    with pytest.raises(ValueError, match="900 MiB of GPU memory were free for 2 of them, 64 MiB are expected"):
+        capture_all(graphs(torch.OutOfMemoryError("out of memory")), GPU, 64 * MIB)

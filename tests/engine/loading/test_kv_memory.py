@@ -1,0 +1,166 @@
+"""How many pages memory and settings allow."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.loading.kv_memory import (
+    _container_ram,
+    _machine_ram,
+    available_ram,
+    check_room,
+    host_pages_for,
+    pages_for,
+)
+from engine.loading.warmup import measure_step
+from engine.models.config import ModelConfig
+
+MIB = 2**20
+
+
+def test_pages_fill_the_stated_share_of_free_memory() -> None:
+    config = EngineConfig(kv_memory_share=0.5, page_size=16)
+    assert pages_for(config, 64 * MIB, MIB // 16, max_model_len=4096) == 32
+
+
+def test_no_more_pages_than_the_largest_batch_can_use() -> None:
+    config = EngineConfig(max_running=4, page_size=16)
+    assert pages_for(config, 2**40, 1024, max_model_len=100) == 4 * 7
+
+
+def test_stated_pages_are_taken_as_stated() -> None:
+    assert pages_for(EngineConfig(kv_pages=12345), 0, 1024, max_model_len=100) == 12345
+
+
+def test_too_little_memory_is_explained() -> None:
+    with pytest.raises(ValueError, match="no memory for KV pages"):
+        pages_for(EngineConfig(), MIB, MIB, max_model_len=100)
+
+
+def test_host_pages_are_what_was_asked_for_or_none() -> None:
+    config = EngineConfig(host_kv_gib=0.5, page_size=16)
+    assert host_pages_for(config, MIB // 16, 2**30) == 512
+    assert host_pages_for(EngineConfig(preemption="recompute", host_kv_gib=0.5), MIB // 16, 0) == 0
+    assert host_pages_for(EngineConfig(), MIB // 16, 2**30) == 0
+
+
+def test_host_memory_that_is_not_there_is_explained() -> None:
+    with pytest.raises(ValueError, match=r"host_kv_gib is 2, .*1\.0 GiB of RAM"):
+        host_pages_for(EngineConfig(host_kv_gib=2.0), 1024, 2**30)
+    with pytest.raises(ValueError, match="a page takes"):
+        host_pages_for(EngineConfig(host_kv_gib=1e-6), 1024, 2**30)
+    with pytest.raises(ValueError, match='preemption is "swap", but host_kv_gib is 0'):
+        EngineConfig(preemption="swap")
+    with pytest.raises(ValueError, match="host_kv_gib must be in"):
+        EngineConfig(host_kv_gib=float("nan"))
+
+
+def test_a_containers_limit_counts(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 150\n")
+    assert _container_ram(tmp_path) == 1000 - 700 + 150
+    (tmp_path / "memory.max").write_text("max\n")
+    assert _container_ram(tmp_path) is None
+
+
+def test_the_machines_memory(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 10 kB\nMemAvailable:    3 kB\n")
+    assert _machine_ram(tmp_path / "meminfo") == 3 * 1024
+    assert _machine_ram(tmp_path / "missing") > 0
+    assert available_ram() > 0
+
+
+# --- a GPU that is too small ---------------------------------------------------------------------------------
+
+LLAMA = ModelConfig.from_json(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 32,
+        "max_position_embeddings": 131_072,
+        "torch_dtype": "bfloat16",
+    },
+    {},
+    "llama",
+)
+GIB = 2**30
+
+
+def room(gib: float, **settings: Any) -> None:
+    config = EngineConfig(**settings)
+    check_room(config, LLAMA, 2, LLAMA.kv_bytes_per_token(2), config.max_model_len or 131_072, int(gib * GIB))
+
+
+def test_a_model_that_fits_is_let_in() -> None:
+    room(14.96 + 16)
+    room(14.96 + 1, max_model_len=8192)
+    room(14.96 + 0.04, kv_pages=16)
+    room(8.5 + 16, quantization="fp8")
+
+
+def test_the_longest_request_that_fits_is_named_and_fits() -> None:
+    """14.96 GiB of weights, 128 KiB of KV for each token."""
+    said = (
+        r"weights take 14\.96 GiB, KV of the longest request, 131,072 tokens, 16\.00 GiB, and 20\.00 GiB of GPU "
+        r"memory are free; set max_model_len to at most (\d+) or set quantization to \"fp8\" "
+        r"\(weights then take 8\.\d\d GiB\) and max_model_len to at most (\d+)$"
+    )
+    with pytest.raises(ValueError, match=said) as error:
+        room(20)
+    found = re.search(said, str(error.value))
+    assert found is not None
+    plain, rounded = (int(number) for number in found.groups())
+    assert plain < rounded
+    room(20, max_model_len=plain)
+    room(20, max_model_len=rounded, quantization="fp8")
+    for longer, quantization in ((plain + 16, None), (rounded + 16, "fp8")):
+        with pytest.raises(ValueError, match="does not fit"):
+            room(20, max_model_len=longer, quantization=quantization)
+
+
+def test_gpus_that_share_a_model_need_less_each() -> None:
+    config, half = EngineConfig(tensor_parallel_size=2), LLAMA.kv_bytes_per_token(2) // 2
+    check_room(config, LLAMA, 2, half, 131_072, int(15.5 * GIB), 2)
+    with pytest.raises(ValueError, match=r"weights take 7\.48 GiB.*8\.00 GiB, and 15\.00 GiB"):
+        check_room(config, LLAMA, 2, half, 131_072, 15 * GIB, 2)
+
+
+def test_the_most_pages_that_fit_are_named() -> None:
+    with pytest.raises(ValueError, match=r"9000 KV pages 17\.58 GiB.*set kv_pages to at most 2581 or .*fp8"):
+        room(20, kv_pages=9000)
+    room(20, kv_pages=2581)
+
+
+def test_rounded_weights_are_proposed_alone_when_they_make_all_fit() -> None:
+    with pytest.raises(
+        ValueError, match=r"12\.00 GiB of GPU memory are free; set quantization to \"fp8\" \([^)]*\)$"
+    ):
+        room(12, max_model_len=1024)
+
+
+def test_nothing_is_proposed_where_nothing_helps() -> None:
+    for settings in ({}, {"quantization": "fp8"}):
+        with pytest.raises(
+            ValueError, match=r"4\.00 GiB of GPU memory are free; take a GPU with more free memory"
+        ):
+            room(4, **settings)
+
+
+def test_a_step_that_does_not_fit_says_which_settings_make_it_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(_pages: int) -> Any:
+        raise torch.OutOfMemoryError("tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: 15 * GIB)
+    with pytest.raises(ValueError, match=r"weights of 15\.00 GiB .*8,192 tokens \(max_model_len\).*2\.00 GiB"):
+        measure_step(EngineConfig(), 8192, no_room, torch.device("cuda"))

@@ -1,0 +1,324 @@
+"""Checkpoints that are quantized already: the models they stand for, and what broken ones are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cache import Namespace
+from engine.config import EngineConfig
+from engine.loading.load_model import load_model
+from engine.loading.weights import load_decoder
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
+from engine.models.errors import ModelLoadError
+from engine.models.linear import Fp8Linear, Int4Linear
+from engine.parallel.collective import Collective
+from engine.parallel.shard import Shard
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import Chunk, StepPlan
+from tests.engine.support.checkpoints import (
+    AWQ,
+    FP8_BLOCKS,
+    Checkpoint,
+    awq,
+    configure,
+    fp8_blocks,
+    fp8_channels,
+    fp8_config,
+    fp8_tensor,
+    gptq,
+    gptq_config,
+    make,
+    rewrite,
+)
+from tests.engine.support.oracle import oracle_greedy, oracle_logits, oracle_model, save_tiny
+from tests.engine.test_engine_oracle import GREEDY, engine_for, ids_of, run, tokens
+
+CPU = torch.device("cpu")
+FIRST = "model.layers.0.self_attn.q_proj"
+
+MAKERS: dict[str, Callable[[Path], Checkpoint]] = {
+    "fp8 by outputs": lambda path: make(path, fp8_channels, fp8_config()),
+    "fp8 with biases": lambda path: make(path, fp8_channels, fp8_config(), family="llama_biased"),
+    "fp8 with one scale": lambda path: make(path, fp8_tensor, fp8_config("tensor"), family="llama3.1"),
+    "fp8 in blocks": lambda path: make(path, fp8_blocks, FP8_BLOCKS),
+    "gptq 1": lambda path: make(path, gptq(True, 1), gptq_config()),
+    "gptq 2": lambda path: make(path, gptq(True, 0), gptq_config(checkpoint_format="gptq_v2"), family="qwen2"),
+    "gptq 2 that says 1": lambda path: make(path, gptq(True, 0), gptq_config()),
+    "gptq, asymmetric": lambda path: make(path, gptq(False, 1), gptq_config(sym=False), family="llama_tied"),
+    "gptq 2, asymmetric": lambda path: make(
+        path, gptq(False, 0), gptq_config(sym=False, checkpoint_format="gptq_v2")
+    ),
+    "awq": lambda path: make(path, awq, AWQ, family="qwen2"),
+    "awq, biased": lambda path: make(path, awq, AWQ, family="llama_biased"),
+}
+
+
+def load(directory: Path) -> Decoder:
+    return load_decoder(directory, ModelConfig.from_directory(directory), torch.float32, CPU)
+
+
+def layers(decoder: Decoder) -> dict[str, Fp8Linear | Int4Linear]:
+    return {name: module for name, module in decoder.named_modules() if isinstance(module, Fp8Linear | Int4Linear)}
+
+
+def memory(decoder: Decoder) -> int:
+    """Bytes of all tensors; norms that are repeated for each head are counted once."""
+    tensors = [*decoder.named_parameters(), *decoder.named_buffers()]
+    return sum(
+        tensor.unique(dim=0).nbytes if name.endswith("qk_norm") else tensor.nbytes for name, tensor in tensors
+    )
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_layers_hold_what_the_checkpoint_stands_for(name: str, tmp_path: Path) -> None:
+    made = MAKERS[name](tmp_path)
+    plain, found = load(made.plain), layers(load(made.quantized))
+    assert len(found) == 4 * 3
+    for layer, module in found.items():
+        expected = plain.get_parameter(f"{layer}.weight")
+        if name == "fp8 in blocks":  # rounded once more: to 1/16 of a number, or of the smallest of its row
+            assert torch.allclose(
+                module.dequantized(), expected, rtol=2**-4, atol=float(expected.abs().max()) / 2**14
+            )
+        else:
+            assert torch.allclose(module.dequantized(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gptq 1", "gptq, asymmetric", "awq", "awq, biased"])
+def test_the_engine_says_what_the_model_of_plain_weights_says(name: str, tmp_path: Path) -> None:
+    made = MAKERS[name](tmp_path)
+    prompts = [ids_of(1, 5), ids_of(2, 40)]
+    events = run(engine_for(made.quantized, 16, 1024), prompts)
+    expected = [oracle_greedy(made.plain, prompt, GREEDY.max_tokens) for prompt in prompts]
+    assert [tokens(each) for each in events] == expected
+
+
+@pytest.mark.parametrize("name", ["fp8 by outputs", "fp8 with biases", "fp8 with one scale", "fp8 in blocks"])
+def test_fp8_models_are_plain_ones_with_rounded_activations(name: str, tmp_path: Path) -> None:
+    """What transformers computes when inputs of its layers are rounded. A number between two that fp8
+    knows may be rounded either way: that is a sixteenth of it, of few."""
+    made = MAKERS[name](tmp_path)
+    prompt = ids_of(3, 30)
+    plain = oracle_logits(made.plain, prompt)[-1]
+    model = oracle_model(made.plain)
+    for layer, module in model.named_modules():
+        if layer.endswith("_proj"):
+            module.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0]),))
+            if name == "fp8 in blocks":
+                module.weight.data = rounded(module.weight.data)
+    expected = oracle_logits(made.plain, prompt)[-1]
+    found = engine_logits(made.quantized, prompt)
+    error = (found - expected).norm() / expected.norm()
+    assert error < 0.03 < (plain - expected).norm() / expected.norm()
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Each row to multiples of its largest number / 448 that float8_e4m3fn has."""
+    unit = x.abs().amax(-1, keepdim=True) / 448
+    return (x / unit).to(torch.float8_e4m3fn).float() * unit
+
+
+def engine_logits(directory: Path, prompt: list[int], **settings: Any) -> torch.Tensor:
+    """After the prompt."""
+    config = EngineConfig(model=str(directory), device="cpu", kv_pages=8, threads=1, **settings)
+    runner = load_model(config)
+    request = Request.make("r", prompt, SamplingParams(), arrival=0.0, seed=0, namespace=Namespace("m"))
+    return runner.logits(StepPlan((Chunk(request, 0, len(prompt), prompt, range(8), samples=True),)))[0]
+
+
+def test_layers_that_the_checkpoint_left_alone_stay_plain(tmp_path: Path) -> None:
+    def most(name: str, matrix: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        if ".1.mlp.down_proj" in name or ".2." in name:
+            return {f"{name}.weight": matrix}, matrix
+        return fp8_channels(name, matrix)
+
+    ignored = ["lm_head", "model.layers.1.mlp.down_proj", r"re:.*\.2\..*_proj"]
+    made = make(tmp_path, most, fp8_config(ignore=ignored))
+    decoder, plain = load(made.quantized), load(made.plain)
+    assert len(layers(decoder)) == 4 + 3
+    down = "layers.1.mlp.down_proj.weight"
+    assert torch.equal(decoder.get_parameter(down), plain.get_parameter(down))
+
+
+SHARED: dict[str, Callable[[Path], Checkpoint]] = {
+    "fp8": lambda path: make(path, fp8_channels, fp8_config(), "llama_biased", intermediate_size=128),
+    "fp8 with one scale": lambda path: make(path, fp8_tensor, fp8_config("tensor"), intermediate_size=128),
+    "gptq": lambda path: make(path, gptq(False, 1), gptq_config(sym=False), intermediate_size=128),
+    "awq": lambda path: make(path, awq, AWQ, "mqa", intermediate_size=128),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_each_rank_has_its_part(name: str, tmp_path: Path) -> None:
+    made = SHARED[name](tmp_path)
+    config = ModelConfig.from_directory(made.quantized)
+    plain_config = ModelConfig.from_directory(made.plain)
+    for rank in (0, 1):
+        ranks = Collective(Shard(rank, 2))
+        plain = load_decoder(made.plain, plain_config, torch.float32, CPU, ranks=ranks)
+        found = layers(load_decoder(made.quantized, config, torch.float32, CPU, ranks=ranks))
+        assert len(found) == 4 * 3
+        for layer, module in found.items():
+            assert torch.allclose(module.dequantized(), plain.get_parameter(f"{layer}.weight"), rtol=1e-6)
+
+
+def test_ranks_that_would_divide_a_group_are_refused(tmp_path: Path) -> None:
+    made = make(tmp_path, awq, AWQ)
+    with pytest.raises(ModelLoadError, match=r"down_proj has 48 inputs \(on each rank\).*groups of 32"):
+        load_decoder(
+            made.quantized,
+            ModelConfig.from_directory(made.quantized),
+            torch.float32,
+            CPU,
+            ranks=Collective(Shard(0, 2)),
+        )
+
+
+def test_a_plain_model_is_rounded_as_it_is_loaded(tmp_path: Path) -> None:
+    model = save_tiny("qwen3", tmp_path)
+    config = ModelConfig.from_directory(model)
+    plain = load_decoder(model, config, torch.float32, CPU)
+    rounded = load_decoder(model, config, torch.float32, CPU, fp8=True)
+    found = layers(rounded)
+    assert len(found) == 4 * 3
+    for name, layer in found.items():
+        expected = plain.get_parameter(f"{name}.weight")
+        largest = expected.abs().amax(1, keepdim=True)
+        assert ((layer.dequantized() - expected).abs() <= expected.abs() / 16 + largest / 448 / 2**9).all()
+    assert torch.equal(rounded.embed.weight, plain.embed.weight)
+    assert memory(rounded) == config.weight_bytes(4, "fp8") < config.weight_bytes(4)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_memory_is_what_was_foretold(name: str, tmp_path: Path) -> None:
+    made = MAKERS[name](tmp_path)
+    assert memory(load(made.quantized)) == ModelConfig.from_directory(made.quantized).weight_bytes(4)
+
+
+def test_quantized_weights_are_not_rounded_again(tmp_path: Path) -> None:
+    made = make(tmp_path, awq, AWQ)
+    for quantization in ("int8", "fp8"):
+        with pytest.raises(ValueError, match="quantized already"):
+            engine_logits(made.quantized, [1], quantization=quantization)
+
+
+# --- broken checkpoints --------------------------------------------------------------------------------------
+
+UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
+    "another method": ({"quant_method": "bitsandbytes"}, r"bitsandbytes.*supported are plain.*gptq and awq"),
+    "no method": ({"bits": 4}, "unknown"),
+    "gptq of 8 bits": (gptq_config(bits=8), "bits 8 is not supported, expected 4"),
+    "gptq without bits": ({"quant_method": "gptq"}, "bits None"),
+    "activation order": (gptq_config(desc_act=True), "desc_act"),
+    "another gptq": (gptq_config(checkpoint_format="marlin"), "marlin"),
+    "gptq by layer": (gptq_config(dynamic={"-:.*down.*": {}}), "dynamic"),
+    "odd group": (gptq_config(group_size=24), "group_size 24.*multiple of 32"),
+    "awq gemv": ({**AWQ, "version": "gemv"}, "version 'gemv'"),
+    "awq without zero points": ({**AWQ, "zero_point": False}, "zero_point False"),
+    "int8": (
+        fp8_config(
+            format="int-quantized",
+            config_groups={"g": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int"}}},
+        ),
+        "int of 8 bits",
+    ),
+    "packed": (fp8_config(format="pack-quantized"), "pack-quantized"),
+    "two groups": (fp8_config(config_groups={}), "0 groups"),
+    "fp8 by token": (fp8_config("token"), "strategy 'token'"),
+    "block of one number": ({**FP8_BLOCKS, "weight_block_size": [128]}, "blocks of \\[128\\]"),
+    "e5m2": ({**FP8_BLOCKS, "fmt": "e5m2"}, "e5m2"),
+    "sparse": (fp8_config(sparsity_config={"format": "sparse-24-bitmask"}), "sparse-24"),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_a_format_that_is_not_supported_is_named(name: str, tmp_path: Path) -> None:
+    config, said = UNSUPPORTED[name]
+    model = save_tiny("qwen3", tmp_path, num_hidden_layers=1)
+    configure(model, **config)
+    with pytest.raises(ModelLoadError, match=said):
+        ModelConfig.from_directory(model)
+
+
+def test_quantized_experts_are_refused(tmp_path: Path) -> None:
+    model = save_tiny("mixtral", tmp_path, num_hidden_layers=1)
+    configure(model, **AWQ)
+    with pytest.raises(ModelLoadError, match=r"quantized experts are not supported: .* plain version"):
+        ModelConfig.from_directory(model)
+
+
+Change = Callable[[dict[str, torch.Tensor]], object]
+BROKEN: dict[str, tuple[str, Change, str]] = {
+    "no scale": (
+        "fp8 by outputs",
+        lambda t: t.pop(f"{FIRST}.weight_scale"),
+        rf"lack {FIRST}.weight_scale.*quantization_config",
+    ),
+    "no zero points": ("awq", lambda t: t.pop(f"{FIRST}.qzeros"), rf"lack {FIRST}.qzeros"),
+    "scales of another group size": (
+        "gptq 1",
+        lambda t: t.update({f"{FIRST}.scales": torch.ones(6, 384)}),
+        rf"{FIRST}.scales has shape \(6, 384\), config.json makes it \(3, 384\)",
+    ),
+    "scales of another output": (
+        "fp8 by outputs",
+        lambda t: t.update({f"{FIRST}.weight_scale": torch.ones(7, 1)}),
+        rf"{FIRST}.weight_scale has shape \(7, 1\), config.json makes it \(384,\)",
+    ),
+    "plain where fp8 is said": (
+        "fp8 by outputs",
+        lambda t: t.update({f"{FIRST}.weight": t[f"{FIRST}.weight"].float()}),
+        rf"{FIRST}.weight is stored as F32; supported are F8_E4M3",
+    ),
+    "fp8 where plain is said": (
+        "fp8 by outputs",
+        lambda t: t.update({"lm_head.weight": t["lm_head.weight"].to(torch.float8_e4m3fn)}),
+        "lm_head.weight is stored as F8_E4M3; supported are F32, BF16, F16",
+    ),
+    "activation order": (
+        "gptq 1",
+        lambda t: t.update({f"{FIRST}.g_idx": t[f"{FIRST}.g_idx"].flip(0)}),
+        rf"{FIRST}.g_idx puts inputs into groups in another order.*expected input i in group i / 32",
+    ),
+    "a bias that config.json denies": (
+        "gptq 1",
+        lambda t: t.update({f"{FIRST}.bias": torch.ones(384)}),
+        rf"{FIRST}.bias is not zero",
+    ),
+    "what nobody knows": ("awq", lambda t: t.update({f"{FIRST}.smooth": torch.ones(1)}), "hold .*smooth"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_checkpoint_is_explained(name: str, tmp_path: Path) -> None:
+    maker, change, said = BROKEN[name]
+    model = MAKERS[maker](tmp_path).quantized
+    rewrite(model, change)
+    with pytest.raises(ModelLoadError, match=said):
+        load(model)
+
+
+def test_zero_biases_that_nobody_needs_are_no_fault(tmp_path: Path) -> None:
+    model = MAKERS["gptq 1"](tmp_path).quantized
+    rewrite(model, lambda t: t.update({f"{FIRST}.bias": torch.zeros(384)}))
+    load(model)
+
+
+def test_groups_that_do_not_divide_the_inputs_are_named(tmp_path: Path) -> None:
+    model = MAKERS["awq"](tmp_path).quantized
+    configure(model, group_size=64)
+    with pytest.raises(ModelLoadError, match=rf"{FIRST} has 96 inputs .*, config.json says groups of 64"):
+        load(model)
+
+
+def test_half_of_a_fused_matrix_cannot_be_plain(tmp_path: Path) -> None:
+    model = make(tmp_path, fp8_channels, fp8_config(ignore=["lm_head", FIRST])).quantized
+    with pytest.raises(ModelLoadError, match=rf"lists {FIRST} as not quantized.*one matrix here"):
+        load(model)

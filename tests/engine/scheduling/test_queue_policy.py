@@ -1,0 +1,87 @@
+"""Who goes first: fixed places that say at any time what claims say, and what follows from them in an engine."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache import Namespace
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.scheduling.queue_policy import POLICIES, PriorityWithAgeing, order_of
+
+HALF_LIFE = 8.0
+
+
+def request(arrival: float = 0.0, priority: int = 0, tenant: str = "") -> Request:
+    params = SamplingParams()
+    return Request.make(
+        "r", [1], params, arrival=arrival, seed=1, namespace=Namespace("m"), priority=priority, tenant=tenant
+    )
+
+
+requests = st.builds(request, st.integers(0, 200).map(float), st.integers(-5, 5))
+
+
+@given(requests, requests, st.integers(0, 500))
+def test_places_order_as_claims_do_at_any_time(one: Request, other: Request, since: int) -> None:
+    """Claims by their definition, in exact powers of two, at a moment at which both have come."""
+    now = max(one.arrival, other.arrival) + since
+    claim, rival = (r.priority + (now - r.arrival) / HALF_LIFE for r in (one, other))  # log2
+    order = PriorityWithAgeing(HALF_LIFE)
+    if claim != rival:
+        assert (claim > rival) == (order.place(one) < order.place(other))
+    elif one.arrival != other.arrival:
+        assert (one.arrival < other.arrival) == (order.place(one) < order.place(other))
+
+
+def test_what_a_newcomer_has_ahead_halves_every_half_life() -> None:
+    waits = request(0.0, priority=0)
+
+    def advantage(now: float) -> float:
+        """Of a newcomer of priority 3 whose place is `now` or where it would stand."""
+        newcomer = PriorityWithAgeing(HALF_LIFE).place(request(now, priority=3))
+        return 2 ** ((PriorityWithAgeing(HALF_LIFE).place(waits).at - newcomer.at) / HALF_LIFE)
+
+    assert [advantage(n * HALF_LIFE) for n in range(4)] == [8, 4, 2, 1]
+
+
+def test_equal_priorities_are_first_come_first_served_under_any_policy() -> None:
+    for policy in POLICIES:
+        place = order_of(policy, HALF_LIFE).place
+        assert place(request(1.0, 7)) < place(request(1.0000001, 7))
+
+
+def test_who_may_push_out_whom() -> None:
+    def may(policy: str, waiting: Request, running: Request) -> bool:
+        order = order_of(policy, HALF_LIFE)
+        return order.place(waiting).may_push_out(order.place(running))
+
+    low, high = request(0.0, 0, "a"), request(5.0, 1, "a")
+    assert may("priority", high, low)
+    assert not may("priority", low, high)
+    assert not may("priority", request(0.0, 1), request(5.0, 1)), "nothing from equals, even if they came later"
+    assert not may("priority", request(8.5, 1), low), "its claim has outgrown the other's"
+    assert not may("fcfs", high, low)
+    assert may("fair", high, low)
+    assert not may("fair", request(5.0, 1, "b"), low), "nothing from another tenant"
+
+
+def test_first_come_first_served_is_deaf_to_priorities() -> None:
+    place = order_of("fcfs").place
+    assert place(request(1.0, -9)) < place(request(2.0, 9))
+
+
+def test_long_half_lives_and_large_clocks_still_tell_arrivals_apart() -> None:
+    place = order_of("priority", 1e6).place
+    early, late = request(1e6, 100), request(1e6 + 1e-6, 100)
+    assert place(early) < place(late)
+    assert math.isfinite(place(early).at)
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="unknown policy 'lifo'; known are fair, fcfs, priority"):
+        order_of("lifo")

@@ -1,0 +1,188 @@
+"""Tiny checkpoints as quantizers write them, packed here number by number from the formats' description.
+
+Each maker turns a plain checkpoint into a quantized one and saves beside it, in `plain/`, the model of the
+numbers that the quantized ones stand for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.engine.support.oracle import save_tiny
+
+GROUP = 32
+_LINEAR = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj\.weight")
+Tensors = dict[str, torch.Tensor]
+
+
+class Checkpoint(NamedTuple):
+    quantized: Path
+    plain: Path
+    """The same weights as float32."""
+
+
+def rewrite(directory: Path, change: Callable[[Tensors], object]) -> None:
+    """Change the tensors of a checkpoint of one file."""
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def configure(directory: Path, **changes: Any) -> None:
+    """Change fields of config.json's quantization_config."""
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {**config.get("quantization_config", {}), **changes}
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def make(
+    directory: Path,
+    quantize: Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]],
+    config: dict[str, Any],
+    family: str = "qwen3",
+    **overrides: Any,
+) -> Checkpoint:
+    """`quantize` takes a matrix's name, without ".weight", and the matrix; it gives the tensors that stand for it,
+    and what they stand for."""
+    paths = directory / "quantized", directory / "plain"
+    made = Checkpoint(*(save_tiny(family, path, **overrides) for path in paths))
+    stored: Tensors = {}
+    plain: Tensors = {}
+    for name, tensor in load_file(made.plain / "model.safetensors").items():
+        if _LINEAR.fullmatch(name):
+            tensors, plain[name] = quantize(name.removesuffix(".weight"), tensor)
+            stored |= tensors
+        else:
+            stored[name] = plain[name] = tensor
+    save_file(stored, made.quantized / "model.safetensors")
+    save_file(plain, made.plain / "model.safetensors", metadata={"format": "pt"})
+    configure(made.quantized, **config)
+    return made
+
+
+# --- fp8 -----------------------------------------------------------------------------------------------------
+
+
+def fp8_config(strategy: str = "channel", **changes: Any) -> dict[str, Any]:
+    weights = {"num_bits": 8, "type": "float", "strategy": strategy, "dynamic": False, "symmetric": True}
+    activations = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        **changes,
+    }
+
+
+def fp8_channels(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    scale = (matrix.abs().amax(1, keepdim=True) / 448).bfloat16().float()
+    rounded = (matrix / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return {f"{name}.weight": rounded, f"{name}.weight_scale": scale.bfloat16()}, rounded.float() * scale
+
+
+def fp8_tensor(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """One scale for all, and one for activations, as static quantization writes it."""
+    scale = matrix.abs().max() / 448
+    rounded = (matrix / scale).to(torch.float8_e4m3fn)
+    tensors = {"weight": rounded, "weight_scale": scale.view(1), "input_scale": torch.tensor([0.02])}
+    return {f"{name}.{key}": value for key, value in tensors.items()}, rounded.float() * scale
+
+
+def fp8_blocks(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """A scale for 64 x 64 weights: the tiny model's matrices then have blocks that are cut off."""
+    size = 64
+    outputs, inputs = matrix.shape
+    scales = torch.empty(-(-outputs // size), -(-inputs // size))
+    rounded, meant = torch.empty_like(matrix, dtype=torch.float8_e4m3fn), torch.empty_like(matrix)
+    for row in range(len(scales)):
+        for column in range(scales.shape[1]):
+            area = slice(row * size, (row + 1) * size), slice(column * size, (column + 1) * size)
+            scales[row, column] = matrix[area].abs().max() / 448
+            rounded[area] = (matrix[area] / scales[row, column]).to(torch.float8_e4m3fn)
+            meant[area] = rounded[area].float() * scales[row, column]
+    return {f"{name}.weight": rounded, f"{name}.weight_scale_inv": scales}, meant
+
+
+FP8_BLOCKS = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [64, 64],
+    "modules_to_not_convert": ["lm_head", "model.layers.0.input_layernorm"],
+}
+
+
+# --- four bits -----------------------------------------------------------------------------------------------
+
+
+def _int4(matrix: torch.Tensor, symmetric: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes [in, out] of 0..15, scales and zero points [in / GROUP, out], and the matrix they stand for."""
+    outputs, inputs = matrix.shape
+    groups = matrix.view(outputs, inputs // GROUP, GROUP)
+    if symmetric:
+        scale = (groups.abs().amax(2) / 7).half().float()
+        zero = torch.full_like(scale, 8)
+    else:
+        low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+        scale = ((high - low) / 15).half().float()
+        zero = (-low / scale).round().clamp(1, 15)  # from 1: the first format stores one less
+    codes = (groups / scale[:, :, None] + zero[:, :, None]).round().clamp(0, 15)
+    meant = ((codes - zero[:, :, None]) * scale[:, :, None]).view(outputs, inputs)
+    return codes.view(outputs, inputs).t().int(), scale.t().contiguous(), zero.t().int(), meant
+
+
+def _word(numbers: list[int], order: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7)) -> int:
+    """Eight numbers of four bits as an int32: bits 4 i .. 4 i + 3 are number order[i]."""
+    word = sum(numbers[number] << 4 * place for place, number in enumerate(order))
+    return word - 2**32 if word >= 2**31 else word
+
+
+def _words(rows: list[list[int]], **order: Any) -> torch.Tensor:
+    packed = [[_word(row[first : first + 8], **order) for first in range(0, len(row), 8)] for row in rows]
+    return torch.tensor(packed, dtype=torch.int32)
+
+
+def gptq(symmetric: bool, stored_less: int) -> Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]]:
+    """int32 [in / 8, out] of inputs below each other; zero points, less `stored_less`, beside each other."""
+
+    def quantize(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        codes, scales, zeros, meant = _int4(matrix, symmetric)
+        tensors = {
+            "qweight": _words(codes.t().tolist()).t().contiguous(),
+            "qzeros": _words((zeros - stored_less).tolist()),
+            "scales": scales.half(),
+            "g_idx": torch.arange(len(codes), dtype=torch.int32) // GROUP,
+        }
+        return {f"{name}.{key}": value for key, value in tensors.items()}, meant
+
+    return quantize
+
+
+def gptq_config(**changes: Any) -> dict[str, Any]:
+    stated = {"bits": 4, "group_size": GROUP, "desc_act": False, "sym": True, "checkpoint_format": "gptq"}
+    return {"quant_method": "gptq", "lm_head": False, "damp_percent": 0.1, **stated, **changes}
+
+
+def awq(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """int32 [in, out / 8] of outputs beside each other, even ones first."""
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    codes, scales, zeros, meant = _int4(matrix, symmetric=False)
+    tensors = {
+        "qweight": _words(codes.tolist(), order=order),
+        "qzeros": _words(zeros.tolist(), order=order),
+        "scales": scales.half(),
+    }
+    return {f"{name}.{key}": value for key, value in tensors.items()}, meant
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}

@@ -1,0 +1,123 @@
+"""Compiles all kernels for GPUs that are not there, as they are launched for models: see test_compiled.py.
+
+Prints one JSON object: the kernels that are launched from Python, and a report of each launch.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from engine.attention.triton import TritonAttention
+from engine.kernels import triton as kernels
+from engine.kernels.triton.grouped_gemm import experts_mlp
+from engine.kernels.triton.int4_gemm import int4_linear
+from engine.kernels.triton.norm import add_norm
+from engine.kernels.triton.rope import rotate_into, rotation
+from engine.kernels.triton.sample import Choices, change, choose
+from engine.kernels.triton.silu import silu_mul
+from tests.engine.support.compiled_kernels import compiled, name_of
+from tests.engine.support.paged_kv import Heads, Paged
+
+HALF, BRAIN, FP8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
+ROWS = [(3, 1)] * 40 + [(0, 130)]
+"""Decodes, and an extend that fills a program, of any group."""
+
+
+def attention(
+    dtype: torch.dtype, kv_dtype: torch.dtype, heads: Heads, page_size: int, window: int | None = None
+) -> None:
+    """The work list, decodes and their merging, extends."""
+    case = Paged(ROWS, heads, page_size, window, dtype)
+    step = TritonAttention(case.shape).prepare(case.batch, case.pages.null_page)
+    step.attend(case.pages.layer(0).to(kv_dtype), case.query(), window)
+
+
+def experts(num_tokens: int) -> None:
+    """As many as Qwen3-30B-A3B has, but small."""
+    hidden, inner, num_experts, per_token = 256, 128, 128, 8
+    gate_up, down = torch.zeros(num_experts, 2 * inner, hidden), torch.zeros(num_experts, hidden, inner)
+    chosen, x = torch.zeros(num_tokens, per_token, dtype=torch.int64), torch.zeros(num_tokens, hidden)
+    experts_mlp(x.to(BRAIN), chosen, torch.zeros(num_tokens, per_token), gate_up.to(BRAIN), down.to(BRAIN), 0)
+
+
+def int4(num_rows: int, dtype: torch.dtype) -> None:
+    inputs, outputs, group = 512, 128, 128
+    packed = torch.zeros(outputs, inputs // 2, dtype=torch.uint8)
+    scales = torch.zeros(inputs // group, outputs)
+    int4_linear(torch.zeros(num_rows, inputs, dtype=dtype), packed, scales, scales.byte(), group)
+
+
+def operations(dtype: torch.dtype, kv_dtype: torch.dtype, hidden: int, heads: Heads) -> None:
+    """With and without a norm of queries and keys, in pages of one position and of several."""
+    x = torch.zeros(3, hidden, dtype=dtype)
+    add_norm(x, None, x[0], 1e-6)
+    add_norm(x, x.clone(), x[0], 1e-6)
+    silu_mul(torch.zeros(3, 4 * hidden, dtype=dtype))
+    at = torch.zeros(3, dtype=torch.int64)
+    angles = rotation(at, torch.zeros(heads.dim // 2), 1.0, dtype)
+    for page_size, norm in ((1, None), (16, torch.zeros(heads.num + heads.num_kv_heads, heads.dim, dtype=dtype))):
+        fused = torch.zeros(3, heads.num + 2 * heads.num_kv_heads, heads.dim, dtype=dtype)
+        layer = torch.zeros(2, 2, page_size, heads.num_kv_heads, heads.dim).to(kv_dtype)
+        rotate_into(layer, at, fused, angles, norm, 1e-6)
+
+
+def sampling(vocab_size: int) -> None:
+    asked, numbers = torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.float64)
+    choices = Choices(asked, numbers, asked.int(), numbers, numbers, draws=True, cuts=True)
+    logits = torch.zeros(2, vocab_size)
+    choose(logits, choices, asked)
+    change(logits, asked.int(), asked.int(), *torch.zeros(3, 2))
+
+
+CASES: dict[int, tuple[partial[None], ...]] = {
+    75: (partial(attention, HALF, HALF, Heads(4, 2, 64), 16),),
+    80: (
+        partial(attention, BRAIN, BRAIN, Heads(7, 2, 96), 3, 100),
+        partial(int4, 16, BRAIN),
+        partial(int4, 64, HALF),
+    ),
+    86: (partial(experts, 16), partial(experts, 2048)),
+    89: (partial(attention, BRAIN, FP8, Heads(8, 2, 128), 64),),
+    90: (
+        partial(attention, BRAIN, BRAIN, Heads(4, 2, 128), 16),
+        partial(attention, BRAIN, FP8, Heads(8, 2, 128), 64),
+        partial(attention, BRAIN, BRAIN, Heads(2, 2, 256), 1),
+        *(partial(experts, num_tokens) for num_tokens in (16, 512, 2048)),
+        partial(int4, 16, BRAIN),
+        partial(int4, 64, BRAIN),
+        partial(operations, BRAIN, BRAIN, 4096, Heads(4, 8, 128)),
+        partial(operations, HALF, FP8, 896, Heads(7, 2, 96)),
+        partial(sampling, 151_936),
+        partial(sampling, 1),
+    ),
+}
+"""By compute capability. With these numbers of tokens experts take tiles of each shape."""
+
+
+def entry_points() -> list[str]:
+    """Kernels that no other one calls."""
+    modules = [import_module(f"{kernels.__name__}.{module.name}") for module in iter_modules(kernels.__path__)]
+    jitted = {value for module in modules for value in vars(module).values() if isinstance(value, JITFunction)}
+    called = {name for kernel in jitted for name in kernel.fn.__code__.co_names}
+    return sorted(name_of(kernel) for kernel in jitted if kernel.__name__ not in called)
+
+
+def main() -> None:
+    reports: list[dict[str, Any]] = []
+    for capability, cases in CASES.items():
+        with compiled(capability) as launches:
+            for case in cases:
+                case()
+        reports += launches
+    print(json.dumps({"entry_points": entry_points(), "launches": reports}))
+
+
+if __name__ == "__main__":
+    main()

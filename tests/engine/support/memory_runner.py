@@ -1,0 +1,155 @@
+"""A runner for scripted scenarios: it computes nothing, but notices everything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from engine.logprobs import PackedLogprobs, TokenLogprobs
+from engine.request import PENDING, Request
+from engine.scheduling.plan import Chunk, Step, StepPlan, StepResult, num_accepted
+from tests.engine.support import hash_model
+from tests.engine.support.hash_model import EOS, next_token
+
+
+class MemoryRunner:
+    """Keeps (token, position) in each KV slot and samples from what the page table leads to.
+
+    A page shared, copied or freed wrongly shows as a context that is not the request's own.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.memory: dict[tuple[int, int], tuple[int, int]] = {}
+        self.host: dict[tuple[int, int], tuple[int, int]] = {}
+        self.plans: list[StepPlan] = []
+        self.eos_after: dict[str, int] = {}
+        """Request id to the number of output tokens after which its next token is EOS."""
+        self.fail_next = False
+        self.fail_if: Callable[[StepPlan], bool] = lambda plan: False
+        self.on_run: Callable[[StepPlan], None] = lambda plan: None
+        """Called as a step begins, in its thread."""
+        self.failed: set[str] = set()
+        """The requests of steps that failed."""
+        self.invalid: set[str] = set()
+        """Beam searches for which the model computes no valid probabilities."""
+        self.mistakes: list[str] = []
+        """Contexts that were not what their request holds: the loop must not take them for a failed step."""
+        self._sampled: dict[str, int] = {}
+        self._lost: set[str] = set()  # requests of a step that failed: the next may have been planned with them
+
+    def prepare(self, plan: StepPlan) -> Step:
+        """Read the page tables now: the scheduler changes them while the step is in flight."""
+        self.plans.append(plan)
+        tables = [list(chunk.pages) for chunk in plan.chunks]
+        self._check_writes(plan)
+        return lambda: self.run(plan, tables)
+
+    def _check_writes(self, plan: StepPlan) -> None:
+        """No two requests write in one page."""
+        written = Counter[int]()
+        for chunk in plan.chunks:
+            last = (chunk.start + chunk.num_tokens - 1) // self.page_size
+            written.update(chunk.pages[chunk.start // self.page_size : last + 1])
+        if max(written.values(), default=1) > 1:
+            self.mistakes.append(f"pages written twice in a step: {written.most_common(3)}")
+
+    def run(self, plan: StepPlan, tables: list[list[int]]) -> StepResult:
+        """Write the chunks' KV, read back each context, and sample."""
+        self.on_run(plan)
+        before, self._sampled = self._sampled, {}
+        lost, self._lost = self._lost, set()
+        if self.fail_next or self.fail_if(plan):
+            self.fail_next = False
+            self._lost = {chunk.request.request_id for chunk in plan.chunks}
+            self.failed |= {(chunk.request.leader or chunk.request).request_id for chunk in plan.chunks}
+            for chunk, table in zip(plan.chunks, tables, strict=True):  # nobody knows how far it came
+                for position in range(chunk.start, chunk.start + chunk.num_tokens):
+                    page, slot = divmod(position, self.page_size)
+                    self.memory[table[page], slot] = (-2, -2)
+            raise RuntimeError("scripted failure")
+        for device, host in plan.swap_out:
+            _copy_page(self.memory, device, self.host, host, self.page_size)
+        for device, host in plan.swap_in:
+            _copy_page(self.host, host, self.memory, device, self.page_size)
+        copied = [  # whole pages, as a device does it
+            (copy.target, slot, self.memory.get((copy.source, slot), (-1, -1)))
+            for copy in plan.copies
+            for slot in range(self.page_size)
+        ]
+        for target, slot, value in copied:
+            self.memory[target, slot] = value
+        written = []
+        for chunk, table in zip(plan.chunks, tables, strict=True):
+            ids = [before.get(chunk.request.request_id, 1) if t == PENDING else t for t in chunk.token_ids]
+            written.append(ids)
+            for position, token in enumerate(ids, chunk.start):
+                page, slot = divmod(position, self.page_size)
+                self.memory[table[page], slot] = (token, position)
+        tokens: list[int] = []
+        logprobs: list[TokenLogprobs | None] = []
+        counts, scores = [], {}
+        for chunk, table, ids in zip(plan.chunks, tables, written, strict=True):
+            is_lost = chunk.request.request_id in lost
+            context = [1] if is_lost else self._context(chunk, table, ids)
+            if not is_lost:
+                scores.update(_scores(chunk, context))
+            if chunk.samples:
+                first = len(context) - chunk.num_drafts
+                sampled = [self._sample(chunk.request, context[:end]) for end in range(first, len(context) + 1)]
+                counts.append(num_accepted(context[first:], sampled) + 1)
+                tokens += sampled[: counts[-1]]
+                is_invalid = (chunk.request.leader or chunk.request).request_id in self.invalid
+                logprobs += [None if is_invalid else _candidates(chunk.request, context)] * counts[-1]
+                self._sampled[chunk.request.request_id] = sampled[0]
+        return StepResult(tokens, logprobs, counts, prompt_logprobs=scores)
+
+    def _context(self, chunk: Chunk, table: list[int], ids: list[int]) -> list[int]:
+        """What the pages hold of a request; it has to be the tokens it has."""
+        held = []
+        for position in range(chunk.start + chunk.num_tokens):
+            page, slot = divmod(position, self.page_size)
+            token, written_at = self.memory.get((table[page], slot), (-1, -1))
+            is_right = token == chunk.request.tokens[position] if position < chunk.start else True
+            if written_at != position or not is_right:
+                self.mistakes.append(f"{chunk.request.request_id} finds {token, written_at} at {position}")
+            held.append(token)
+        if held[chunk.start :] != ids:
+            self.mistakes.append(f"{chunk.request.request_id} finds {held[chunk.start :]}, not {ids}")
+        return held
+
+    def _sample(self, request: Request, context: list[int]) -> int:
+        if self.eos_after.get(request.request_id) == len(context) - request.num_prompt:
+            return EOS
+        return next_token(context, request.seed)
+
+
+def _candidates(request: Request, context: list[int]) -> TokenLogprobs | None:
+    """What a beam search may go on with."""
+    if (beams := request.sampling.beams) is None:
+        return None
+    best = hash_model.continuations(context, request.seed, beams.num_candidates(len(request.stop_ids)))
+    return TokenLogprobs(*best[0], top=tuple(best))
+
+
+def _scores(chunk: Chunk, context: list[int]) -> dict[str, PackedLogprobs]:
+    """Of the prompt tokens that the chunk's predict and nobody was told yet, if they are asked for."""
+    request, num_top = chunk.request, chunk.request.sampling.prompt_logprobs
+    first = max(chunk.start + 1, request.num_prompt_reported)
+    end = min(chunk.start + chunk.num_tokens + 1, request.num_prompt)
+    if num_top is None or first >= end:
+        return {}
+    # The last of them is what comes after the chunk: it is not in the pages yet.
+    known = [*context[: chunk.start + chunk.num_tokens], *request.prompt_ids[chunk.start + chunk.num_tokens : end]]
+    return {request.request_id: hash_model.scores(known[:end], first, num_top)}
+
+
+def _copy_page(
+    source: dict[tuple[int, int], tuple[int, int]],
+    page: int,
+    target: dict[tuple[int, int], tuple[int, int]],
+    to: int,
+    page_size: int,
+) -> None:
+    for slot in range(page_size):
+        target[to, slot] = source.get((page, slot), (-1, -1))

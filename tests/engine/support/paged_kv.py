@@ -1,0 +1,131 @@
+"""Ragged batches over scattered pages, and attention over them written out as a mask and a softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
+
+import torch
+
+from cache import Namespace
+from engine.attention.base import AttentionBackend, AttentionShape
+from engine.attention.batch import AttentionBatch
+from engine.attention.kv_pages import KVPages, store_kv
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import Chunk
+
+CPU = torch.device("cpu")
+
+
+def chunk(start: int, num_tokens: int, pages: list[int]) -> Chunk:
+    sampling = SamplingParams()
+    request = Request.make("r", [0], sampling, arrival=0.0, seed=0, namespace=Namespace("m"))
+    return Chunk(request, start, num_tokens, [0] * num_tokens, pages, samples=True)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Of an attention layer."""
+
+    group: int
+    """Queries a KV head."""
+    num_kv_heads: int
+    dim: int
+
+    @property
+    def num(self) -> int:
+        return self.group * self.num_kv_heads
+
+
+class Paged:
+    """Rows of (positions before, tokens of the step), with random queries, keys and values.
+
+    Pages are in a random order. What no query sees is NaN: before the window, after a row's end, in other pages.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[tuple[int, int]],
+        heads: Heads,
+        page_size: int,
+        window: int | None,
+        dtype: torch.dtype,
+        seed: int = 0,
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+        self.window = window
+        self.shape = AttentionShape(heads.num, heads.num_kv_heads, heads.dim, page_size, frozenset({window}))
+        self._held = [random(2, start + n, heads.num_kv_heads, heads.dim) for start, n in rows]
+        self._queries = [random(n, heads.num, heads.dim) for _, n in rows]
+        self._fill(generator)
+
+    def alone(self, row: int) -> Paged:
+        """One of its rows."""
+        return self._with(self._held[row : row + 1], self._queries[row : row + 1])
+
+    def after(self, start: int) -> Paged:
+        """Its only row, as if the positions before `start` were there already."""
+        (held,), (query,) = self._held, self._queries
+        return self._with([held], [query[start - held.shape[1] :]])
+
+    def _with(self, held: list[torch.Tensor], queries: list[torch.Tensor]) -> Paged:
+        other = copy(self)
+        other._held, other._queries = held, queries
+        other._fill(torch.Generator().manual_seed(0))
+        return other
+
+    def _fill(self, generator: torch.Generator) -> None:
+        """Pages that hold what comes before the step."""
+        size, (_, longest, kv_heads, dim) = self.shape.page_size, max(held.shape for held in self._held)
+        per_row = -(-longest // size)
+        order = torch.randperm(per_row * len(self._held), generator=generator).tolist()
+        self.pages = KVPages(1, len(order), size, kv_heads, dim, self._held[0].dtype, CPU)
+        self.pages.layer(0)[:, : self.pages.num_pages] = torch.nan
+        slots = self.pages.layer(0).flatten(1, 2)
+        chunks = []
+        for index, (start, held, query) in enumerate(self._rows()):
+            row = chunk(start, len(query), order[index * per_row : (index + 1) * per_row])
+            seen = range(0 if self.window is None else max(0, start - self.window + 1), start)
+            slots[:, [row.pages[p // size] * size + p % size for p in seen]] = held[:, seen.start : start]
+            chunks.append(row)
+        self.batch = AttentionBatch.from_chunks(chunks, size, self.pages.null_page, CPU)
+
+    def _rows(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        """Each row's first position of the step, its keys and values, and its queries."""
+        for held, query in zip(self._held, self._queries, strict=True):
+            yield held.shape[1] - len(query), held, query
+
+    def attend(self, backend: AttentionBackend) -> torch.Tensor:
+        """What `backend` makes of it, [N, num_heads * head_dim]."""
+        store_kv(self.pages.layer(0), self.batch.slot_mapping, *self.new())
+        step = backend.prepare(self.batch, self.pages.null_page)
+        return step.attend(self.pages.layer(0), self.query(), self.window)
+
+    def new(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The step's keys and values, each [N, num_kv_heads, head_dim]."""
+        key, value = torch.cat([held[:, start:] for start, held, _ in self._rows()], dim=1)
+        return key, value
+
+    def query(self) -> torch.Tensor:
+        """The step's queries, [N, num_heads, head_dim]."""
+        return torch.cat(self._queries)
+
+    def expected(self) -> torch.Tensor:
+        """The same in float64."""
+        return torch.cat([self._row(start, held.double(), query.double()) for start, held, query in self._rows()])
+
+    def _row(self, start: int, held: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        keys, values = held.repeat_interleave(query.shape[1] // held.shape[2], 2).transpose(1, 2)
+        positions = torch.arange(held.shape[1])
+        queries = positions[start:, None]
+        seen = (positions <= queries) & (positions > queries - (self.window or held.shape[1]))
+        scores = query.transpose(0, 1) @ keys.transpose(1, 2) * self.shape.scale
+        attended = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values
+        row: torch.Tensor = attended.transpose(0, 1).flatten(1)
+        return row

@@ -1,0 +1,89 @@
+"""Decode steps through static tensors on a CPU: attention that reads them alone, and replays that call again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from engine.attention.base import AttentionShape, AttentionStep
+from engine.attention.batch import AttentionBatch
+from engine.attention.reference import ReferenceAttention
+from engine.config import EngineConfig
+from engine.loading.load_model import load_model
+from engine.runner.model_runner import ModelRunner
+
+
+class GatheringAttention:
+    """Of steps of decodes, each row's whole page table is gathered, and masked by the lengths that the device has:
+    nothing of what a batch says on the host is looked at but that all rows are decodes. Other steps are the
+    reference's.
+    """
+
+    name = "gathering"
+    is_capturable = True
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self._shape = shape
+
+    @staticmethod
+    def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
+        return None
+
+    def prepare(self, batch: AttentionBatch, null_page: int) -> AttentionStep:
+        if batch.num_decodes < len(batch.query_lens):
+            return ReferenceAttention(self._shape).prepare(batch, null_page)
+        return GatheringStep(self._shape, batch)
+
+
+class GatheringStep:
+    def __init__(self, shape: AttentionShape, batch: AttentionBatch) -> None:
+        self._shape, self.batch = shape, batch
+
+    def attend(self, pages: torch.Tensor, query: torch.Tensor, window: int | None, *_: Any) -> torch.Tensor:
+        table, lens = self.batch.block_table.long(), self.batch.kv_lens.long()[:, None]
+        keys, values = pages[:, table].flatten(2, 3).transpose(2, 3)  # [rows, heads, positions, dim]
+        places = torch.arange(keys.shape[2])
+        mask = places < lens
+        if window is not None:
+            mask &= places >= lens - window
+        # What others left in pages may be NaN, and NaN * 0 is NaN.
+        values = torch.where(mask[:, None, :, None], values, 0.0)
+        keys = torch.where(mask[:, None, :, None], keys, 0.0)
+        grouped = query.reshape(len(query), keys.shape[1], -1, self._shape.head_dim)
+        out = F.scaled_dot_product_attention(
+            grouped, keys, values, attn_mask=mask[:, None, None], scale=self._shape.scale
+        )
+        return out.reshape(len(query), -1)
+
+
+class Recording:
+    """Replays call the recorded work again: on the same tensors, and on nothing else."""
+
+    def __init__(self) -> None:
+        self.num_recorded = self.num_replayed = 0
+
+    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.num_recorded += 1
+
+        def replay() -> None:
+            self.num_replayed += 1
+            work()
+
+        return replay
+
+
+def graphed(config: EngineConfig) -> tuple[ModelRunner, Recording]:
+    """A runner whose plain decodes are replayed, with `config.kv_pages` pages; and what recorded them."""
+    loaded = load_model(config)
+    runner = loaded.with_pages(loaded.num_pages + 1)
+    model = runner.model_config
+    windows = frozenset(model.layer_windows)
+    shape = AttentionShape(model.num_heads, model.num_kv_heads, model.head_dim, config.page_size, windows)
+    runner._attention = GatheringAttention(shape)
+    recording = Recording()
+    runner.add_graphs(config.max_running, recording)
+    runner.add_host_pages(loaded.host_memory.num_pages)
+    return runner, recording

@@ -1,0 +1,174 @@
+"""Scripted scenarios: the real scheduler, cache and loop, with a runner that notices every mistake of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cache import KVCacheManager, Namespace
+from engine.beam_search import Hypothesis
+from engine.drafting.base import Drafter
+from engine.drafting.speculator import Speculator
+from engine.logprobs import PackedLogprobs, joined
+from engine.loop import EngineLoop
+from engine.request import Request, Status
+from engine.sampling_params import SamplingParams
+from engine.scheduling.plan import Chunk, Event
+from engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from engine.scheduling.swap import HostMemory, SwapSpace
+from tests.engine.support import hash_model
+from tests.engine.support.hash_model import EOS as EOS
+from tests.engine.support.hash_model import VOCABULARY as VOCABULARY
+from tests.engine.support.hash_model import next_token as next_token
+from tests.engine.support.memory_runner import MemoryRunner
+
+_OF_REQUEST = ("output_ids", "priority", "tenant", "num_prompt_reported")
+
+
+@dataclass
+class Script:
+    """One engine of a scenario: pages of `page_size` tokens, a clock that ticks once per step."""
+
+    num_pages: int = 64
+    page_size: int = 4
+    limits: dict[str, Any] = field(default_factory=dict)
+    prefix_cache: bool = True
+    overlap: bool = False
+    host_pages: int = 0
+    preemption: str = "swap"
+    drafter: Drafter | None = None
+    """Guesses tokens, whether it pays or not unless `is_adaptive`."""
+    max_drafts: int = 4
+    is_adaptive: bool = False
+    eviction: str = "lru"
+
+    def __post_init__(self) -> None:
+        self.now = 0.0
+        self.cache = KVCacheManager(
+            self.num_pages, self.page_size, eviction=self.eviction, prefix_cache=self.prefix_cache
+        )
+        limits = SchedulerLimits(**{"max_model_len": 10**6, **self.limits})
+        self.swap = SwapSpace(HostMemory(self.host_pages), self.page_size, self.preemption)
+        speculator = None
+        if self.drafter is not None:
+            speculator = Speculator(self.drafter, self.max_drafts, adaptive=self.is_adaptive)
+        self.scheduler = Scheduler(self.cache, limits, [EOS], self.swap, speculator)
+        self.runner = MemoryRunner(self.page_size)
+        self.loop = EngineLoop(self.scheduler, self.runner, clock=lambda: self.now, overlap=self.overlap)
+        self.requests: dict[str, Request] = {}
+        self.events: dict[str, list[Event]] = {}
+
+    def arrive(
+        self,
+        prompt: Sequence[int],
+        *,
+        salt: str = "",
+        name: str | None = None,
+        eos_after: int | None = None,
+        **options: Any,
+    ) -> str:
+        """A request comes in; `options` are those of Request.make, or sampling params."""
+        name = name or f"r{len(self.requests)}"
+        made = {key: options.pop(key) for key in _OF_REQUEST if key in options}
+        request = Request.make(
+            name,
+            list(prompt),
+            SamplingParams(**{"max_tokens": 8, **options}),
+            arrival=self.now,
+            seed=options.get("seed", hash_model.SEED),
+            namespace=Namespace("m", salt=salt),
+            **made,
+        )
+        self.now += 1e-6  # arrivals are in order
+        self.requests[name], self.events[name] = request, []
+        if eos_after is not None:
+            self.runner.eos_after[name] = eos_after
+        self.loop.submit(request)
+        return name
+
+    def abort(self, name: str) -> None:
+        """The client of a request goes away."""
+        self.loop.abort(name)
+
+    def step(self) -> list[Event]:
+        """One engine step; the pages add up after it."""
+        self.now += 1.0
+        events = self.loop.step()
+        for event in events:
+            self.events[event.request_id].append(event)
+        assert not self.runner.mistakes, self.runner.mistakes
+        account = self.scheduler.account()
+        assert sum(account) == self.num_pages, account
+        assert self.swap.account().total == self.host_pages, self.swap.account()
+        return events
+
+    def run(self, until: Callable[[], bool] = lambda: False, most: int = 5000) -> None:
+        """Step until nothing is left to do, or until a condition holds."""
+        for _ in range(most):
+            if until() or not self.loop.has_work:
+                return
+            self.step()
+        raise AssertionError(f"not done after {most} steps")
+
+    def tokens(self, name: str) -> list[int]:
+        """What the client of a request was sent."""
+        return [token for event in self.events[name] for token in event.token_ids]
+
+    def undisturbed(self, name: str) -> list[int]:
+        """What it would be sent by an engine of its own (stops apart)."""
+        request = self.requests[name]
+        forever = SamplingParams(max_tokens=request.sampling.max_tokens, ignore_eos=True)
+        tokens, _ = hash_model.alone(request.prompt_ids, request.seed, forever)
+        return tokens[request.num_resumed :]
+
+    def alone(self, name: str) -> tuple[list[int], str]:
+        """What it would be sent, and why it would end, in an engine of its own. Its EOS is that of `arrive`."""
+        request = self.requests[name]
+        if request.sampling.beams is not None:
+            best = self.found_alone(name)[0]
+            return list(best.token_ids), best.finish_reason
+        eos_after = self.runner.eos_after.get(name)
+        tokens, reason = hash_model.alone(request.prompt_ids, request.seed, request.sampling, eos_after)
+        return tokens[request.num_resumed :], reason
+
+    def found(self, name: str) -> list[Hypothesis]:
+        """What the client of a beam search was sent, in one event."""
+        assert len(self.events[name]) == 1, self.events[name]
+        return list(self.events[name][0].alternatives)
+
+    def found_alone(self, name: str) -> list[Hypothesis]:
+        """What it would find, if it searches beams, in an engine of its own."""
+        request = self.requests[name]
+        return hash_model.search_alone(request.prompt_ids, request.seed, request.sampling)
+
+    def scores(self, name: str) -> PackedLogprobs | None:
+        """What the client of a request was told of its prompt: each position once and in order, or it raises."""
+        told: PackedLogprobs | None = None
+        for event in self.events[name]:
+            told = joined(told, event.prompt_logprobs)
+        return told
+
+    def reason(self, name: str) -> str | None:
+        """Why a request ended; None while it has not."""
+        ends = [event.finish_reason for event in self.events[name] if event.finish_reason]
+        assert len(ends) <= 1, f"{name} ended {len(ends)} times"
+        return ends[0] if ends else None
+
+    def chunks(self, name: str) -> list[Chunk]:
+        """All that was planned for a request so far, step by step."""
+        return [chunk for plan in self.runner.plans for chunk in plan.chunks if chunk.request.request_id == name]
+
+    def num_computed(self, *names: str) -> int:
+        """Tokens computed for requests, again and in vain as well."""
+        return sum(chunk.num_tokens for name in names for chunk in self.chunks(name))
+
+    def is_running(self, name: str) -> bool:
+        """Whether it holds pages."""
+        return self.requests[name].status is Status.RUNNING
+
+    def nothing_held(self) -> bool:
+        """No page is locked or private, here or on the host: the state in which every scenario must end."""
+        account = self.scheduler.account()
+        self.swap.settle()
+        return account.locked == account.private == self.swap.account().held == 0

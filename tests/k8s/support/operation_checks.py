@@ -1,0 +1,287 @@
+"""Checks of how it behaves: draining, probes, sizes, what containers may do."""
+
+from __future__ import annotations
+
+import copy
+import re
+import tomllib
+from collections.abc import Iterator
+
+from ray.autoscaler._private.kuberay.autoscaling_config import _get_ray_resources_from_group_spec
+from ray.serve.schema import ServeDeploySchema
+
+from deployments.app import build
+from deployments.config.args import AppArgs
+from deployments.replica import pod as pod_commands
+from tests.k8s.support.checks import check
+from tests.k8s.support.manifests import ROOT, Doc, Manifests, Pod
+from tests.k8s.support.schema_checks import app_args
+from tests.k8s.support.wiring_checks import ray_pods
+
+DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+_SUFFIXES = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "m": 1e-3}
+
+
+@check
+def time_to_drain(manifests: Manifests) -> Iterator[str]:
+    """The longest stream < Serve's shutdown < Ray's drain < the pod's grace < the old cluster's delay."""
+    args, service = app_args(manifests), manifests.one("RayService")["spec"]
+    drains = [
+        replicas.drain_timeout_s for replicas in (args.ingresses, *(m.engines for m in args.served.values()))
+    ]
+    for pod in manifests.workers:
+        container = pod.spec["containers"][0]
+        hook = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        if hook < 5:
+            yield f"{pod.name}: no preStop hook that waits until the Service has forgotten the pod"
+        times = (
+            ("request_timeout_s", manifests.serve["http_options"]["request_timeout_s"], min(drains)),
+            ("drain_timeout_s", max(drains), _drain_seconds(container)),
+            (DRAIN, _drain_seconds(container) + hook, pod.spec["terminationGracePeriodSeconds"]),
+            (
+                "terminationGracePeriodSeconds",
+                pod.spec["terminationGracePeriodSeconds"],
+                service["rayClusterDeletionDelaySeconds"],
+            ),
+        )
+        for name, sooner, later in times:
+            if sooner >= later:
+                yield f"{pod.name}: {name} ({sooner} s) is not shorter than what must outlast it ({later} s)"
+
+
+def _drain_seconds(container: Doc) -> float:
+    """How long Ray drains on SIGTERM: its default is 30 s."""
+    environment = {entry["name"]: entry.get("value") for entry in container.get("env", [])}
+    return float(environment.get(DRAIN, 30))
+
+
+@check
+def probes(manifests: Manifests) -> Iterator[str]:
+    """Each kind of worker asks its own question, and the marks are where the question is answered."""
+    for pod in manifests.workers:
+        words = pod.spec["containers"][0].get("readinessProbe", {}).get("exec", {}).get("command", [])
+        if words != ["python", "-m", "deployments.replica.pod", "ready", pod.name]:
+            yield f"{pod.name}: its readiness probe does not ask `deployments.replica.pod ready {pod.name}`"
+        else:
+            pod_commands.parse(words[3:])
+    if app_args(manifests).health.beat_directory != pod_commands.BEATS:
+        yield f"health.beat_directory is not {pod_commands.BEATS}, where `ready engine` looks"
+
+
+@check
+def disruption(manifests: Manifests) -> Iterator[str]:
+    """Groups of several keep one; groups of one can be drained."""
+    for pod in manifests.workers:
+        least = pod.group["minReplicas"]
+        budgets = [
+            doc["spec"] for doc in manifests.of("PodDisruptionBudget") if pod.matches(doc["spec"]["selector"])
+        ]
+        if least > 1 and not budgets:
+            yield f"{pod.name}: {least} pods and no PodDisruptionBudget"
+        for spec in budgets:
+            if not isinstance(spec.get("minAvailable"), int):
+                yield f"{pod.name}: for pods of a custom resource only a whole minAvailable counts"
+            elif spec["minAvailable"] >= least:
+                yield f"{pod.name}: minAvailable {spec['minAvailable']} of {least} pods blocks every drain"
+
+
+@check
+def capacity(manifests: Manifests) -> Iterator[str]:
+    """Every replica fits a pod of exactly one group, all of them its pods, and none the head.
+
+    A pod that drains counts until it is gone, so a group has room for the one that replaces it.
+    """
+    room = {pod.name: _ray_resources(pod) for pod in manifests.workers}
+    placed: dict[str, list[tuple[str, Doc, dict[str, int]]]] = {name: [] for name in room}
+    for name, (needs, least, most) in _replicas(manifests).items():
+        if not needs.get("CPU"):
+            yield f"{name} reserves no CPU, so it may run on the head"
+        groups = [group for group, has in room.items() if _fits(needs, has)]
+        if len(groups) != 1:
+            yield f"{name} needs {needs}: it fits the groups {groups} of {room}"
+            continue
+        placed[groups[0]].append((name, needs, {"minReplicas": least, "maxReplicas": most}))
+    for pod in manifests.workers:
+        for bound in ("minReplicas", "maxReplicas"):
+            wanted = [(needs, counts[bound]) for _, needs, counts in placed[pod.name]]
+            needed = _pods_for(wanted, room[pod.name]) + (bound == "maxReplicas")
+            if needed > pod.group[bound]:
+                names = [name for name, _, _ in placed[pod.name]]
+                yield f"{pod.name}: {names} need {needed} pods, {bound} is {pod.group[bound]}"
+
+
+def _replicas(manifests: Manifests) -> dict[str, tuple[Doc, int, int]]:
+    """What one replica of each deployment reserves, and the least and most of them."""
+    application = ServeDeploySchema.model_validate(manifests.serve).applications[0]
+    args = AppArgs.model_validate(application.args)
+    overrides = {d.name: d.ray_actor_options.model_dump(exclude_unset=True) for d in application.deployments}
+    ingress = build(args)._bound_deployment
+    hub = ingress.init_args[2]._bound_deployment
+    engines = {
+        name: app._bound_deployment for name, app in zip(args.served, ingress.init_args[1].values(), strict=True)
+    }
+    found = {}
+    for deployment in (ingress, hub, *engines.values()):
+        options = overrides.get(deployment.name, deployment.ray_actor_options)
+        num_ranks = len(deployment._replica_config.placement_group_bundles or [None])  # each reserves the same
+        each = {
+            "CPU": options.get("num_cpus", 0),
+            "GPU": options.get("num_gpus", 0),
+            **options.get("resources", {}),
+        }
+        needs = {key: value * num_ranks for key, value in each.items()}
+        scaling = args.served[deployment.name].engines.autoscaling if deployment.name in engines else None
+        count = deployment.num_replicas or 1
+        bounds = (count, count) if scaling is None else (scaling.min, scaling.max)
+        found[deployment.name] = ({key: value for key, value in needs.items() if value}, *bounds)
+    return found
+
+
+def _ray_resources(pod: Pod) -> Doc:
+    """What a pod of a group offers, as Ray's own autoscaler reads it."""
+    offered: Doc = _get_ray_resources_from_group_spec(copy.deepcopy(pod.group), False)
+    return offered
+
+
+def _fits(needs: Doc, has: Doc) -> bool:
+    return all(has.get(name, 0) >= amount for name, amount in needs.items())
+
+
+def _pods_for(wanted: list[tuple[Doc, int]], room: Doc) -> int:
+    """Pods that hold so many of each, filled one after the other, the largest first."""
+    pods: list[Doc] = []
+    for needs, count in sorted(wanted, key=lambda one: -one[0]["CPU"]):
+        for _ in range(count):
+            target = next((left for left in pods if _fits(needs, left)), None)
+            if target is None:
+                target = dict(room)
+                pods.append(target)
+            for name, amount in needs.items():
+                target[name] -= amount
+    return len(pods)
+
+
+@check
+def resources(manifests: Manifests) -> Iterator[str]:
+    """Every container has a size, and it is what it gets: requests = limits."""
+    sized = [(f"{pod.name}/{c['name']}", c.get("resources", {})) for pod in manifests.pods for c in pod.containers]
+    sized.append(("autoscaler", manifests.cluster["autoscalerOptions"].get("resources", {})))
+    for name, sizes in sized:
+        if not {"cpu", "memory"} <= sizes.get("limits", {}).keys():
+            yield f"{name} has no limits for CPU and memory"
+        if sizes.get("requests") != sizes.get("limits"):
+            yield f"{name}: requests {sizes.get('requests')} are not its limits {sizes.get('limits')}"
+    for pod in ray_pods(manifests):
+        store = int(pod.group["rayStartParams"]["object-store-memory"])
+        memory = pod.spec["containers"][0].get("resources", {}).get("limits", {}).get("memory", "0")
+        if store > 0.3 * _quantity(memory):
+            yield f"{pod.name}: an object store of {store} B in {memory}"
+
+
+def _quantity(text: str) -> float:
+    number, suffix = re.fullmatch(r"([0-9.]+)(Ki|Mi|Gi|m|)", text).groups()  # type: ignore[union-attr]
+    return float(number) * _SUFFIXES.get(suffix, 1)
+
+
+@check
+def gpus(manifests: Manifests) -> Iterator[str]:
+    """Engines on GPUs have a GPU each, and run where GPUs are kept for those who want one; nobody else does."""
+    wanted = any(model.gpus_per_engine for model in app_args(manifests).served.values())
+    for pod in manifests.pods:
+        limits = [c.get("resources", {}).get("limits", {}) for c in pod.containers]
+        has = any("nvidia.com/gpu" in limit for limit in limits)
+        if has != (wanted and pod.name == "engine"):
+            yield f"{pod.name}: {'has' if has else 'lacks'} a GPU"
+        keys = [toleration.get("key") for toleration in pod.spec.get("tolerations", [])]
+        if has and "nvidia.com/gpu" not in keys:
+            yield f"{pod.name}: does not tolerate the taint of GPU nodes"
+
+
+@check
+def images(manifests: Manifests) -> Iterator[str]:
+    """Every image says which version it is."""
+    for pod in manifests.pods:
+        for container in pod.containers:
+            image = container["image"]
+            tag = image.rsplit("/", 1)[-1].partition(":")[2]
+            if "@sha256:" not in image and (not tag or not any(c.isdigit() for c in tag)):
+                yield f"{pod.name}/{container['name']}: {image} is not a version"
+
+
+@check
+def rights(manifests: Manifests) -> Iterator[str]:
+    """No root, no capabilities, a read-only file system with /tmp to write in, no token of Kubernetes."""
+    for pod in manifests.pods:
+        user = pod.spec.get("securityContext", {})
+        if not user.get("runAsNonRoot") or not user.get("runAsUser"):
+            yield f"{pod.name}: may run as root"
+        if user.get("seccompProfile") != {"type": "RuntimeDefault"}:
+            yield f"{pod.name}: no seccomp profile"
+        if pod.spec.get("automountServiceAccountToken") is not False:
+            yield f"{pod.name}: gets a token of Kubernetes"
+        for container in pod.containers:
+            yield from _locked(f"{pod.name}/{container['name']}", container)
+    yield from _locked("autoscaler", manifests.cluster["autoscalerOptions"])
+    scratch = {"name": "tmp", "mountPath": "/tmp"}
+    for pod in ray_pods(manifests):
+        if scratch not in pod.spec["containers"][0]["volumeMounts"]:
+            yield f"{pod.name}: nowhere to write: no volume on /tmp"
+    if scratch not in manifests.cluster["autoscalerOptions"]["volumeMounts"]:
+        yield "autoscaler: nowhere to write: no volume on /tmp"
+
+
+def _locked(name: str, container: Doc) -> Iterator[str]:
+    context = container.get("securityContext", {})
+    wanted = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    for key, value in wanted.items():
+        if context.get(key) != value:
+            yield f"{name}: {key} is {context.get(key)}, not {value}"
+
+
+@check
+def keys(manifests: Manifests) -> Iterator[str]:
+    """On GPUs nobody is served without a key, and only ingress pods see the keys' hashes."""
+    args = app_args(manifests)
+    if args.access_file is None:
+        if any(model.gpus_per_engine for model in args.served.values()) and not args.tenants:
+            yield "everybody may ask: neither access_file nor tenants"
+        return
+    folder = args.access_file.rpartition("/")[0]
+    for pod in ray_pods(manifests):
+        secrets = {volume["name"] for volume in pod.spec["volumes"] if "secret" in volume}
+        mounts = pod.spec["containers"][0]["volumeMounts"]
+        has = any(mount["mountPath"] == folder and mount["name"] in secrets for mount in mounts)
+        if has != (pod.name == "ingress"):
+            yield f"{pod.name}: {'has' if has else 'lacks'} a Secret at {folder}"
+
+
+@check
+def denied_by_default(manifests: Manifests) -> Iterator[str]:
+    """What no policy allows is denied, both ways."""
+    policies = [doc["spec"] for doc in manifests.of("NetworkPolicy") if doc["spec"]["podSelector"] == {}]
+    if not any(set(spec["policyTypes"]) == {"Ingress", "Egress"} and len(spec) == 2 for spec in policies):
+        yield "no NetworkPolicy denies everything to all pods"
+    labels = manifests.one("Namespace")["metadata"].get("labels", {})
+    if labels.get("pod-security.kubernetes.io/enforce") != "restricted":
+        yield "the namespace takes pods with more rights than ours"
+
+
+@check
+def cluster(manifests: Manifests) -> Iterator[str]:
+    """The head runs no replica, takes no traffic and answers to token holders; Ray is the version in the image."""
+    service, ray = manifests.one("RayService")["spec"], manifests.cluster
+    if ray["headGroupSpec"]["rayStartParams"].get("num-cpus") != "0":
+        yield "the head offers CPUs: replicas may run on it, and end with it"
+    if not service.get("excludeHeadPodFromServeSvc"):
+        yield "the Service leads to the head, too"
+    if ray.get("authOptions", {}).get("mode") != "token":
+        yield "whoever reaches Ray's ports may run code: authOptions.mode is not token"
+    if not ray.get("enableInTreeAutoscaling") or ray.get("autoscalerOptions", {}).get("version") != "v2":
+        yield "no autoscaler v2"
+    pinned = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
+    if pinned is None or ray["rayVersion"] != pinned[1]:
+        yield f"rayVersion {ray['rayVersion']} is not the image's"
+    release = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    for pod in ray_pods(manifests):
+        if f":{release}-" not in pod.spec["containers"][0]["image"]:
+            yield f"{pod.name}: its image is not of this release, {release}"
