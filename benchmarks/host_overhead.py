@@ -28,8 +28,8 @@ from benchmarks.null_model import NullRunner
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Event
 from engine.scheduling.stats import StepStats
+from engine.stream_delta import StreamDelta
 
 NUM_PROMPT = 100
 WARM_UP = 40
@@ -88,7 +88,7 @@ def measure(model: str, num_requests: int, overlap: bool) -> dict[str, float]:
     engine, num_steps = make(model, num_requests, overlap), STEPS[model]
     watch = Watch(num_requests, num_steps)
 
-    def on_events(events: list[Event]) -> None:
+    def on_events(events: list[StreamDelta]) -> None:
         pass
 
     for number in range(num_requests):

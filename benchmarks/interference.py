@@ -30,7 +30,7 @@ from rich.table import Table
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Event
+from engine.stream_delta import StreamDelta
 
 LONG_PROMPT = 3500
 PROMPTS = {"long": 2000, "small": 50, "medium": 100}
@@ -49,7 +49,7 @@ class Watched:
         self._ids = count()
         self.engine.loop.start(self._note)
 
-    def _note(self, events: list[Event]) -> None:
+    def _note(self, events: list[StreamDelta]) -> None:
         now = time.perf_counter()
         with self._changed:
             for event in events:

@@ -33,8 +33,8 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.runner.stage_clock import StageClock
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Event
 from engine.scheduling.stats import StepStats
+from engine.stream_delta import StreamDelta
 from monitoring.hub import Hub
 from monitoring.metrics import METRICS, Metrics, Part
 
@@ -58,7 +58,7 @@ class Arms:
         self.calls: list[float] = []
         self.done = threading.Event()
 
-    def on_events(self, events: list[Event]) -> None:
+    def on_events(self, events: list[StreamDelta]) -> None:
         if self._is_on:
             began = time.perf_counter()
             self._engine.on_events(events)

@@ -29,7 +29,7 @@ from deployments.config.args import AppArgs, ModelArgs
 from deployments.config.settings import EngineReplicas
 from engine.config import EngineConfig
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Event
+from engine.stream_delta import StreamDelta
 from router.fleet import fleet_of
 
 CONFIG = EngineConfig(kv_pages=65_536, max_model_len=100_000)
@@ -110,15 +110,15 @@ class HandleEngine:
 
     def __init__(self) -> None:
         self._engine = NullEngines()(CONFIG)
-        self._queues: dict[str, asyncio.Queue[Event]] = {}
+        self._queues: dict[str, asyncio.Queue[StreamDelta]] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._engine.loop.start(self._on_events)
 
-    def _on_events(self, events: list[Event]) -> None:
+    def _on_events(self, events: list[StreamDelta]) -> None:
         assert self._event_loop is not None
         self._event_loop.call_soon_threadsafe(self._hand_out, events)
 
-    def _hand_out(self, events: list[Event]) -> None:
+    def _hand_out(self, events: list[StreamDelta]) -> None:
         for event in events:
             self._queues[event.request_id].put_nowait(event)
 

@@ -21,7 +21,7 @@ from engine.engine import Engine, model_directory
 from engine.errors import QueueFull
 from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Event, FinishReason
+from engine.stream_delta import FinishReason, StreamDelta
 from engine.tokenizer import load_tokenizer
 
 Prompt = str | Sequence[int]
@@ -151,9 +151,9 @@ class _Job:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._scores: PackedLogprobs | None = None
-        self._end: Event | None = None
+        self._end: StreamDelta | None = None
 
-    def take(self, event: Event) -> bool:
+    def take(self, event: StreamDelta) -> bool:
         """Add an event's tokens; whether a stop string was found, so that the request should be ended."""
         if event.finish_reason is not None:
             self._end = event

@@ -13,9 +13,10 @@ from typing import NamedTuple, NoReturn
 from engine.errors import EngineStopped, QueueFull, RankLost
 from engine.request import Request
 from engine.runner.device_thread import DeviceThread, Launched
-from engine.scheduling.plan import Event, Runner, StepPlan, StepResult
+from engine.scheduling.plan import Runner, StepPlan, StepResult
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
+from engine.stream_delta import StreamDelta
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class EngineLoop:
 
     def start(
         self,
-        on_events: Callable[[list[Event]], None],
+        on_events: Callable[[list[StreamDelta]], None],
         on_step: Callable[[StepStats], None] | None = None,
         on_failure: Callable[[str], None] | None = None,
     ) -> None:
@@ -133,7 +134,7 @@ class EngineLoop:
         if self._device is not None:
             self._device.close(timeout)
 
-    def _run(self, on_events: Callable[[list[Event]], None]) -> None:
+    def _run(self, on_events: Callable[[list[StreamDelta]], None]) -> None:
         try:
             while not self._stopping and self.failure is None:
                 self._wake.clear()
@@ -150,7 +151,7 @@ class EngineLoop:
             logger.exception("the engine loop ended")
             self.fail(f"the engine loop ended: {type(error).__name__}")
 
-    def step(self) -> list[Event]:
+    def step(self) -> list[StreamDelta]:
         """One turn: plan the next step and launch it, then take in the result of the one before.
 
         Without overlap it is the same step, and the tokens are the same.
@@ -177,7 +178,7 @@ class EngineLoop:
         lead = _LEAD_FACTOR * (running.schedule + running.prepare) + _LEAD_SECONDS
         running.launched.is_done_within(ends_at - lead - self.clock())
 
-    def _launch(self, events: list[Event]) -> _InFlight | None:
+    def _launch(self, events: list[StreamDelta]) -> _InFlight | None:
         """Plan a step and have it run; None when there is nothing to compute."""
         started = self.clock()
         plan = self.scheduler.schedule(started)
@@ -192,7 +193,7 @@ class EngineLoop:
         launched = None if self._device is None else self._device.launch(step.run)
         return _InFlight(plan, step, launched, scheduled - started, self.clock() - scheduled)
 
-    def _take_in(self, launched: _InFlight) -> list[Event]:
+    def _take_in(self, launched: _InFlight) -> list[StreamDelta]:
         """Wait for a step's result and apply it."""
         plan = launched.plan
         try:
@@ -210,7 +211,7 @@ class EngineLoop:
         self._report(launched, result, ran)
         return events
 
-    def _take_inbox(self) -> list[Event]:
+    def _take_inbox(self) -> list[StreamDelta]:
         """Pass on what arrived; requests that the scheduler cannot take after all end with an error."""
         refused = []
         while self._inbox:
@@ -225,7 +226,7 @@ class EngineLoop:
             try:
                 self.scheduler.add(item)
             except (ValueError, QueueFull) as error:
-                refused.append(Event(item.request_id, finish_reason="error", error=str(error)))
+                refused.append(StreamDelta(item.request_id, finish_reason="error", error=str(error)))
         return refused
 
     def _report(self, launched: _InFlight, result: StepResult, ran: float) -> None:

@@ -32,7 +32,7 @@ from deployments.client.protocol import (
 from deployments.client.timeline import Course
 from deployments.config.settings import AdmissionSettings
 from deployments.config.tenants import ANONYMOUS, Tenant
-from engine.scheduling.plan import Event
+from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 
 TICK_S = 0.01
@@ -227,7 +227,9 @@ class AdmissionClient:
             self._let_go()
         return _Watched(generation, wait, lambda event: self._began(entry, request, event, is_charged=is_charged))
 
-    def _began(self, entry: Waiting[_Turn], request: GenerateRequest, event: Event, *, is_charged: bool) -> None:
+    def _began(
+        self, entry: Waiting[_Turn], request: GenerateRequest, event: StreamDelta, *, is_charged: bool
+    ) -> None:
         """The first event tells how much was computed, and that an engine has done so much less to do."""
         if is_charged and event.token_ids:
             computed = len(request.prompt_ids) + len(request.output_ids) - event.num_cached
@@ -238,17 +240,19 @@ class AdmissionClient:
 class _Watched(PassedOn):
     """Its first token (or its end) is looked at, and its course begins with the wait here."""
 
-    def __init__(self, generation: Generation, wait: tuple[float, float], began: Callable[[Event], None]) -> None:
+    def __init__(
+        self, generation: Generation, wait: tuple[float, float], began: Callable[[StreamDelta], None]
+    ) -> None:
         super().__init__(generation)
         self._asked_at, self._sent_at = wait
-        self._began: Callable[[Event], None] | None = began
+        self._began: Callable[[StreamDelta], None] | None = began
 
     @property
     def course(self) -> Course:
         """Where it was, and when; the wait here is part of it."""
         return replace(super().course, asked_at=self._asked_at, sent_at=self._sent_at)
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> StreamDelta:
         """The next event."""
         event = await super().__anext__()
         if self._began is not None and (event.token_ids or event.finish_reason is not None):

@@ -23,7 +23,7 @@ from deployments.api.text_codec import TextCodec
 from deployments.api.tools.asked import asked_tools
 from deployments.api.wording import Answer, Frames, Prompt, Whole, encode_json
 from deployments.config.limits import Limits
-from engine.scheduling.plan import TokenLogprobs
+from engine.logprobs import TokenLogprobs
 
 
 async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -> Plan:

@@ -2,8 +2,8 @@
 
 Chat and completions differ in how they spell a choice, not in how it comes about:
 
-    Generation 0 ─ Event ─▶ Choice 0 (text, stop strings, usage) ─┐
-    Generation 1 ─ Event ─▶ Choice 1                             ─┴─▶ Delta, Delta, ...   each with its index
+    Generation 0 ─ StreamDelta ─▶ Choice 0 (text, stop strings, usage) ─┐
+    Generation 1 ─ StreamDelta ─▶ Choice 1                             ─┴─▶ Delta, Delta, ...   each with its index
 
 A beam search is one generation and all of its prompt's choices, which end together.
 """
@@ -23,8 +23,8 @@ from deployments.api.reading import AnswerReader, CallDelta
 from deployments.client.protocol import EngineClient, GenerateRequest, Generation
 from deployments.client.timeline import Course
 from engine.beam_search import Hypothesis
-from engine.logprobs import PackedLogprobs
-from engine.scheduling.plan import Event, FinishReason, TokenLogprobs
+from engine.logprobs import PackedLogprobs, TokenLogprobs
+from engine.stream_delta import FinishReason, StreamDelta
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Choice:
         """Of its tokens, a stop token included, where log-probabilities were asked for; an empty one's is 0."""
         return self._sum_logprobs / max(self.num_generated, 1)
 
-    def take(self, event: Event) -> Delta:
+    def take(self, event: StreamDelta) -> Delta:
         """What `event` adds. Raises `ApiError` when the engine failed."""
         if event.finish_reason in ("error", "abort"):
             raise _failed(event)
@@ -238,20 +238,20 @@ class Choices:
                 return
 
 
-def _event_of(event: Event, hypothesis: Hypothesis) -> Event:
+def _event_of(event: StreamDelta, hypothesis: Hypothesis) -> StreamDelta:
     """The end of a beam search as the end of one of its outputs."""
     return structs.replace(
         event, token_ids=hypothesis.token_ids, finish_reason=hypothesis.finish_reason, alternatives=()
     )
 
 
-def _without_output(event: Event) -> Event:
+def _without_output(event: StreamDelta) -> StreamDelta:
     """Only what it says of the prompt, and that it is the end."""
     ends: FinishReason | None = "length" if event.finish_reason else None
     return structs.replace(event, token_ids=(), logprobs=(), finish_reason=ends)
 
 
-def _failed(event: Event | None) -> ApiError:
+def _failed(event: StreamDelta | None) -> ApiError:
     """What went wrong is for the log; the client learns that asking again may help."""
     if event is None or event.finish_reason == "error":
         logger.error("generation failed: %s", event.error if event else "it ended without a finish reason")

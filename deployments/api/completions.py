@@ -26,7 +26,7 @@ from deployments.api.structured import asked_grammar
 from deployments.api.text_codec import TextCodec
 from deployments.api.wording import Answer, Frames, Prompt, Whole, encode_json
 from deployments.config.limits import Limits
-from engine.scheduling.plan import TokenLogprobs
+from engine.logprobs import TokenLogprobs
 
 
 async def plan_completion(limits: Limits, served: ServedModel, request: CompletionRequest) -> Plan:

@@ -24,7 +24,7 @@ from deployments.api.choices import Choice
 from deployments.api.report import Began, Report
 from deployments.api.wording import Prompt
 from deployments.client.timeline import Course
-from engine.scheduling.plan import Timings
+from engine.stream_delta import Timings
 
 Number = TypeVar("Number", int, float)
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from deployments.client.protocol import GenerateRequest
 from engine.logprobs import PackedLogprobs
-from engine.scheduling.plan import Event
+from engine.stream_delta import StreamDelta
 
 
 class Journal:
@@ -31,7 +31,7 @@ class Journal:
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def is_next(self, start: int, event: Event) -> bool:
+    def is_next(self, start: int, event: StreamDelta) -> bool:
         """Whether nothing is missing before `event`, whose tokens begin at position `start`; it may repeat."""
         scores, reported = event.prompt_logprobs, self.num_prompt_reported
         if start > len(self) or (scores is not None and scores.start > reported):

@@ -7,7 +7,7 @@ from typing import Any
 
 from deployments.client.protocol import Generation
 from deployments.client.timeline import Course
-from engine.scheduling.plan import Event
+from engine.stream_delta import StreamDelta
 
 
 class PassedOn:
@@ -30,10 +30,10 @@ class PassedOn:
         """Why there."""
         return self._generation.explain()
 
-    def __aiter__(self) -> AsyncIterator[Event]:
+    def __aiter__(self) -> AsyncIterator[StreamDelta]:
         return self
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> StreamDelta:
         """The next event."""
         return await self._generation.__anext__()
 

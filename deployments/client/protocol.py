@@ -1,6 +1,6 @@
 """The seam between the HTTP API and the engines: what the API asks for, what it gets, and how it is refused.
 
-    API ── GenerateRequest ──▶ EngineClient.generate() ──▶ Generation: Event, Event, ..., Event(finish_reason)
+    API ── GenerateRequest ──▶ EngineClient.generate() ──▶ Generation: delta, delta, ..., delta with finish_reason
                                       └──▶ Overloaded (429) | Unavailable (503) | Rejected (400)
 
 Knows neither Ray nor ZeroMQ, so the API is tested with a scripted client.
@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from deployments.client.timeline import Course
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Event
+from engine.stream_delta import StreamDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +116,11 @@ class Generation(Protocol):
         """Why it runs where it runs: the router's record of its last placement (`router.decisions`), if kept."""
         ...
 
-    def __aiter__(self) -> AsyncIterator[Event]:
+    def __aiter__(self) -> AsyncIterator[StreamDelta]:
         """Iterate over the events, once."""
         ...
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> StreamDelta:
         """Wait for what has come since the last call, as one event."""
         ...
 

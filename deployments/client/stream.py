@@ -18,8 +18,8 @@ from deployments.client.journal import Journal
 from deployments.client.protocol import GenerateRequest
 from deployments.client.timeline import Course, Leg
 from engine.beam_search import Hypothesis
-from engine.logprobs import PackedLogprobs, joined
-from engine.scheduling.plan import Event, FinishReason, Timings, TokenLogprobs
+from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
+from engine.stream_delta import FinishReason, StreamDelta, Timings
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class Stream:
         self.replica, self._explain = leg.replica, explain
         self.course.legs.append(leg)
 
-    def feed(self, start: int, event: Event, now: float) -> bool:
+    def feed(self, start: int, event: StreamDelta, now: float) -> bool:
         """Take in an event whose tokens begin at position `start` of the stream; what was received is skipped.
 
         False when something before it is missing: it has to be asked for again.
@@ -125,10 +125,10 @@ class Stream:
         """Why it runs where it runs, if that is still known."""
         return self._explain()
 
-    def __aiter__(self) -> AsyncIterator[Event]:
+    def __aiter__(self) -> AsyncIterator[StreamDelta]:
         return self
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> StreamDelta:
         """What came since the last call, as one event; waits when nothing did."""
         while self._unread.is_empty:
             if self._is_exhausted:
@@ -142,7 +142,7 @@ class Stream:
             await self._reader
         unread, self._unread = self._unread, _Unread()
         self._is_exhausted = unread.finish_reason is not None
-        return Event(
+        return StreamDelta(
             self.request.request_id,
             tuple(unread.token_ids),
             tuple(unread.logprobs),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.scheduling.plan import Event, Timings
+from engine.stream_delta import StreamDelta, Timings
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Leg:
     has_ended: bool = False
     """Whether the engine said that it was the end."""
 
-    def feed(self, event: Event, now: float) -> None:
+    def feed(self, event: StreamDelta, now: float) -> None:
         """Something came from the replica."""
         self.last_at = now
         self.timings = event.timings or self.timings

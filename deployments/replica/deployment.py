@@ -33,8 +33,8 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import EngineStopped, NeverFits, QueueFull
 from engine.machine import prepare_process, shared_threads, usable_cores, was_started_with
-from engine.scheduling.plan import Event
 from engine.scheduling.stats import StepStats
+from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 
 logger = logging.getLogger("ray.serve")
@@ -96,7 +96,7 @@ class EngineReplica:
         self._engine = engine_factory(_with_threads(config, settings.num_sharing))
         self._loop = self._engine.loop
         self._event_loop: asyncio.AbstractEventLoop | None = None
-        self._ends: dict[str, asyncio.Future[Event]] = {}
+        self._ends: dict[str, asyncio.Future[StreamDelta]] = {}
         self._drain = DrainRate()
         self._work = WorkMeter(config.page_size, config.max_running, time.monotonic())
         metrics = Metrics(config.name, self.replica, "engine")
@@ -255,7 +255,7 @@ class EngineReplica:
 
     # --- the engine's thread -------------------------------------------------------------------------------
 
-    def _on_events(self, events: list[Event]) -> None:
+    def _on_events(self, events: list[StreamDelta]) -> None:
         self._wire.publish(events)
         self._metrics.on_events(events)
         ended = [event for event in events if event.finish_reason is not None]
@@ -279,7 +279,7 @@ class EngineReplica:
             if not end.done():
                 end.set_exception(error)
 
-    def _resolve(self, events: list[Event]) -> None:
+    def _resolve(self, events: list[StreamDelta]) -> None:
         for event in events:
             end = self._ends.get(event.request_id)
             if end is not None and not end.done():

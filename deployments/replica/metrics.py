@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from cache.page_ages import EvictedPage
 from engine.precompute import Precomputed
-from engine.scheduling.plan import Event
 from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
+from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 
 _TIER = "device"
@@ -49,7 +49,7 @@ class EngineMetrics:
         for stage, spent in zip(StageSeconds._fields, stats.stages, strict=True):
             self._stage_seconds[stage] += spent
 
-    def on_events(self, events: Sequence[Event]) -> None:
+    def on_events(self, events: Sequence[StreamDelta]) -> None:
         """What a step brought for its requests."""
         for event in events:
             self._num_generated += len(event.token_ids)

@@ -25,8 +25,8 @@ from typing import Annotated
 import msgspec
 
 from engine.beam_search import Hypothesis
-from engine.logprobs import PackedLogprobs
-from engine.scheduling.plan import Event, FinishReason, Timings, TokenLogprobs
+from engine.logprobs import PackedLogprobs, TokenLogprobs
+from engine.stream_delta import FinishReason, StreamDelta, Timings
 from router.fleet import ReplicaLoad
 
 WIRE_VERSION = 2
@@ -220,9 +220,9 @@ def unpack_hashes(data: bytes) -> array[int]:
     return unpacked
 
 
-def to_event(output: Output) -> Event:
+def to_event(output: Output) -> StreamDelta:
     """The engine's event that an output stands for."""
-    return Event(
+    return StreamDelta(
         request_id=output.request_id,
         token_ids=tuple(output.token_ids),
         logprobs=tuple(TokenLogprobs(p.token_id, p.logprob, tuple(p.top)) for p in output.logprobs),

@@ -18,7 +18,7 @@ from msgspec import Raw
 
 from deployments.wire.messages import Logprob, Output, encode_logprobs, to_timings
 from engine.logprobs import PackedLogprobs, joined
-from engine.scheduling.plan import Event, Timings
+from engine.stream_delta import StreamDelta, Timings
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class StreamLog:
     timings: Timings | None = None
     """The latest, told after so many tokens: `timed_at`."""
     timed_at: int = 0
-    end: Event | None = None
+    end: StreamDelta | None = None
     """The event that ended it."""
     ended_at: float = 0.0
 
@@ -90,7 +90,7 @@ class StreamLogs:
         self._touch(ingress_id, request_id)
         self._count_live(ingress_id, 1)
 
-    def record(self, event: Event, now: float) -> str | None:
+    def record(self, event: StreamDelta, now: float) -> str | None:
         """Take in an engine event; the ingress it is for, None when nobody waits for it."""
         log = self._logs.get(event.request_id)
         if log is None or log.end is not None:

@@ -24,7 +24,7 @@ from deployments.wire.outbox import StreamLogs
 from deployments.wire.prefix_feed import CacheFeed, PrefixSource
 from deployments.wire.session import Session
 from deployments.wire.sockets import bind_router, descriptor, is_readable
-from engine.scheduling.plan import Event
+from engine.stream_delta import StreamDelta
 
 logger = logging.getLogger("ray.serve")
 
@@ -103,7 +103,7 @@ class WireServer:
         with self._lock:
             self._logs.forget([request_id])
 
-    def publish(self, events: Sequence[Event]) -> None:
+    def publish(self, events: Sequence[StreamDelta]) -> None:
         """Send a step's events: one message per ingress, now."""
         now = time.monotonic()
         with self._lock:

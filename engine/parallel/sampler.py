@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.logprobs import TokenLogprobs
 from engine.parallel.collective import Collective
 from engine.sampling.native import NativeSampler
 from engine.sampling.row import Row
 from engine.sampling.sampler import Sampler
-from engine.scheduling.plan import TokenLogprobs
 
 
 class SharedSampler:

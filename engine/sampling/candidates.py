@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.logprobs import TokenLogprobs
 from engine.sampling.row import Row
-from engine.scheduling.plan import TokenLogprobs
 
 
 def is_searching(row: Row) -> bool:

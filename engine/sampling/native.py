@@ -14,12 +14,13 @@ import numpy.typing as npt
 import torch
 
 from engine.kernels.native import Kernels, SampledRow, Workspace
+from engine.logprobs import TokenLogprobs
 from engine.sampling.adjust import adjust, forbidden_ends, must_go_on
 from engine.sampling.candidates import candidates
 from engine.sampling.masks import GrammarMasks, Masks
 from engine.sampling.row import Row
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import GRAMMAR_FAILED, TokenLogprobs
+from engine.scheduling.plan import GRAMMAR_FAILED
 
 _ROW = np.dtype(SampledRow)
 

@@ -9,13 +9,14 @@ from collections.abc import Collection, Sequence
 import torch
 
 from engine.kernels import native
+from engine.logprobs import TokenLogprobs
 from engine.sampling.candidates import candidates, is_searching
 from engine.sampling.chooser import Chooser, TorchChooser
 from engine.sampling.masks import GrammarMasks
 from engine.sampling.native import NativeSampler
 from engine.sampling.report import OwnLogprobs
 from engine.sampling.row import Row
-from engine.scheduling.plan import GRAMMAR_FAILED, TokenLogprobs
+from engine.scheduling.plan import GRAMMAR_FAILED
 
 logger = logging.getLogger(__name__)
 

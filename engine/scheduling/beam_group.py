@@ -15,8 +15,8 @@ from dataclasses import replace
 from cache import KVCacheManager, Lease
 from engine.beam_search import BeamSearch, Candidate
 from engine.errors import NeverFits
+from engine.logprobs import TokenLogprobs
 from engine.request import Request, Status
-from engine.scheduling.plan import TokenLogprobs
 
 
 def check(request: Request, width: int, cache: KVCacheManager, max_running: int) -> None:

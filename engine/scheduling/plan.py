@@ -1,9 +1,9 @@
-"""A step as a value: what the scheduler asks of the runner, what the runner answers, what the world hears.
+"""A step as a value: what the scheduler asks of the runner, what the runner answers.
 
-Scheduler.schedule(now) -> StepPlan ──▶ Runner.prepare(plan) ─▶ StepResult ──▶ Scheduler.apply(...) -> [Event]
+Scheduler.schedule(now) -> StepPlan ──▶ Runner.prepare(plan) ─▶ StepResult ──▶ Scheduler.apply(...) -> deltas
 
-Chunks and events are made for every token: as structs they cost a seventh of what frozen dataclasses do,
-and as nothing refers back to them, the garbage collector need not look at them.
+Chunks are made for every token: as structs they cost a seventh of what frozen dataclasses do, and as nothing
+refers back to them, the garbage collector need not look at them.
 """
 
 from __future__ import annotations
@@ -11,20 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Protocol
 
 from cache import PageCopy
-from engine.beam_search import Hypothesis
 from engine.logprobs import PackedLogprobs
 from engine.logprobs import TokenLogprobs as TokenLogprobs
 from engine.request import Request
 from engine.scheduling.swap import PagePair
+from engine.stream_delta import StreamDelta
 from engine.structs import Struct
 
 GRAMMAR_FAILED = -2
 """In place of a token: the request's grammar cannot be followed any further."""
-
-FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class Chunk(Struct, frozen=True, gc=False):
@@ -61,7 +59,7 @@ class StepPlan:
     swap_in: tuple[PagePair, ...] = ()
     """Pages to copy from the host after that, before `copies`."""
     preempted: tuple[Request, ...] = ()
-    ended: tuple[Event, ...] = ()
+    ended: tuple[StreamDelta, ...] = ()
     """Last events of requests that ended without a step: aborted meanwhile, or resumed when they had ended."""
 
     @property
@@ -127,44 +125,6 @@ class StepResult:
     """By request id: of the prompt tokens that the logits of its chunk predict, where asked for."""
     is_replayed: bool = False
     """Whether the step was launched as a recorded graph."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Where a request's time went in one engine, in seconds, and what was done twice."""
-
-    queue: float
-    """From arrival to first admission."""
-    prefill: float
-    """From first admission to the first token."""
-    decode: float
-    """From the first token to the last so far; waits after a preemption included."""
-    num_preemptions: int = 0
-    num_recomputed: int = 0
-    """Tokens whose KV was computed again: after a preemption, or here after another engine had computed it."""
-
-
-class Event(Struct, frozen=True, gc=False):
-    """News of one request: tokens, or its end, or both."""
-
-    request_id: str
-    token_ids: tuple[int, ...] = ()
-    """New tokens. A stop token that ended the request is the last of them."""
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    """One per new token when asked for, else empty."""
-    finish_reason: FinishReason | None = None
-    """Set on the last event of a request and only there."""
-    num_cached: int = 0
-    """Prompt tokens whose KV was found in the cache at admission."""
-    error: str | None = None
-    """Why the request was refused or failed, when `finish_reason` is "error"."""
-    timings: Timings | None = None
-    """With a request's first token, with the first one after each preemption, and with its end if it was admitted:
-    whoever stops listening in between knows all but how long it decoded."""
-    prompt_logprobs: PackedLogprobs | None = None
-    """Of further prompt tokens, when asked for; all of them come before the first new token."""
-    alternatives: tuple[Hypothesis, ...] = ()
-    """With the end of a beam search, its only event: what it found, best first; `token_ids` are the first's."""
 
 
 Step = Callable[[], StepResult]

@@ -25,7 +25,7 @@ from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.request import PENDING, Request, Status
 from engine.scheduling import beam_group
 from engine.scheduling.kv_allocator import Memory
-from engine.scheduling.plan import GRAMMAR_FAILED, Chunk, Event, FinishReason, StepPlan, StepResult, Timings
+from engine.scheduling.plan import GRAMMAR_FAILED, Chunk, StepPlan, StepResult
 from engine.scheduling.prefill_budget import PrefillBudget
 from engine.scheduling.prefill_sharing import PrefillSharing
 from engine.scheduling.queue_policy import order_of
@@ -33,6 +33,7 @@ from engine.scheduling.stats import EngineLoad
 from engine.scheduling.step_builder import StepInMaking
 from engine.scheduling.swap import HostMemory, SwapSpace
 from engine.scheduling.waiting_queue import WaitingQueue
+from engine.stream_delta import FinishReason, StreamDelta, Timings
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,7 @@ class Scheduler:
 
     # --- a result in ---------------------------------------------------------------------------------------
 
-    def apply(self, plan: StepPlan, result: StepResult, now: float, seconds: float = 0.0) -> list[Event]:
+    def apply(self, plan: StepPlan, result: StepResult, now: float, seconds: float = 0.0) -> list[StreamDelta]:
         """Take in the result of the oldest step in flight, which took `seconds`; the events it caused."""
         events, token_ids, scores = [], tuple(result.token_ids), result.prompt_logprobs
         found: dict[Request, list[TokenLogprobs | None]] = {}  # what beam searches may go on with, beam by beam
@@ -244,7 +245,7 @@ class Scheduler:
         self._num_in_flight -= 1
         return events
 
-    def fail(self, plan: StepPlan, message: str, now: float) -> list[Event]:
+    def fail(self, plan: StepPlan, message: str, now: float) -> list[StreamDelta]:
         """End all requests of a step that could not be run. Their pages' content is unknown: none is kept."""
         self._num_in_flight -= 1
         for request in plan.preempted:
@@ -274,13 +275,13 @@ class Scheduler:
         ):
             self.cache.insert(lease, request.tokens[:end], now)
 
-    def _scored(self, request: Request, scores: PackedLogprobs) -> Event:
+    def _scored(self, request: Request, scores: PackedLogprobs) -> StreamDelta:
         request.num_prompt_reported = scores.end
-        return Event(request.request_id, num_cached=request.num_cached or 0, prompt_logprobs=scores)
+        return StreamDelta(request.request_id, num_cached=request.num_cached or 0, prompt_logprobs=scores)
 
     def _generated(
         self, request: Request, tokens: tuple[int, ...], logprobs: Sequence[TokenLogprobs | None], now: float
-    ) -> Event:
+    ) -> StreamDelta:
         """Put what was sampled in the place of its `PENDING`, up to the token that ends the request."""
         known = num_tokens = request.num_computed + 1 - len(tokens)
         reason: FinishReason | None = None
@@ -303,9 +304,9 @@ class Scheduler:
         timings = None
         if request.num_told != request.num_preemptions:
             request.num_told, timings = request.num_preemptions, _timings(request, now)
-        return Event(request.request_id, tokens, reported, None, request.num_cached or 0, None, timings)
+        return StreamDelta(request.request_id, tokens, reported, None, request.num_cached or 0, None, timings)
 
-    def _searched(self, request: Request, rows: Sequence[TokenLogprobs | None], now: float) -> list[Event]:
+    def _searched(self, request: Request, rows: Sequence[TokenLogprobs | None], now: float) -> list[StreamDelta]:
         """Choose a beam search's next beams, by what was found for those it had; its one event when it is over."""
         assert request.search is not None
         if request.first_token_at is None:
@@ -337,7 +338,7 @@ class Scheduler:
         tokens: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprobs, ...] = (),
         error: str | None = None,
-    ) -> Event:
+    ) -> StreamDelta:
         """Release all that a request holds. With `keep`, what it computed stays in the tree."""
         self.memory.release(request, now, keep=keep)
         self._speculator.forget(request)
@@ -345,7 +346,7 @@ class Scheduler:
         del self._requests[request.request_id]
         self._ending.pop(request.request_id, None)
         self._num_finished += 1
-        return Event(
+        return StreamDelta(
             request.request_id,
             tokens,
             logprobs,

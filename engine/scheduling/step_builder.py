@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from cache import PageCopy
 from engine.request import Request
-from engine.scheduling.plan import Chunk, Event, StepPlan
+from engine.scheduling.plan import Chunk, StepPlan
 from engine.scheduling.swap import PagePair
+from engine.stream_delta import StreamDelta
 
 
 class StepInMaking:
@@ -20,7 +21,7 @@ class StepInMaking:
         self.swap_out: list[PagePair] = []
         self.swap_in: list[PagePair] = []
 
-    def plan(self, ended: list[Event]) -> StepPlan:
+    def plan(self, ended: list[StreamDelta]) -> StepPlan:
         """The finished plan; `ended` are the last events of requests that ended without a step."""
         return StepPlan(
             tuple(self.chunks),

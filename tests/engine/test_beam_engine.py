@@ -13,7 +13,7 @@ from engine.beam_search import BeamParams, EarlyStopping
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Event
+from engine.stream_delta import StreamDelta
 from tests.engine.support.oracle import VOCAB, oracle_beams, oracle_greedy, save_tiny
 from tests.engine.test_beam_search import EOS, assert_same
 
@@ -48,9 +48,9 @@ def searching(
     return SamplingParams(max_tokens=n, beams=beams, **params)
 
 
-def run(engine: Engine, jobs: Sequence[tuple[list[int], SamplingParams]]) -> list[list[Event]]:
+def run(engine: Engine, jobs: Sequence[tuple[list[int], SamplingParams]]) -> list[list[StreamDelta]]:
     """All at once, to the end."""
-    events: list[list[Event]] = [[] for _ in jobs]
+    events: list[list[StreamDelta]] = [[] for _ in jobs]
     for index, (prompt, params) in enumerate(jobs):
         engine.loop.submit(engine.new_request(str(index), prompt, params))
     for _ in range(10_000):
@@ -64,7 +64,9 @@ def run(engine: Engine, jobs: Sequence[tuple[list[int], SamplingParams]]) -> lis
     return events
 
 
-def assert_found(model: Path, job: tuple[list[int], SamplingParams], events: list[Event], **options: Any) -> None:
+def assert_found(
+    model: Path, job: tuple[list[int], SamplingParams], events: list[StreamDelta], **options: Any
+) -> None:
     """One event, with what transformers finds."""
     prompt, params = job
     assert params.beams is not None and len(events) == 1, events

@@ -12,7 +12,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Event
+from engine.stream_delta import StreamDelta
 from tests.engine.support.oracle import VOCAB, oracle_greedy, save_tiny
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
@@ -37,9 +37,9 @@ def engine_for(model: Path, page_size: int, num_tokens: int, **settings: Any) ->
 
 def run(
     engine: Engine, prompts: Sequence[list[int]], params: SamplingParams = GREEDY, abort: int | None = None
-) -> list[list[Event]]:
+) -> list[list[StreamDelta]]:
     """All prompts at once, to the end; `abort` ends one of them after five steps."""
-    events: list[list[Event]] = [[] for _ in prompts]
+    events: list[list[StreamDelta]] = [[] for _ in prompts]
     for index, prompt in enumerate(prompts):
         engine.loop.submit(engine.new_request(str(index), prompt, params))
     for step in range(10_000):
@@ -55,7 +55,7 @@ def run(
     return events
 
 
-def tokens(events: list[Event]) -> list[int]:
+def tokens(events: list[StreamDelta]) -> list[int]:
     return [token for event in events for token in event.token_ids]
 
 

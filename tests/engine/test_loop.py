@@ -10,8 +10,9 @@ from typing import NoReturn
 import pytest
 
 from engine.errors import EngineStopped, NeverFits, RankLost
-from engine.scheduling.plan import Event, StepPlan, StepResult
+from engine.scheduling.plan import StepPlan, StepResult
 from engine.scheduling.stats import StepStats
+from engine.stream_delta import StreamDelta
 from tests.engine.support.script import Script
 
 
@@ -24,7 +25,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 
 def test_requests_from_many_threads_all_get_their_tokens() -> None:
     script = Script(num_pages=400)
-    events: list[Event] = []
+    events: list[StreamDelta] = []
     steps: list[StepStats] = []
     script.loop.start(events.extend, steps.append)
 
@@ -68,7 +69,7 @@ def test_a_defect_ends_the_loop_visibly() -> None:
     """An exception outside a step must not leave a replica that looks healthy and does nothing."""
     script = Script()
 
-    def broken(events: list[Event]) -> None:
+    def broken(events: list[StreamDelta]) -> None:
         raise RuntimeError("scripted defect")
 
     script.loop.start(broken)
@@ -90,7 +91,7 @@ def test_a_lost_rank_ends_the_loop_and_none_of_its_requests(
         raise RankLost("rank 2 is gone")
 
     monkeypatch.setattr(script.runner, "prepare", lost)
-    events: list[Event] = []
+    events: list[StreamDelta] = []
     reasons: list[str] = []
     script.loop.start(events.extend, on_failure=reasons.append)
     script.arrive([1, 2, 3])

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.logprobs import TokenLogprobs
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Event, TokenLogprobs
+from engine.stream_delta import StreamDelta
 from tests.engine.support.hash_model import says
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.script import EOS, Script, next_token
@@ -47,10 +48,10 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return save_tiny(request.param, tmp_path_factory.mktemp("model"), eos_token_id=7)
 
 
-def generate(model: Path, sampling: SamplingParams, given: list[list[int]]) -> list[list[Event]]:
+def generate(model: Path, sampling: SamplingParams, given: list[list[int]]) -> list[list[StreamDelta]]:
     """The events of requests that resume with the `given` outputs, all at once in a fresh engine."""
     engine = Engine.from_config(EngineConfig(model=str(model), device="cpu", page_size=8, kv_pages=256))
-    events: list[list[Event]] = [[] for _ in given]
+    events: list[list[StreamDelta]] = [[] for _ in given]
     for index, output_ids in enumerate(given):
         engine.loop.submit(engine.new_request(str(index), PROMPT, sampling, output_ids=output_ids))
     while engine.loop.has_work:
@@ -76,11 +77,11 @@ def check_every_cut(model: Path, sampling: SamplingParams) -> list[int]:
     return tokens
 
 
-def tokens_of(events: list[Event]) -> list[int]:
+def tokens_of(events: list[StreamDelta]) -> list[int]:
     return [token for event in events for token in event.token_ids]
 
 
-def logprobs_of(events: list[Event]) -> list[TokenLogprobs]:
+def logprobs_of(events: list[StreamDelta]) -> list[TokenLogprobs]:
     return [logprobs for event in events for logprobs in event.logprobs]
 
 

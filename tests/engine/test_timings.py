@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.scheduling.plan import Timings
+from engine.stream_delta import Timings
 from tests.engine.support.script import Script
 
 

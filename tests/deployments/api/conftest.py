@@ -18,8 +18,8 @@ import deployments.demo_model
 from deployments.api import ApiService, Limits, ModelCard, ServedModel, TextCodec, create_app
 from deployments.client.protocol import FleetHealth, GenerateRequest, ReplicaHealth
 from deployments.client.timeline import Course
-from engine.logprobs import PackedLogprobs
-from engine.scheduling.plan import Event, TokenLogprobs
+from engine.logprobs import PackedLogprobs, TokenLogprobs
+from engine.stream_delta import StreamDelta
 from engine.tokenizer import load_tokenizer
 from monitoring.metrics import Metrics
 
@@ -31,7 +31,7 @@ MAX_MODEL_LEN = 512
 class ScriptedGeneration:
     """Emits the tokens of one request, then waits for ever where the script says so."""
 
-    events: list[Event | Exception]
+    events: list[StreamDelta | Exception]
     hangs: bool = False
     replica: str | None = "replica-1"
     closed: bool = False
@@ -40,10 +40,10 @@ class ScriptedGeneration:
     def explain(self) -> dict[str, Any] | None:
         return {"replica": self.replica, "reason": "holder", "terms": {"replica-1": {"total": 0.25}}}
 
-    def __aiter__(self) -> AsyncIterator[Event]:
+    def __aiter__(self) -> AsyncIterator[StreamDelta]:
         return self
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> StreamDelta:
         await asyncio.sleep(0)
         if not self.events and self.hangs:
             await asyncio.Event().wait()
@@ -68,7 +68,7 @@ class ScriptedEngine:
     hangs: bool = False
     cached: int = 0
     refuse_with: Exception | None = None
-    fail_after: tuple[int, Exception | Event] | None = None
+    fail_after: tuple[int, Exception | StreamDelta] | None = None
     state: str = "healthy"
     scores: bool = True
     """Whether it scores prompts when it is asked to."""
@@ -92,18 +92,18 @@ class ScriptedEngine:
         replicas = (ReplicaHealth("replica-1", True, 0.01, num_running=2), ReplicaHealth("replica-2", False, None))
         return FleetHealth(self.state, 2, replicas)  # type: ignore[arg-type]
 
-    def _events(self, request: GenerateRequest) -> list[Event | Exception]:
+    def _events(self, request: GenerateRequest) -> list[StreamDelta | Exception]:
         text = self.says if isinstance(self.says, str) else self.says(request)
         ids = [*self.codec.encode(text, add_special_tokens=False), 2]  # <|im_end|>
         reason = "stop"
         if len(ids) > request.sampling.max_tokens:
             ids, reason = ids[: request.sampling.max_tokens], "length"
-        events: list[Event | Exception] = list(self._scores(request))
+        events: list[StreamDelta | Exception] = list(self._scores(request))
         for start in range(0, len(ids), self.chunk):
             part = tuple(ids[start : start + self.chunk])
             is_last = start + self.chunk >= len(ids) and not self.hangs
             events.append(
-                Event(
+                StreamDelta(
                     request.request_id,
                     part,
                     tuple(_logprobs(token, request.sampling.logprobs) for token in part)
@@ -117,7 +117,7 @@ class ScriptedEngine:
             events[self.fail_after[0] :] = [self.fail_after[1]]
         return events
 
-    def _scores(self, request: GenerateRequest) -> Iterator[Event]:
+    def _scores(self, request: GenerateRequest) -> Iterator[StreamDelta]:
         """Two prompt tokens at a time, as `scripted_score` has them."""
         top, prompt = request.sampling.prompt_logprobs, request.prompt_ids
         if top is not None and self.scores:
@@ -125,7 +125,7 @@ class ScriptedEngine:
                 rows = [scripted_score(prompt, at, top) for at in range(start, min(start + 2, len(prompt)))]
                 flat = [(row.logprob, row.rank, *chain.from_iterable(row.top)) for row in rows]
                 records = b"".join(struct.pack("<fI" + "If" * top, *numbers) for numbers in flat)
-                yield Event(request.request_id, prompt_logprobs=PackedLogprobs(start, top, records))
+                yield StreamDelta(request.request_id, prompt_logprobs=PackedLogprobs(start, top, records))
 
 
 def scripted_score(prompt: Sequence[int], position: int, top: int) -> TokenLogprobs:

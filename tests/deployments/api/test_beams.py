@@ -8,7 +8,7 @@ import pytest
 
 from deployments.client.protocol import GenerateRequest
 from engine.beam_search import BeamParams, Hypothesis
-from engine.scheduling.plan import Event
+from engine.stream_delta import StreamDelta
 from tests.deployments.api.conftest import Client, ScriptedEngine
 
 TEXT: dict[str, Any] = {"model": "demo", "prompt": "Once", "use_beam_search": True}
@@ -23,7 +23,7 @@ CHAT: dict[str, Any] = {
 def searching(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
     """Finds "found 0", which ends by itself, "found 1" which does not, ..."""
 
-    def events(request: GenerateRequest) -> list[Event | Exception]:
+    def events(request: GenerateRequest) -> list[StreamDelta | Exception]:
         assert request.sampling.beams is not None
         found = []
         for rank in range(request.sampling.beams.num_returned):
@@ -32,7 +32,7 @@ def searching(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> Script
             found.append(Hypothesis((*ids, *[2] * is_stopped), -rank - 0.5, "stop" if is_stopped else "length"))
         best = found[0]
         return [
-            Event(
+            StreamDelta(
                 request.request_id,
                 best.token_ids,
                 finish_reason=best.finish_reason,
@@ -153,5 +153,5 @@ def test_neutral_values_without_a_search_are_no_error(client: Client) -> None:
 
 
 def test_a_search_that_fails_is_an_error(client: Client, engine: ScriptedEngine) -> None:
-    engine.fail_after = (0, Event("x", finish_reason="error", error="no pages"))
+    engine.fail_after = (0, StreamDelta("x", finish_reason="error", error="no pages"))
     assert client.post("/v1/completions", {**TEXT, "n": 2}).status_code == 500

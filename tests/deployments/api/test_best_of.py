@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from deployments.client.protocol import GenerateRequest
-from engine.scheduling.plan import Event, TokenLogprobs
+from engine.logprobs import TokenLogprobs
+from engine.stream_delta import StreamDelta
 from tests.deployments.api.conftest import Client, ScriptedEngine
 
 WORDS = ("alpha", "beta gamma delta", "epsilon", "zeta")
@@ -20,14 +21,14 @@ def ranked(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> ScriptedE
     """Candidate i says WORDS[i]; `LIKELY[i]` is the log-probability of each of its tokens."""
     plain = engine._events
 
-    def events(request: GenerateRequest) -> list[Event | Exception]:
+    def events(request: GenerateRequest) -> list[StreamDelta | Exception]:
         logprob = (-2.0, -0.5, -0.7, -9.0)[candidate(request) % 4]
         return [
             msgspec.structs.replace(
                 event, logprobs=tuple(TokenLogprobs(at.token_id, logprob, at.top) for at in event.logprobs)
             )
             for event in plain(request)
-            if isinstance(event, Event)
+            if isinstance(event, StreamDelta)
         ]
 
     monkeypatch.setattr(engine, "_events", events)

@@ -13,7 +13,7 @@ import pytest
 
 from deployments.api import ApiService, Limits, create_app
 from deployments.client.protocol import Overloaded, Rejected, ReplicaLost, Unavailable
-from engine.scheduling.plan import Event
+from engine.stream_delta import StreamDelta
 from monitoring.metrics import BY_NAME, Metrics, Snapshot
 from tests.deployments.api.conftest import Client, ScriptedEngine
 
@@ -40,10 +40,10 @@ def test_refusals_have_their_status_even_for_streams(
 
 
 @pytest.mark.parametrize(
-    "failure", [ReplicaLost("replica-1", "died"), Event("x", finish_reason="error", error="s")]
+    "failure", [ReplicaLost("replica-1", "died"), StreamDelta("x", finish_reason="error", error="s")]
 )
 def test_a_failure_in_a_stream_is_its_last_event(
-    client: Client, engine: ScriptedEngine, failure: Exception | Event
+    client: Client, engine: ScriptedEngine, failure: Exception | StreamDelta
 ) -> None:
     engine.fail_after = (3, failure)
     response = client.post("/v1/completions", ASK | {"stream": True})

@@ -11,7 +11,7 @@ from deployments.wire import messages
 from deployments.wire.outbox import StreamLogs
 from engine.beam_search import BeamParams, Hypothesis
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Event
+from engine.stream_delta import StreamDelta
 from tests.deployments.support.api_over_engines import PROMPT, api_over
 from tests.deployments.support.fleet_of_engines import World, until
 
@@ -29,7 +29,7 @@ def test_what_was_found_survives_the_wire_and_is_sent_again_whole() -> None:
     logs = StreamLogs()
     logs.open("a", "ingress")
     found = (Hypothesis((5, 6), -0.25, "stop"), Hypothesis((7,), -1.5, "length"))
-    event = Event("a", (5, 6), (), "stop", 3, None, alternatives=found)
+    event = StreamDelta("a", (5, 6), (), "stop", 3, None, alternatives=found)
     logs.record(event, 0.0)
     for _ in range(2):
         message = messages.encode(messages.Tokens(1, 2, logs.unsent("ingress")))

@@ -16,7 +16,8 @@ from deployments.wire import messages
 from deployments.wire.outbox import StreamLogs
 from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Event, Step, StepPlan
+from engine.scheduling.plan import Step, StepPlan
+from engine.stream_delta import StreamDelta
 from tests.deployments.support.fleet_of_engines import CountingRunner, World, until
 
 PROMPT = list(range(40))
@@ -37,7 +38,7 @@ def part(start: int, end: int) -> PackedLogprobs:
     return PackedLogprobs(start, 0, b"".join(at.to_bytes(8, "little") for at in range(start, end)))
 
 
-def check(events: list[Event]) -> None:
+def check(events: list[StreamDelta]) -> None:
     """Every prompt token's and every output token's, once and in order, prompts first."""
     scores = None
     for event in events:
@@ -132,10 +133,10 @@ def hang_after(runner: CountingRunner, num_steps: int) -> None:
 def test_a_log_sends_scores_once_and_again_only_to_who_has_no_token() -> None:
     logs = StreamLogs()
     logs.open("a", "ingress")
-    logs.record(Event("a", prompt_logprobs=part(1, 5)), 0.0)
+    logs.record(StreamDelta("a", prompt_logprobs=part(1, 5)), 0.0)
     logs.mark_sent("ingress")
-    logs.record(Event("a", prompt_logprobs=part(5, 9)), 0.0)
-    logs.record(Event("a", (7,)), 0.0)
+    logs.record(StreamDelta("a", prompt_logprobs=part(5, 9)), 0.0)
+    logs.record(StreamDelta("a", (7,)), 0.0)
     (output,) = logs.unsent("ingress")
     assert output.prompt_logprobs == part(5, 9) and output.token_ids == [7]
     logs.mark_sent("ingress")
@@ -150,9 +151,9 @@ def test_log_probabilities_survive_the_wire() -> None:
     logs = StreamLogs()
     logs.open("a", "ingress")
     events = [
-        Event("a", prompt_logprobs=part(1, 4)),
-        Event("a", (5,), (TokenLogprobs(5, -0.5, ((5, -0.5), (7, -1.25))),)),
-        Event("a", (6,), (TokenLogprobs(6, -2.5),), "stop", 3),
+        StreamDelta("a", prompt_logprobs=part(1, 4)),
+        StreamDelta("a", (5,), (TokenLogprobs(5, -0.5, ((5, -0.5), (7, -1.25))),)),
+        StreamDelta("a", (6,), (TokenLogprobs(6, -2.5),), "stop", 3),
     ]
     for event in events:
         logs.record(event, 0.0)
@@ -174,27 +175,27 @@ def test_scores_that_are_no_whole_records_are_a_malformed_message() -> None:
 
 def test_a_journal_takes_nothing_before_what_is_missing() -> None:
     journal = Journal(request())
-    assert not journal.is_next(0, Event("a", prompt_logprobs=part(2, 9)))
-    assert not journal.is_next(0, Event("a", (1,)))
-    assert not journal.is_next(0, Event("a", (1,), prompt_logprobs=part(1, 39)))
-    assert journal.is_next(0, Event("a", (1,), prompt_logprobs=part(1, 40)))
-    assert journal.is_next(0, Event("a", finish_reason="abort"))
+    assert not journal.is_next(0, StreamDelta("a", prompt_logprobs=part(2, 9)))
+    assert not journal.is_next(0, StreamDelta("a", (1,)))
+    assert not journal.is_next(0, StreamDelta("a", (1,), prompt_logprobs=part(1, 39)))
+    assert journal.is_next(0, StreamDelta("a", (1,), prompt_logprobs=part(1, 40)))
+    assert journal.is_next(0, StreamDelta("a", finish_reason="abort"))
     assert journal.record_scores(part(1, 9)) == part(1, 9)
     assert journal.record_scores(part(3, 11)) == part(9, 11)
     assert journal.record_scores(part(1, 8)) is None
     assert journal.resumed("b").num_prompt_reported == 11
     unscored = Journal(GenerateRequest("b", "m", PROMPT, SamplingParams(max_tokens=3, seed=1)))
-    assert unscored.is_next(0, Event("b", (1,)))
+    assert unscored.is_next(0, StreamDelta("b", (1,)))
 
 
 def test_a_stream_drops_what_it_has() -> None:
     async def scenario() -> None:
         stream = Stream(request(), lambda _: None)
-        assert stream.feed(0, Event("a", prompt_logprobs=part(1, 20)), 0.0)
-        assert stream.feed(0, Event("a", prompt_logprobs=part(1, 30)), 0.0)
+        assert stream.feed(0, StreamDelta("a", prompt_logprobs=part(1, 20)), 0.0)
+        assert stream.feed(0, StreamDelta("a", prompt_logprobs=part(1, 30)), 0.0)
         assert (await anext(stream)).prompt_logprobs == part(1, 30)
-        assert not stream.feed(0, Event("a", prompt_logprobs=part(31, 40)), 0.0)
-        last = Event("a", (1,), finish_reason="length", prompt_logprobs=part(28, 40))
+        assert not stream.feed(0, StreamDelta("a", prompt_logprobs=part(31, 40)), 0.0)
+        last = StreamDelta("a", (1,), finish_reason="length", prompt_logprobs=part(28, 40))
         assert stream.feed(0, last, 0.0)
         assert (await anext(stream)).prompt_logprobs == part(30, 40)
 

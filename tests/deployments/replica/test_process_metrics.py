@@ -13,9 +13,9 @@ from deployments.ingress.metrics import IngressMetrics
 from deployments.replica.devices import gpu_utilization
 from deployments.replica.metrics import EngineMetrics
 from engine.beam_search import Hypothesis
-from engine.scheduling.plan import Event
 from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
 from engine.scheduling.swap import HostAccount
+from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics, Snapshot
 from router.fleet import Fleet
 from router.placer import Placer
@@ -38,7 +38,9 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     engine.on_step(StepStats(StageSeconds(0.001), 1, 0, 9))
     engine.on_step(StepStats(StageSeconds(0.0), 2, 2, 0, num_draft_tokens=8, num_accepted_tokens=5))
     found = (Hypothesis((1, 2, 3), -1.0, "stop"), Hypothesis((4, 5), -2.0, "length"))
-    engine.on_events([Event("a", (7,)), Event("b", (1, 2, 3), finish_reason="stop", alternatives=found)])
+    engine.on_events(
+        [StreamDelta("a", (7,)), StreamDelta("b", (1, 2, 3), finish_reason="stop", alternatives=found)]
+    )
     engine.on_evicted([EvictedPage(60.0, 5.0)])
     cache = CacheStats(query_tokens=10, hit_tokens=4, evicted_pages=7, reset_pages=2)
     cache.recompute_hit_tokens, cache.recompute_host_tokens = 5, 6

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from deployments.client.protocol import FleetHealth, GenerateRequest, ReplicaHealth
 from deployments.client.timeline import Course
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Event
+from engine.stream_delta import StreamDelta
 from router.fleet import Fleet, ReplicaAddress, ReplicaLoad
 
 T = TypeVar("T")
@@ -147,15 +147,15 @@ class VirtualGeneration:
         self._ready_at = replica.free_at
         self._is_over = False
 
-    def __aiter__(self) -> AsyncIterator[Event]:
+    def __aiter__(self) -> AsyncIterator[StreamDelta]:
         return self
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> StreamDelta:
         if self._is_over:
             raise StopAsyncIteration
         await asyncio.sleep(self._ready_at - now())
         await self.aclose()
-        return Event(self._request.request_id, (1,), finish_reason="length", num_cached=self._fleet.cached)
+        return StreamDelta(self._request.request_id, (1,), finish_reason="length", num_cached=self._fleet.cached)
 
     @property
     def course(self) -> Course:

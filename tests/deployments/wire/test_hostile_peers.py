@@ -16,7 +16,7 @@ from deployments.wire import messages
 from deployments.wire.connection import WireConnection
 from deployments.wire.server import WireServer, WireTimings
 from deployments.wire.sockets import MAX_HELLO_BYTES
-from engine.scheduling.plan import Event
+from engine.stream_delta import StreamDelta
 from router.fleet import ReplicaAddress
 from tests.deployments.wire.test_server import Dealer, hello, until
 
@@ -110,7 +110,7 @@ def test_a_malformed_message_does_not_end_the_engine_s_thread(
     before = server.counts["malformed"]
     for number in range(50):
         stranger.say(NESTED)
-        server.publish([Event("s", (number,))])
+        server.publish([StreamDelta("s", (number,))])
     tokens: list[int] = []
     while len(tokens) < 50:
         tokens += [token for output in friend.hear(messages.Tokens).outputs for token in output.token_ids]
@@ -170,7 +170,7 @@ def test_a_hello_in_another_s_name_needs_the_secret(
     thief.say(messages.Hello(messages.WIRE_VERSION, "guess", time.time_ns(), "friend", "", {}))
     assert "secret" in thief.hear(messages.Refused).reason
     server.open("private", "friend")
-    server.publish([Event("private", (1, 2))])
+    server.publish([StreamDelta("private", (1, 2))])
     assert friend.hear(messages.Tokens).outputs[0].token_ids == [1, 2]
     with pytest.raises(TimeoutError):
         thief.hear(messages.Tokens, timeout=0.1)

@@ -13,7 +13,7 @@ from cache.prefix_log import PrefixLog
 from deployments.wire import messages
 from deployments.wire.server import WireServer, WireTimings
 from deployments.wire.sockets import bind_router
-from engine.scheduling.plan import Event, Timings
+from engine.stream_delta import StreamDelta, Timings
 
 Peer = Callable[[], "Dealer"]
 
@@ -117,8 +117,8 @@ def test_heartbeats_come_as_long_as_somebody_listens(server: WireServer, peer: P
 
 def test_tokens_produced_before_the_hello_wait_for_it(server: WireServer, peer: Peer) -> None:
     server.open("a", "i")
-    server.publish([Event("a", (1, 2))])
-    server.publish([Event("a", (3,), finish_reason="length")])
+    server.publish([StreamDelta("a", (1, 2))])
+    server.publish([StreamDelta("a", (3,), finish_reason="length")])
     ingress = peer()
     ingress.say(hello(server))
     (output,) = ingress.hear(messages.Tokens).outputs
@@ -132,7 +132,7 @@ def test_a_reconnecting_ingress_gets_what_it_missed(server: WireServer, peer: Pe
     server.open("a", "i")
     server.accept("a", "i")
     assert ingress.hear(messages.Tokens).outputs[0].token_ids == []
-    server.publish([Event("a", (1, 2, 3))])
+    server.publish([StreamDelta("a", (1, 2, 3))])
     ingress.socket.close()
     again = peer()
     again.say(hello(server, a=1))
@@ -147,13 +147,13 @@ def test_timings_travel_with_the_tokens_they_were_told_at(server: WireServer, pe
     first, last = Timings(0.1, 0.2, 0.0), Timings(0.1, 0.2, 0.3, 1, 5)
     server.open("a", "i")
     for token, timings in ((1, first), (2, None)):
-        server.publish([Event("a", (token,), timings=timings)])
+        server.publish([StreamDelta("a", (token,), timings=timings)])
         (output,) = ingress.hear(messages.Tokens).outputs
         assert (output.token_ids, messages.to_event(output).timings) == ([token], timings)
     ingress.say(messages.Resume({"a": 0}))
     (again,) = ingress.hear(messages.Tokens).outputs
     assert (again.token_ids, messages.to_event(again).timings) == ([1, 2], first)
-    server.publish([Event("a", (3,), finish_reason="stop", timings=last)])
+    server.publish([StreamDelta("a", (3,), finish_reason="stop", timings=last)])
     (end,) = ingress.hear(messages.Tokens).outputs
     assert (end.token_ids, messages.to_event(end).timings) == ([3], last)
 
@@ -165,7 +165,7 @@ def test_a_step_is_one_message_per_ingress(server: WireServer, peer: Peer) -> No
     one.hear(messages.Welcome), two.hear(messages.Welcome)
     for number in range(6):
         server.open(f"s{number}", "one" if number < 4 else "two")
-    server.publish([Event(f"s{number}", (number,)) for number in range(6)])
+    server.publish([StreamDelta(f"s{number}", (number,)) for number in range(6)])
     assert [output.token_ids for output in one.hear(messages.Tokens).outputs] == [[0], [1], [2], [3]]
     assert [output.token_ids for output in two.hear(messages.Tokens).outputs] == [[4], [5]]
 

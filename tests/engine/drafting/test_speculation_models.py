@@ -20,8 +20,8 @@ from engine.engine import Engine
 from engine.grammar.spec import Grammar
 from engine.models.errors import ModelLoadError
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Event
 from engine.scheduling.stats import StepStats
+from engine.stream_delta import StreamDelta
 from tests.engine.support.oracle import VOCAB, oracle_logits, save_tiny
 
 NGRAM = Speculation("ngram", adaptive=False)
@@ -52,7 +52,7 @@ class Run:
 
     def __init__(self, config: EngineConfig) -> None:
         self.engine = Engine.from_config(config)
-        self.events: dict[str, list[Event]] = {}
+        self.events: dict[str, list[StreamDelta]] = {}
         self.steps: list[StepStats] = []
         self.engine.loop._on_step = self.steps.append
 

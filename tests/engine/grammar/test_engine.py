@@ -19,7 +19,7 @@ from engine.engine import Engine
 from engine.errors import InvalidGrammar
 from engine.grammar.spec import Grammar
 from engine.sampling_params import InvalidSamplingParams, SamplingParams
-from engine.scheduling.plan import Event
+from engine.stream_delta import StreamDelta
 from tests.engine.support.grammar_models import EOS, ids, save_random, tokenizer
 
 RECORD = {
@@ -73,7 +73,7 @@ class Run:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.events: list[list[Event]] = []
+        self.events: list[list[StreamDelta]] = []
 
     def add(
         self, sampling: SamplingParams, prompt: Sequence[int] = PROMPT, output_ids: Sequence[int] = ()

@@ -20,7 +20,7 @@ from engine.engine import Engine
 from engine.errors import EngineStopped, RankLost
 from engine.ranks.launcher import Children, LocalProcesses, Seat
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Event
+from engine.stream_delta import StreamDelta
 
 PROMPT = list(range(5, 25))
 LONG = SamplingParams(temperature=0, max_tokens=400)
@@ -75,7 +75,7 @@ def test_a_killed_rank_ends_the_engine_at_once(is_busy: bool) -> None:
     """Its requests are not failed: whoever asked takes them elsewhere. No operation waits for its time limit."""
     launcher = Watched()
     engine = Engine.from_config(EngineConfig(tensor_parallel_size=4, **SETTINGS), launcher=launcher)
-    events: list[Event] = []
+    events: list[StreamDelta] = []
     engine.loop.start(events.extend)
     if is_busy:
         engine.loop.submit(engine.new_request("a", PROMPT, LONG))

@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.drafting.settings import Speculation
 from engine.engine import Engine
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Event
+from engine.stream_delta import StreamDelta
 from tests.engine.support.oracle import FAMILIES, VOCAB, save_tiny
 from tests.engine.support.rank_processes import Threads
 
@@ -44,12 +44,12 @@ PROMPTS = [ids_of(seed, length) for seed, length in enumerate((3, 40, 25, 61, 1)
 
 def run(
     model: Path, size: int, prompts: Sequence[list[int]], params: SamplingParams = GREEDY, **settings: Any
-) -> tuple[list[list[Event]], Engine]:
+) -> tuple[list[list[StreamDelta]], Engine]:
     """All prompts at once on `size` ranks, to the end, and the engine, closed."""
     defaults = {"device": "cpu", "page_size": 16, "kv_pages": 64, "max_step_tokens": 32, "max_running": 8}
     config = EngineConfig(model=str(model), threads=1, tensor_parallel_size=size, **{**defaults, **settings})
     engine = Engine.from_config(config, launcher=Threads())
-    events: list[list[Event]] = [[] for _ in prompts]
+    events: list[list[StreamDelta]] = [[] for _ in prompts]
     try:
         for index, prompt in enumerate(prompts):
             engine.loop.submit(engine.new_request(str(index), prompt, params))
@@ -61,7 +61,7 @@ def run(
     return events, engine
 
 
-def tokens(streams: Sequence[Sequence[Event]]) -> list[list[int]]:
+def tokens(streams: Sequence[Sequence[StreamDelta]]) -> list[list[int]]:
     return [[token for event in events for token in event.token_ids] for events in streams]
 
 
@@ -120,7 +120,7 @@ def test_prompts_are_scored_alike(tiny: Tiny) -> None:
         assert got == pytest.approx(expected, abs=1e-4)
 
 
-def scores_of(prompt: list[int], events: Sequence[Event]) -> list[float]:
+def scores_of(prompt: list[int], events: Sequence[StreamDelta]) -> list[float]:
     parts = [event.prompt_logprobs for event in events if event.prompt_logprobs is not None]
     return [score.logprob for part in parts for score in part.read(prompt[part.start : part.end])]
 

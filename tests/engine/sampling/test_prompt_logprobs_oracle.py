@@ -18,7 +18,7 @@ from engine.engine import Engine
 from engine.loading.warmup import worst_step
 from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Event
+from engine.stream_delta import StreamDelta
 from tests.engine.support.oracle import VOCAB, oracle_greedy, oracle_logits, save_tiny
 
 TOP = 4
@@ -42,9 +42,9 @@ def engine_for(model: Path, **settings: Any) -> Engine:
 
 def run(
     engine: Engine, prompts: Sequence[list[int]], params: Sequence[SamplingParams] | SamplingParams = SCORED
-) -> list[list[Event]]:
+) -> list[list[StreamDelta]]:
     """All prompts at once, to the end."""
-    events: list[list[Event]] = [[] for _ in prompts]
+    events: list[list[StreamDelta]] = [[] for _ in prompts]
     for index, prompt in enumerate(prompts):
         sampling = params if isinstance(params, SamplingParams) else params[index]
         engine.loop.submit(engine.new_request(str(index), prompt, sampling))
@@ -55,7 +55,7 @@ def run(
     return events
 
 
-def scores_of(events: Sequence[Event], prompt: Sequence[int]) -> list[TokenLogprobs]:
+def scores_of(events: Sequence[StreamDelta], prompt: Sequence[int]) -> list[TokenLogprobs]:
     """What was reported of a prompt: in order, nothing twice, all of it before the first token."""
     whole: PackedLogprobs | None = None
     for event in events:
@@ -156,7 +156,7 @@ def test_a_prompt_pushed_out_half_way_reports_the_rest(model: Path, overlap: boo
     engine = engine_for(model, kv_pages=12, max_step_tokens=8, overlap=overlap, **memory)
     prompts = [ids_of(45, 66), ids_of(46, 70)]
     requests = [engine.new_request(str(at), prompt, SCORED, priority=at) for at, prompt in enumerate(prompts)]
-    events: list[list[Event]] = [[], []]
+    events: list[list[StreamDelta]] = [[], []]
     reported: set[int] = set()  # after it was pushed out
     engine.loop.submit(requests[0])
     for step in range(200):

@@ -16,7 +16,8 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import PENDING
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Event, StepPlan, StepResult
+from engine.scheduling.plan import StepPlan, StepResult
+from engine.stream_delta import StreamDelta
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.script import Script
 
@@ -167,7 +168,7 @@ def test_a_step_that_cannot_be_prepared_ends_its_own_requests_only(
     """With the real runner: the step after it was planned with tokens that never came."""
     model = save_tiny("llama3.1", tmp_path)
     engine = Engine.from_config(EngineConfig(model=str(model), device="cpu", page_size=8, kv_pages=64))
-    events: list[Event] = []
+    events: list[StreamDelta] = []
 
     def submit(name: str) -> None:
         sampling = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)

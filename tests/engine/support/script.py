@@ -14,9 +14,10 @@ from engine.logprobs import PackedLogprobs, joined
 from engine.loop import EngineLoop
 from engine.request import Request, Status
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Chunk, Event
+from engine.scheduling.plan import Chunk
 from engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from engine.scheduling.swap import HostMemory, SwapSpace
+from engine.stream_delta import StreamDelta
 from tests.engine.support import hash_model
 from tests.engine.support.hash_model import EOS as EOS
 from tests.engine.support.hash_model import VOCABULARY as VOCABULARY
@@ -57,7 +58,7 @@ class Script:
         self.runner = MemoryRunner(self.page_size)
         self.loop = EngineLoop(self.scheduler, self.runner, clock=lambda: self.now, overlap=self.overlap)
         self.requests: dict[str, Request] = {}
-        self.events: dict[str, list[Event]] = {}
+        self.events: dict[str, list[StreamDelta]] = {}
 
     def arrive(
         self,
@@ -91,7 +92,7 @@ class Script:
         """The client of a request goes away."""
         self.loop.abort(name)
 
-    def step(self) -> list[Event]:
+    def step(self) -> list[StreamDelta]:
         """One engine step; the pages add up after it."""
         self.now += 1.0
         events = self.loop.step()

@@ -9,8 +9,9 @@ from cache import KVCacheManager, Namespace
 from engine.loop import EngineLoop
 from engine.request import Request
 from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Event, StepPlan, StepResult
+from engine.scheduling.plan import StepPlan, StepResult
 from engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from engine.stream_delta import StreamDelta
 
 PAGE = 16
 
@@ -59,7 +60,7 @@ class SimulatedEngine:
         self.loop.submit(request)
         return name
 
-    def step(self) -> list[Event]:
+    def step(self) -> list[StreamDelta]:
         """One step."""
         events = self.loop.step()
         for event in events:
