@@ -17,8 +17,9 @@ from benchmarks.gpu_sections.timing import synchronize
 from cache import Namespace
 from engine.attention.base import AttentionShape, consider
 from engine.attention.kv_pages import FP8
-from engine.models.operations import Operations, Rotary, TorchOperations
+from engine.models.operations import Operations, Rotary
 from engine.models.rope import RopeConfig
+from engine.models.torch_operations import TorchOperations
 from engine.request import Request
 from engine.sampling.chooser import TorchChooser
 from engine.sampling.row import Row

@@ -14,8 +14,9 @@ from benchmarks.gpu_sections.messages import Measurement
 from benchmarks.gpu_sections.timing import seconds_of
 from cache import Namespace
 from engine.attention.base import AttentionShape, consider
-from engine.models.operations import Rotary, operations_for
+from engine.models.operations import Rotary
 from engine.models.rope import RopeConfig
+from engine.models.select_operations import operations_for
 from engine.request import Request
 from engine.sampling.row import Row
 from engine.sampling.sampler import sampler_for

@@ -20,7 +20,8 @@ from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVPages
 from engine.models.config import ModelConfig
 from engine.models.experts import Experts
-from engine.models.operations import Operations, Rotary, operations_for
+from engine.models.operations import Operations, Rotary
+from engine.models.select_operations import operations_for
 from engine.parallel.collective import ALONE, Collective
 from engine.parallel.vocabulary import embed
 

@@ -1,4 +1,4 @@
-"""A mixture of experts in place of a layer's MLP: each token goes through the few experts its router likes best.
+"""A mixture of experts in place of a layer's MLP: each token goes through the few experts its router prefers.
 
     x ─▶ router ─▶ softmax ─▶ top k ─▶ (token, expert) pairs ─▶ sorted by expert ─▶ gate, up ─▶ SiLU * ─▶ down
                                  └──────────── weights ───────────▶ sum of each token's pairs ◀──────────────┘
@@ -8,62 +8,37 @@ A token's pairs are summed in the order its router gave them, so what else is in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from engine.models.experts_config import ExpertsConfig
-
-if TYPE_CHECKING:
-    from engine.models.operations import Operations
-
-
-class ExpertsMLP(Protocol):
-    """What computes all tokens' experts: in torch here, in Triton in `engine/kernels/triton/grouped_gemm.py`."""
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        chosen: torch.Tensor,
-        weights: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
-        first_expert: int,
-        /,
-    ) -> torch.Tensor:
-        """[N, hidden_size] to the same: the sum of each token's experts, weighted.
-
-        `chosen`, int64 [N, k], are its experts, `weights`, float32 [N, k], their shares. `gate_up`
-        [E, 2 * inner, hidden_size], gate's rows first, and `down` [E, hidden_size, inner] are the experts from
-        `first_expert` on; what is sent to others counts as zero.
-        """
+from engine.models.operations import Operations
 
 
 class Experts(nn.Module):
-    """The router and its experts, or those of them that this rank has."""
+    """The router and the experts, or those of them that this rank holds."""
 
     def __init__(self, config: ExpertsConfig, hidden_size: int) -> None:
         super().__init__()
         self._per_token, self._renormalizes = config.per_token, config.renormalizes
         count, inner = len(config.held), config.intermediate_size
         self._first = config.held.start
-        # No linear layer to those who quantize these: it is small, and which experts a token gets hangs on it.
+        # Not a linear layer, which would be quantized: it is small, and a token's experts depend on it.
         self.router = nn.Parameter(torch.empty(config.num_experts, hidden_size))
         self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * inner, hidden_size))
         self.down_proj = nn.Parameter(torch.empty(count, hidden_size, inner))
 
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
-        """[N, hidden_size] to the same."""
+        """Map [N, hidden_size] to the same shape."""
         chosen, weights = route(F.linear(x, self.router), self._per_token, self._renormalizes)
         return operations.experts(x, chosen, weights, self.gate_up_proj, self.down_proj, self._first)
 
 
 def route(logits: torch.Tensor, per_token: int, renormalizes: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """[N, num_experts] to each token's experts, int64 [N, per_token], and their shares, float32 of that shape.
+    """Map [N, num_experts] to each token's experts, int64 [N, per_token], and their shares, float32 of that shape.
 
-    Of equally likely experts it takes those that `torch.topk` takes. Shares stay float32 where transformers
+    Ties between experts are broken as `torch.topk` breaks them. Shares stay float32 where transformers
     rounds Qwen3's to the model's type.
     """
     shares, chosen = torch.topk(logits.softmax(-1, dtype=torch.float32), per_token)
@@ -78,7 +53,7 @@ def experts_mlp(
     down: torch.Tensor,
     first_expert: int,
 ) -> torch.Tensor:
-    """In torch, expert by expert: see `ExpertsMLP`. How many tokens each has is read back from the device."""
+    """Implement `ExpertsMLP` in torch, expert by expert. Reads the tokens per expert back from the device."""
     num_tokens, per_token = chosen.shape
     outputs = x.new_zeros(num_tokens * per_token, x.shape[1])
     pairs = chosen.flatten().argsort(stable=True)

@@ -1,4 +1,4 @@
-"""A layer's operations as Triton kernels: one each, that reads what it needs once."""
+"""A layer's operations as Triton kernels: one kernel for each operation, which reads its inputs once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.models.operations import Rotary
 
 
 class TritonOperations:
-    """As `Operations` says, computed in float32 between reading and writing."""
+    """Implements `Operations`; computes in float32 between reading and writing."""
 
     experts = staticmethod(experts_mlp)
 
@@ -25,7 +25,7 @@ class TritonOperations:
     def add_norm(
         self, x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `Operations` says; `x` is overwritten."""
+        """Implement `Operations`; `x` is overwritten."""
         return x, add_norm(x, branch, weight, eps)
 
     def rotate_into(
@@ -36,9 +36,9 @@ class TritonOperations:
         eps: float,
         scales: KVScales = UNSCALED,
     ) -> torch.Tensor:
-        """As `Operations` says; the queries are a view of `heads`."""
+        """Implement `Operations`; the queries are a view of `heads`."""
         return rotate_into(pages, self._slots, heads, self._rotation, norm, eps, scales)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """As `Operations` says."""
+        """Implement `Operations`."""
         return silu_mul(gate_up)

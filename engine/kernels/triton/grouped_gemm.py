@@ -53,7 +53,7 @@ def experts_mlp(
     down: torch.Tensor,
     first_expert: int,
 ) -> torch.Tensor:
-    """[N, hidden_size] to the same: see `engine.models.experts.ExpertsMLP`. Does not wait for the device."""
+    """[N, hidden_size] to the same: see `engine.models.operations.ExpertsMLP`. Does not wait for the device."""
     (num_tokens, hidden), per_token = x.shape, chosen.shape[1]
     num_experts, _, inner = down.shape
     if not num_tokens:

@@ -14,8 +14,9 @@ from engine.attention.batch import AttentionBatch
 from engine.kernels.triton.norm import add_norm
 from engine.kernels.triton.rope import rotate_into, rotation
 from engine.kernels.triton.silu import silu_mul
-from engine.models.operations import Rotary, TorchOperations
+from engine.models.operations import Rotary
 from engine.models.rope import RopeConfig
+from engine.models.torch_operations import TorchOperations
 from engine.models.triton_operations import TritonOperations
 from engine.scheduling.plan import StepPlan
 from tests.engine.runner.test_model_runner import Sequenced, load, pages_of, prompt

@@ -1,0 +1,58 @@
+"""A layer's operations in plain torch: they run everywhere, and the Triton ones are compared with them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from engine.attention.batch import AttentionBatch
+from engine.attention.kv_pages import UNSCALED, KVScales, store_kv
+from engine.models.experts import experts_mlp
+from engine.models.operations import Rotary
+
+
+class TorchOperations:
+    """Implements `Operations`."""
+
+    experts = staticmethod(experts_mlp)
+
+    def __init__(self, rotary: Rotary, batch: AttentionBatch) -> None:
+        self._slots = batch.slot_mapping
+        angles = batch.positions[:, None, None].float() * rotary.inv_freq
+        cos, sin = angles.cos() * rotary.factor, angles.sin() * rotary.factor
+        self._cos = torch.cat((cos, cos), -1).to(rotary.dtype)  # [N, 1, head_dim]
+        self._sin = torch.cat((-sin, sin), -1).to(rotary.dtype)
+
+    def add_norm(
+        self, x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Implement `Operations`."""
+        x = x if branch is None else x + branch
+        return x, F.rms_norm(x, weight.shape, weight, eps)
+
+    def rotate_into(
+        self,
+        pages: torch.Tensor,
+        heads: torch.Tensor,
+        norm: torch.Tensor | None,
+        eps: float,
+        scales: KVScales = UNSCALED,
+    ) -> torch.Tensor:
+        """Implement `Operations`."""
+        num_kv_heads = pages.shape[3]
+        query_key, value = heads.tensor_split((-num_kv_heads,), dim=1)
+        if norm is not None:
+            query_key = F.rms_norm(query_key, heads.shape[2:], eps=eps) * norm
+        query, key = self._rotate(query_key).tensor_split((-num_kv_heads,), dim=1)
+        store_kv(pages, self._slots, key, value, scales)
+        return query
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Implement `Operations`."""
+        gate, up = gate_up.chunk(2, -1)
+        return F.silu(gate) * up
+
+    def _rotate(self, heads: torch.Tensor) -> torch.Tensor:
+        """Rotate the pairs (i, i + head_dim / 2), as in transformers' `rotate_half`."""
+        first, second = heads.chunk(2, -1)
+        return heads * self._cos + torch.cat((second, first), -1) * self._sin
