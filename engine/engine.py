@@ -122,7 +122,7 @@ class Engine:
         if runner is not None:
             return cls(config, runner)
         prepare_process(config.cpus)
-        from engine.loading.load_model import load_runner  # torch: only where a model is run
+        from engine.ranks.load_runner import load_runner  # torch: only where a model is run
         from engine.runner.model_runner import ModelRunner
 
         drafter: Drafter | None = None

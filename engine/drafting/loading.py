@@ -9,7 +9,8 @@ from engine.config import EngineConfig
 from engine.drafting.draft_model import DraftModel
 from engine.drafting.vocabulary import check_same_vocabulary
 from engine.loading.hub import resolve_model
-from engine.loading.load_model import load_model, load_runner
+from engine.loading.load_model import load_model
+from engine.ranks.load_runner import load_runner
 from engine.runner.model_runner import ModelRunner
 
 if TYPE_CHECKING:

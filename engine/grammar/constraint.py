@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING
-
-from engine.sampling.row import Row
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -20,6 +18,19 @@ class Footing(Enum):
     """Its uncertain end is not allowed: a wrong draft, whose outcome nobody will see."""
     BROKEN = "broken"
     """What it certainly holds is not allowed, or llguidance gave up: the request cannot go on."""
+
+
+class OutputHistory(Protocol):
+    """The generated tokens after which the next one is chosen, such as a `Row`'s."""
+
+    @property
+    def num_known_output(self) -> int:
+        """How many of them are certain; they come first."""
+        ...
+
+    def output(self, start: int = 0) -> list[int]:
+        """The generated tokens from index `start` on, which is at most `num_known_output`."""
+        ...
 
 
 class Constraint:
@@ -53,10 +64,10 @@ class Constraint:
         """Whether llguidance gave up, its fuel being spent; never true of a token that is not allowed."""
         return self.matcher.is_error()
 
-    def follow(self, row: Row) -> Footing:
-        """Bring the grammar to the output that a row comes after. Costs what is new of it."""
-        num_known = row.num_known - row.request.num_prompt
-        rest = row.output(self._num_certain)
+    def follow(self, history: OutputHistory) -> Footing:
+        """Bring the grammar to the end of an output. Costs as much as the output holds that is new."""
+        num_known = history.num_known_output
+        rest = history.output(self._num_certain)
         had = self._consumed[self._num_certain :]
         num_same = _common(had, rest)
         if len(had) > num_same:

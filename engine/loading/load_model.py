@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,24 +25,7 @@ from engine.models.native_decoder import NativeDecoder, unsupported
 from engine.parallel.collective import ALONE, Collective
 from engine.runner.model_runner import ModelRunner
 
-if TYPE_CHECKING:
-    from engine.ranks.launcher import WorkerLauncher
-    from engine.ranks.runner import ParallelRunner
-
 logger = logging.getLogger(__name__)
-
-
-def load_runner(
-    config: EngineConfig, kv_bytes_beside: int = 0, launcher: WorkerLauncher | None = None
-) -> ModelRunner | ParallelRunner:
-    """As `load_model`, on as many ranks as `config` says; `launcher` starts those after the first, None: as
-    processes of this machine.
-    """
-    if config.tensor_parallel_size == 1:
-        return load_model(config, kv_bytes_beside)
-    from engine.ranks.runner import ParallelRunner  # msgspec, which a bare GPU machine lacks
-
-    return ParallelRunner.load(config, kv_bytes_beside, launcher)
 
 
 def load_model(

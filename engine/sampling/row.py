@@ -26,6 +26,11 @@ class Row(NamedTuple):
         """Tokens generated before the one to choose: its position in the sampling noise."""
         return self.num_known + len(self.tail) - len(self.request.prompt_ids)
 
+    @property
+    def num_known_output(self) -> int:
+        """Generated tokens that are certain."""
+        return self.num_known - len(self.request.prompt_ids)
+
     def history(self) -> list[int]:
         """All tokens before the one to choose."""
         return [*self.request.tokens[: self.num_known], *self.tail]

@@ -1,0 +1,27 @@
+"""Load the model that an engine's settings name, on one rank or on several."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.config import EngineConfig
+from engine.loading.load_model import load_model
+from engine.runner.model_runner import ModelRunner
+
+if TYPE_CHECKING:
+    from engine.ranks.launcher import WorkerLauncher
+    from engine.ranks.runner import ParallelRunner
+
+
+def load_runner(
+    config: EngineConfig, kv_bytes_beside: int = 0, launcher: WorkerLauncher | None = None
+) -> ModelRunner | ParallelRunner:
+    """Load the model as `load_model` does, on `config.tensor_parallel_size` ranks.
+
+    `launcher` starts the ranks after the first; None starts them as processes of this machine.
+    """
+    if config.tensor_parallel_size == 1:
+        return load_model(config, kv_bytes_beside)
+    from engine.ranks.runner import ParallelRunner  # msgspec, which a bare GPU machine lacks
+
+    return ParallelRunner.load(config, kv_bytes_beside, launcher)
