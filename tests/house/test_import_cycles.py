@@ -1,0 +1,63 @@
+"""No module of ours imports itself by way of others, wherever the imports stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.house.support.import_graph import read_import_graph
+
+
+def cycles(root: Path, **sources: str) -> list[str]:
+    """The cycles in a package `p` of these modules."""
+    (root / "p").mkdir()
+    for name, source in {"__init__": "", **sources}.items():
+        (root / f"p/{name}.py").write_text(source)
+    return read_import_graph(root, ["p"]).cycles()
+
+
+def test_modules_that_import_each_other_are_found(tmp_path: Path) -> None:
+    assert cycles(tmp_path, a="import p.b", b="import os\nfrom p import c", c="\n\nfrom p.a import name") == [
+        "p/a.py:1 -> p/b.py:2 -> p/c.py:3 -> p/a.py"
+    ]
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "if TYPE_CHECKING:\n    from p.a import A",
+        "def f():\n    from p import a",
+        "class B:\n    import p.a as other",
+        "try:\n    from .a import *\nexcept ImportError: ...",
+        "async def f():\n    from . import a",
+    ],
+)
+def test_an_import_counts_wherever_it_stands(back: str, tmp_path: Path) -> None:
+    assert cycles(tmp_path, a="from p.b import B", b=back) == ["p/a.py:1 -> p/b.py:2 -> p/a.py"]
+
+
+def test_a_package_and_a_module_of_it_can_form_a_cycle(tmp_path: Path) -> None:
+    assert cycles(tmp_path, __init__="from p.a import A", a="from p import name") == [
+        "p/__init__.py:1 -> p/a.py:1 -> p/__init__.py"
+    ]
+
+
+def test_a_module_that_imports_itself_is_a_cycle(tmp_path: Path) -> None:
+    assert cycles(tmp_path, a="import p.a") == ["p/a.py:1 -> p/a.py"]
+
+
+def test_each_of_several_cycles_is_named(tmp_path: Path) -> None:
+    found = cycles(tmp_path, a="import p.b", b="import p.a, p.c", c="import p.b", d="import p.e", e="import p.d")
+    assert found == [
+        "p/a.py:1 -> p/b.py:1 -> p/a.py",
+        "p/b.py:1 -> p/c.py:1 -> p/b.py",
+        "p/d.py:1 -> p/e.py:1 -> p/d.py",
+    ]
+
+
+def test_ways_that_meet_again_are_no_cycle(tmp_path: Path) -> None:
+    """Nor is an import of the package that a module lies in, nor one of something that is not ours."""
+    assert (
+        cycles(tmp_path, a="import p.b, p.c", b="from p import d", c="from p.d import x", d="import ray, p") == []
+    )
