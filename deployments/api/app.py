@@ -12,19 +12,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.admission.rate_limits import RateLimited
-from deployments.api.access import Gate, tenant_of
-from deployments.api.body import ClientGone, read_json
 from deployments.api.chat import plan_chat
-from deployments.api.cluster import add_cluster_routes
 from deployments.api.completions import plan_completion
 from deployments.api.errors import ApiError, at_most, from_client, invalid, quoted
 from deployments.api.exchange import Caller, Exchange, Hints, Plan
-from deployments.api.health import health
+from deployments.api.http.access import Gate, tenant_of
+from deployments.api.http.body import ClientGone, read_json
+from deployments.api.http.pacing import Pace, chunks_per_s
+from deployments.api.http.transport import Envelope, error_response, json_response, request_id, until_disconnect
 from deployments.api.http_metrics import HttpMetrics
-from deployments.api.lifecycle import add_model_routes
-from deployments.api.pacing import Pace, chunks_per_s
-from deployments.api.prompts import encode_messages, encode_text
-from deployments.api.protocol import (
+from deployments.api.recording import Endpoint, Recorder
+from deployments.api.report import Reporting, report_of
+from deployments.api.request.prompts import encode_messages, encode_text
+from deployments.api.request.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -32,13 +32,13 @@ from deployments.api.protocol import (
     TokenizeRequest,
     parse,
 )
-from deployments.api.recording import Endpoint, Recorder
-from deployments.api.report import Reporting, report_of
-from deployments.api.routing import add_router_routes
-from deployments.api.sampling import in_vocabulary
+from deployments.api.request.sampling import in_vocabulary
+from deployments.api.routes.cluster import add_cluster_routes
+from deployments.api.routes.health import health
+from deployments.api.routes.lifecycle import add_model_routes
+from deployments.api.routes.router import add_router_routes
 from deployments.api.service import ApiService, ServedModel
 from deployments.api.tools.asked import checked_functions
-from deployments.api.transport import Envelope, error_response, json_response, request_id, until_disconnect
 from deployments.client.protocol import Unavailable
 from deployments.config.limits import Limits
 from engine.machine import usable_cores

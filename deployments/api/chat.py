@@ -5,23 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from deployments.api.answer_form import answer_form
-from deployments.api.beams import with_beams
-from deployments.api.best_of import num_candidates
 from deployments.api.choices import Delta
 from deployments.api.errors import invalid
 from deployments.api.exchange import Plan
-from deployments.api.logprobs import chat_logprobs, prompt_logprobs
-from deployments.api.prompt_scores import PromptScores, asked_scores, scores_of
-from deployments.api.prompts import check_prompt, encode_messages
-from deployments.api.protocol import ChatRequest
-from deployments.api.reading import CallDelta
-from deployments.api.sampling import check_room, in_range, room, sampling_params, with_grammar, with_max_tokens
+from deployments.api.output.answer_constraint import answer_form
+from deployments.api.output.logprobs import chat_logprobs, prompt_logprobs
+from deployments.api.output.output_parser import CallDelta
+from deployments.api.output.response_encoder import Answer, Frames, Prompt, Whole, encode_json
+from deployments.api.request.beams import with_beams
+from deployments.api.request.best_of import num_candidates
+from deployments.api.request.prompt_scores import PromptScores, asked_scores, scores_of
+from deployments.api.request.prompts import check_prompt, encode_messages
+from deployments.api.request.protocol import ChatRequest
+from deployments.api.request.sampling import (
+    check_room,
+    in_range,
+    room,
+    sampling_params,
+    with_grammar,
+    with_max_tokens,
+)
+from deployments.api.request.structured import asked_grammar
 from deployments.api.service import ServedModel
-from deployments.api.structured import asked_grammar
 from deployments.api.text_codec import TextCodec
 from deployments.api.tools.asked import asked_tools
-from deployments.api.wording import Answer, Frames, Prompt, Whole, encode_json
 from deployments.config.limits import Limits
 from engine.logprobs import TokenLogprobs
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from deployments.api.errors import RETRY_AFTER_S, ApiError
-from deployments.api.reading import AnswerReader, CallDelta
+from deployments.api.output.output_parser import AnswerReader, CallDelta
 from deployments.client.protocol import EngineClient, GenerateRequest, Generation
 from deployments.client.timeline import Course
 from engine.beam_search import Hypothesis

@@ -5,26 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from deployments.api.beams import with_beams
-from deployments.api.best_of import num_candidates
 from deployments.api.choices import Delta
 from deployments.api.errors import at_most
 from deployments.api.exchange import Plan
-from deployments.api.logprobs import (
+from deployments.api.output.logprobs import (
     Offsets,
     completion_logprobs,
     echo_logprobs,
     output_offsets,
     prompt_logprobs,
 )
-from deployments.api.prompt_scores import PromptScores, asked_scores, scores_of
-from deployments.api.prompts import check_prompt, encode_text
-from deployments.api.protocol import CompletionRequest
-from deployments.api.sampling import COMPLETION_MAX_TOKENS, check_room, in_range, sampling_params, with_grammar
+from deployments.api.output.response_encoder import Answer, Frames, Prompt, Whole, encode_json
+from deployments.api.request.beams import with_beams
+from deployments.api.request.best_of import num_candidates
+from deployments.api.request.prompt_scores import PromptScores, asked_scores, scores_of
+from deployments.api.request.prompts import check_prompt, encode_text
+from deployments.api.request.protocol import CompletionRequest
+from deployments.api.request.sampling import (
+    COMPLETION_MAX_TOKENS,
+    check_room,
+    in_range,
+    sampling_params,
+    with_grammar,
+)
+from deployments.api.request.structured import asked_grammar
 from deployments.api.service import ServedModel
-from deployments.api.structured import asked_grammar
 from deployments.api.text_codec import TextCodec
-from deployments.api.wording import Answer, Frames, Prompt, Whole, encode_json
 from deployments.config.limits import Limits
 from engine.logprobs import TokenLogprobs
 

@@ -16,20 +16,20 @@ from typing import Any
 from starlette.responses import Response
 
 from deployments.admission.rate_limits import RateLimited, Ticket
-from deployments.api.best_of import best
 from deployments.api.choices import Choices, Delta
 from deployments.api.errors import ApiError, from_client, internal
-from deployments.api.pacing import Pace
-from deployments.api.prompt_scores import PromptScores
-from deployments.api.protocol import ChatRequest, CompletionRequest
-from deployments.api.reading import NOTHING, AnswerReader, Sought
+from deployments.api.http.pacing import Pace
+from deployments.api.http.transport import EventStream, logger
+from deployments.api.output.output_parser import NOTHING, AnswerReader, Sought
+from deployments.api.output.response_encoder import DONE, Wording, error_event
 from deployments.api.recording import Recorder
 from deployments.api.report import Began
-from deployments.api.sampling import for_choice
+from deployments.api.request.best_of import best
+from deployments.api.request.prompt_scores import PromptScores
+from deployments.api.request.protocol import ChatRequest, CompletionRequest
+from deployments.api.request.sampling import for_choice
 from deployments.api.service import ServedModel
 from deployments.api.timings import timings_of
-from deployments.api.transport import EventStream, logger
-from deployments.api.wording import DONE, Wording, error_event
 from deployments.client.protocol import GenerateRequest, Overloaded, Rejected, ReplicaLost, Unavailable
 from deployments.config.limits import Limits
 from deployments.config.tenants import Tenant

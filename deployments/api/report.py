@@ -15,11 +15,11 @@ from typing import Literal
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.api.access import route_path, tenant_of
 from deployments.api.choices import Choices
 from deployments.api.errors import ApiError
-from deployments.api.transport import request_id
-from deployments.api.wording import Answer
+from deployments.api.http.access import route_path, tenant_of
+from deployments.api.http.transport import request_id
+from deployments.api.output.response_encoder import Answer
 from engine.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from deployments.api.access import Access
-from deployments.api.cluster import ClusterSource
 from deployments.api.errors import invalid, model_not_found
+from deployments.api.http.access import Access
 from deployments.api.report import Listener
-from deployments.api.structured import GrammarChecker
+from deployments.api.request.structured import GrammarChecker
+from deployments.api.routes.cluster import ClusterSource
 from deployments.api.text_codec import TextCodec
 from deployments.client.protocol import EngineClient, ModelSwitch
 from deployments.config.limits import Limits

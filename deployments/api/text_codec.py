@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, cast
 
-from deployments.api.dialect import dialect_of
+from deployments.api.output.dialect import dialect_of
 from deployments.config.settings import ChatSettings
 from engine.detokenizer import TextStream
 from engine.tokenizer import Tokenizer

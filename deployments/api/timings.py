@@ -21,8 +21,8 @@ from typing import TypeVar
 import msgspec
 
 from deployments.api.choices import Choice
+from deployments.api.output.response_encoder import Prompt
 from deployments.api.report import Began, Report
-from deployments.api.wording import Prompt
 from deployments.client.timeline import Course
 from engine.stream_delta import Timings
 

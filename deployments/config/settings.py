@@ -123,7 +123,7 @@ class TracingSettings(Settings):
 
 
 class ChatSettings(Settings):
-    """What a model's answers hold besides text; see `deployments/api/dialect.py`."""
+    """What a model's answers hold besides text; see `deployments/api/output/dialect.py`."""
 
     tools: Literal["auto", "hermes", "llama3", "none"] = "auto"
     """How the model writes tool calls; "auto" finds it out from the chat template, "none" refuses tools."""

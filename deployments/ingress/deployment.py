@@ -8,8 +8,8 @@ from typing import Any
 import ray
 from ray import serve
 
-from deployments.api.access import Access
 from deployments.api.app import create_app
+from deployments.api.http.access import Access
 from deployments.api.report import Listener
 from deployments.api.service import ApiService
 from deployments.config.args import AppArgs

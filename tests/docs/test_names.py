@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.api.protocol import ChatRequest, CompletionRequest
+from deployments.api.request.protocol import ChatRequest, CompletionRequest
 from tests.docs.support.blocks import SERVE_SCHEMAS
 from tests.docs.support.names import (
     command_problem,

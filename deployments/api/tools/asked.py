@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from deployments.api.body import is_deeper
 from deployments.api.errors import at_most, invalid, quoted
+from deployments.api.http.body import is_deeper
 from deployments.api.tools.formats import ToolFormat
 from deployments.api.tools.protocol import Function, NamedChoice, Tool
 from deployments.api.tools.schema import check_parameters
 from deployments.config.limits import Limits
 
 if TYPE_CHECKING:
-    from deployments.api.protocol import ChatRequest, Message
+    from deployments.api.request.protocol import ChatRequest, Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from deployments.api.tools import hermes, llama3
-from deployments.api.tools.pieces import Reading
+from deployments.api.tools.segments import Reading
 
 
 @dataclass(frozen=True, slots=True)

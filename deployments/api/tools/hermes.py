@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from deployments.api.tools.pieces import Reading
 from deployments.api.tools.scanner import Malformed, Scanner, read_call
+from deployments.api.tools.segments import Reading
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import quoted
-from deployments.api.strict import Strict
+from deployments.api.request.strict import Strict
 
 
 def _parse_type(value: object) -> object:

@@ -11,7 +11,7 @@ from deployments.api.tools.formats import ToolFormat
 from deployments.api.tools.protocol import Function, ToolCall
 
 if TYPE_CHECKING:
-    from deployments.api.protocol import Message
+    from deployments.api.request.protocol import Message
 
 Plain = dict[str, Any]
 """A message or a tool as the template sees it."""

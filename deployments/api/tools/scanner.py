@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
-from deployments.api.tools.pieces import Piece, PieceKind, Reading
+from deployments.api.tools.segments import Piece, PieceKind, Reading
 
 _SPACE = " \t\r\n"
 _ENDS_SCALAR = _SPACE + ",}]"

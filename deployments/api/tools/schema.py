@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from deployments.api.body import is_deeper
 from deployments.api.errors import invalid, quoted
+from deployments.api.http.body import is_deeper
 from deployments.config.limits import Limits
 
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})

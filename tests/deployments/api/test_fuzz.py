@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deployments.api.protocol import ChatRequest, CompletionRequest
+from deployments.api.request.protocol import ChatRequest, CompletionRequest
 from tests.deployments.api.conftest import Client
 
 numbers = st.one_of(st.integers(), st.floats(), st.integers(-2, 30))

@@ -22,7 +22,7 @@ from ray.serve._private.logging_utils import (
 )
 
 from deployments.api import ApiService, create_app
-from deployments.api.access import Access
+from deployments.api.http.access import Access
 from deployments.client.protocol import Overloaded, ReplicaLost
 from deployments.config.settings import LogSettings
 from deployments.config.tenants import KeyRing, TenantSettings, hash_key
@@ -165,7 +165,7 @@ def test_one_listener_s_defect_is_neither_the_request_s_nor_the_next_one_s(
 def test_what_modules_log_is_written_where_serve_writes(lines: Lines) -> None:
     log_through_serve()
     log_through_serve()
-    logging.getLogger("deployments.api.transport").error("seen %d", 1)
+    logging.getLogger("deployments.api.http.transport").error("seen %d", 1)
     logging.getLogger("engine.loop").debug("not at this level")
     assert [(line["message"], line["levelname"]) for line in lines.all] == [("seen 1", "ERROR")]
 

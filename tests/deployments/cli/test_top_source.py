@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from deployments.api import ApiService, create_app
-from deployments.api.access import Access
+from deployments.api.http.access import Access
 from deployments.cli.top_source import Source, SourceError
 from deployments.cli.top_state import Watch
 from deployments.config.args import AppArgs

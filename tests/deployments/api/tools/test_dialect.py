@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deployments.api.dialect import dialect_of
+from deployments.api.output.dialect import dialect_of
 from deployments.api.tools.formats import FORMATS
 from deployments.config.settings import ChatSettings
 from tests.deployments.support.chat_templates import HERMES, LLAMA3, THINKING

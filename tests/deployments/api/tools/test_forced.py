@@ -15,7 +15,7 @@ import pytest
 
 from deployments.api.text_codec import TextCodec
 from deployments.api.tools.formats import FORMATS
-from deployments.api.tools.pieces import Reader
+from deployments.api.tools.segments import Reader
 from deployments.config.limits import Limits
 from deployments.ingress.grammar_check import GrammarCheck, GrammarCheckLimits
 from engine.grammar.compiler import compile_grammar

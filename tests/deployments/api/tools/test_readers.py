@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.api.reasoning import read_thoughts
+from deployments.api.output.reasoning import read_thoughts
 from deployments.api.tools.hermes import read_hermes
 from deployments.api.tools.llama3 import read_llama3
-from deployments.api.tools.pieces import Piece, Reader, Reading, joined
+from deployments.api.tools.segments import Piece, Reader, Reading, joined
 
 NAMES = frozenset({"find", "add-2"})
 Read = Callable[[Collection[str]], Reading[None]]

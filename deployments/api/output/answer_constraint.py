@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from deployments.api.answer_lark import answer_grammar, arguments_schema
 from deployments.api.errors import at_most, from_client, invalid
-from deployments.api.reading import NOTHING, Sought
-from deployments.api.reasoning import OPEN
+from deployments.api.output.answer_grammar import answer_grammar, arguments_schema
+from deployments.api.output.output_parser import NOTHING, Sought
+from deployments.api.output.reasoning import OPEN
+from deployments.api.request.structured import check_grammar
 from deployments.api.service import ServedModel
-from deployments.api.structured import check_grammar
 from deployments.api.text_codec import TextCodec
 from deployments.api.tools.asked import AskedTools
 from deployments.client.protocol import Overloaded

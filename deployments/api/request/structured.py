@@ -10,9 +10,9 @@ import msgspec
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from deployments.api.body import is_deeper
 from deployments.api.errors import at_most, from_client, invalid, quoted
-from deployments.api.strict import Strict
+from deployments.api.http.body import is_deeper
+from deployments.api.request.strict import Strict
 from deployments.client.protocol import Overloaded
 from deployments.config.limits import Limits
 from engine.errors import InvalidGrammar

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from deployments.api.choices import Choice, Delta
 from deployments.api.errors import invalid
-from deployments.api.protocol import ChatRequest, CompletionRequest
-from deployments.api.sampling import in_range
+from deployments.api.request.protocol import ChatRequest, CompletionRequest
+from deployments.api.request.sampling import in_range
 from deployments.config.limits import Limits
 
 

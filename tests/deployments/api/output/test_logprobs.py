@@ -13,7 +13,7 @@ from openai.types.completion_choice import Logprobs
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from deployments.api.logprobs import (
+from deployments.api.output.logprobs import (
     Offsets,
     chat_logprobs,
     completion_logprobs,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from deployments.api.errors import ApiError, invalid
-from deployments.api.protocol import ChatRequest, CompletionRequest
-from deployments.api.sampling import in_range
+from deployments.api.request.protocol import ChatRequest, CompletionRequest
+from deployments.api.request.sampling import in_range
 from deployments.config.limits import Limits
 from engine.beam_search import BeamParams
 from engine.sampling_params import InvalidSamplingParams, SamplingParams

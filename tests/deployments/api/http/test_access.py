@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.api import ApiService, create_app
-from deployments.api.access import Access
 from deployments.api.errors import ApiError
+from deployments.api.http.access import Access
 from deployments.client.protocol import Overloaded
 from deployments.config.args import AppArgs
 from deployments.config.tenants import KeyRing, hash_key

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from deployments.api.pacing import Pace, Turns, chunks_per_s
+from deployments.api.http.pacing import Pace, Turns, chunks_per_s
 from tests.deployments.support.virtual_time import now, run
 
 

@@ -6,7 +6,7 @@ import secrets
 from dataclasses import replace
 
 from deployments.api.errors import ApiError, at_most, invalid
-from deployments.api.protocol import ChatRequest, CompletionRequest
+from deployments.api.request.protocol import ChatRequest, CompletionRequest
 from deployments.api.service import ModelCard
 from deployments.config.limits import Limits
 from engine.grammar.spec import Grammar

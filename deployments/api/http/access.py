@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.admission.rate_limits import TenantLimits, Ticket
-from deployments.api.admin import require_admin
 from deployments.api.errors import ApiError
-from deployments.api.transport import error_response
+from deployments.api.http.admin import require_admin
+from deployments.api.http.transport import error_response
 from deployments.config.tenants import ANONYMOUS, KeyRing, Tenant
 from monitoring.metrics import Metrics
 

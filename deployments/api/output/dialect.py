@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.api import reasoning
+from deployments.api.output import reasoning
 from deployments.api.tools.formats import FORMATS, ToolFormat
 from deployments.config.settings import ChatSettings
 

@@ -8,8 +8,8 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.api.admin import require_admin
-from deployments.api.transport import json_response
+from deployments.api.http.admin import require_admin
+from deployments.api.http.transport import json_response
 
 
 class ClusterSource(Protocol):

@@ -13,8 +13,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.api.body import ClientGone
 from deployments.api.errors import ApiError, internal, invalid
+from deployments.api.http.body import ClientGone
 from deployments.config.limits import Limits
 
 logger = logging.getLogger(__name__)

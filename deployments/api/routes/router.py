@@ -8,10 +8,10 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.api.admin import require_admin
 from deployments.api.errors import invalid
+from deployments.api.http.admin import require_admin
+from deployments.api.http.transport import json_response
 from deployments.api.service import ApiService, ServedModel
-from deployments.api.transport import json_response
 
 MAX_DECISIONS = 10_000
 DEFAULT_DECISIONS = 100

@@ -12,14 +12,14 @@ from pydantic import BaseModel, BeforeValidator, FailFast, Field, ValidationErro
 from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import ApiError, at_most, invalid, quoted
-from deployments.api.fields import (
+from deployments.api.request.fields import (
     CHAT_UNSUPPORTED,
     COMPLETION_UNSUPPORTED,
     MESSAGE_UNSUPPORTED,
     keep_known,
 )
-from deployments.api.strict import Strict
-from deployments.api.structured import STRUCTURED_OUTPUTS_UNSUPPORTED, ResponseFormat, StructuredOutputs
+from deployments.api.request.strict import Strict
+from deployments.api.request.structured import STRUCTURED_OUTPUTS_UNSUPPORTED, ResponseFormat, StructuredOutputs
 from deployments.api.tools.protocol import Tool, ToolCall, ToolChoice
 from deployments.config.limits import Limits
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from deployments.api.choices import Choice, Delta
-from deployments.api.reading import CallDelta
+from deployments.api.output.output_parser import CallDelta
 
 encode_json = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from deployments.api.errors import invalid
-from deployments.api.protocol import Message
-from deployments.api.sampling import context_exceeded, in_vocabulary, room
+from deployments.api.request.protocol import Message
+from deployments.api.request.sampling import context_exceeded, in_vocabulary, room
 from deployments.api.service import ModelCard, ServedModel
 from deployments.api.text_codec import TemplateRefused
 from deployments.api.tools.asked import check_conversation, size_of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from deployments.api.tools.pieces import Piece, Reading
 from deployments.api.tools.scanner import Scanner
+from deployments.api.tools.segments import Piece, Reading
 
 OPEN, CLOSE = "<think>", "</think>"
 

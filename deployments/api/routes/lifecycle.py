@@ -8,10 +8,10 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.api.admin import require_admin
 from deployments.api.errors import ApiError, from_client
+from deployments.api.http.admin import require_admin
+from deployments.api.http.transport import json_response, request_id
 from deployments.api.service import ApiService, ServedModel
-from deployments.api.transport import json_response, request_id
 from deployments.client.protocol import ModelState, NotSwitchable, Unavailable
 
 

@@ -13,8 +13,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from deployments.api.reading import Sought
-from deployments.api.reasoning import CLOSE, OPEN
+from deployments.api.output.output_parser import Sought
+from deployments.api.output.reasoning import CLOSE, OPEN
 from deployments.api.tools.asked import AskedTools
 from deployments.api.tools.protocol import Function
 from engine.grammar.compiler import schema_in_lark

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from deployments.api.choices import Delta
 from deployments.api.errors import ApiError, invalid
-from deployments.api.protocol import ChatRequest, CompletionRequest
-from deployments.api.sampling import in_range
+from deployments.api.request.protocol import ChatRequest, CompletionRequest
+from deployments.api.request.sampling import in_range
 from deployments.config.limits import Limits
 from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
 

@@ -11,9 +11,9 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from deployments.api.reasoning import CLOSE, OPEN, read_thoughts
+from deployments.api.output.reasoning import CLOSE, OPEN, read_thoughts
 from deployments.api.tools.formats import ToolFormat
-from deployments.api.tools.pieces import Piece, Reader
+from deployments.api.tools.segments import Piece, Reader
 from engine.detokenizer import TextStream
 
 

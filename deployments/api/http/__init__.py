@@ -1,0 +1,1 @@
+"""HTTP itself: keys, bodies, disconnects, event streams and how often they write."""

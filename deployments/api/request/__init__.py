@@ -1,0 +1,1 @@
+"""What a request may ask for: its fields, their limits, and the sampling parameters and tokens they become."""
