@@ -30,16 +30,16 @@ from deployments.config.settings import EngineReplicas
 from engine.config import EngineConfig
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
-from router.fleet import fleet_of
+from router.state import router_state
 
 CONFIG = EngineConfig(kv_pages=65_536, max_model_len=100_000)
 MAX_ONGOING = 1000
+MODEL = ModelArgs(engine=CONFIG, engines=EngineReplicas(num_cpus=0.1, max_ongoing=MAX_ONGOING))
 
 
 def wire_app() -> Application:
     """Tokens over the wire."""
-    model = ModelArgs(engine=CONFIG, engines=EngineReplicas(num_cpus=0.1, max_ongoing=MAX_ONGOING))
-    return _ingress(WireIngress).bind(bind_engines(AppArgs(), model, None, engine_factory=NullEngines()))
+    return _ingress(WireIngress).bind(bind_engines(AppArgs(), MODEL, None, engine_factory=NullEngines()))
 
 
 def handle_app() -> Application:
@@ -93,8 +93,9 @@ class WireIngress(_Streaming):
         self._engines = engines
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        fleet = fleet_of(self._engines.app_name, self._engines.deployment_name)
-        self._client = WireEngineClient(HandleControl(self._engines), fleet, num_expected=1)
+        settings = AppArgs().placer(MODEL)
+        router = router_state(self._engines.app_name, self._engines.deployment_name, settings)
+        self._client = WireEngineClient(HandleControl(self._engines), router, num_expected=1)
         await self._client.start()
         await self._engines.describe.remote()
         return self.routes()

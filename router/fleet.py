@@ -1,11 +1,7 @@
-"""What one process knows of the engine replicas: who they are, where, how busy, and what it sent them itself.
+"""What one process knows of the engine replicas: their names, addresses and load, and what it sent them itself.
 
-Serve's router runs in another thread than the ingress's code, and its class is pickled by value, so its module's
-globals are a private copy. This module is imported by both and is where they meet: `fleet_of` is the one piece of
-module state, a table with one fleet per deployment.
-
-    heartbeat (<= 50 ms old)         + what this process sent since
-    requests, tokens of all ingresses  dispatches that the heartbeat has not seen yet
+heartbeat (<= 50 ms old)         + what this process sent since
+requests, tokens of all ingresses  dispatches that the heartbeat has not seen yet
 """
 
 from __future__ import annotations
@@ -14,12 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 from router.cost import ReplicaState
-
-if TYPE_CHECKING:
-    from router.placer import Placer
 
 DEFAULT_PREFILL_RATE = 5_000.0
 """Tokens/s of a replica while none in the fleet has measured its own."""
@@ -112,8 +105,6 @@ class Fleet:
     """Thread-safe. Every method is a few dictionary operations: callable from any event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.placer: Placer | None = None
-        """What decides for this fleet; see `router.placer.placer_of`."""
         self._clock = clock
         self._lock = threading.Lock()
         self._members: dict[str, _Member] = {}
@@ -309,13 +300,3 @@ def _state(replica: str, member: _Member, typical_rate: float, is_available: boo
         max_running=load.max_running,
         finish_rate=load.finish_rate,
     )
-
-
-_fleets: dict[str, Fleet] = {}
-_fleets_lock = threading.Lock()
-
-
-def fleet_of(app: str, deployment: str) -> Fleet:
-    """This process's fleet of a deployment, made on first use."""
-    with _fleets_lock:
-        return _fleets.setdefault(f"{app}#{deployment}", Fleet())

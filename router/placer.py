@@ -269,14 +269,3 @@ class Placer:
         with self._lock:
             held = max(self._index.match(chain, self._clock()).values(), default=0)
         return uncached_tokens(len(request.prompt_ids), held * self.settings.block_tokens)
-
-
-def placer_of(fleet: Fleet, settings: PlacerSettings | None = None) -> Placer:
-    """The fleet's placer; made with `settings` when it has none yet."""
-    with _making:
-        if fleet.placer is None:
-            fleet.placer = Placer(fleet, settings)
-        return fleet.placer
-
-
-_making = threading.Lock()

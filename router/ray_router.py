@@ -1,7 +1,7 @@
 """Serve's `RequestRouter` for the handle ingress -> engine: asks this process's placer, never waits, never raises.
 
 Serve's traps, and what is done about them: an exception in `choose_replicas` would hang the request (all is
-caught); routing tasks are few (nothing awaits); the class is pickled by value (state lives in `router.fleet`);
+caught); routing tasks are few (nothing awaits); the class is pickled by value (state lives in `router.state`);
 without `should_backoff` a full fleet would spin the routing loop.
 """
 
@@ -12,8 +12,9 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from router.fleet import ReplicaAddress, fleet_of
-from router.placer import PlacerSettings, placer_of
+from router.fleet import ReplicaAddress
+from router.placer import PlacerSettings
+from router.state import SettingsDiffer, router_state
 
 logger = logging.getLogger("ray.serve")
 
@@ -22,9 +23,18 @@ class PrefixRouter(RequestRouter):
     """Prompts go where they are cheapest. Handles any method of the deployment."""
 
     def initialize_state(self, **settings: Any) -> None:
-        """Take `PlacerSettings` from `request_router_kwargs`; find this process's fleet and its placer."""
-        self._fleet = fleet_of(self._deployment_id.app_name, self._deployment_id.name)
-        self._placer = placer_of(self._fleet, PlacerSettings(**settings))
+        """Take `PlacerSettings` from `request_router_kwargs`; find this process's state of the deployment.
+
+        Other settings come only to an ingress that an update is about to replace. It keeps those it has: an
+        exception here would leave its requests without a router.
+        """
+        app, deployment = self._deployment_id.app_name, self._deployment_id.name
+        try:
+            state = router_state(app, deployment, PlacerSettings(**settings))
+        except SettingsDiffer as error:
+            logger.error("%s", error)
+            state = error.state
+        self._fleet, self._placer = state.fleet, state.placer
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

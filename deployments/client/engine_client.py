@@ -29,8 +29,8 @@ from deployments.wire.messages import Load, Output
 from deployments.wire.sockets import Context
 from monitoring.metrics import Metrics
 from router.decisions import as_json
-from router.fleet import Dispatch, Fleet
-from router.placer import placer_of
+from router.fleet import Dispatch
+from router.state import RouterState
 
 logger = logging.getLogger("ray.serve")
 
@@ -41,7 +41,7 @@ class WireEngineClient:
     def __init__(
         self,
         control: Control,
-        fleet: Fleet,
+        router: RouterState,
         num_expected: int,
         timings: ClientTimings | None = None,
         persistence: Persistence | None = None,
@@ -49,11 +49,10 @@ class WireEngineClient:
         model: str = "",
     ) -> None:
         """`model` is the fingerprint of the model whose tokens are sent; "" is not checked."""
-        self.fleet = fleet
-        self.placer = placer_of(fleet)
+        self.fleet, self.placer = router.fleet, router.placer
         self._model = model
         self._num_expected, self._timings = num_expected, timings or ClientTimings()
-        self._desk = Desk(uuid.uuid4().hex, control, fleet, self.placer, self._timings)
+        self._desk = Desk(uuid.uuid4().hex, control, self.fleet, self.placer, self._timings)
         self._context: Context = zmq.Context(io_threads=1)
         self._connections, self._attempts = self._desk.connections, self._desk.attempts
         self._persistence, self._metrics = persistence or Persistence(), metrics

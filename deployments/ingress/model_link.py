@@ -32,8 +32,7 @@ from engine.loading.hub import fingerprint
 from engine.models.config import ModelConfig
 from engine.tokenizer import Tokenizer, load_tokenizer
 from monitoring.metrics import Metrics
-from router.fleet import fleet_of
-from router.placer import placer_of
+from router.state import router_state
 
 _WATCH_S = 5.0
 """Between two looks whether a model without replicas was put away."""
@@ -46,8 +45,7 @@ class ModelLink:
         self.name = model.name
         self.metrics = Metrics(model.name, process, "ingress")
         self._model, self._engines = model, engines
-        self._fleet = fleet_of(engines.app_name, engines.deployment_name)
-        self._placer = placer_of(self._fleet, args.placer(model))
+        self._router = router_state(engines.app_name, engines.deployment_name, args.placer(model))
         self._warm_up, self._admission = args.warm_up, args.admission
         self._health, self._sync_timeout_s = args.health, args.router.sync_timeout_s
         self._switch = DeploymentSwitch(control, engines.deployment_name, model.num_when_loaded)
@@ -55,7 +53,7 @@ class ModelLink:
         self._grammar_limits = GrammarCheckLimits.of(args.limits)
         self._client: WireEngineClient | None = None
         self._tokenizer: Tokenizer | None = None
-        self._routing_metrics = IngressMetrics(self.metrics, self._placer, self._fleet)
+        self._routing_metrics = IngressMetrics(self.metrics, self._router.placer, self._router.fleet)
         self._watch: asyncio.Task[None] | None = None
         self._is_put_away = not model.load_at_start
 
@@ -71,7 +69,7 @@ class ModelLink:
     async def _connect(self, directory: Path) -> None:
         self._client = WireEngineClient(
             HandleControl(self._engines),
-            self._fleet,
+            self._router,
             self._model.engines.num_expected,
             ClientTimings(lost_after_s=self._health.lost_after_s),
             _persistence(self._health),
@@ -98,7 +96,7 @@ class ModelLink:
         config = ModelConfig.from_directory(model_directory(self._model.engine))
         card = _card(self._model.engine, config)
         engines = SwitchedEngines(self._client, self._switch)
-        load = FleetLoad(self._fleet, self._placer.uncached_tokens)
+        load = FleetLoad(self._router.fleet, self._router.placer.uncached_tokens)
         tenants = {tenant.name: tenant for tenant in keys.tenants}
         client = AdmissionClient(engines, load, self._admission, tenants, self.metrics)
         self._grammars = GrammarCheck(
@@ -125,7 +123,7 @@ class ModelLink:
 
     def post(self) -> Post:
         """What `MetricsHub.post_prefixes` takes."""
-        prefixes = self._placer.hot_prefixes(self._warm_up.max_tokens)
+        prefixes = self._router.placer.hot_prefixes(self._warm_up.max_tokens)
         return Post(self.name, self._model.engine.block_tokens, self._warm_up.half_life_s, prefixes)
 
     def snapshot(self) -> bytes:
@@ -142,7 +140,7 @@ class ModelLink:
     async def _watch_switch(self) -> None:
         """Know whether the model was put away. While it has replicas it was not, and nobody is asked."""
         while True:
-            state = "loaded" if self._fleet.names() else await self._switch.state()
+            state = "loaded" if self._router.fleet.names() else await self._switch.state()
             if state is not None:
                 self._is_put_away = state in PUT_AWAY
             await asyncio.sleep(_WATCH_S)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.fleet import Fleet, ReplicaAddress, ReplicaLoad, fleet_of
+from router.fleet import Fleet, ReplicaAddress, ReplicaLoad
 
 
 def fleet(*names: str) -> Fleet:
@@ -60,11 +60,6 @@ def test_listeners_hear_of_changes_only() -> None:
     unsubscribe()
     view.update({})
     assert heard == [1]
-
-
-def test_deployments_do_not_share_a_fleet() -> None:
-    assert fleet_of("app", "one") is fleet_of("app", "one")
-    assert fleet_of("app", "one") is not fleet_of("other", "one")
 
 
 def test_replicas_are_counted_by_the_state_that_matters_most() -> None:

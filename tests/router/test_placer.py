@@ -13,7 +13,7 @@ from cache.node import Namespace
 from cache.prefix_hash import block_hashes, prefix_root
 from monitoring.metrics import BY_NAME
 from router.fleet import Fleet, ReplicaAddress, ReplicaLoad
-from router.placer import Placer, PlacerSettings, placer_of
+from router.placer import Placer, PlacerSettings
 from router.policies import POLICIES, Reason
 
 BLOCK = 4
@@ -243,17 +243,6 @@ def test_the_metric_knows_every_reason() -> None:
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match=r"cost.*random"):
         Placer(Fleet(), PlacerSettings(policy="guess"))
-
-
-def test_a_fleet_has_one_placer_whoever_comes_first() -> None:
-    fleet = Fleet()
-    placers: list[Placer] = []
-    threads = [threading.Thread(target=lambda: placers.append(placer_of(fleet))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(map(id, placers))) == 1
 
 
 def test_news_and_questions_from_two_threads_do_not_disturb_each_other() -> None:

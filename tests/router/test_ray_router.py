@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from router.fleet import ReplicaLoad, fleet_of
+from router.fleet import ReplicaLoad
+from router.placer import PlacerSettings
 from router.ray_router import PrefixRouter
+from router.state import router_state
+
+SETTINGS = PlacerSettings(block_tokens=4, key_blocks=2)
+
+
+def made(app: str, settings: PlacerSettings = SETTINGS) -> Any:
+    """A router without Serve's part of it, which needs a running Serve."""
+    router = PrefixRouter.__new__(PrefixRouter)
+    router._deployment_id = SimpleNamespace(app_name=app, name="engines")
+    router.initialize_state(**asdict(settings))
+    return router
 
 
 @pytest.fixture
 def router() -> Any:
-    """Without Serve's part of it, which needs a running Serve."""
-    made = PrefixRouter.__new__(PrefixRouter)
-    made._deployment_id = SimpleNamespace(app_name=uuid.uuid4().hex, name="engines")
-    made.initialize_state(block_tokens=4, key_blocks=2)
-    made._fleet.update(dict.fromkeys("abc"))
-    return made
+    router = made(uuid.uuid4().hex)
+    router._fleet.update(dict.fromkeys("abc"))
+    return router
 
 
 def replicas(names: str = "abc") -> list[Any]:
@@ -61,7 +71,7 @@ def test_all_replicas_are_ranked_and_retries_back_off(router: Any) -> None:
 
 
 def test_it_books_the_request_where_it_sends_it(router: Any) -> None:
-    fleet = fleet_of(router._deployment_id.app_name, "engines")
+    fleet = router_state(router._deployment_id.app_name, "engines", SETTINGS).fleet
     fleet.open("r")
     ((first,), (second,), _) = chosen(router, pending())
     assert fleet.placement("r") == first
@@ -69,6 +79,16 @@ def test_it_books_the_request_where_it_sends_it(router: Any) -> None:
     assert fleet.loads()[second] == 1
     assert router._placer.counts() == {("cost", "cold"): 1}
     assert router._placer.decision("r").is_overruled
+
+
+def test_a_router_with_other_settings_than_the_ingress_says_so_and_places_as_the_ingress_does(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = uuid.uuid4().hex
+    state = router_state(app, "engines", SETTINGS)
+    router = made(app, replace(SETTINGS, policy="random"))
+    assert router._placer is state.placer
+    assert "policy='cost'" in caplog.text and "policy='random'" in caplog.text
 
 
 def test_lost_and_avoided_replicas_come_last(router: Any) -> None:

@@ -15,6 +15,8 @@ from deployments.client.protocol import Overloaded, Rejected, ReplicaLost, Unava
 from deployments.client.stream import Stream
 from deployments.wire import messages
 from router.fleet import Fleet
+from router.placer import Placer
+from router.state import RouterState
 from tests.deployments.support.fleet_of_engines import TIMINGS, World, request, until
 
 
@@ -352,7 +354,7 @@ def test_a_client_learns_what_replicas_hold_from_a_snapshot_and_then_from_deltas
             await tokens_of(first)
             known = request("b", prompt_len=64)
             await until(lambda: client.placer.uncached_tokens(known) == 1)  # all blocks: 4 of 16
-            other = WireEngineClient(engines, _fleet_like(engines), 2, TIMINGS)
+            other = WireEngineClient(engines, _router_like(engines), 2, TIMINGS)
             try:
                 await other.start()
                 assert await other.know_prefixes(5)
@@ -430,11 +432,11 @@ def test_a_replica_of_another_start_or_model_is_not_used(what: str) -> None:
         async with World(1) as (client, engines):
             if what == "model":
                 engines.replicas[0]._wire._model = "another"
-            fleet = _fleet_like(engines, epoch_shift=1 if what == "epoch" else 0)
-            other = WireEngineClient(engines, fleet, 1, TIMINGS, model="mine")
+            router = _router_like(engines, epoch_shift=1 if what == "epoch" else 0)
+            other = WireEngineClient(engines, router, 1, TIMINGS, model="mine")
             try:
                 await other.start()
-                await until(lambda: fleet.lost() == {"r0"})
+                await until(lambda: router.fleet.lost() == {"r0"})
                 with pytest.raises(Unavailable):
                     await other.generate(request("a"))
             finally:
@@ -447,8 +449,9 @@ def test_a_replica_of_another_start_or_model_is_not_used(what: str) -> None:
 def test_ingresses_see_each_others_dispatches() -> None:
     async def scenario() -> None:
         async with World(1) as (client, engines):
-            fleet = _fleet_like(engines)
-            other = WireEngineClient(engines, fleet, 1, TIMINGS)
+            router = _router_like(engines)
+            fleet = router.fleet
+            other = WireEngineClient(engines, router, 1, TIMINGS)
             try:
                 await other.start()
                 await other.know_prefixes(5)
@@ -462,8 +465,8 @@ def test_ingresses_see_each_others_dispatches() -> None:
     run(scenario())
 
 
-def _fleet_like(engines: Any, epoch_shift: int = 0) -> Fleet:
-    """The same replicas, as another ingress's fleet."""
+def _router_like(engines: Any, epoch_shift: int = 0) -> RouterState:
+    """The same replicas, as another ingress knows them."""
     fleet = Fleet()
     fleet.update(
         {
@@ -471,7 +474,7 @@ def _fleet_like(engines: Any, epoch_shift: int = 0) -> Fleet:
             for name, address in engines.fleet.addresses().items()
         }
     )
-    return fleet
+    return RouterState(fleet, Placer(fleet))
 
 
 async def _connected(client: Any) -> Any:

@@ -24,6 +24,8 @@ from engine.scheduling.plan import Chunk, Step, StepPlan, StepResult
 from engine.scheduling.swap import HostMemory
 from monitoring.metrics import Metrics
 from router.fleet import Fleet, ReplicaAddress
+from router.placer import Placer
+from router.state import RouterState
 
 TIMINGS = ClientTimings(accept_s=5, lost_after_s=0.6, delivery_s=2, tick_s=0.03)
 WIRE = WireTimings(heartbeat_s=0.03, keep_ended_s=2, absent_ingress_s=0.6)
@@ -183,7 +185,12 @@ class World:
     async def __aenter__(self) -> tuple[WireEngineClient, Engines]:
         self._engines = Engines(self._count, **self._config)
         self._client = WireEngineClient(
-            self._engines, self._engines.fleet, self._count, self._timings, self._persistence, self._metrics
+            self._engines,
+            RouterState(self._engines.fleet, Placer(self._engines.fleet)),
+            self._count,
+            self._timings,
+            self._persistence,
+            self._metrics,
         )
         await self._client.start()
         await self._engines.advertise()

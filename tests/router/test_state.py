@@ -1,0 +1,41 @@
+"""One state per deployment and process, with one set of settings, made by the first that asks."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+
+import pytest
+
+from router.placer import PlacerSettings
+from router.state import RouterState, SettingsDiffer, router_state
+
+SETTINGS = PlacerSettings()
+
+
+def test_deployments_do_not_share_a_state() -> None:
+    app = uuid.uuid4().hex
+    one = router_state(app, "one", SETTINGS)
+    assert router_state(app, "one", PlacerSettings()) is one
+    others = [router_state(app, "two", SETTINGS), router_state(uuid.uuid4().hex, "one", SETTINGS)]
+    assert all(other.fleet is not one.fleet and other.placer is not one.placer for other in others)
+
+
+def test_the_state_is_made_once_when_threads_ask_at_the_same_time() -> None:
+    app, states = uuid.uuid4().hex, list[RouterState]()
+    threads = [
+        threading.Thread(target=lambda: states.append(router_state(app, "one", SETTINGS))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(states) == 8 and len(set(map(id, states))) == 1
+
+
+def test_other_settings_for_a_state_that_exists_are_refused() -> None:
+    app = uuid.uuid4().hex
+    state = router_state(app, "one", SETTINGS)
+    with pytest.raises(SettingsDiffer, match=rf"{app}#one with .*'cost'.*'random'.*restart it") as refused:
+        router_state(app, "one", PlacerSettings(policy="random"))
+    assert refused.value.state is state
