@@ -56,7 +56,7 @@ def native_call(
         else:
             kernels.pack(*arguments)
     scale = scales.data_ptr() if is_int8 else None
-    linears = cycle([native.Linear(one.data_ptr(), scale, None, outputs, inputs) for one in packed])
+    linears = cycle([native.NativeLinear(one.data_ptr(), scale, None, outputs, inputs) for one in packed])
     padded = torch.zeros(-(-len(rows) // 16) * 16, inputs, dtype=rows.dtype)
     padded[: len(rows)] = rows
     out = torch.empty(len(rows), outputs)

@@ -27,7 +27,7 @@ from engine.loading.load_model import load_model
 from engine.models.decoder import Decoder
 from engine.request import Request
 from engine.runner.model_runner import ModelRunner
-from engine.sampling.row import Row
+from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import Sampler, sampler_for
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Chunk, StepPlan
@@ -86,7 +86,7 @@ def best(*parts: Callable[[], object]) -> list[float]:
 def measure_samplers(num_rows: int, vocab_size: int, kind: str) -> dict[str, float]:
     """Both on the same logits, by turns."""
     logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(1)) * 3
-    rows = [Row.of(request) for request in requests(num_rows, **KINDS[kind])]
+    rows = [SamplingRow.of(request) for request in requests(num_rows, **KINDS[kind])]
     native, plain = sampler_for((), torch.device("cpu")), Sampler(())
     times = best(lambda: native.sample(logits, rows)[0].tolist(), lambda: plain.sample(logits, rows)[0].tolist())
     return {"native_us": times[0], "torch_us": times[1], "ratio": round(times[1] / times[0], 1)}

@@ -22,7 +22,7 @@ from engine.models.rope import RopeConfig
 from engine.models.torch_operations import TorchOperations
 from engine.request import Request
 from engine.sampling.chooser import TorchChooser
-from engine.sampling.row import Row
+from engine.sampling.row import SamplingRow
 from engine.sampling_params import SamplingParams
 
 _TOLERANCE: Mapping[torch.dtype, float] = {torch.bfloat16: 0.04, torch.float16: 0.005}
@@ -228,9 +228,9 @@ def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float(error.nan_to_num(nan=torch.inf).max())
 
 
-def _row(sampling: SamplingParams, seed: int) -> Row:
+def _row(sampling: SamplingParams, seed: int) -> SamplingRow:
     request = Request.make(f"r{seed}", [0], sampling, arrival=0.0, seed=seed, namespace=Namespace("check"))
-    return Row.of(request)
+    return SamplingRow.of(request)
 
 
 def _short(dtype: torch.dtype) -> str:

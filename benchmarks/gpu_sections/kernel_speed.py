@@ -18,7 +18,7 @@ from engine.models.operations import Rotary
 from engine.models.rope import RopeConfig
 from engine.models.select_operations import operations_for
 from engine.request import Request
-from engine.sampling.row import Row
+from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import sampler_for
 from engine.sampling_params import SamplingParams
 
@@ -118,7 +118,9 @@ class KernelSpeed:
             ("top-p", SamplingParams(temperature=0.6, top_p=0.95)),
         ):
             rows = [
-                Row.of(Request.make(f"r{at}", [0], params, arrival=0.0, seed=at, namespace=Namespace("speed")))
+                SamplingRow.of(
+                    Request.make(f"r{at}", [0], params, arrival=0.0, seed=at, namespace=Namespace("speed"))
+                )
                 for at in range(sizes.rows)
             ]
             what = f"sampler, {sizes.rows} rows of {sizes.vocab}, {name}"

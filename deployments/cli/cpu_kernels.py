@@ -33,7 +33,7 @@ def kernels_text(facts: ModelConfig | None, dtype: torch.dtype) -> str:
     """
     try:
         used, built = native.kernels(dtype).isa, native.built_isas(dtype)
-    except native.Unavailable as error:
+    except native.NativeUnavailable as error:
         return f"none: {error}"
     missing, reason = native.build_log(), None if facts is None else unsupported(facts)
     parts = (

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from engine.attention.base import AttentionShape
 from engine.attention.batch import AttentionBatch
-from engine.attention.flash_packages import Call, Found, find
+from engine.attention.flash_packages import Call, FoundPackage, find_package
 from engine.attention.kv_pages import UNSCALED, KVScales
 from engine.attention.packages import misfit
 
@@ -31,20 +31,20 @@ class FlashAttention:
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
-        self._found: Found | None = None  # at the first step, which says on which device
+        self._found: FoundPackage | None = None  # at the first step, which says on which device
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
         """It needs a CUDA GPU, 16-bit numbers, and one of the packages, with pages and heads that it takes."""
         if shape.kv_dtype not in (None, dtype):
             return "it takes pages in fp8 only with queries in fp8; set kv_dtype to auto"
-        found = misfit(dtype, device) or find(shape, device)
+        found = misfit(dtype, device) or find_package(shape, device)
         return found if isinstance(found, str) else None
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> FlashStep:
         """What both calls are told of their rows. Raises RuntimeError where no package fits."""
         if self._found is None:
-            found = find(self._shape, batch.block_table.device)
+            found = find_package(self._shape, batch.block_table.device)
             if isinstance(found, str):
                 raise RuntimeError(f"attention: flash_attn cannot run: {found}")
             self._found = found
@@ -54,12 +54,14 @@ class FlashAttention:
 class FlashStep:
     """One step's batch."""
 
-    def __init__(self, shape: AttentionShape, batch: AttentionBatch, found: Found) -> None:
+    def __init__(self, shape: AttentionShape, batch: AttentionBatch, found: FoundPackage) -> None:
         self.batch = batch
         package, num_rows = found.package, len(batch.query_lens)
         bounds = ((package.decode, 0, batch.num_decodes), (package.prefill, batch.num_decodes, num_rows))
         self._parts = [
-            _Part(found, call, _Rows(shape, batch, first, last)) for call, first, last in bounds if first < last
+            _Part(found, call, _RowArguments(shape, batch, first, last))
+            for call, first, last in bounds
+            if first < last
         ]
 
     def attend(
@@ -80,7 +82,7 @@ class FlashStep:
 class _Part:
     """One call a layer, with what all layers tell it."""
 
-    def __init__(self, found: Found, call: Call, rows: _Rows) -> None:
+    def __init__(self, found: FoundPackage, call: Call, rows: _RowArguments) -> None:
         self.takes_out = call.takes_out
         self._function = found.function(call)
         self._is_ragged = call.is_ragged
@@ -107,7 +109,7 @@ class _Part:
         return own if self._is_ragged else own[:, None]
 
 
-class _Rows:
+class _RowArguments:
     """Rows first .. last of a batch, in the words of the packages."""
 
     def __init__(self, shape: AttentionShape, batch: AttentionBatch, first: int, last: int) -> None:

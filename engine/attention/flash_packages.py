@@ -146,7 +146,7 @@ INSTALL = (
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundPackage:
     """A package that imports and fits."""
 
     package: Package
@@ -160,7 +160,7 @@ class Found:
         return found
 
 
-def find(shape: AttentionShape, device: torch.device) -> Found | str:
+def find_package(shape: AttentionShape, device: torch.device) -> FoundPackage | str:
     """The first package that imports and fits a CUDA device, or why none does and what to do."""
     gpu, reasons = capability(device), []
     for package in PACKAGES:
@@ -171,7 +171,7 @@ def find(shape: AttentionShape, device: torch.device) -> Found | str:
         if reason is None and not isinstance(module, str):
             extra = {} if gpu is None else _generation(module, device)
             if not isinstance(extra, str):
-                return Found(package, module, extra)
+                return FoundPackage(package, module, extra)
             reason = extra
         reasons.append(f"{package.module}: {reason}")
     if reasons:

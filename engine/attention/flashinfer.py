@@ -94,9 +94,9 @@ class FlashInferStep:
         self._backend = backend
         self._shape = shape
         decodes, rows = batch.num_decodes, len(batch.query_lens)
-        self._decodes = _Rows(batch, 0, decodes, shape.page_size) if decodes else None
-        self._prefills = _Rows(batch, decodes, rows, shape.page_size) if decodes < rows else None
-        self._planned: dict[int | None, list[tuple[_Rows, Any]]] = {}
+        self._decodes = _PlannedRows(batch, 0, decodes, shape.page_size) if decodes else None
+        self._prefills = _PlannedRows(batch, decodes, rows, shape.page_size) if decodes < rows else None
+        self._planned: dict[int | None, list[tuple[_PlannedRows, Any]]] = {}
 
     def attend(
         self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
@@ -111,7 +111,9 @@ class FlashInferStep:
             wrapper.run(query[rows.tokens], (keys, values), out=out[rows.tokens], **factors)
         return out.flatten(1)
 
-    def _plan(self, window: int | None, query_type: torch.dtype, kv_type: torch.dtype) -> list[tuple[_Rows, Any]]:
+    def _plan(
+        self, window: int | None, query_type: torch.dtype, kv_type: torch.dtype
+    ) -> list[tuple[_PlannedRows, Any]]:
         shape, device = self._shape, self.batch.block_table.device
         heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.page_size)
         options = {
@@ -133,7 +135,7 @@ class FlashInferStep:
         return planned
 
 
-class _Rows:
+class _PlannedRows:
     """Rows first .. last of a batch as FlashInfer takes them: int32, on the host but for the page ids."""
 
     def __init__(self, batch: AttentionBatch, first: int, last: int, page_size: int) -> None:

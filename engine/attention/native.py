@@ -44,7 +44,7 @@ class NativeAttention:
             return f"head_dim is {shape.head_dim}, no multiple of 32"
         try:
             native.kernels(dtype)
-        except native.Unavailable as error:
+        except native.NativeUnavailable as error:
             return str(error)
         return None
 
@@ -67,32 +67,32 @@ class NativeStep:
         self.struct = native.batch_struct(batch)
         """The batch as kernels take it."""
         self._workspace = workspace
-        self._calls: dict[tuple[torch.dtype, int | None], _Call] = {}
+        self._calls: dict[tuple[torch.dtype, int | None], _WindowCall] = {}
 
     def attend(
         self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
     ) -> torch.Tensor:
-        """As `AttentionStep.attend` says; nothing is scaled. Raises native.Unavailable for other types than
+        """As `AttentionStep.attend` says; nothing is scaled. Raises native.NativeUnavailable for other types than
         float32 and bfloat16.
         """
         call = self._calls.get((query.dtype, window))
         if call is None:
             kernels = native.kernels(query.dtype, self._isa)
-            call = self._calls[query.dtype, window] = _Call(kernels, self._shape, self.struct, window)
+            call = self._calls[query.dtype, window] = _WindowCall(kernels, self._shape, self.struct, window)
         out = query.new_empty(query.shape[0], self._shape.num_heads * self._shape.head_dim)
         call(pages, _with_whole_tokens(query), out, self._workspace)
         return out
 
 
-class _Call:
+class _WindowCall:
     """What the layers of one window share in a step."""
 
     def __init__(
-        self, kernels: native.Kernels, shape: AttentionShape, batch: native.Batch, window: int | None
+        self, kernels: native.Kernels, shape: AttentionShape, batch: native.NativeBatch, window: int | None
     ) -> None:
         self._kernel = kernels.attention
         self._threads = torch.get_num_threads()
-        heads = native.AttentionShape(
+        heads = native.NativeAttentionShape(
             shape.num_heads, shape.num_kv_heads, shape.head_dim, window or 0, shape.scale
         )
         self._shared = ctypes.byref(batch), ctypes.byref(heads)

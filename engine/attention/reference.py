@@ -29,7 +29,7 @@ _FREE_PADDING = 512
 
 
 @dataclass(frozen=True, slots=True)
-class _Decodes:
+class _DecodeRows:
     """Some decode rows under one window: what to gather and what of it to see."""
 
     first: int
@@ -67,7 +67,7 @@ class _Prefill:
 class _Windowed:
     """A batch under one window."""
 
-    decodes: tuple[_Decodes, ...]
+    decodes: tuple[_DecodeRows, ...]
     prefills: tuple[_Prefill, ...]
 
 
@@ -96,7 +96,7 @@ class ReferenceAttention:
         }
         return ReferenceStep(self._shape, batch, plans)
 
-    def _plan_decodes(self, batch: AttentionBatch, window: int | None, null_page: int) -> Iterator[_Decodes]:
+    def _plan_decodes(self, batch: AttentionBatch, window: int | None, null_page: int) -> Iterator[_DecodeRows]:
         lens = batch.kv_lens_host[: batch.num_decodes]
         visible = [length if window is None else min(length, window) for length in lens]
         page_size, device = self._shape.page_size, batch.block_table.device
@@ -111,7 +111,7 @@ class ReferenceAttention:
             slots = _slots(batch.block_table[first:last], positions, page_size)
             if padded:
                 slots = torch.where(mask, slots, null_page * page_size)
-            yield _Decodes(first, last, slots.reshape(-1), mask[:, None, None] if padded else None)
+            yield _DecodeRows(first, last, slots.reshape(-1), mask[:, None, None] if padded else None)
 
     def _plan_prefills(self, batch: AttentionBatch, window: int | None) -> Iterator[_Prefill]:
         group = self._shape.num_heads // self._shape.num_kv_heads
@@ -155,7 +155,9 @@ class ReferenceStep:
             self._prefill(prefill, pages, scales, query, out)
         return out
 
-    def _decode(self, plan: _Decodes, pages: torch.Tensor, scales: KVScales, query: torch.Tensor) -> torch.Tensor:
+    def _decode(
+        self, plan: _DecodeRows, pages: torch.Tensor, scales: KVScales, query: torch.Tensor
+    ) -> torch.Tensor:
         rows, heads, dim = query.shape
         num_kv_heads = self._shape.num_kv_heads
         grouped = query.reshape(rows, num_kv_heads, heads // num_kv_heads, dim)

@@ -48,8 +48,8 @@ class TritonAttention:
 
 def _missing(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
     """What a GPU lacks."""
-    from engine.kernels.triton.decode import decode_fit
-    from engine.kernels.triton.fitting import shared_memory
+    from engine.kernels.triton.decode import decode_config
+    from engine.kernels.triton.launch_config import shared_memory
 
     facts = torch.cuda.get_device_properties(device)
     is_fp8 = shape.kv_dtype == torch.float8_e4m3fn
@@ -62,7 +62,7 @@ def _missing(shape: AttentionShape, dtype: torch.dtype, device: torch.device) ->
         return (
             f"{facts.name} has compute capability {facts.major}.{facts.minor}, {for_what} {needed[0]}.{needed[1]}"
         )
-    if decode_fit(shape.num_heads // shape.num_kv_heads, shape.head_dim, dtype.itemsize, device) is None:
+    if decode_config(shape.num_heads // shape.num_kv_heads, shape.head_dim, dtype.itemsize, device) is None:
         return (
             f"heads of {shape.head_dim} in {dtype} do not fit in the {shared_memory(device) // 1024} KiB "
             f"of shared memory of {facts.name}"

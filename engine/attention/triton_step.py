@@ -12,9 +12,9 @@ import torch
 from engine.attention.base import AttentionShape
 from engine.attention.batch import AttentionBatch, on_device
 from engine.attention.kv_pages import UNSCALED, KVScales
-from engine.kernels.triton.decode import Parts, decode, decode_fit
-from engine.kernels.triton.extend import extend, extend_fit, query_tiles
-from engine.kernels.triton.fitting import num_programs
+from engine.kernels.triton.decode import Parts, decode, decode_config
+from engine.kernels.triton.extend import extend, extend_config, query_tiles
+from engine.kernels.triton.launch_config import num_programs
 from engine.kernels.triton.work_list import WorkList
 
 
@@ -23,8 +23,8 @@ class TritonStep:
 
     def __init__(self, shape: AttentionShape, batch: AttentionBatch) -> None:
         self._shape, self.batch = shape, batch
-        self._decodes: _Decodes | None = None
-        self._extends: _Extends | None = None
+        self._decodes: _DecodeLaunch | None = None
+        self._extends: _ExtendLaunch | None = None
 
     def attend(
         self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
@@ -43,17 +43,17 @@ class TritonStep:
     def _lay_out(self, element_size: int) -> None:
         num_decodes = self.batch.num_decodes
         if num_decodes:
-            self._decodes = _Decodes(self._shape, self.batch, element_size)
+            self._decodes = _DecodeLaunch(self._shape, self.batch, element_size)
         if num_decodes < len(self.batch.query_lens):
-            self._extends = _Extends(self._shape, self.batch, element_size)
+            self._extends = _ExtendLaunch(self._shape, self.batch, element_size)
 
 
-class _Decodes:
+class _DecodeLaunch:
     """The rows with one token: a work list for each window of the model, and room for what comes of its items."""
 
     def __init__(self, shape: AttentionShape, batch: AttentionBatch, element_size: int) -> None:
         rows, device = batch.num_decodes, batch.kv_lens.device
-        program = decode_fit(shape.num_heads // shape.num_kv_heads, shape.head_dim, element_size, device)
+        program = decode_config(shape.num_heads // shape.num_kv_heads, shape.head_dim, element_size, device)
         assert program is not None, "such a device is unavailable"
         self._scale, self._program = shape.scale, program
         self._block_table, self._kv_lens = batch.block_table[:rows], batch.kv_lens[:rows]
@@ -87,13 +87,13 @@ class _Decodes:
         )
 
 
-class _Extends:
+class _ExtendLaunch:
     """The other rows: their queries in tiles."""
 
     def __init__(self, shape: AttentionShape, batch: AttentionBatch, element_size: int) -> None:
         first, device = batch.num_decodes, batch.kv_lens.device
         group, longest = shape.num_heads // shape.num_kv_heads, max(batch.query_lens[first:])
-        program = extend_fit(group, shape.head_dim, element_size, longest, device)
+        program = extend_config(group, shape.head_dim, element_size, longest, device)
         assert program is not None, "such a device is unavailable"
         self._scale, self._program, self._batch = shape.scale, program, batch
         tiles = query_tiles(batch.query_lens, batch.kv_lens_host, first, program.rows // group)

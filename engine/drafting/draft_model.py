@@ -20,7 +20,7 @@ import torch
 from cache import KVCacheManager, Lease, OutOfPages, PageCopy
 from engine.request import Request
 from engine.sampling.native import NativeSampler
-from engine.sampling.row import Row
+from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import Sampler, sampler_for
 from engine.scheduling.plan import Chunk, StepPlan, num_accepted
 
@@ -127,7 +127,7 @@ class DraftModel:
         ready = [follower for follower, chunk in zip(batch, chunks, strict=True) if chunk.samples]
         if not ready:
             return
-        rows = [Row(follower.request, follower.num_known, tuple(follower.guess)) for follower in ready]
+        rows = [SamplingRow(follower.request, follower.num_known, tuple(follower.guess)) for follower in ready]
         self._sampler = self._sampler or sampler_for(self._eos, logits.device)
         for follower, token in zip(ready, self._sampler.sample(logits, rows)[0].tolist(), strict=True):
             follower.add(token)

@@ -30,11 +30,11 @@ _PATIENCE = 8
 """Steps in a row without any guess after which nobody is asked for a while."""
 
 
-class Price:
+class DraftCost:
     """What a guess costs, by the number of requests in the batch (in powers of two)."""
 
     def __init__(self) -> None:
-        self._costs: dict[int, _Costs] = {}
+        self._costs: dict[int, _BatchCosts] = {}
 
     def is_due(self, num_requests: int) -> bool:
         """Whether the next step should guess nothing, to be compared with. Call it once per step."""
@@ -51,18 +51,18 @@ class Price:
             plain = statistics.median(costs.plain) * num_requests
             costs.drafts.append((seconds - plain) / num_drafts)
 
-    def of_draft(self, num_requests: int) -> float:
+    def per_draft_token(self, num_requests: int) -> float:
         """The price of one guess, in tokens of a plain step; 0 until it was measured."""
         costs = self._of(num_requests)
         if not costs.plain or not costs.drafts:
             return 0.0
         return max(0.0, statistics.median(costs.drafts)) / max(statistics.median(costs.plain), 1e-9)
 
-    def _of(self, num_requests: int) -> _Costs:
-        return self._costs.setdefault(num_requests.bit_length(), _Costs())
+    def _of(self, num_requests: int) -> _BatchCosts:
+        return self._costs.setdefault(num_requests.bit_length(), _BatchCosts())
 
 
-class _Costs:
+class _BatchCosts:
     """Measured on batches of about one size, in seconds."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from engine.drafting.base import Drafter
-from engine.drafting.payoff import Payoff, Price
+from engine.drafting.payoff import DraftCost, Payoff
 from engine.request import Request
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ class Speculator:
         """
         self._drafter = drafter
         self._max_drafts, self._adaptive = max_drafts, adaptive
-        self._price = Price()
+        self._price = DraftCost()
         self._payoffs: dict[str, Payoff] = {}
         self._stepped_at: float | None = None
 
@@ -46,7 +46,7 @@ class Speculator:
         guesses: list[Sequence[int]] = [()] * len(requests)
         if not requests or not self.is_on or (self._adaptive and self._price.is_due(len(requests))):
             return guesses
-        price = self._price.of_draft(len(requests)) if self._adaptive else 0.0
+        price = self._price.per_draft_token(len(requests)) if self._adaptive else 0.0
         most = min(self._max_drafts, room // 2 // len(requests))
         wanted = {
             index: count

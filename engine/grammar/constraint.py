@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 
-class Footing(Enum):
+class ConstraintStatus(Enum):
     """How a history and a grammar go together."""
 
-    FOLLOWED = "followed"
-    ASTRAY = "astray"
+    ALLOWED = "allowed"
+    TAIL_REJECTED = "tail rejected"
     """Its uncertain end is not allowed: a wrong draft, whose outcome nobody will see."""
-    BROKEN = "broken"
+    FAILED = "failed"
     """What it certainly holds is not allowed, or llguidance gave up: the request cannot go on."""
 
 
@@ -64,7 +64,7 @@ class Constraint:
         """Whether llguidance gave up, its fuel being spent; never true of a token that is not allowed."""
         return self.matcher.is_error()
 
-    def follow(self, history: OutputHistory) -> Footing:
+    def follow(self, history: OutputHistory) -> ConstraintStatus:
         """Bring the grammar to the end of an output. Costs as much as the output holds that is new."""
         num_known = history.num_known_output
         rest = history.output(self._num_certain)
@@ -79,8 +79,8 @@ class Constraint:
         self._consumed += wanted[:taken]
         self._num_certain = min(len(self._consumed), num_known)
         if self.has_failed or self._num_certain < num_known:
-            return Footing.BROKEN
-        return Footing.FOLLOWED if taken == len(wanted) else Footing.ASTRAY
+            return ConstraintStatus.FAILED
+        return ConstraintStatus.ALLOWED if taken == len(wanted) else ConstraintStatus.TAIL_REJECTED
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -5,8 +5,18 @@ from __future__ import annotations
 import torch
 
 from engine.attention.batch import AttentionBatch, on_device
-from engine.graphs.rows import IN_USE, INVERSE, NUM_PROMPT, POSITION, SEED, TABLE, TOKEN, Changes, Layout
-from engine.sampling.plain import PlainChooser
+from engine.graphs.row_assignment import (
+    IN_USE,
+    INVERSE,
+    NUM_PROMPT,
+    POSITION,
+    SEED,
+    TABLE,
+    TOKEN,
+    RowChanges,
+    RowLayout,
+)
+from engine.sampling.graph_chooser import GraphChooser
 
 
 class DeviceRows:
@@ -16,7 +26,7 @@ class DeviceRows:
     the one position whose KV they have just written to the page of empty rows.
     """
 
-    def __init__(self, layout: Layout, max_len: int, device: torch.device) -> None:
+    def __init__(self, layout: RowLayout, max_len: int, device: torch.device) -> None:
         """`max_len`: most positions of a request."""
         self._layout, self._max_len = layout, max_len
         self._words = torch.zeros(layout.num_words, dtype=torch.int32, device=device)
@@ -42,7 +52,7 @@ class DeviceRows:
         self._tables.fill_(self._layout.null_page)
         self._tables[:, 0] = self._layout.empty_page
 
-    def write(self, changes: Changes, before: torch.Tensor | None) -> None:
+    def write(self, changes: RowChanges, before: torch.Tensor | None) -> None:
         """Bring the rows up to date for a step; `before` is what the step before sampled."""
         if changes.is_anew:
             self.clear()
@@ -77,7 +87,7 @@ class DeviceRows:
         """int64 [count]: what the first rows compute."""
         return self._tokens[:count].long()
 
-    def advance(self, count: int, logits: torch.Tensor, choose: PlainChooser) -> None:
+    def advance(self, count: int, logits: torch.Tensor, choose: GraphChooser) -> None:
         """Choose the tokens of the first rows by `logits`, and let their requests go on with them."""
         following = self._positions[:count] + 1
         num_output = (following - self._num_prompt[:count]).long()

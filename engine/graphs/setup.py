@@ -9,7 +9,7 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.config import EngineConfig
-from engine.graphs.recorded import StepGraphs, sizes_up_to
+from engine.graphs.step_graphs import StepGraphs, sizes_up_to
 from engine.models.config import ModelConfig
 
 logger = logging.getLogger(__name__)

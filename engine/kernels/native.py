@@ -37,11 +37,11 @@ _REBUILD = "install a C compiler and run `python -m engine.kernels.build`"
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
-class Unavailable(Exception):
+class NativeUnavailable(Exception):
     """The native kernels cannot be used; says why."""
 
 
-class Linear(Structure):
+class NativeLinear(Structure):
     """A packed matrix, as raydix.h has it."""
 
     _fields_ = [
@@ -53,22 +53,22 @@ class Linear(Structure):
     ]
 
 
-class Layer(Structure):
+class NativeLayer(Structure):
     """One layer's weights, as raydix.h has them."""
 
     _fields_ = [
         ("input_norm", c_void_p),
         ("post_norm", c_void_p),
         ("qk_norm", c_void_p),
-        ("qkv", Linear),
-        ("output", Linear),
-        ("gate_up", Linear),
-        ("down", Linear),
+        ("qkv", NativeLinear),
+        ("output", NativeLinear),
+        ("gate_up", NativeLinear),
+        ("down", NativeLinear),
         ("window", c_int32),
     ]
 
 
-class Model(Structure):
+class NativeModel(Structure):
     """A model, as raydix.h has it."""
 
     _fields_ = [
@@ -77,13 +77,13 @@ class Model(Structure):
         *((name, c_float) for name in ("norm_eps", "attention_scale", "rope_factor")),
         ("inv_freq", c_void_p),
         ("embed", c_void_p),
-        ("layers", POINTER(Layer)),
+        ("layers", POINTER(NativeLayer)),
         ("norm", c_void_p),
-        ("head", Linear),
+        ("head", NativeLinear),
     ]
 
 
-class Batch(Structure):
+class NativeBatch(Structure):
     """A step's ragged batch, as raydix.h has it."""
 
     _fields_ = [
@@ -93,7 +93,7 @@ class Batch(Structure):
     ]
 
 
-class Pages(Structure):
+class NativePages(Structure):
     """Where keys and values lie, as raydix.h has it. Strides count elements."""
 
     _fields_ = [
@@ -104,7 +104,7 @@ class Pages(Structure):
     ]
 
 
-class AttentionShape(Structure):
+class NativeAttentionShape(Structure):
     """Heads, window and scale, as raydix.h has them."""
 
     _fields_ = [
@@ -185,30 +185,30 @@ class Kernels:
 def kernels(dtype: torch.dtype, isa: str | None = None) -> Kernels:
     """The kernels for elements of `dtype`, with `isa` or the best that is built and runs on this processor.
 
-    The environment's RAYDIX_ISA stands in for `isa`. Raises Unavailable.
+    The environment's RAYDIX_ISA stands in for `isa`. Raises NativeUnavailable.
     """
     library, built = _load(), built_isas(dtype)
     library.raydix_best_isa.restype = c_char_p
     best = library.raydix_best_isa().decode()
     wanted = isa or os.environ.get("RAYDIX_ISA") or best
     if wanted not in ISAS:
-        raise Unavailable(f"RAYDIX_ISA is {wanted!r}; there are {', '.join(ISAS)}")
+        raise NativeUnavailable(f"RAYDIX_ISA is {wanted!r}; there are {', '.join(ISAS)}")
     if ISAS.index(wanted) > ISAS.index(best):
-        raise Unavailable(
+        raise NativeUnavailable(
             f"RAYDIX_ISA asks for {wanted}, this processor has {best}: ask for no more, or for nothing"
         )
     usable = [name for name in built if ISAS.index(name) <= ISAS.index(wanted)]
     if not usable:
-        raise Unavailable(f"{LIBRARY.name} has no kernels for {dtype}: {_REBUILD}")
+        raise NativeUnavailable(f"{LIBRARY.name} has no kernels for {dtype}: {_REBUILD}")
     missing = build_log()
     logger.info("native kernels for %s: %s%s", dtype, usable[-1], f" ({missing})" if missing else "")
     return Kernels(library, dtype, usable[-1])
 
 
 def built_isas(dtype: torch.dtype) -> list[str]:
-    """The instruction sets for which the library has kernels, the best last. Raises Unavailable."""
+    """The instruction sets for which the library has kernels, the best last. Raises NativeUnavailable."""
     if dtype not in _TYPES:
-        raise Unavailable(
+        raise NativeUnavailable(
             f"there are native kernels for float32 and bfloat16, not for {str(dtype).removeprefix('torch.')}"
         )
     library = _load()
@@ -219,14 +219,14 @@ def built_isas(dtype: torch.dtype) -> list[str]:
 def _load() -> ctypes.CDLL:
     path = Path(os.environ.get("RAYDIX_NATIVE_LIBRARY", LIBRARY))
     if not path.exists():
-        raise Unavailable(f"{path.name} is missing ({build_log() or 'it was not built'}): {_REBUILD}")
+        raise NativeUnavailable(f"{path.name} is missing ({build_log() or 'it was not built'}): {_REBUILD}")
     try:
         library = ctypes.CDLL(str(path), mode=_openmp(path))
         found = library.raydix_abi()
     except (OSError, AttributeError) as error:
-        raise Unavailable(f"{path.name} cannot be loaded ({error}): {_REBUILD}") from error
+        raise NativeUnavailable(f"{path.name} cannot be loaded ({error}): {_REBUILD}") from error
     if found != _ABI:
-        raise Unavailable(f"{path.name} is of another version of Raydix ({found}, not {_ABI}): {_REBUILD}")
+        raise NativeUnavailable(f"{path.name} is of another version of Raydix ({found}, not {_ABI}): {_REBUILD}")
     return library
 
 
@@ -274,11 +274,11 @@ class Workspace:
         return -(-self._memory.data_ptr() // 64) * 64
 
 
-def batch_struct(batch: Any) -> Batch:
+def batch_struct(batch: Any) -> NativeBatch:
     """An `AttentionBatch` on a CPU as a struct; it points into the batch's tensors, which must outlive it. Which
     tokens they are is not part of one: `token_ids` is to be set by who asks for more than attention.
     """
-    return Batch(
+    return NativeBatch(
         len(batch.query_lens),
         len(batch.positions),
         batch.num_decodes,
@@ -291,10 +291,10 @@ def batch_struct(batch: Any) -> Batch:
     )
 
 
-def pages_struct(data: torch.Tensor) -> Pages:
+def pages_struct(data: torch.Tensor) -> NativePages:
     """KV pages, [num_layers, 2, num_pages, page_size, num_kv_heads, head_dim] of any strides, as a struct."""
     item = data.element_size()
-    return Pages(
+    return NativePages(
         data.data_ptr(),
         data.data_ptr() + data.stride(1) * item,
         data.stride(0),

@@ -11,8 +11,8 @@ import torch
 from engine.attention.base import AttentionShape, choose_backend
 from engine.attention.kv_pages import FP8, KVPages
 from engine.config import EngineConfig
-from engine.graphs.recorded import CudaCapture
 from engine.graphs.setup import capture_all, graph_bytes, why_not
+from engine.graphs.step_graphs import CudaCapture
 from engine.loading.hub import fingerprint, resolve_model
 from engine.loading.kv_memory import available_ram, check_room, host_pages_for, pages_for
 from engine.loading.kv_scales import Calibration

@@ -10,7 +10,7 @@ from engine.models.errors import ModelLoadError
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ModelFamily:
     """How one architecture differs from the common decoder."""
 
     qkv_bias: bool | None = None
@@ -30,22 +30,22 @@ class Family:
     """With experts: what a missing `norm_topk_prob` stands for."""
 
 
-FAMILIES: Mapping[str, Family] = {
-    "LlamaForCausalLM": Family(),
-    "MistralForCausalLM": Family(qkv_bias=False, windows="all", num_kv_heads=8, sliding_window=4096),
-    "MixtralForCausalLM": Family(
+FAMILIES: Mapping[str, ModelFamily] = {
+    "LlamaForCausalLM": ModelFamily(),
+    "MistralForCausalLM": ModelFamily(qkv_bias=False, windows="all", num_kv_heads=8, sliding_window=4096),
+    "MixtralForCausalLM": ModelFamily(
         qkv_bias=False, windows="all", num_kv_heads=8, eps=1e-5, has_experts=True, renormalizes=True
     ),
-    "Qwen2ForCausalLM": Family(qkv_bias=True, windows="listed", sliding_window=4096),
-    "Qwen3ForCausalLM": Family(qk_norm=True, windows="listed", head_dim=128, sliding_window=4096),
-    "Qwen3MoeForCausalLM": Family(
+    "Qwen2ForCausalLM": ModelFamily(qkv_bias=True, windows="listed", sliding_window=4096),
+    "Qwen3ForCausalLM": ModelFamily(qk_norm=True, windows="listed", head_dim=128, sliding_window=4096),
+    "Qwen3MoeForCausalLM": ModelFamily(
         qk_norm=True, windows="switched", num_kv_heads=4, sliding_window=4096, has_experts=True
     ),
 }
 """Supported architectures by the name in config.json."""
 
 
-def family_of(raw: Mapping[str, Any]) -> tuple[str, Family]:
+def family_of(raw: Mapping[str, Any]) -> tuple[str, ModelFamily]:
     """The architecture that a config.json names. Raises ModelLoadError when it is none of the supported ones."""
     named = raw.get("architectures")
     names = named if isinstance(named, list) else []
@@ -59,7 +59,7 @@ def family_of(raw: Mapping[str, Any]) -> tuple[str, Family]:
     )
 
 
-def layer_windows(family: Family, raw: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+def layer_windows(family: ModelFamily, raw: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
     """For each layer, how many last positions it attends to (its own included), or None for all."""
     window = raw.get("sliding_window", family.sliding_window)
     if window is None or family.windows == "none":

@@ -41,7 +41,7 @@ class NativeDecoder:
 
     def __init__(self, decoder: Decoder, quantization: Quantization | None = None) -> None:
         """Packs the weights of `decoder`, on a CPU, of float32 or bfloat16, and takes each layer's from it when
-        they are packed, so that memory never holds them all twice. Raises native.Unavailable.
+        they are packed, so that memory never holds them all twice. Raises native.NativeUnavailable.
         """
         self.config = config = decoder.config
         self._quantization = quantization
@@ -52,7 +52,7 @@ class NativeDecoder:
         tied = [decoder.embed.weight] if decoder.lm_head is None else []
         self._packed = untouched_zeros(sum(self._packed_bytes(weight) for weight in (*linears, *tied)))
         self._num_packed = 0  # bytes of it
-        self._layers = (native.Layer * config.num_layers)(
+        self._layers = (native.NativeLayer * config.num_layers)(
             *(
                 self._take(cast("Layer", layer), window)
                 for layer, window in zip(decoder.layers, config.layer_windows, strict=True)
@@ -60,7 +60,7 @@ class NativeDecoder:
         )
         rope = config.rope
         head = decoder.embed if decoder.lm_head is None else decoder.lm_head
-        self._model = native.Model(
+        self._model = native.NativeModel(
             num_layers=config.num_layers,
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
@@ -111,16 +111,16 @@ class NativeDecoder:
         )
         return self._logits[:rows]
 
-    def _take(self, layer: Layer, window: int | None) -> native.Layer:
+    def _take(self, layer: Layer, window: int | None) -> native.NativeLayer:
         packed = self._layer(layer, window)
         for parameter in layer.parameters():
             parameter.data = torch.empty(0)
         return packed
 
-    def _layer(self, layer: Layer, window: int | None) -> native.Layer:
+    def _layer(self, layer: Layer, window: int | None) -> native.NativeLayer:
         attention, mlp = layer.attention, layer.mlp
         assert isinstance(mlp, MLP)
-        return native.Layer(
+        return native.NativeLayer(
             input_norm=self._floats(layer.input_norm.weight),
             post_norm=self._floats(layer.post_norm.weight),
             qk_norm=None if attention.qk_norm is None else self._floats(attention.qk_norm),
@@ -131,7 +131,9 @@ class NativeDecoder:
             window=window or 0,
         )
 
-    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None, is_swiglu: bool = False) -> native.Linear:
+    def _linear(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, is_swiglu: bool = False
+    ) -> native.NativeLinear:
         weight = weight.detach().contiguous()
         outputs, inputs = weight.shape
         packed = self._packed[self._num_packed :]
@@ -143,7 +145,7 @@ class NativeDecoder:
         else:
             scales = self._floats(torch.empty(outputs))
             self._kernels.pack_int8(*arguments, scales)
-        return native.Linear(
+        return native.NativeLinear(
             packed.data_ptr(), scales, bias if bias is None else self._floats(bias), outputs, inputs
         )
 

@@ -9,7 +9,7 @@ import torch
 from engine.logprobs import TokenLogprobs
 from engine.parallel.collective import Collective
 from engine.sampling.native import NativeSampler
-from engine.sampling.row import Row
+from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import Sampler
 
 
@@ -19,7 +19,9 @@ class SharedSampler:
     def __init__(self, sampler: Sampler | NativeSampler, ranks: Collective) -> None:
         self._sampler, self._ranks = sampler, ranks
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, list[TokenLogprobs | None]]:
+    def sample(
+        self, logits: torch.Tensor, rows: Sequence[SamplingRow]
+    ) -> tuple[torch.Tensor, list[TokenLogprobs | None]]:
         """As `Sampler.sample`; other ranks have no `rows`, and are told no log-probabilities."""
         if self._ranks.shard.rank == 0:
             tokens, reports = self._sampler.sample(logits, rows)

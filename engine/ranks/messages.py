@@ -16,7 +16,7 @@ from cache import PageCopy
 from engine.attention.batch import AttentionBatch
 from engine.config import EngineConfig
 from engine.runner.prepared_step import PreparedStep
-from engine.sampling.prompt_logprobs import Wanted
+from engine.sampling.prompt_logprobs import PromptSpan
 from engine.scheduling.swap import PagePair
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     pending: torch.Tensor
     sources: torch.Tensor
     sampled_positions: torch.Tensor
-    wanted: Sequence[Wanted]
+    wanted: Sequence[PromptSpan]
 
     @classmethod
     def of(cls, step: PreparedStep) -> Work:

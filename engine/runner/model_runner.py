@@ -10,9 +10,9 @@ from engine.attention.base import AttentionBackend, AttentionStep
 from engine.attention.batch import AttentionBatch
 from engine.attention.host_pages import HostKVPages
 from engine.attention.kv_pages import KVPages
-from engine.graphs.decodes import GraphedDecodes, PlacedStep
-from engine.graphs.recorded import Capture, StepGraphs, sizes_up_to
-from engine.graphs.rows import Layout
+from engine.graphs.decode_graphs import DecodeGraphs, GraphStep
+from engine.graphs.row_assignment import RowLayout
+from engine.graphs.step_graphs import Capture, StepGraphs, sizes_up_to
 from engine.machine import usable_cores
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
@@ -22,7 +22,7 @@ from engine.parallel.sampler import shared
 from engine.runner.prepared_step import Places, PreparedStep
 from engine.runner.stage_clock import StageClock
 from engine.runner.token_reader import TokenReader
-from engine.sampling.plain import plain_chooser
+from engine.sampling.graph_chooser import graph_chooser_for
 from engine.sampling.prompt_logprobs import SLICE_BYTES, score
 from engine.sampling.sampler import sampler_for
 from engine.scheduling.plan import Step, StepPlan, StepResult
@@ -64,7 +64,7 @@ class ModelRunner:
         self._reader = TokenReader(self.device)
         self._sampled: torch.Tensor | None = None  # by the last step; the next one begins with it
         self._sampled_ids: list[int] = []  # the same
-        self._decodes: GraphedDecodes | None = None
+        self._decodes: DecodeGraphs | None = None
 
     def add_host_pages(self, num_pages: int) -> None:
         """Allocate pages in host memory for what preempted requests have computed, and measure the way there."""
@@ -78,11 +78,11 @@ class ModelRunner:
         """
         self.num_pages -= 1
         sizes, limit = sizes_up_to(max_running), self.max_model_len
-        layout = Layout(
+        layout = RowLayout(
             sizes[-1], -(-limit // self.page_size), self.page_size, self.num_pages, self._pages.null_page
         )
-        choose = plain_chooser(self.device)
-        self._decodes = GraphedDecodes(self._decode, choose, layout, sizes, limit, self.device, capture)
+        choose = graph_chooser_for(self.device)
+        self._decodes = DecodeGraphs(self._decode, choose, layout, sizes, limit, self.device, capture)
         return self._decodes.graphs
 
     def drop_graphs(self) -> None:
@@ -156,7 +156,7 @@ class ModelRunner:
         return step.result(sampled, logprobs, stages.prepare_seconds, sample_s, scores)
 
     @torch.inference_mode()
-    def _replay(self, decodes: GraphedDecodes, step: PlacedStep) -> StepResult:
+    def _replay(self, decodes: DecodeGraphs, step: GraphStep) -> StepResult:
         """Run a step by its graph."""
         stages = StageClock(self.device)
         before, self._sampled = self._sampled, None

@@ -17,8 +17,8 @@ from cache import PageCopy
 from engine.attention.batch import AttentionBatch, Ints, on_device
 from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.request import PENDING
-from engine.sampling.prompt_logprobs import Wanted, wanted_of
-from engine.sampling.row import Row
+from engine.sampling.prompt_logprobs import PromptSpan, spans_to_score
+from engine.sampling.row import SamplingRow
 from engine.scheduling.plan import Chunk, StepPlan, StepResult, num_accepted
 from engine.scheduling.swap import PagePair
 
@@ -55,7 +55,7 @@ class PreparedStep:
     """Of each: the row of the step before that sampled its last token; None when that is known."""
     has_drafts: bool
     """Whether some of the tokens are guesses."""
-    wanted: Sequence[Wanted]
+    wanted: Sequence[PromptSpan]
     """Prompt tokens to score."""
 
     @classmethod
@@ -87,7 +87,7 @@ class PreparedStep:
             sampling,
             tails,
             plan.num_drafts > 0,
-            wanted_of(chunks),
+            spans_to_score(chunks),
         )
         places.rows = _first_rows(sampling)
         return prepared
@@ -108,25 +108,25 @@ class PreparedStep:
         """Those of the hidden states [N, H] after which a token is sampled: in most steps all."""
         return hidden if self.num_rows == hidden.shape[0] else hidden[self.sampled_positions]
 
-    def rows(self, sampled: Sequence[int]) -> list[Row]:
+    def rows(self, sampled: Sequence[int]) -> list[SamplingRow]:
         """Whose tokens are sampled, after what; `sampled` is what the step before gave."""
         if not self.has_drafts:
             return [
-                Row(chunk.request, chunk.start + chunk.num_tokens)
+                SamplingRow(chunk.request, chunk.start + chunk.num_tokens)
                 if source is None
-                else Row(chunk.request, chunk.start + chunk.num_tokens - 1, sampled[source : source + 1])
+                else SamplingRow(chunk.request, chunk.start + chunk.num_tokens - 1, sampled[source : source + 1])
                 for chunk, source in zip(self.chunks, self.tails, strict=True)
             ]
         rows = []
         for chunk, source in zip(self.chunks, self.tails, strict=True):
             end = chunk.start + chunk.num_tokens - chunk.num_drafts
             if source is not None:
-                rows.append(Row(chunk.request, end - 1, sampled[source : source + 1]))
+                rows.append(SamplingRow(chunk.request, end - 1, sampled[source : source + 1]))
             else:
-                rows.append(Row(chunk.request, end))
+                rows.append(SamplingRow(chunk.request, end))
             for index in range(chunk.num_drafts):
                 first = chunk.num_tokens - chunk.num_drafts
-                rows.append(Row(chunk.request, end, chunk.token_ids[first : first + index + 1]))
+                rows.append(SamplingRow(chunk.request, end, chunk.token_ids[first : first + index + 1]))
         return rows
 
     def result(

@@ -7,11 +7,11 @@ from collections.abc import Collection
 import numpy as np
 import torch
 
-from engine.sampling.row import Row
+from engine.sampling.row import SamplingRow
 from engine.sampling_params import SamplingParams
 
 
-def is_adjusted(row: Row) -> bool:
+def is_adjusted(row: SamplingRow) -> bool:
     """Whether `adjust` would change anything."""
     params = row.request.sampling
     return bool(
@@ -23,7 +23,7 @@ def is_adjusted(row: Row) -> bool:
     )
 
 
-def adjust(logits: torch.Tensor, row: Row, eos_token_ids: Collection[int]) -> None:
+def adjust(logits: torch.Tensor, row: SamplingRow, eos_token_ids: Collection[int]) -> None:
     """Change one row of logits, float [V], in place.
 
     1. repetition penalty, over prompt and output: positive logits are divided, negative ones multiplied
@@ -52,7 +52,7 @@ def forbidden_ends(params: SamplingParams, eos_token_ids: Collection[int]) -> se
     return {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
 
 
-def must_go_on(row: Row) -> bool:
+def must_go_on(row: SamplingRow) -> bool:
     """With a grammar it may be that nothing but an end is allowed: `engine.sampling.masks` sees to that."""
     return row.num_output < row.request.sampling.min_tokens and row.request.constraint is None
 

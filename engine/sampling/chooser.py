@@ -8,10 +8,10 @@ from typing import Protocol
 import torch
 
 from engine.sampling.adjust import adjust, is_adjusted
-from engine.sampling.candidates import is_searching
-from engine.sampling.choose import draw, probabilities
+from engine.sampling.beam_candidates import is_beam_row
+from engine.sampling.distribution import draw, probabilities
 from engine.sampling.noise import uniform
-from engine.sampling.row import Row
+from engine.sampling.row import SamplingRow
 
 INVALID = -1
 """In place of a token: the row's logits hold NaN or infinity, or everything was forbidden."""
@@ -20,11 +20,11 @@ INVALID = -1
 class Chooser(Protocol):
     """Changes rows of logits as their requests ask for, and chooses their tokens. For one thread at a time."""
 
-    def adjust(self, logits: torch.Tensor, rows: Sequence[Row], eos_token_ids: Collection[int]) -> None:
+    def adjust(self, logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]) -> None:
         """Penalties, bias and forbidden ends of each row (`engine.sampling.adjust`); float32 [R, V], in place."""
         ...
 
-    def choose(self, logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    def choose(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         """int64 [R] on the logits' device: the token under each row's noise, or `INVALID`.
 
         Greedy rows, and those of beam searches, get their most likely token, the lowest id among equals.
@@ -35,13 +35,13 @@ class Chooser(Protocol):
 class TorchChooser:
     """The one that runs everywhere and that others are compared with."""
 
-    def adjust(self, logits: torch.Tensor, rows: Sequence[Row], eos_token_ids: Collection[int]) -> None:
+    def adjust(self, logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]) -> None:
         """As `Chooser` says."""
         for index, row in enumerate(rows):
             if is_adjusted(row):
                 adjust(logits[index], row, eos_token_ids)
 
-    def choose(self, logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    def choose(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         """As `Chooser` says."""
         best, tokens = logits.max(-1)  # NaN and infinity win the maximum
         valid = torch.isfinite(best)
@@ -53,12 +53,12 @@ class TorchChooser:
         return torch.where(valid, tokens, INVALID)
 
 
-def draws(row: Row) -> bool:
+def draws(row: SamplingRow) -> bool:
     """Whether noise decides about this row's token."""
-    return not (row.request.sampling.is_greedy or is_searching(row))
+    return not (row.request.sampling.is_greedy or is_beam_row(row))
 
 
-def _draw_rows(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+def _draw_rows(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     noise = uniform([row.request.seed for row in rows], [row.num_output for row in rows])
     weights = probabilities(logits, [row.request.sampling for row in rows])
     return draw(weights, torch.from_numpy(noise).to(logits.device))

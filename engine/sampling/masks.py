@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.grammar.constraint import Constraint, Footing
+from engine.grammar.constraint import Constraint, ConstraintStatus
 from engine.sampling.adjust import forbidden_ends
-from engine.sampling.row import Row
+from engine.sampling.row import SamplingRow
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor
@@ -20,7 +20,7 @@ Masks = npt.NDArray[np.int32]
 """[rows, words]: bit i of a row says whether token i is allowed, lowest bits first."""
 
 
-class _Run(NamedTuple):
+class _RequestRows(NamedTuple):
     """The rows of one request: those after the first verify its drafts, each with one of them more in its tail."""
 
     constraint: Constraint
@@ -40,7 +40,7 @@ class GrammarMasks:
         self._eos = eos_token_ids
         self._executor: LLExecutor | None = None
 
-    def apply(self, logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
+    def apply(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
         """Set what grammars forbid to -inf, in place. Returns the rows whose grammar failed, which are left alone.
 
         logits: float [R, V]; rows without a grammar are left alone too, and those after a draft that is forbidden,
@@ -52,7 +52,7 @@ class GrammarMasks:
             logits[index] = logits[index].masked_fill_(_forbidden(masks, logits), -torch.inf)
         return failed
 
-    def fill(self, rows: Sequence[Row]) -> tuple[list[int], Masks, list[int]]:
+    def fill(self, rows: Sequence[SamplingRow]) -> tuple[list[int], Masks, list[int]]:
         """The rows with a grammar, a mask for each, and which of them failed: their masks forbid nothing."""
         constrained = [index for index, row in enumerate(rows) if row.request.constraint is not None]
         if not constrained:
@@ -64,24 +64,25 @@ class GrammarMasks:
                 _forbid_if_possible(mask, [*forbidden_ends(row.request.sampling, self._eos)])
         return constrained, masks, [constrained[at] for at in failed]
 
-    def _fill(self, rows: Sequence[Row]) -> tuple[Masks, list[int]]:
+    def _fill(self, rows: Sequence[SamplingRow]) -> tuple[Masks, list[int]]:
         """Masks of `rows`, with all bits set where nothing is forbidden; and which rows failed."""
-        runs = list(_runs(rows))
+        runs = list(_rows_by_request(rows))
         masks: Masks = np.full((len(rows), runs[0].constraint.num_words), -1, dtype=np.int32)
-        footings = [run.constraint.follow(rows[run.start]) for run in runs]
+        statuses = [run.constraint.follow(rows[run.start]) for run in runs]
         self._compute(
-            [run for run, footing in zip(runs, footings, strict=True) if footing is Footing.FOLLOWED], masks
+            [run for run, status in zip(runs, statuses, strict=True) if status is ConstraintStatus.ALLOWED],
+            masks,
         )
         failed = [
             row
-            for run, footing in zip(runs, footings, strict=True)
-            if footing is Footing.BROKEN or run.constraint.has_failed
+            for run, status in zip(runs, statuses, strict=True)
+            if status is ConstraintStatus.FAILED or run.constraint.has_failed
             for row in run.rows
         ]
         masks[failed] = -1
         return masks, failed
 
-    def _compute(self, runs: Sequence[_Run], masks: Masks) -> None:
+    def _compute(self, runs: Sequence[_RequestRows], masks: Masks) -> None:
         """In parallel, and without the interpreter's lock."""
         from llguidance import LLExecutor
         from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmask_par_with_draft_tokens
@@ -95,7 +96,7 @@ class GrammarMasks:
             fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafted, masks)
 
 
-def _runs(rows: Sequence[Row]) -> Iterator[_Run]:
+def _rows_by_request(rows: Sequence[SamplingRow]) -> Iterator[_RequestRows]:
     start = 0
     while start < len(rows):
         constraint = rows[start].request.constraint
@@ -103,7 +104,7 @@ def _runs(rows: Sequence[Row]) -> Iterator[_Run]:
         end = start + 1
         while end < len(rows) and rows[end].request.constraint is constraint:
             end += 1
-        yield _Run(constraint, start, list(rows[end - 1].tail[len(rows[start].tail) :]))
+        yield _RequestRows(constraint, start, list(rows[end - 1].tail[len(rows[start].tail) :]))
         start = end
 
 

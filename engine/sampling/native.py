@@ -16,9 +16,9 @@ import torch
 from engine.kernels.native import Kernels, SampledRow, Workspace
 from engine.logprobs import TokenLogprobs
 from engine.sampling.adjust import adjust, forbidden_ends, must_go_on
-from engine.sampling.candidates import candidates
+from engine.sampling.beam_candidates import beam_candidates
 from engine.sampling.masks import GrammarMasks, Masks
-from engine.sampling.row import Row
+from engine.sampling.row import SamplingRow
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import GRAMMAR_FAILED
 
@@ -36,7 +36,9 @@ class NativeSampler:
         self._workspace = Workspace()
         self._table = _Table([], [])
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, list[TokenLogprobs | None]]:
+    def sample(
+        self, logits: torch.Tensor, rows: Sequence[SamplingRow]
+    ) -> tuple[torch.Tensor, list[TokenLogprobs | None]]:
         """As `Sampler.sample`; each row of `logits` is contiguous."""
         if logits.dtype != torch.float32 or logits.stride(1) != 1:
             raise ValueError(f"logits must be rows of float32, got {logits.dtype} with strides {logits.stride()}")
@@ -69,12 +71,12 @@ class NativeSampler:
             tokens[failed] = GRAMMAR_FAILED
         found = reports.read(tokens)
         if table.searching:
-            best = candidates(logits[table.searching], [rows[at] for at in table.searching])
+            best = beam_candidates(logits[table.searching], [rows[at] for at in table.searching])
             for at, report in zip(table.searching, best, strict=True):
                 found[at] = report if tokens[at] >= 0 else None
         return tokens, found
 
-    def _changes(self, table: _Table, at: int, row: Row, vocab_size: int) -> list[npt.NDArray[Any]]:
+    def _changes(self, table: _Table, at: int, row: SamplingRow, vocab_size: int) -> list[npt.NDArray[Any]]:
         """Point a row's struct to what changes its logits, as `adjust` would; returns what it points to."""
         params, entry = row.request.sampling, table.rows[at]
         num_prompt, tokens = 0, list[int]()
@@ -92,7 +94,7 @@ class NativeSampler:
         entry["edited"], entry["edits"], entry["num_edits"] = edited.ctypes.data, added.ctypes.data, len(edits)
         return [history, edited, added]
 
-    def _mask(self, table: _Table, rows: Sequence[Row]) -> tuple[Masks, list[int]]:
+    def _mask(self, table: _Table, rows: Sequence[SamplingRow]) -> tuple[Masks, list[int]]:
         """Point structs to their grammars' masks; returns what they point to, and which rows' grammars failed."""
         constrained, masks, failed = self._masks.fill(rows)
         if table.is_masked:

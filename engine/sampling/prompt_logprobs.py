@@ -23,7 +23,7 @@ SLICE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PromptSpan:
     """Consecutive tokens of one prompt that a step can score."""
 
     request_id: str
@@ -37,7 +37,7 @@ class Wanted:
     """Alternatives to report."""
 
 
-def wanted_of(chunks: Sequence[Chunk]) -> list[Wanted]:
+def spans_to_score(chunks: Sequence[Chunk]) -> list[PromptSpan]:
     """What of the chunks' prompts a step can score and nobody was told yet.
 
     tokens:        [ computed already | this chunk ]
@@ -52,7 +52,7 @@ def wanted_of(chunks: Sequence[Chunk]) -> list[Wanted]:
         end = min(chunk.start + chunk.num_tokens + 1, request.num_prompt)
         if num_top is not None and first < end:
             targets = request.prompt_ids[first:end]
-            wanted.append(Wanted(request.request_id, row + first - 1 - chunk.start, targets, first, num_top))
+            wanted.append(PromptSpan(request.request_id, row + first - 1 - chunk.start, targets, first, num_top))
         row += chunk.num_tokens
     return wanted
 
@@ -60,7 +60,7 @@ def wanted_of(chunks: Sequence[Chunk]) -> list[Wanted]:
 def score(
     logits: Callable[[torch.Tensor], torch.Tensor],
     hidden: torch.Tensor,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[PromptSpan],
     vocab_size: int,
     slice_bytes: int,
 ) -> dict[str, PackedLogprobs]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from engine.request import Request
 
 
-class Row(NamedTuple):
+class SamplingRow(NamedTuple):
     """The token to choose follows `request.tokens[:num_known]` and `tail`.
 
     While a step runs, the scheduler already works on the next one and changes the request. So what the sampler may
@@ -40,6 +40,6 @@ class Row(NamedTuple):
         return [*self.request.tokens[self.request.num_prompt + start : self.num_known], *self.tail]
 
     @classmethod
-    def of(cls, request: Request) -> Row:
+    def of(cls, request: Request) -> SamplingRow:
         """The row of a request at rest: all its tokens are known."""
         return cls(request, request.num_tokens)

@@ -10,12 +10,12 @@ import torch
 
 from engine.kernels import native
 from engine.logprobs import TokenLogprobs
-from engine.sampling.candidates import candidates, is_searching
+from engine.sampling.beam_candidates import beam_candidates, is_beam_row
 from engine.sampling.chooser import Chooser, TorchChooser
 from engine.sampling.masks import GrammarMasks
 from engine.sampling.native import NativeSampler
-from engine.sampling.report import OwnLogprobs
-from engine.sampling.row import Row
+from engine.sampling.row import SamplingRow
+from engine.sampling.sampled_logprobs import SampledLogprobs
 from engine.scheduling.plan import GRAMMAR_FAILED
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Sampler:
     2. penalties, bias, forbidden ends (`engine.sampling.adjust`)
     3. what the request's grammar forbids becomes impossible (`engine.sampling.masks`)
     4. temperature 0: the most likely token, the lowest id among equals
-    5. else temperature, top-k, top-p, min-p (`engine.sampling.choose`), then the token under the noise
+    5. else temperature, top-k, top-p, min-p (`engine.sampling.distribution`), then the token under the noise
 
     2, 4 and 5 are the chooser's: torch's everywhere, Triton's on GPUs. On a CPU `engine.sampling.native` does all
     of it in one call, if it can; torch's is what the others are measured by.
@@ -43,14 +43,16 @@ class Sampler:
         self._chooser = chooser or TorchChooser()
         self._masks = GrammarMasks(self._eos)
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, list[TokenLogprobs | None]]:
+    def sample(
+        self, logits: torch.Tensor, rows: Sequence[SamplingRow]
+    ) -> tuple[torch.Tensor, list[TokenLogprobs | None]]:
         """One token per row, int64 [R] on the logits' device, and log-probabilities where asked for.
 
         logits: float32 [R, V], overwritten; row r belongs to rows[r]. A row that has no valid choice gets
         -1, or `GRAMMAR_FAILED`, and no log-probabilities; the other rows are as if it were not there.
         """
-        own = OwnLogprobs(logits, rows)
-        searching = [index for index, row in enumerate(rows) if is_searching(row)]
+        own = SampledLogprobs(logits, rows)
+        searching = [index for index, row in enumerate(rows) if is_beam_row(row)]
         if searching:
             logits[searching] = torch.log_softmax(logits[searching].float(), dim=-1)
         self._chooser.adjust(logits, rows, self._eos)
@@ -60,7 +62,7 @@ class Sampler:
             chosen[failed] = GRAMMAR_FAILED
         reports = own.report(logits, chosen)
         if searching:
-            found = candidates(logits[searching], [rows[index] for index in searching])
+            found = beam_candidates(logits[searching], [rows[index] for index in searching])
             for index, report, token in zip(searching, found, chosen[searching].tolist(), strict=True):
                 reports[index] = report if token >= 0 else None
         return chosen, reports
@@ -69,7 +71,7 @@ class Sampler:
 def sampler_for(eos_token_ids: Collection[int], device: torch.device) -> Sampler | NativeSampler:
     """The native one for logits on a CPU, where the library was built; Triton's on a GPU, where it imports."""
     if device.type == "cpu":
-        with contextlib.suppress(native.Unavailable):
+        with contextlib.suppress(native.NativeUnavailable):
             return NativeSampler(eos_token_ids, native.kernels(torch.float32))
     if device.type == "cuda":
         try:

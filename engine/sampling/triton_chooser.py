@@ -17,7 +17,7 @@ from engine.attention.batch import on_device
 from engine.kernels.triton import sample
 from engine.sampling.adjust import forbidden_ends, is_adjusted, must_go_on
 from engine.sampling.chooser import draws
-from engine.sampling.row import Row
+from engine.sampling.row import SamplingRow
 from engine.sampling_params import SamplingParams
 
 
@@ -26,9 +26,9 @@ class TritonChooser:
 
     def __init__(self) -> None:
         self._asked: tuple[list[SamplingParams], list[int]] = [], []
-        self._choices: sample.Choices | None = None
+        self._choices: sample.SamplingTensors | None = None
 
-    def adjust(self, logits: torch.Tensor, rows: Sequence[Row], eos_token_ids: Collection[int]) -> None:
+    def adjust(self, logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]) -> None:
         """As `Chooser` says."""
         changes = [
             _changes(at, row, eos_token_ids, logits.shape[1]) for at, row in enumerate(rows) if is_adjusted(row)
@@ -38,7 +38,7 @@ class TritonChooser:
             sent = on_device(np.stack(columns), logits.device)  # all at once
             sample.change(logits, *sent[:2], *sent[2:].view(torch.float32))
 
-    def choose(self, logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    def choose(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         """As `Chooser` says."""
         asked = [row.request.sampling for row in rows], [row.request.seed for row in rows]
         if self._choices is None or asked != self._asked:
@@ -47,7 +47,7 @@ class TritonChooser:
         return sample.choose(logits, self._choices, on_device(positions, logits.device))
 
 
-class _Changes(NamedTuple):
+class _LogitChanges(NamedTuple):
     """What becomes of single logits of a row: [E] each."""
 
     rows: npt.NDArray[np.int32]
@@ -57,7 +57,7 @@ class _Changes(NamedTuple):
     bias: npt.NDArray[np.float32]
 
 
-def _changes(at: int, row: Row, eos_token_ids: Collection[int], vocab_size: int) -> _Changes:
+def _changes(at: int, row: SamplingRow, eos_token_ids: Collection[int], vocab_size: int) -> _LogitChanges:
     """What `engine.sampling.adjust` does to row `at`, one entry a token."""
     params = row.request.sampling
     biases = dict(params.logit_bias)
@@ -68,7 +68,7 @@ def _changes(at: int, row: Row, eos_token_ids: Collection[int], vocab_size: int)
     seen, counts = np.unique(_known(output, vocab_size), return_counts=True)
     biased = _known([*biases], vocab_size)
     tokens = np.unique(np.concatenate((repeated, seen, biased)))
-    changes = _Changes(
+    changes = _LogitChanges(
         np.full(len(tokens), at, dtype=np.int32),
         tokens.astype(np.int32),
         *(np.full(len(tokens), neutral, dtype=np.float32) for neutral in (1.0, 0.0, 0.0)),
@@ -85,7 +85,7 @@ def _known(tokens: Sequence[int], vocab_size: int) -> npt.NDArray[np.int64]:
     return found[found < vocab_size]
 
 
-def _choices(rows: Sequence[Row], logits: torch.Tensor) -> sample.Choices:
+def _choices(rows: Sequence[SamplingRow], logits: torch.Tensor) -> sample.SamplingTensors:
     params, vocab_size = [row.request.sampling for row in rows], logits.shape[1]
 
     def column(values: Sequence[Any], dtype: Any) -> torch.Tensor:
@@ -94,7 +94,7 @@ def _choices(rows: Sequence[Row], logits: torch.Tensor) -> sample.Choices:
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.minimum(1 / np.array([p.temperature for p in params]), np.finfo(np.float64).max)
     inverse[[at for at, row in enumerate(rows) if not draws(row)]] = 0.0
-    return sample.Choices(
+    return sample.SamplingTensors(
         seed=column([row.request.seed & 0xFFFFFFFFFFFFFFFF for row in rows], np.uint64).view(torch.int64),
         inverse=on_device(inverse, logits.device),
         top_k=column([p.top_k for p in params], np.int32),

@@ -25,7 +25,7 @@ size_t NAME(attention_bytes)(const Batch *batch, const AttentionShape *shape, in
     return shared_bytes(&attention) + threads * own_bytes(&attention);
 }
 
-void NAME(attend)(Team *team, const Batch *batch, const AttentionShape *shape, const Pages *pages,
+void NAME(attend)(ThreadTeam *team, const Batch *batch, const AttentionShape *shape, const Pages *pages,
                   const elem *query, ptrdiff_t query_stride, elem *out, ptrdiff_t out_stride, char *scratch)
 {
     Attention attention = describe(batch, shape, pages);
@@ -49,11 +49,11 @@ void NAME(attend)(Team *team, const Batch *batch, const AttentionShape *shape, c
 EXPORT void NAME(raydix_attention)(const Batch *batch, const AttentionShape *shape, const Pages *pages,
                                    const elem *query, int64_t query_stride, elem *out, char *scratch, int threads)
 {
-    Work work;
+    SharedWork work;
     work_begin(&work);
 #pragma omp parallel num_threads(threads)
     {
-        Team team = team_join(&work);
+        ThreadTeam team = team_join(&work);
         NAME(gemm_begin)();
         NAME(attend)(&team, batch, shape, pages, query, query_stride, out, shape->num_heads * shape->head_dim,
                      scratch);

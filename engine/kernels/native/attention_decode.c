@@ -286,7 +286,7 @@ void NAME(decode)(const Attention *attention, Walk *walk, char *shared, char *ow
     }
 }
 
-void NAME(decode_combine)(const Attention *attention, Team *team, char *shared)
+void NAME(decode_combine)(const Attention *attention, ThreadTeam *team, char *shared)
 {
     int kv_heads = attention->shape->num_kv_heads, split = 0;
     for (int index = 0; index < attention->batch->num_rows; index++) {

@@ -77,13 +77,13 @@ static inline bool has_few(const Attention *attention, const Row *row)
 
 /* A thread's way through a phase's items in their order; it does those that fall to it. */
 typedef struct {
-    Team *team;
+    ThreadTeam *team;
     int count;
     int next; /* this thread's next item */
     int done; /* items of the rows gone by */
 } Walk;
 
-static inline Walk walk_begin(Team *team, int count)
+static inline Walk walk_begin(ThreadTeam *team, int count)
 {
     return (Walk){team, count, team_take(team, count), 0};
 }
@@ -96,7 +96,7 @@ void NAME(extend)(const Attention *attention, Walk *walk, char *own);
 void NAME(decode)(const Attention *attention, Walk *walk, char *shared, char *own);
 
 /* Another phase, where decode has shared bytes: the sums of pieces. */
-void NAME(decode_combine)(const Attention *attention, Team *team, char *shared);
+void NAME(decode_combine)(const Attention *attention, ThreadTeam *team, char *shared);
 
 /* Bytes that they need: for all threads together, and for each. */
 size_t NAME(decode_shared_bytes)(const Attention *attention);

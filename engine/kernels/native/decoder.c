@@ -69,7 +69,7 @@ static void rms_norm(const float *x, const float *weight, int n, float eps, elem
         vstore_elem(out + i, vload(x + i) * factor * vload(weight + i));
 }
 
-static void norm_phase(Team *team, const Model *model, const float *x, const float *weight, int rows, elem *out)
+static void norm_phase(ThreadTeam *team, const Model *model, const float *x, const float *weight, int rows, elem *out)
 {
     for (int row; (row = team_take(team, rows)) < rows;)
         rms_norm(x + (size_t)row * model->hidden, weight, model->hidden, model->norm_eps,
@@ -77,7 +77,7 @@ static void norm_phase(Team *team, const Model *model, const float *x, const flo
     team_barrier(team);
 }
 
-static void embed_phase(Team *team, const Model *model, const Batch *batch, Buffers *buffers)
+static void embed_phase(ThreadTeam *team, const Model *model, const Batch *batch, Buffers *buffers)
 {
     int half = model->head_dim / 2;
     for (int token; (token = team_take(team, batch->num_tokens)) < batch->num_tokens;) {
@@ -123,7 +123,7 @@ static void store_elems(const float *from, int n, elem *to)
 }
 
 /* Queries to their buffer, keys and values to their pages. */
-static void rotate_phase(Team *team, const Model *model, const Layer *layer, const Batch *batch, const Pages *pages,
+static void rotate_phase(ThreadTeam *team, const Model *model, const Layer *layer, const Batch *batch, const Pages *pages,
                          Buffers *buffers)
 {
     int dim = model->head_dim, heads = model->num_heads, kv_heads = model->num_kv_heads;
@@ -146,7 +146,7 @@ static void rotate_phase(Team *team, const Model *model, const Layer *layer, con
     team_barrier(team);
 }
 
-static void run_layer(Team *team, const Model *model, const Layer *layer, const Batch *batch,
+static void run_layer(ThreadTeam *team, const Model *model, const Layer *layer, const Batch *batch,
                       const Pages *pages, Buffers *buffers)
 {
     int rows = batch->num_tokens, hidden = model->hidden, attended = model->num_heads * model->head_dim;
@@ -172,14 +172,14 @@ EXPORT void NAME(raydix_forward)(const Model *model, const Batch *batch, const P
                                  float *hidden, int threads)
 {
     Buffers buffers;
-    Work work;
+    SharedWork work;
     work_begin(&work);
     lay_out(&buffers, model, batch, threads, workspace);
     buffers.x = hidden;
 #pragma omp parallel num_threads(threads)
     {
         Pages own = *pages;
-        Team team = team_join(&work);
+        ThreadTeam team = team_join(&work);
         NAME(gemm_begin)();
         embed_phase(&team, model, batch, &buffers);
         for (int layer = 0; layer < model->num_layers; layer++) {
@@ -196,11 +196,11 @@ EXPORT void NAME(raydix_forward)(const Model *model, const Batch *batch, const P
 EXPORT void NAME(raydix_logits)(const Model *model, const float *hidden, int rows, elem *workspace, float *logits,
                                 int threads)
 {
-    Work work;
+    SharedWork work;
     work_begin(&work);
 #pragma omp parallel num_threads(threads)
     {
-        Team team = team_join(&work);
+        ThreadTeam team = team_join(&work);
         NAME(gemm_begin)();
         norm_phase(&team, model, hidden, model->norm, rows, workspace);
         NAME(linear)(&team, &model->head, workspace, model->hidden, rows, TO_FLOATS, logits, model->head.outputs);

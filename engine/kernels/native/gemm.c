@@ -109,7 +109,7 @@ static bool is_streamed(const Linear *linear, int rows, Product product, const v
            ((uintptr_t)out | ldo * sizeof(float)) % VECTOR_BYTES == 0;
 }
 
-void NAME(linear)(Team *team, const Linear *linear, const elem *a, ptrdiff_t lda, int rows, Product product,
+void NAME(linear)(ThreadTeam *team, const Linear *linear, const elem *a, ptrdiff_t lda, int rows, Product product,
                   void *out, ptrdiff_t ldo)
 {
     int inputs = round_up(linear->inputs, 32), all_panels = round_up(linear->outputs, PANEL) / PANEL;
@@ -142,11 +142,11 @@ void NAME(linear)(Team *team, const Linear *linear, const elem *a, ptrdiff_t lda
 EXPORT void NAME(raydix_linear)(const Linear *linear, const elem *a, int64_t lda, int rows, int product, void *out,
                                 int64_t ldo, int threads)
 {
-    Work work;
+    SharedWork work;
     work_begin(&work);
 #pragma omp parallel num_threads(threads)
     {
-        Team team = team_join(&work);
+        ThreadTeam team = team_join(&work);
         NAME(gemm_begin)();
         NAME(linear)(&team, linear, a, lda, rows, (Product)product, out, ldo);
         NAME(gemm_end)();

@@ -11,7 +11,7 @@
 #ifndef GEMM_H
 #define GEMM_H
 
-#include "team.h"
+#include "thread_team.h"
 #include "vec.h"
 
 #define PANEL 32
@@ -42,7 +42,7 @@ typedef enum {
 } Product;
 
 /* One phase of a team: the product of a[rows][lda] with a matrix. Ends without a barrier. */
-void NAME(linear)(Team *team, const Linear *linear, const elem *a, ptrdiff_t lda, int rows, Product product,
+void NAME(linear)(ThreadTeam *team, const Linear *linear, const elem *a, ptrdiff_t lda, int rows, Product product,
                   void *out, ptrdiff_t ldo);
 
 /* Before and after a thread multiplies. */

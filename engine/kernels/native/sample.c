@@ -4,7 +4,7 @@
  * Weights and their sums are float64, and a token is drawn in vocabulary order: how sums are rounded then hardly ever
  * decides, and the draw is that of the torch implementation.
  */
-#include "likeliest.h"
+#include "top_tokens.h"
 
 #include <omp.h>
 

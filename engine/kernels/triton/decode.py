@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.fitting import Fit, block_of, fit
+from engine.kernels.triton.launch_config import LaunchConfig, block_of, largest_config
 from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted
 from engine.kernels.triton.work_list import WorkList
 
@@ -28,10 +28,10 @@ class Parts:
         """Logarithm, to base 2, of the sum of the exponentials of an item's scores."""
 
 
-def decode_fit(group: int, head_dim: int, element_size: int, device: torch.device) -> Fit | None:
+def decode_config(group: int, head_dim: int, element_size: int, device: torch.device) -> LaunchConfig | None:
     """The program for heads of which `group` share a KV head; None where none fits."""
     rows = max(_MIN_DOT_ROWS, int(triton.next_power_of_2(group)))
-    return fit(rows, rows, head_dim, element_size, device)
+    return largest_config(rows, rows, head_dim, element_size, device)
 
 
 def decode(
@@ -43,7 +43,7 @@ def decode(
     parts: Parts,
     out: torch.Tensor,
     *,
-    program: Fit,
+    program: LaunchConfig,
     scale: float,
     window: int | None,
     kv_scales: tuple[float, float],
@@ -54,7 +54,7 @@ def decode(
     pages: [2, pages, page_size, num_kv_heads, head_dim], numbers of a head together; otherwise any strides
     block_table: int32 [R, P], pages of a row together; kv_lens: int32 [R]: both as `work` was built for
     out: [R, num_heads * head_dim], contiguous; a row of no positions gets zeros
-    program: of `decode_fit`
+    program: of `decode_config`
     scale: of scores; kv_scales: what keys and values in the pages are to be multiplied with
     """
     rows, num_heads, head_dim = query.shape

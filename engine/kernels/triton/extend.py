@@ -18,24 +18,26 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.fitting import Fit, block_of, fit
+from engine.kernels.triton.launch_config import LaunchConfig, block_of, largest_config
 from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted
 
 _WIDE_BYTES = 256
 """Of a head up to which accumulators of 128 rows stay in registers."""
 
 
-def extend_fit(group: int, head_dim: int, element_size: int, longest: int, device: torch.device) -> Fit | None:
+def extend_config(
+    group: int, head_dim: int, element_size: int, longest: int, device: torch.device
+) -> LaunchConfig | None:
     """The program for heads of which `group` share a KV head, in rows of `longest` queries at most: what registers
     and shared memory hold, and no more than a row fills. None where none fits.
     """
     most = 128 if block_of(head_dim) * element_size <= _WIDE_BYTES else 64
     least = max(16, int(triton.next_power_of_2(group)))
     useful = int(triton.next_power_of_2(group * longest))
-    return fit(max(least, min(most, useful)), least, head_dim, element_size, device)
+    return largest_config(max(least, min(most, useful)), least, head_dim, element_size, device)
 
 
-def num_warps(program: Fit, head_dim: int) -> int:
+def num_warps(program: LaunchConfig, head_dim: int) -> int:
     """Of a program: eight where four would not hold its accumulators in registers."""
     return 8 if program.rows > 64 or head_dim > 128 else 4
 
@@ -65,7 +67,7 @@ def extend(
     tiles: torch.Tensor,
     out: torch.Tensor,
     *,
-    program: Fit,
+    program: LaunchConfig,
     scale: float,
     window: int | None,
     kv_scales: tuple[float, float],
@@ -76,7 +78,7 @@ def extend(
         the last of its kv_lens[r] positions
     pages: [2, pages, page_size, num_kv_heads, head_dim], numbers of a head together; otherwise any strides
     block_table: int32 [R, P], pages of a row together; qo_indptr: int32 [R + 1]; kv_lens: int32 [R]
-    tiles: int32 [T, 2], as `query_tiles` makes them, of `program.rows // group` queries; program: of `extend_fit`
+    tiles: int32 [T, 2], from `query_tiles`, of `program.rows // group` queries; program: from `extend_config`
     out: [N, num_heads * head_dim], contiguous; only these rows' tokens are written
     scale: of scores; kv_scales: what keys and values in the pages are to be multiplied with
     """

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.expert_tiles import expert_tiles
-from engine.kernels.triton.fitting import shared_memory
+from engine.kernels.triton.launch_config import shared_memory
 from engine.kernels.triton.tile import is_interpreted
 
 

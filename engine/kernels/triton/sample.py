@@ -1,8 +1,8 @@
-"""The next token of each row of logits, without a sort. `engine/sampling/choose.py` says what is chosen.
+"""The next token of each row of logits, without a sort. `engine/sampling/distribution.py` says what is chosen.
 
     best     each chunk of a row: its largest logit, and where           [R, C]
     weigh    each chunk: what its tokens weigh, e^((x - best) / T)       [R, C]
-    (cut)    rows with top-k or top-p: `engine/kernels/triton/likeliest.py`
+    (cut)    rows with top-k or top-p: `engine/kernels/triton/truncation.py`
     weigh    those rows again: what stays                                [R, C]
     draw     the chunk, then the token, that the noise falls on          [R]
 
@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.likeliest import (
+from engine.kernels.triton.truncation import (
     LOWEST_KEY,
     best_of_row,
     collect,
@@ -41,7 +41,7 @@ ROOM = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class SamplingTensors:
     """What each row is chosen by, on the device: [R] each."""
 
     seed: torch.Tensor
@@ -60,7 +60,7 @@ class Choices:
     """Whether any of those has top-k or top-p."""
 
 
-def choose(logits: torch.Tensor, choices: Choices, positions: torch.Tensor) -> torch.Tensor:
+def choose(logits: torch.Tensor, choices: SamplingTensors, positions: torch.Tensor) -> torch.Tensor:
     """int64 [R]: a token for each row of `logits`, float32 [R, V], of any row stride.
 
     -1 where the largest logit is NaN or infinite, as then no choice is valid.
@@ -88,10 +88,10 @@ def choose(logits: torch.Tensor, choices: Choices, positions: torch.Tensor) -> t
         _weigh[rows, chunks](*row, *asked, best, cuts, sums, equals, HAS_CUTS=False, **parts)
     if choices.cuts:
         bounds, counts = empty(torch.int32, rows), empty(torch.int32, rows, chunks)
-        likeliest = empty(torch.float32, rows, chunks, ROOM)
+        candidates = empty(torch.float32, rows, chunks, ROOM)
         find_bounds[rows,](maxima, size, *asked, best, sums, bounds, BLOCK=BLOCK, **searching)
-        collect[rows, chunks](*row, *asked, best, bounds, likeliest, counts, ROOM=ROOM, **parts)
-        find_cuts[rows,](*row, *asked, best, sums, bounds, likeliest, counts, cuts, ROOM=ROOM, **searching)
+        collect[rows, chunks](*row, *asked, best, bounds, candidates, counts, ROOM=ROOM, **parts)
+        find_cuts[rows,](*row, *asked, best, sums, bounds, candidates, counts, cuts, ROOM=ROOM, **searching)
         _weigh[rows, chunks](*row, *asked, best, cuts, sums, equals, HAS_CUTS=True, **parts)
     noise = choices.seed, positions
     _draw[rows,](*row, *asked, *noise, best, at, cuts, sums, equals, tokens, DRAWS=choices.draws, **parts)

@@ -47,7 +47,7 @@ def test_with_the_library_info_says_what_is_used(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("RAYDIX_ISA", "generic")
     try:
         native.kernels(torch.bfloat16)
-    except native.Unavailable as error:
+    except native.NativeUnavailable as error:
         pytest.skip(str(error))
     used = r"generic of generic.*; \d+ threads; huge pages: \w+"
     for model in (facts(), None):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from engine.drafting.payoff import Payoff, Price
+from engine.drafting.payoff import DraftCost, Payoff
 
 
 def price_of(plain: float, with_drafts: float, num_requests: int = 4, num_drafts: int = 8) -> float:
-    price = Price()
+    price = DraftCost()
     for _ in range(3):
         price.observe(num_requests, 0, plain)
         price.observe(num_requests, num_drafts, with_drafts)
-    return price.of_draft(num_requests)
+    return price.per_draft_token(num_requests)
 
 
 def test_the_price_is_extra_time_per_guess_in_tokens_of_a_plain_step() -> None:
@@ -22,24 +22,24 @@ def test_the_price_is_extra_time_per_guess_in_tokens_of_a_plain_step() -> None:
 
 
 def test_one_slow_step_does_not_change_the_price() -> None:
-    price = Price()
+    price = DraftCost()
     for seconds in (0.04, 0.04, 9.0, 0.04, 0.04):
         price.observe(4, 0, seconds)
     for seconds in (0.056, 0.056, 9.0, 0.056, 0.056):
         price.observe(4, 8, seconds)
-    assert price.of_draft(4) == pytest.approx(0.2)
+    assert price.per_draft_token(4) == pytest.approx(0.2)
 
 
 def test_batches_of_other_sizes_have_their_own_price() -> None:
-    price = Price()
+    price = DraftCost()
     price.observe(1, 0, 0.01)
     price.observe(1, 4, 0.012)
-    assert price.of_draft(1) == pytest.approx(0.05)
-    assert price.of_draft(64) == 0.0
+    assert price.per_draft_token(1) == pytest.approx(0.05)
+    assert price.per_draft_token(64) == 0.0
 
 
 def test_there_is_something_to_compare_with_at_first_and_now_and_then() -> None:
-    price = Price()
+    price = DraftCost()
     assert price.is_due(3)
     assert price.is_due(3)
     price.observe(3, 0, 0.01)

@@ -11,12 +11,12 @@ import torch
 
 from cache import Namespace
 from engine.grammar.compiler import Compiler
-from engine.grammar.constraint import Constraint, Footing
+from engine.grammar.constraint import Constraint, ConstraintStatus
 from engine.grammar.spec import Grammar
 from engine.grammar.vocabulary import Vocabulary
 from engine.request import Request
 from engine.sampling.masks import GrammarMasks
-from engine.sampling.row import Row
+from engine.sampling.row import SamplingRow
 from engine.sampling_params import SamplingParams
 from tests.engine.support.grammar_models import EOS, NUM_TOKENS, compiler, ids, tokenizer
 
@@ -31,14 +31,14 @@ def constraint(grammar: Grammar = SCHEMA) -> Constraint:
     return compiler().constraint(grammar)
 
 
-def row(at: Constraint, certain: Sequence[int], tail: Sequence[int] = (), **sampling: Any) -> Row:
+def row(at: Constraint, certain: Sequence[int], tail: Sequence[int] = (), **sampling: Any) -> SamplingRow:
     params = SamplingParams(max_tokens=100, **sampling)
     request = Request.make("r", PROMPT, params, arrival=0.0, seed=0, namespace=Namespace("m"), output_ids=certain)
     request.constraint = at
-    return Row(request, len(PROMPT) + len(certain), tail)
+    return SamplingRow(request, len(PROMPT) + len(certain), tail)
 
 
-def allowed(*rows: Row, width: int = NUM_TOKENS) -> list[set[int]]:
+def allowed(*rows: SamplingRow, width: int = NUM_TOKENS) -> list[set[int]]:
     """The tokens that each row may choose from."""
     logits = torch.zeros(len(rows), width)
     assert GrammarMasks([EOS]).apply(logits, rows) == []
@@ -138,8 +138,8 @@ def test_what_is_certain_is_not_compared_again() -> None:
     long = row(constraint(Grammar("json_schema", '{"type":"array","items":{"type":"integer"}}')), [])
     long.request.tokens = Counted([*PROMPT, *ids("[" + "1," * 2000)])
     at = long.request.constraint
-    assert at is not None and at.follow(Row.of(long.request)) is Footing.FOLLOWED
+    assert at is not None and at.follow(SamplingRow.of(long.request)) is ConstraintStatus.ALLOWED
     Counted.num_read = 0
     long.request.tokens += ids("1")
-    assert at.follow(Row.of(long.request)) is Footing.FOLLOWED
+    assert at.follow(SamplingRow.of(long.request)) is ConstraintStatus.ALLOWED
     assert Counted.num_read < 10

@@ -11,7 +11,7 @@ from engine.config import CudaGraphs, EngineConfig
 from engine.engine import Engine
 from engine.loading.load_model import load_model
 from engine.scheduling.plan import StepPlan
-from tests.engine.graphs.test_graphs import chunk_of, play, request
+from tests.engine.graphs.test_decode_graphs import chunk_of, play, request
 from tests.engine.support.oracle import save_tiny
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -27,7 +27,7 @@ def kernels(request: pytest.FixtureRequest) -> native.Kernels:
     name, isa = request.param
     try:
         found = native.kernels(_DTYPES[name], isa)
-    except native.Unavailable as error:
+    except native.NativeUnavailable as error:
         pytest.skip(str(error))
     if found.isa != isa:
         pytest.skip(f"there are no kernels of {isa} for {name}")

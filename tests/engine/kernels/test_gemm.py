@@ -15,7 +15,7 @@ _THREADS = 2
 def kernels(dtype: torch.dtype, isa: str) -> native.Kernels:
     try:
         found = native.kernels(dtype, isa)
-    except native.Unavailable as error:
+    except native.NativeUnavailable as error:
         pytest.skip(str(error))
     if found.isa != isa:
         pytest.skip(f"there are no kernels of {isa} for {dtype}")
@@ -52,7 +52,7 @@ class Matrix:
         else:
             kernels.pack_int8(*arguments, self.scales.data_ptr())
         scales, bias = (None if one is None else one.data_ptr() for one in (self.scales, self.bias))
-        self.struct = native.Linear(self.packed.data_ptr(), scales, bias, outputs, inputs)
+        self.struct = native.NativeLinear(self.packed.data_ptr(), scales, bias, outputs, inputs)
 
     @property
     def width(self) -> int:

@@ -38,7 +38,7 @@ def is_built() -> bool:
     """Whether there is a library, and one of this version."""
     try:
         native.kernels(torch.float32)
-    except native.Unavailable:
+    except native.NativeUnavailable:
         return False
     return True
 
@@ -57,17 +57,17 @@ def test_a_library_that_is_missing_says_why_and_what_to_do(
 ) -> None:
     monkeypatch.setattr(native, "LIBRARY", tmp_path / "libraydix.so")
     monkeypatch.delenv("RAYDIX_NATIVE_LIBRARY", raising=False)
-    with pytest.raises(native.Unavailable, match=r"it was not built.*engine\.kernels\.build"):
+    with pytest.raises(native.NativeUnavailable, match=r"it was not built.*engine\.kernels\.build"):
         native.kernels(torch.float32)
     (tmp_path / "libraydix.log").write_text("not built: no C compiler\n", encoding="utf-8")
-    with pytest.raises(native.Unavailable, match="no C compiler"):
+    with pytest.raises(native.NativeUnavailable, match="no C compiler"):
         native.kernels(torch.float32)
 
 
 def test_a_file_that_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken.so").write_text("not ELF", encoding="ascii")
     monkeypatch.setenv("RAYDIX_NATIVE_LIBRARY", str(tmp_path / "broken.so"))
-    with pytest.raises(native.Unavailable, match=r"broken\.so cannot be loaded \(.*\): .*build"):
+    with pytest.raises(native.NativeUnavailable, match=r"broken\.so cannot be loaded \(.*\): .*build"):
         native.kernels(torch.bfloat16)
 
 
@@ -75,7 +75,7 @@ def test_a_file_that_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_ABI", native._ABI + 1)
     with pytest.raises(
-        native.Unavailable, match=rf"another version of Raydix \({native._ABI - 1}, not {native._ABI}"
+        native.NativeUnavailable, match=rf"another version of Raydix \({native._ABI - 1}, not {native._ABI}"
     ):
         native.kernels(torch.float32)
 
@@ -83,14 +83,14 @@ def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch
 @built
 def test_nonsense_and_too_much_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYDIX_ISA", "sse9")
-    with pytest.raises(native.Unavailable, match=r"'sse9'.*generic, avx2"):
+    with pytest.raises(native.NativeUnavailable, match=r"'sse9'.*generic, avx2"):
         native.kernels(torch.float32)
     monkeypatch.delenv("RAYDIX_ISA")
     monkeypatch.setattr(native, "ISAS", (*native.ISAS, "avx1024"))
     monkeypatch.setenv("RAYDIX_ISA", "avx1024")
-    with pytest.raises(native.Unavailable, match="asks for avx1024, this processor has"):
+    with pytest.raises(native.NativeUnavailable, match="asks for avx1024, this processor has"):
         native.kernels(torch.float32)
-    with pytest.raises(native.Unavailable, match="not for float16"):
+    with pytest.raises(native.NativeUnavailable, match="not for float16"):
         native.kernels(torch.float16)
 
 

@@ -23,7 +23,7 @@ def isas(dtype: torch.dtype) -> list[str]:
     """What is built for `dtype` and runs on this processor."""
     try:
         best = native.kernels(dtype).isa
-    except native.Unavailable:
+    except native.NativeUnavailable:
         return []
     usable = native.ISAS[: native.ISAS.index(best) + 1]
     return [isa for isa in usable if native.kernels(dtype, isa).isa == isa]

@@ -23,7 +23,7 @@ TEXT = (
 def needs_kernels() -> None:
     try:
         native.kernels(torch.float32)
-    except native.Unavailable as error:
+    except native.NativeUnavailable as error:
         pytest.skip(str(error))
 
 
@@ -69,7 +69,7 @@ def test_experts_are_not_for_the_native_kernels(tmp_path: Path) -> None:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def unavailable(*_: object) -> native.Kernels:
-        raise native.Unavailable("libraydix.so was not built")
+        raise native.NativeUnavailable("libraydix.so was not built")
 
     monkeypatch.setattr(native, "kernels", unavailable)
     with pytest.raises(ValueError, match="native kernels"):

@@ -17,7 +17,7 @@ from engine.kernels import native
 from engine.logprobs import TokenLogprobs
 from engine.request import Request
 from engine.sampling.native import NativeSampler
-from engine.sampling.row import Row
+from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import Sampler, sampler_for
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import GRAMMAR_FAILED
@@ -31,11 +31,11 @@ def sampler(request: pytest.FixtureRequest) -> NativeSampler:
     """Float32 has no use for more instruction sets."""
     try:
         return NativeSampler(EOS, native.kernels(torch.float32, request.param))
-    except native.Unavailable as error:
+    except native.NativeUnavailable as error:
         pytest.skip(str(error))
 
 
-def row(params: dict[str, Any], seed: int = 0, output: int = 4, vocab_size: int = 12) -> Row:
+def row(params: dict[str, Any], seed: int = 0, output: int = 4, vocab_size: int = 12) -> SamplingRow:
     """Of a request with some history; its last token is one that only the device knows."""
     prompt = 3
     tokens = np.random.default_rng(abs(seed)).integers(0, min(vocab_size, 12), prompt + output).tolist()
@@ -49,10 +49,10 @@ def row(params: dict[str, Any], seed: int = 0, output: int = 4, vocab_size: int 
         namespace=Namespace("m"),
         output_ids=tokens[prompt:],
     )
-    return Row(made, prompt + output - 1, tokens[-1:]) if output else Row.of(made)
+    return SamplingRow(made, prompt + output - 1, tokens[-1:]) if output else SamplingRow.of(made)
 
 
-def agree(sampler: NativeSampler, logits: torch.Tensor, rows: list[Row]) -> list[int]:
+def agree(sampler: NativeSampler, logits: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
     """Both samplers' tokens, which are the same, as are log-probabilities and what becomes of the logits."""
     ours, theirs = logits.clone(), logits.clone()
     tokens, reports = sampler.sample(ours, rows)
@@ -197,7 +197,7 @@ def test_rows_need_not_touch(sampler: NativeSampler) -> None:
 
 def test_it_is_taken_where_logits_are_on_a_cpu_and_the_library_was_built(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(dtype: torch.dtype) -> native.Kernels:
-        raise native.Unavailable(f"no kernels for {dtype}")
+        raise native.NativeUnavailable(f"no kernels for {dtype}")
 
     assert isinstance(sampler_for(EOS, torch.device("meta")), Sampler)
     monkeypatch.setattr(native, "kernels", missing)
@@ -216,7 +216,7 @@ def test_grammars_are_followed_beside_other_rows(sampler: NativeSampler) -> None
     for at, text in ((1, "b+"), (2, "c")):
         rows[at].request.constraint = compiler().constraint(Grammar("regex", text))
     rows[2].request.tokens.extend(ids("d"))
-    rows[2] = Row.of(rows[2].request)
+    rows[2] = SamplingRow.of(rows[2].request)
     tokens = agree(sampler, logits, rows)
     assert tokens[1] in ids("bb bbb bbbb") and tokens[2] == GRAMMAR_FAILED
     for followed in rows[1:3]:

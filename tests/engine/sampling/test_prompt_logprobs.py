@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
-from engine.sampling.prompt_logprobs import Wanted, score
+from engine.sampling.prompt_logprobs import PromptSpan, score
 
 VOCAB, HIDDEN = 50, 12
 
@@ -77,9 +77,9 @@ def test_scores_are_the_log_softmax_in_slices_of_any_size(rows_at_once: int) -> 
     hidden = torch.randn(23, HIDDEN)
     expected = torch.log_softmax(hidden @ head.weight.T, dim=-1)
     wanted = [
-        Wanted("a", row=2, targets=[5, 1, 9, 49], start=1, num_top=3),
-        Wanted("b", row=10, targets=[0], start=40, num_top=0),
-        Wanted("c", row=11, targets=list(range(12)), start=7, num_top=5),
+        PromptSpan("a", row=2, targets=[5, 1, 9, 49], start=1, num_top=3),
+        PromptSpan("b", row=10, targets=[0], start=40, num_top=0),
+        PromptSpan("c", row=11, targets=list(range(12)), start=7, num_top=5),
     ]
     parts = score(head, hidden, wanted, VOCAB, slice_bytes=4 * VOCAB * rows_at_once)
     assert head.most_rows == min(rows_at_once, 17)
@@ -100,14 +100,14 @@ def test_a_likeliest_token_has_the_same_number_in_both_places() -> None:
     """Evaluation harnesses compare the two to see whether greedy decoding would have said the same."""
     head, hidden = Head(), torch.randn(9, HIDDEN)
     targets = (hidden @ head.weight.T).argmax(-1).tolist()
-    part = score(head, hidden, [Wanted("a", 0, targets, 1, 1)], VOCAB, 2**20)["a"]
+    part = score(head, hidden, [PromptSpan("a", 0, targets, 1, 1)], VOCAB, 2**20)["a"]
     for at in part.read(targets):
         assert at.rank == 1 and at.top == ((at.token_id, at.logprob),)
 
 
 def test_a_slice_is_a_row_at_least_and_alternatives_no_more_than_the_vocabulary() -> None:
     head = Head()
-    wanted = [Wanted("a", 0, [1, 2, 3], 1, VOCAB + 9)]
+    wanted = [PromptSpan("a", 0, [1, 2, 3], 1, VOCAB + 9)]
     part = score(head, torch.randn(3, HIDDEN), wanted, VOCAB, slice_bytes=1)["a"]
     assert head.most_rows == 1
     assert part.num_top == VOCAB

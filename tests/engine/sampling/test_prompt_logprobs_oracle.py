@@ -247,9 +247,9 @@ def test_the_offline_api_has_them_one_per_prompt_token() -> None:
 
 
 def test_the_step_that_memory_is_measured_by_scores_all_its_prompt_tokens() -> None:
-    from engine.sampling.prompt_logprobs import wanted_of
+    from engine.sampling.prompt_logprobs import spans_to_score
 
     plan = worst_step(EngineConfig(max_running=4, max_step_tokens=64), max_model_len=256)
-    (wanted,) = wanted_of(plan.chunks)
+    (wanted,) = spans_to_score(plan.chunks)
     assert len(wanted.targets) == plan.chunks[-1].num_tokens - 1
     assert wanted.row + len(wanted.targets) < plan.num_tokens

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from cache import Namespace
 from engine.kernels import native
 from engine.request import Request
-from engine.sampling.choose import draw, probabilities
 from engine.sampling.chooser import INVALID
+from engine.sampling.distribution import draw, probabilities
 from engine.sampling.native import NativeSampler
 from engine.sampling.noise import uniform
-from engine.sampling.report import OwnLogprobs
-from engine.sampling.row import Row
+from engine.sampling.row import SamplingRow
+from engine.sampling.sampled_logprobs import SampledLogprobs
 from engine.sampling.sampler import Sampler
 from engine.sampling_params import SamplingParams
 
@@ -50,13 +50,13 @@ def sampler(request: pytest.FixtureRequest) -> AnySampler:
         return Sampler({EOS})
     try:
         kernels = native.kernels(torch.float32, request.param)
-    except native.Unavailable as error:
+    except native.NativeUnavailable as error:
         pytest.skip(str(error))
     return NativeSampler({EOS}, kernels)
 
 
 def sample(sampler: AnySampler, logits: torch.Tensor, requests: list[Request]) -> list[int]:
-    return sampler.sample(logits.clone(), [Row.of(request) for request in requests])[0].tolist()
+    return sampler.sample(logits.clone(), [SamplingRow.of(request) for request in requests])[0].tolist()
 
 
 # --- noise ---------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_what_is_cut_off(
     logits = torch.tensor(levels) / 4
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.sampling.choose._CANDIDATES", candidates)
+        patch.setattr("engine.sampling.distribution._CANDIDATES", candidates)
         weights = probabilities(torch.stack((logits, logits.flip(0))), [params, SamplingParams(top_p=0.5)])[0]
     expected = plain_probabilities(logits.double().numpy(), params)
     np.testing.assert_allclose((weights / weights.sum()).numpy(), expected, atol=1e-12)
@@ -216,7 +216,7 @@ def test_repetition_penalty_is_that_of_transformers(sampler: AnySampler) -> None
     logits = random_logits(1)
     theirs = transformers.RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt + output]), logits.clone())
     ours = logits.clone()
-    sampler.sample(ours, [Row.of(request(output, prompt, temperature=0.0, repetition_penalty=1.7))])
+    sampler.sample(ours, [SamplingRow.of(request(output, prompt, temperature=0.0, repetition_penalty=1.7))])
     torch.testing.assert_close(ours, theirs)
 
 
@@ -224,7 +224,7 @@ def test_presence_and_frequency_count_the_output_only(sampler: AnySampler) -> No
     logits = random_logits(1)
     ours = logits.clone()
     params: dict[str, Any] = {"presence_penalty": 0.5, "frequency_penalty": 0.25, "temperature": 0.0}
-    sampler.sample(ours, [Row.of(request([5, 6, 6, 6], [1, 2, 5], **params))])
+    sampler.sample(ours, [SamplingRow.of(request([5, 6, 6, 6], [1, 2, 5], **params))])
     expected = logits.clone()
     expected[0, 5] -= 0.5 + 0.25
     expected[0, 6] -= 0.5 + 0.75
@@ -261,7 +261,7 @@ def test_logprobs_are_of_the_models_own_logits(sampler: AnySampler) -> None:
         request(),
         request(logprobs=0, temperature=0.0),
     ]
-    tokens, reports = sampler.sample(logits.clone(), [Row.of(request) for request in requests])
+    tokens, reports = sampler.sample(logits.clone(), [SamplingRow.of(request) for request in requests])
     expected = logits.double().log_softmax(-1)
     first, none, last = reports
     assert none is None and first is not None and last is not None
@@ -278,8 +278,8 @@ def test_logprobs_in_slices_of_any_size(slice_bytes: int) -> None:
     """Every other row reports, some of them adjusted; the chosen token's number is the same in both places."""
     logits = random_logits(9)
     kinds: list[dict[str, Any]] = [{"logprobs": 5}, {}, {"logprobs": 2, "logit_bias": {7: 90.0}}]
-    rows = [Row.of(request(temperature=0.0, **kinds[at % 3])) for at in range(9)]
-    own = OwnLogprobs(logits, rows, slice_bytes)
+    rows = [SamplingRow.of(request(temperature=0.0, **kinds[at % 3])) for at in range(9)]
+    own = SampledLogprobs(logits, rows, slice_bytes)
     changed = logits.clone()
     changed[2::3, 7] += 90.0
     chosen = changed.argmax(-1)
@@ -311,7 +311,7 @@ def test_a_broken_row_fails_alone(sampler: AnySampler, temperature: float, broke
     requests = [request(seed=i, temperature=temperature, logprobs=2, top_p=0.9) for i in range(3)]
     healthy = sample(sampler, logits, requests)
     logits[1, 13] = broken
-    tokens, reports = sampler.sample(logits, [Row.of(request) for request in requests])
+    tokens, reports = sampler.sample(logits, [SamplingRow.of(request) for request in requests])
     assert tokens.tolist() == [healthy[0], INVALID, healthy[2]]
     assert reports[1] is None and reports[0] is not None
     assert sample(sampler, torch.full((1, VOCAB), -math.inf), requests[:1]) == [INVALID]

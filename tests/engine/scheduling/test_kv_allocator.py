@@ -94,7 +94,7 @@ def attentions() -> list[str]:
     """Both decoders, where there are both."""
     try:
         native.kernels(torch.float32)
-    except native.Unavailable:
+    except native.NativeUnavailable:
         return ["reference"]
     return ["reference", "native"]
 

@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from engine.kernels.triton import fitting, grouped_gemm
+from engine.kernels.triton import grouped_gemm, launch_config
 
 SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227}
 """What a program may have, by compute capability: T4, A100, A10 and RTX 30, L4 and RTX 40, H100."""
@@ -51,7 +51,7 @@ def compiled(capability: int) -> Iterator[list[dict[str, Any]]]:
     driver.set_active(device)
     with (
         patch.object(JITFunction, "run", compile_launched),
-        patch.object(fitting, "shared_memory", lambda device: limit),
+        patch.object(launch_config, "shared_memory", lambda device: limit),
         patch.object(grouped_gemm, "shared_memory", lambda device: limit),
     ):
         yield launches

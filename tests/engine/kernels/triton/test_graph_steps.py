@@ -11,15 +11,15 @@ import torch
 from engine.attention.base import AttentionShape
 from engine.attention.triton import TritonAttention
 from engine.config import EngineConfig
-from engine.graphs.decodes import GraphedDecodes
+from engine.graphs.decode_graphs import DecodeGraphs
 from engine.loading.load_model import load_model
 from engine.models.decoder import Decoder
 from engine.models.operations import Rotary
 from engine.models.triton_operations import TritonOperations
 from engine.request import PENDING
-from engine.sampling.plain import choose_plain, triton_chooser
+from engine.sampling.graph_chooser import torch_graph_chooser, triton_graph_chooser
 from engine.scheduling.plan import Chunk, StepPlan
-from tests.engine.graphs.test_graphs import request
+from tests.engine.graphs.test_decode_graphs import request
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.recorded_graphs import Recording
 
@@ -43,8 +43,8 @@ def test_steps_of_our_kernels_give_the_tokens_of_plain_torch(tmp_path: Path) -> 
     runner._attention = TritonAttention(AttentionShape(*heads, 4, frozenset({None})))
     recording = Recording()
     runner.add_graphs(3, recording)
-    assert isinstance(runner._decodes, GraphedDecodes)
-    runner._decodes._choose = triton_chooser(CPU)
+    assert isinstance(runner._decodes, DecodeGraphs)
+    runner._decodes._choose = triton_graph_chooser(CPU)
 
     rows = [request(f"r{i}", 5 + i, temperature=0.8 * (i % 2)) for i in range(4)]
     pages = [list(range(6 * i, 6 * i + 6)) for i in range(4)]
@@ -78,6 +78,6 @@ def test_the_plain_choice_is_the_same_in_both() -> None:
     seeds = torch.tensor([3, -(2**60), 8, 1])
     inverse = torch.tensor([0.0, 1.0, 0.3, 1.0], dtype=torch.float64)
     positions = torch.tensor([0, 1, 700, 3])
-    expected = choose_plain(logits.clone(), seeds, inverse, positions)
-    assert triton_chooser(CPU)(logits, seeds, inverse, positions).tolist() == expected.tolist()
+    expected = torch_graph_chooser(logits.clone(), seeds, inverse, positions)
+    assert triton_graph_chooser(CPU)(logits, seeds, inverse, positions).tolist() == expected.tolist()
     assert expected[3] == -1

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.grammar.spec import Grammar
 from engine.kernels.triton import sample
 from engine.sampling.noise import uniform
-from engine.sampling.row import Row
+from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import Sampler, sampler_for
 from engine.sampling.triton_chooser import TritonChooser
 from engine.scheduling.plan import GRAMMAR_FAILED
@@ -30,7 +30,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sample, name, size)
 
 
-def agree(sampler: Sampler, logits: torch.Tensor, rows: list[Row]) -> list[int]:
+def agree(sampler: Sampler, logits: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
     """Both samplers' tokens, which are the same, as are reports and what becomes of the logits."""
     ours, theirs = logits.to(DEVICE, copy=True), logits.clone()
     tokens, reports = sampler.sample(ours, rows)
@@ -163,7 +163,7 @@ def test_grammars_are_followed_beside_other_rows(sampler: Sampler) -> None:
     for at, text in ((1, "b+"), (2, "c")):
         rows[at].request.constraint = compiler().constraint(Grammar("regex", text))
     rows[2].request.tokens.extend(ids("d"))
-    rows[2] = Row.of(rows[2].request)
+    rows[2] = SamplingRow.of(rows[2].request)
     tokens = agree(sampler, logits, rows)
     assert tokens[1] in ids("bb bbb bbbb") and tokens[2] == GRAMMAR_FAILED
 
@@ -172,7 +172,7 @@ def test_noise_is_that_of_the_host() -> None:
     """All tokens are as likely as each other: noise alone decides, at any seed and position."""
     seeds, positions = [0, 1, -1, 2**63 - 1, -(2**63)], [0, 1, 7, 2**31, 2**40]
     logits = torch.zeros(5, 1000, device=DEVICE)
-    choices = sample.Choices(
+    choices = sample.SamplingTensors(
         seed=torch.tensor(seeds, device=DEVICE),
         inverse=torch.ones(5, dtype=torch.float64, device=DEVICE),
         top_k=torch.zeros(5, dtype=torch.int32, device=DEVICE),

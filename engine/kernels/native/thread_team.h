@@ -1,6 +1,6 @@
 /* Threads that go through a step together: one parallel region a step, phases of its own inside.
  *
- * OpenMP's barriers and regions cost microseconds each, and a step of a small model has dozens of phases. Work is
+ * OpenMP's barriers and regions cost microseconds each, and a step of a small model has dozens of phases. SharedWork is
  * handed out an item at a time, and a phase ends when its items are done, not when all threads have come to its end:
  * one that the system has put aside holds nobody up unless it has an item. When it comes back it finds the phases
  * gone by empty.
@@ -19,30 +19,30 @@
 typedef struct {
     _Alignas(64) _Atomic uint64_t ticket; /* phase << 32 | the next item */
     _Alignas(64) atomic_int done;         /* items of the phase */
-} Work;
+} SharedWork;
 
 /* A team as one of its threads sees it. */
 typedef struct {
-    Work *work;
+    SharedWork *work;
     int thread, size;
     uint32_t phase; /* which this thread is in */
     int mine;       /* items of it that this thread has taken */
-} Team;
+} ThreadTeam;
 
 /* Before the parallel region. */
-static inline void work_begin(Work *work)
+static inline void work_begin(SharedWork *work)
 {
     atomic_store(&work->ticket, 0);
     atomic_store(&work->done, 0);
 }
 
 /* In it. */
-static inline Team team_join(Work *work)
+static inline ThreadTeam team_join(SharedWork *work)
 {
-    return (Team){work, omp_get_thread_num(), omp_get_num_threads(), 0, 0};
+    return (ThreadTeam){work, omp_get_thread_num(), omp_get_num_threads(), 0, 0};
 }
 
-static inline void end_phase(Team *team)
+static inline void end_phase(ThreadTeam *team)
 {
     atomic_store_explicit(&team->work->done, 0, memory_order_relaxed);
     atomic_store_explicit(&team->work->ticket, (uint64_t)(team->phase + 1) << 32, memory_order_release);
@@ -50,7 +50,7 @@ static inline void end_phase(Team *team)
 
 /* The next of a phase's `count` items, all threads saying the same count; `count` when there is none left. To ask is
  * to say that the item before is done. Every thread asks until there is none. */
-static inline int team_take(Team *team, int count)
+static inline int team_take(ThreadTeam *team, int count)
 {
     uint64_t ticket = atomic_load_explicit(&team->work->ticket, memory_order_acquire);
     while ((uint32_t)(ticket >> 32) == team->phase && (int)(uint32_t)ticket < count)
@@ -67,7 +67,7 @@ static inline int team_take(Team *team, int count)
 }
 
 /* The end of a phase that had items: all that was written in it is seen after it. */
-static inline void team_barrier(Team *team)
+static inline void team_barrier(ThreadTeam *team)
 {
     for (int spins = 0;
          (uint32_t)(atomic_load_explicit(&team->work->ticket, memory_order_acquire) >> 32) == team->phase; spins++) {

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from cache import Lease
 from engine.request import PENDING
-from engine.sampling.plain import inverse_temperature
+from engine.sampling.graph_chooser import inverse_temperature
 from engine.scheduling.plan import Chunk
 
 # The fields, by the words of a row that come before them.
@@ -27,7 +27,7 @@ SEED, INVERSE, POSITION, TOKEN, IN_USE, NUM_PROMPT, TABLE = 0, 2, 4, 5, 6, 7, 8
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RowLayout:
     """Where the fields of all rows lie in one array of int32 words: those of a field side by side, row by row.
 
     seed (2 words) | inverse temperature (2) | position | token | whether in use | prompt length | page table
@@ -58,7 +58,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class RowChanges:
     """What to write before a step."""
 
     number: int
@@ -87,10 +87,10 @@ class _Held:
     """Of the token that it computes next, if nobody else does."""
 
 
-class RowBook:
+class RowAssigner:
     """The host's account of the device's rows. For one thread."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: RowLayout) -> None:
         self._layout = layout
         self._held: list[_Held] = []
         self._row_of: dict[str, int] = {}
@@ -101,7 +101,7 @@ class RowBook:
         """What the device holds is unknown: all rows are written anew."""
         self._held, self._row_of, self._is_anew = [], {}, True
 
-    def place(self, chunks: Sequence[Chunk], before: dict[str, int]) -> Changes:
+    def place(self, chunks: Sequence[Chunk], before: dict[str, int]) -> RowChanges:
         """Rows for a step of decodes, one token each, which the device will advance.
 
         before: by request id, the row of what the step before samples; needed for tokens that are `PENDING`.
@@ -122,7 +122,7 @@ class RowBook:
             held.position = chunk.start + 1
         is_anew, self._is_anew = self._is_anew, False
         self._number += 1
-        return Changes(self._number, rows, _packet(words, taken), len(words), is_anew)
+        return RowChanges(self._number, rows, _packet(words, taken), len(words), is_anew)
 
     def _assign(self, chunks: Sequence[Chunk], words: dict[int, int]) -> list[int]:
         """The row of each chunk's request. Who left is forgotten, who came or had to move is written."""

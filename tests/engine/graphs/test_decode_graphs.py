@@ -13,11 +13,11 @@ import torch
 from cache import Namespace
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.graphs.recorded import StepGraphs, sizes_up_to
+from engine.graphs.step_graphs import StepGraphs, sizes_up_to
 from engine.loading.load_model import load_model
 from engine.request import Request
+from engine.sampling.graph_chooser import _uniform, fits_graph, torch_graph_chooser
 from engine.sampling.noise import uniform
-from engine.sampling.plain import _uniform, choose_plain, is_plain
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Chunk, StepPlan
 from engine.scheduling.stats import EngineLoad
@@ -151,15 +151,15 @@ def test_a_step_says_whether_it_was_replayed(model: Path) -> None:
 
 def test_min_tokens_and_prompt_logprobs_hold_graphs_up_no_longer_than_they_last() -> None:
     late = request("a", 6, min_tokens=2)
-    assert not is_plain(chunk_of(late, [])), "no token was generated yet"
+    assert not fits_graph(chunk_of(late, [])), "no token was generated yet"
     late.tokens += [1]
-    assert not is_plain(chunk_of(late, []))
+    assert not fits_graph(chunk_of(late, []))
     late.tokens += [1]
-    assert is_plain(chunk_of(late, []))
+    assert fits_graph(chunk_of(late, []))
     scored = request("a", 6, prompt_logprobs=1)
-    assert not is_plain(Chunk(scored, 4, 1, [14], [], samples=True))
+    assert not fits_graph(Chunk(scored, 4, 1, [14], [], samples=True))
     scored.tokens += [1]
-    assert is_plain(chunk_of(scored, []))
+    assert fits_graph(chunk_of(scored, []))
 
 
 def test_after_a_step_that_failed_rows_are_written_anew(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,5 +235,5 @@ def test_plain_choice_is_that_of_the_sampler() -> None:
     logits[0, 4] = logits[0, 9] = 9.0
     logits[1, 3] = torch.nan
     inverse = torch.tensor([0.0, 1.0, 1e308], dtype=torch.float64)
-    chosen = choose_plain(logits, seeds[:3], inverse, positions[:3])
+    chosen = torch_graph_chooser(logits, seeds[:3], inverse, positions[:3])
     assert chosen.tolist() == [4, -1, int(logits[2].argmax())]

@@ -159,7 +159,7 @@ def collect(
     min_p_ptr,
     best_ptr,
     bounds_ptr,
-    likeliest_ptr,  # [rows, chunks, ROOM]: logits from the bound on, in their order, then -inf
+    candidates_ptr,  # [rows, chunks, ROOM]: logits from the bound on, in their order, then -inf
     counts_ptr,  # [rows, chunks]: how many they are, room or not
     ROOM: tl.constexpr,
     NUM_CHUNKS: tl.constexpr,
@@ -175,10 +175,10 @@ def collect(
         is_in = (key_of(x) >= tl.load(bounds_ptr + row)) & (token < size)
         rank = tl.cumsum(is_in.to(tl.int32), axis=0) - 1
         count = tl.sum(is_in.to(tl.int32), axis=0)
-        likeliest = likeliest_ptr + (row * NUM_CHUNKS + chunk) * ROOM
-        tl.store(likeliest + rank, x, mask=is_in & (rank < ROOM))
+        candidates = candidates_ptr + (row * NUM_CHUNKS + chunk) * ROOM
+        tl.store(candidates + rank, x, mask=is_in & (rank < ROOM))
         slot = tl.arange(0, ROOM)
-        tl.store(likeliest + slot, tl.full((ROOM,), float("-inf"), tl.float32), mask=slot >= count)
+        tl.store(candidates + slot, tl.full((ROOM,), float("-inf"), tl.float32), mask=slot >= count)
         tl.store(counts_ptr + row * NUM_CHUNKS + chunk, count)
 
 
@@ -194,7 +194,7 @@ def find_cuts(
     best_ptr,
     sums_ptr,
     bounds_ptr,
-    likeliest_ptr,
+    candidates_ptr,
     counts_ptr,
     cuts_ptr,  # [rows, 2]: a key, and how many tokens that equal it stay
     ROOM: tl.constexpr,
@@ -211,7 +211,7 @@ def find_cuts(
         chunk = tl.arange(0, CHUNKS)
         counts = tl.load(counts_ptr + row * NUM_CHUNKS + chunk, mask=chunk < NUM_CHUNKS, other=0)
         has_all = tl.max(counts, axis=0) <= ROOM
-        logits = tl.where(has_all, likeliest_ptr + row * NUM_CHUNKS * ROOM, logits_ptr + row * stride)
+        logits = tl.where(has_all, candidates_ptr + row * NUM_CHUNKS * ROOM, logits_ptr + row * stride)
         number = tl.where(has_all, NUM_CHUNKS * ROOM, size)
         low, high = tl.load(bounds_ptr + row).to(tl.int64), key_of(best).to(tl.int64) + 1
         total, ties = _sum_of_row(sums_ptr, row, NUM_CHUNKS, CHUNKS), tl.zeros((), tl.int64) + size

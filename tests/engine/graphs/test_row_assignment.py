@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cache import KVCacheManager, Lease, Namespace, OutOfPages
 from engine.attention.batch import AttentionBatch
 from engine.graphs.device_rows import DeviceRows
-from engine.graphs.rows import Changes, Layout, RowBook
+from engine.graphs.row_assignment import RowAssigner, RowChanges, RowLayout
 from engine.request import PENDING, Request
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Chunk
@@ -40,8 +40,8 @@ class World:
         self.page_size = page_size
         self.cache = KVCacheManager(NUM_PAGES, page_size)
         max_pages = -(-MAX_LEN // page_size)
-        self.layout = Layout(MAX_ROWS, max_pages, page_size, EMPTY, NULL)
-        self.book, self.rows = RowBook(self.layout), DeviceRows(self.layout, MAX_LEN, CPU)
+        self.layout = RowLayout(MAX_ROWS, max_pages, page_size, EMPTY, NULL)
+        self.book, self.rows = RowAssigner(self.layout), DeviceRows(self.layout, MAX_LEN, CPU)
         self.requests: list[Request] = []
         self.sampled: torch.Tensor | None = None
         self.places: dict[str, int] = {}
@@ -182,7 +182,7 @@ def words_sent(world: World, requests: list[Request]) -> int:
     sent: list[int] = []
     place = world.book.place
 
-    def watched(*args: Any) -> Changes:
+    def watched(*args: Any) -> RowChanges:
         changes = place(*args)
         sent.append(0 if changes.packet is None else len(changes.packet) // 2)
         return changes

@@ -1,6 +1,6 @@
 """Choosing tokens that depend on nothing but logits, a temperature and noise: what a CUDA graph can hold.
 
-All that rows ask for lies in tensors, and the host is asked nothing; otherwise as `engine.sampling.choose`.
+All that rows ask for lies in tensors, and the host is asked nothing; otherwise as `engine.sampling.distribution`.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from engine.sampling.chooser import INVALID
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Chunk
 
-PlainChooser = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+GraphChooser = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """float32 logits [R, V], int64 seeds [R], float64 inverse temperatures [R] (0: the likeliest token), int64 numbers
 of tokens generated before [R], to int64 tokens [R]; -1 where no choice is valid."""
 
 
-def is_plain(chunk: Chunk) -> bool:
+def fits_graph(chunk: Chunk) -> bool:
     """Whether the token after a chunk is chosen that way, and nothing but the token is wanted."""
     request = chunk.request
     params, position = request.sampling, chunk.start + chunk.num_tokens
     return (
-        _is_plain(params)
+        _has_graph_params(params)
         and request.constraint is None
         and position - request.num_prompt >= params.min_tokens
         and (params.prompt_logprobs is None or position > request.num_prompt)
     )
 
 
-def _is_plain(params: SamplingParams) -> bool:
+def _has_graph_params(params: SamplingParams) -> bool:
     is_cut = params.top_k or params.top_p < 1.0 or params.min_p
     return not (
         (is_cut and not params.is_greedy)
@@ -49,32 +49,32 @@ def inverse_temperature(params: SamplingParams) -> float:
     return 0.0 if params.is_greedy else float(min(1 / params.temperature, np.finfo(np.float64).max))
 
 
-def choose_plain(
+def torch_graph_chooser(
     logits: torch.Tensor, seeds: torch.Tensor, inverse: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """As `PlainChooser` says, in plain torch."""
-    best, likeliest = logits.max(-1)  # NaN and infinity win the maximum
+    """As `GraphChooser` says, in plain torch."""
+    best, most_likely = logits.max(-1)  # NaN and infinity win the maximum
     weights = ((logits.double() - best.double()[:, None]) * inverse[:, None]).exp()
     cumulated = weights.cumsum(-1)
     total = cumulated[:, -1:]
-    # As in `engine.sampling.choose.draw`.
+    # As in `engine.sampling.distribution.draw`.
     below = torch.nextafter(total, torch.zeros_like(total))
     wanted = torch.minimum(_uniform(seeds, positions)[:, None] * total, below)
     drawn = torch.searchsorted(cumulated, wanted, right=True)[:, 0]
-    return torch.where(torch.isfinite(best), torch.where(inverse > 0, drawn, likeliest), INVALID)
+    return torch.where(torch.isfinite(best), torch.where(inverse > 0, drawn, most_likely), INVALID)
 
 
-def plain_chooser(device: torch.device) -> PlainChooser:
+def graph_chooser_for(device: torch.device) -> GraphChooser:
     """Triton's on a GPU, where it imports; else torch's."""
     if device.type == "cuda":
         try:
-            return triton_chooser(device)
+            return triton_graph_chooser(device)
         except ImportError:  # what it costs was logged when the sampler was chosen
             pass
-    return choose_plain
+    return torch_graph_chooser
 
 
-def triton_chooser(device: torch.device) -> PlainChooser:
+def triton_graph_chooser(device: torch.device) -> GraphChooser:
     """By Triton's kernels. Raises ImportError."""
     from engine.kernels.triton import sample
 
@@ -84,7 +84,9 @@ def triton_chooser(device: torch.device) -> PlainChooser:
         rows = len(seeds)
         no_k = torch.zeros(rows, dtype=torch.int32, device=device)
         no_p = torch.ones(rows, dtype=torch.float64, device=device)
-        choices = sample.Choices(seeds, inverse, no_k, no_p, torch.zeros_like(no_p), draws=True, cuts=False)
+        choices = sample.SamplingTensors(
+            seeds, inverse, no_k, no_p, torch.zeros_like(no_p), draws=True, cuts=False
+        )
         return sample.choose(logits, choices, positions)
 
     return choose

@@ -13,13 +13,13 @@ import torch
 from engine.logprobs import TokenLogprobs
 from engine.sampling.adjust import is_adjusted
 from engine.sampling.prompt_logprobs import SLICE_BYTES
-from engine.sampling.row import Row
+from engine.sampling.row import SamplingRow
 
 
-class OwnLogprobs:
+class SampledLogprobs:
     """What is kept of the logits of one step, for the rows that report. Made before they are changed."""
 
-    def __init__(self, logits: torch.Tensor, rows: Sequence[Row], slice_bytes: int = SLICE_BYTES) -> None:
+    def __init__(self, logits: torch.Tensor, rows: Sequence[SamplingRow], slice_bytes: int = SLICE_BYTES) -> None:
         """logits: float32 [R, V]; row r belongs to rows[r].
 
         No more than `slice_bytes` of them are copied at a time, but for rows that are going to be adjusted.

@@ -9,10 +9,10 @@ import torch
 
 from engine.attention.batch import AttentionBatch
 from engine.graphs.device_rows import DeviceRows
-from engine.graphs.recorded import Capture, StepGraphs
-from engine.graphs.rows import Changes, Layout, RowBook
+from engine.graphs.row_assignment import RowAssigner, RowChanges, RowLayout
+from engine.graphs.step_graphs import Capture, StepGraphs
 from engine.runner.prepared_step import Places
-from engine.sampling.plain import PlainChooser, is_plain
+from engine.sampling.graph_chooser import GraphChooser, fits_graph
 from engine.scheduling.plan import StepPlan
 
 Decode = Callable[[torch.Tensor, AttentionBatch], torch.Tensor]
@@ -20,11 +20,11 @@ Decode = Callable[[torch.Tensor, AttentionBatch], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedStep:
+class GraphStep:
     """A step whose chunks have rows on the device."""
 
     plan: StepPlan
-    changes: Changes
+    changes: RowChanges
     size: int
     """Rows of the graph."""
 
@@ -34,7 +34,7 @@ class PlacedStep:
         return self.changes.rows
 
 
-class GraphedDecodes:
+class DecodeGraphs:
     """The rows of decoding requests and the graphs that advance them. `place` is for the thread that prepares
     steps, `run` for the one in which they run.
     """
@@ -42,21 +42,21 @@ class GraphedDecodes:
     def __init__(
         self,
         decode: Decode,
-        choose: PlainChooser,
-        layout: Layout,
+        choose: GraphChooser,
+        layout: RowLayout,
         sizes: Sequence[int],
         max_len: int,
         device: torch.device,
         capture: Capture,
     ) -> None:
         self._decode, self._choose, self._layout = decode, choose, layout
-        self._book = RowBook(layout)
+        self._book = RowAssigner(layout)
         self._rows = DeviceRows(layout, max_len, device)
         self.graphs = StepGraphs(sizes, self._advance, capture)
         self._last = -1  # number of the last step that the device's rows are up to date with
         self._is_broken = False
 
-    def place(self, plan: StepPlan, places: Places) -> PlacedStep | None:
+    def place(self, plan: StepPlan, places: Places) -> GraphStep | None:
         """The step as the device is told of it, `places` brought up to date; None when no graph can hold it.
 
         Graphs hold steps in which every request computes one token and gets one, chosen by its temperature alone.
@@ -66,7 +66,7 @@ class GraphedDecodes:
         if not chunks or size is None or plan.num_tokens > len(chunks):
             return None
         longest = self._layout.max_pages * self._layout.page_size
-        if not all(chunk.samples and chunk.start < longest and is_plain(chunk) for chunk in chunks):
+        if not all(chunk.samples and chunk.start < longest and fits_graph(chunk) for chunk in chunks):
             return None
         if self._is_broken:
             self._book.forget()
@@ -78,9 +78,9 @@ class GraphedDecodes:
             raise
         pairs = zip(chunks, changes.rows, strict=True)
         places.rows = {chunk.request.request_id: row for chunk, row in pairs}
-        return PlacedStep(plan, changes, size)
+        return GraphStep(plan, changes, size)
 
-    def run(self, step: PlacedStep, before: torch.Tensor | None) -> tuple[torch.Tensor, bool]:
+    def run(self, step: GraphStep, before: torch.Tensor | None) -> tuple[torch.Tensor, bool]:
         """int64 [rows]: the token of each row, there until the next step runs; and whether a graph was replayed.
 
         before: what the step before sampled. Raises RuntimeError when a step failed after which this one was

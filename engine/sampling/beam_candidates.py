@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import torch
 
 from engine.logprobs import TokenLogprobs
-from engine.sampling.row import Row
+from engine.sampling.row import SamplingRow
 
 
-def is_searching(row: Row) -> bool:
+def is_beam_row(row: SamplingRow) -> bool:
     """Whether a beam search wants this row's candidates."""
     return row.request.sampling.beams is not None
 
 
-def candidates(logprobs: torch.Tensor, rows: Sequence[Row]) -> list[TokenLogprobs]:
+def beam_candidates(logprobs: torch.Tensor, rows: Sequence[SamplingRow]) -> list[TokenLogprobs]:
     """For each row of `logprobs` (float32 [R, V], adjusted) the best token, and as `top` all that may be needed.
 
     Adjusting them gives no distribution any more: transformers searches them as they are, and so do we.
@@ -29,7 +29,7 @@ def candidates(logprobs: torch.Tensor, rows: Sequence[Row]) -> list[TokenLogprob
     ]
 
 
-def _count(row: Row) -> int:
+def _count(row: SamplingRow) -> int:
     beams = row.request.sampling.beams
     assert beams is not None
     return beams.num_candidates(len(row.request.stop_ids))

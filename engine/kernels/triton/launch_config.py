@@ -25,7 +25,7 @@ _UNLIMITED = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class LaunchConfig:
     """A program that fits."""
 
     rows: int
@@ -33,7 +33,9 @@ class Fit:
     shared_bytes: int
 
 
-def fit(rows: int, least_rows: int, head_dim: int, element_size: int, device: torch.device) -> Fit | None:
+def largest_config(
+    rows: int, least_rows: int, head_dim: int, element_size: int, device: torch.device
+) -> LaunchConfig | None:
     """The most rows that fit: `rows`, or half of them, and so on down to `least_rows`, all powers of two; None:
     not even those. `element_size`: bytes of a query's number.
     """
@@ -45,7 +47,7 @@ def fit(rows: int, least_rows: int, head_dim: int, element_size: int, device: to
                 held = min(held, 2)
             shared_bytes = (rows + 2 * 64 * held) * number_bytes + _BESIDE
             if shared_bytes <= limit:
-                return Fit(rows, num_stages, shared_bytes)
+                return LaunchConfig(rows, num_stages, shared_bytes)
         rows //= 2
     return None
 
