@@ -15,7 +15,7 @@ from deployments.admission.rate_limits import RateLimited
 from deployments.api.chat import plan_chat
 from deployments.api.completions import plan_completion
 from deployments.api.errors import ApiError, at_most, from_client, invalid, quoted
-from deployments.api.exchange import Caller, Exchange, Hints, Plan
+from deployments.api.exchange import Caller, Exchange, GenerationPlan, Hints
 from deployments.api.http.access import Gate, tenant_of
 from deployments.api.http.body import ClientGone, read_json
 from deployments.api.http.pacing import Pace, chunks_per_s
@@ -38,12 +38,12 @@ from deployments.api.routes.health import health
 from deployments.api.routes.lifecycle import add_model_routes
 from deployments.api.routes.router import add_router_routes
 from deployments.api.service import ApiService, ServedModel
-from deployments.api.tools.asked import checked_functions
+from deployments.api.tools.requested import checked_functions
 from deployments.client.protocol import Unavailable
 from deployments.config.limits import Limits
 from engine.machine import usable_cores
 
-_Planner = Callable[[], Awaitable[Plan]]
+_Planner = Callable[[], Awaitable[GenerationPlan]]
 
 
 def create_app(service: ApiService) -> FastAPI:
@@ -84,7 +84,7 @@ class _Routes:
         """Create a chat completion."""
         recorder = self._recorder(request, "chat_completions")
 
-        async def plan() -> Plan:
+        async def plan() -> GenerationPlan:
             served, asked = await self._parsed(request, ChatRequest, recorder)
             return await plan_chat(self._service.limits, served, asked)
 
@@ -94,7 +94,7 @@ class _Routes:
         """Create a text completion."""
         recorder = self._recorder(request, "completions")
 
-        async def plan() -> Plan:
+        async def plan() -> GenerationPlan:
             served, asked = await self._parsed(request, CompletionRequest, recorder)
             return await plan_completion(self._service.limits, served, asked)
 

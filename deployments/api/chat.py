@@ -7,14 +7,20 @@ from typing import Any
 
 from deployments.api.choices import Delta
 from deployments.api.errors import invalid
-from deployments.api.exchange import Plan
-from deployments.api.output.answer_constraint import answer_form
+from deployments.api.exchange import GenerationPlan
+from deployments.api.output.answer_constraint import answer_constraint
 from deployments.api.output.logprobs import chat_logprobs, prompt_logprobs
-from deployments.api.output.output_parser import CallDelta
-from deployments.api.output.response_encoder import Answer, Frames, Prompt, Whole, encode_json
+from deployments.api.output.output_parser import ToolCallDelta
+from deployments.api.output.response_encoder import (
+    ChunkFraming,
+    CompleteChoice,
+    EncodedPrompt,
+    ResponseContext,
+    encode_json,
+)
 from deployments.api.request.beams import with_beams
 from deployments.api.request.best_of import num_candidates
-from deployments.api.request.prompt_scores import PromptScores, asked_scores, scores_of
+from deployments.api.request.prompt_scores import PromptScores, requested_scores, scores_of
 from deployments.api.request.prompts import check_prompt, encode_messages
 from deployments.api.request.protocol import ChatRequest
 from deployments.api.request.sampling import (
@@ -25,48 +31,48 @@ from deployments.api.request.sampling import (
     with_grammar,
     with_max_tokens,
 )
-from deployments.api.request.structured import asked_grammar
+from deployments.api.request.structured import requested_grammar
 from deployments.api.service import ServedModel
 from deployments.api.text_codec import TextCodec
-from deployments.api.tools.asked import asked_tools
+from deployments.api.tools.requested import requested_tools
 from deployments.config.limits import Limits
 from engine.logprobs import TokenLogprobs
 
 
-async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -> Plan:
+async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -> GenerationPlan:
     """Check everything, tokenize, and say what to generate. Raises `ApiError`."""
     model = served.card
     asked, logprobs = _asked_tokens(request), _asked_logprobs(request, limits.max_top_logprobs)
-    num_scored = asked_scores(request, limits)
+    num_scored = requested_scores(request, limits)
     # All but the prompt's length is checked before the prompt is worked on.
     unbounded = 2**31 - 1 if asked is None else asked
     sampling = sampling_params(
         request, limits, model, max_tokens=unbounded, logprobs=logprobs, prompt_logprobs=num_scored
     )
     candidates = num_candidates(request, limits)
-    grammar = await asked_grammar(limits, served.grammars, request.response_format, request.structured_outputs)
+    grammar = await requested_grammar(limits, served.grammars, request.response_format, request.structured_outputs)
     sampling = with_grammar(sampling, grammar)
-    tools = await asked_tools(limits, request, served.codec.dialect.tools)
+    tools = await requested_tools(limits, request, served.codec.dialect.tools)
     ids = await encode_messages(limits, served, request.messages, tools.functions if tools else ())
     check_prompt(model, ids, "messages")
     left = room(len(ids), model.max_model_len, "messages")
     check_room(len(ids), asked or left, model, "messages")
     scores = scores_of(request, limits, [ids], num_scored, candidates)
     options = request.stream_options
-    answer = Answer.begin(
+    context = ResponseContext.begin(
         "chatcmpl",
         model.id,
-        [Prompt(ids)],
+        [EncodedPrompt(ids)],
         num_choices=request.n or 1,
         include_usage=bool(options and options.include_usage),
         with_token_ids=bool(request.return_token_ids),
         include_timings=bool(request.include_timings),
     )
-    wording = ChatWording(answer, served.codec, logprobs, scores)
-    sought, grammar = await answer_form(limits, served, grammar, tools, ids)
+    encoder = ChatResponseEncoder(context, served.codec, logprobs, scores)
+    parse_spec, grammar = await answer_constraint(limits, served, grammar, tools, ids)
     sampling = with_grammar(with_max_tokens(sampling, asked or left), grammar)
     sampling = with_beams(sampling, request, limits, candidates)
-    return Plan(served, request, sampling, wording, candidates, sought=sought, scores=scores)
+    return GenerationPlan(served, request, sampling, encoder, candidates, parse_spec=parse_spec, scores=scores)
 
 
 def _asked_tokens(request: ChatRequest) -> int | None:
@@ -87,18 +93,18 @@ def _asked_logprobs(request: ChatRequest, limit: int) -> int | None:
     return None
 
 
-class ChatWording:
+class ChatResponseEncoder:
     """Spells answers as chat completions."""
 
     def __init__(
-        self, answer: Answer, codec: TextCodec, logprobs: int | None, scores: PromptScores | None = None
+        self, context: ResponseContext, codec: TextCodec, logprobs: int | None, scores: PromptScores | None = None
     ) -> None:
         """`logprobs` are the alternatives asked for; `scores` are the prompt's."""
-        self.answer = answer
+        self.context = context
         self._codec = codec
         self._num_top = logprobs
         self._scores = scores
-        self._frames = Frames(answer, "chat.completion.chunk")
+        self._framing = ChunkFraming(context, "chat.completion.chunk")
 
     def opening(self, index: int) -> bytes:
         """The role comes first, with an empty text."""
@@ -108,15 +114,15 @@ class ChatWording:
             "logprobs": None,
             "finish_reason": None,
         }
-        if self.answer.with_token_ids:
-            choice["prompt_token_ids"] = self.answer.prompt_of(index).token_ids
-        return self._frames.choice(encode_json(choice))
+        if self.context.with_token_ids:
+            choice["prompt_token_ids"] = self.context.prompt_of(index).token_ids
+        return self._framing.choice(encode_json(choice))
 
     def delta(self, delta: Delta) -> bytes:
         """The finish reason comes in a chunk of its own: clients expect the last delta to be empty."""
         chunks = b""
         if delta.text or delta.logprobs or delta.reasoning or delta.calls:
-            chunks = self._frames.choice(self._said_choice(delta))
+            chunks = self._framing.choice(self._said_choice(delta))
         if delta.finish_reason:
             last = {
                 "index": delta.index,
@@ -124,13 +130,13 @@ class ChatWording:
                 "logprobs": None,
                 "finish_reason": delta.finish_reason,
             }
-            chunks += self._frames.choice(encode_json(last))
+            chunks += self._framing.choice(encode_json(last))
         return chunks
 
     def _said_choice(self, delta: Delta) -> bytes:
         """The hot path: assembled by hand, as only the text differs from chunk to chunk."""
         logprobs = encode_json(self._logprobs(delta.logprobs)) if delta.logprobs else b"null"
-        token_ids = b',"token_ids":' + encode_json(delta.token_ids) if self.answer.with_token_ids else b""
+        token_ids = b',"token_ids":' + encode_json(delta.token_ids) if self.context.with_token_ids else b""
         if delta.reasoning or delta.calls:
             said = encode_json(_said(delta.text, delta.reasoning, [_streamed(call) for call in delta.calls]))
         else:
@@ -144,19 +150,19 @@ class ChatWording:
 
     def closing(self, extras: dict[str, Any]) -> bytes:
         """What is said of the whole request, with no choices."""
-        return self._frames.closing(extras)
+        return self._framing.closing(extras)
 
     def whole(self, deltas: Sequence[Sequence[Delta]], extras: dict[str, Any]) -> bytes:
         """A chat.completion object."""
-        spelled = [self._whole_choice(index, Whole.of(own)) for index, own in enumerate(deltas)]
-        head = self.answer.head("chat.completion")
-        if self.answer.with_token_ids:
-            head["prompt_token_ids"] = self.answer.prompts[0].token_ids
+        spelled = [self._whole_choice(index, CompleteChoice.of(own)) for index, own in enumerate(deltas)]
+        head = self.context.head("chat.completion")
+        if self.context.with_token_ids:
+            head["prompt_token_ids"] = self.context.prompts[0].token_ids
         if self._scores is not None:
             head["prompt_logprobs"] = prompt_logprobs(self._codec, self._scores.of(0), self._scores.num_top)
         return encode_json({**head, "choices": spelled, **extras})
 
-    def _whole_choice(self, index: int, whole: Whole) -> dict[str, Any]:
+    def _whole_choice(self, index: int, whole: CompleteChoice) -> dict[str, Any]:
         text, calls = "".join(whole.text), [_spelled(call) for call in whole.calls]
         said = _said(text, "".join(whole.reasoning), calls)
         choice: dict[str, Any] = {
@@ -165,7 +171,7 @@ class ChatWording:
             "logprobs": None if self._num_top is None else self._logprobs(whole.logprobs),
             "finish_reason": whole.finish_reason,
         }
-        if self.answer.with_token_ids:
+        if self.context.with_token_ids:
             choice["token_ids"] = whole.token_ids
         return choice
 
@@ -179,7 +185,7 @@ def _said(text: str, thought: str, calls: list[dict[str, Any]]) -> dict[str, Any
     return {part: value for part, value in said.items() if value}
 
 
-def _spelled(call: CallDelta) -> dict[str, Any]:
+def _spelled(call: ToolCallDelta) -> dict[str, Any]:
     return {
         "id": call.id,
         "type": "function",
@@ -187,7 +193,7 @@ def _spelled(call: CallDelta) -> dict[str, Any]:
     }
 
 
-def _streamed(call: CallDelta) -> dict[str, Any]:
+def _streamed(call: ToolCallDelta) -> dict[str, Any]:
     """The first delta of a call says what is called, later ones go on with the arguments."""
     if call.name is not None:
         return {"index": call.index, **_spelled(call)}

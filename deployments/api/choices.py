@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from deployments.api.errors import RETRY_AFTER_S, ApiError
-from deployments.api.output.output_parser import AnswerReader, CallDelta
+from deployments.api.output.output_parser import OutputParser, ToolCallDelta
 from deployments.client.protocol import EngineClient, GenerateRequest, Generation
 from deployments.client.timeline import Course
 from engine.beam_search import Hypothesis
@@ -47,7 +47,7 @@ class Delta:
     """Scores of further tokens of its prompt, which come before all text."""
     reasoning: str = ""
     """What it thought before its text."""
-    calls: Sequence[CallDelta] = ()
+    calls: Sequence[ToolCallDelta] = ()
     """What it added to calls of tools."""
 
     @property
@@ -59,7 +59,7 @@ class Delta:
 class Choice:
     """One choice as it grows."""
 
-    def __init__(self, index: int, text: AnswerReader, *, scores_only: bool = False) -> None:
+    def __init__(self, index: int, text: OutputParser, *, scores_only: bool = False) -> None:
         """With `scores_only` nothing was to be generated: the one token that an engine cannot but is dropped."""
         self.index = index
         self.num_generated = 0
@@ -128,7 +128,7 @@ class Choices:
     def __init__(
         self,
         client: EngineClient,
-        parts: Sequence[tuple[GenerateRequest, Sequence[AnswerReader]]],
+        parts: Sequence[tuple[GenerateRequest, Sequence[OutputParser]]],
         idle_timeout_s: float,
         *,
         scores_only: bool = False,

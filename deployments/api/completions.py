@@ -7,18 +7,24 @@ from typing import Any
 
 from deployments.api.choices import Delta
 from deployments.api.errors import at_most
-from deployments.api.exchange import Plan
+from deployments.api.exchange import GenerationPlan
 from deployments.api.output.logprobs import (
-    Offsets,
+    TextOffsets,
     completion_logprobs,
     echo_logprobs,
     output_offsets,
     prompt_logprobs,
 )
-from deployments.api.output.response_encoder import Answer, Frames, Prompt, Whole, encode_json
+from deployments.api.output.response_encoder import (
+    ChunkFraming,
+    CompleteChoice,
+    EncodedPrompt,
+    ResponseContext,
+    encode_json,
+)
 from deployments.api.request.beams import with_beams
 from deployments.api.request.best_of import num_candidates
-from deployments.api.request.prompt_scores import PromptScores, asked_scores, scores_of
+from deployments.api.request.prompt_scores import PromptScores, requested_scores, scores_of
 from deployments.api.request.prompts import check_prompt, encode_text
 from deployments.api.request.protocol import CompletionRequest
 from deployments.api.request.sampling import (
@@ -28,19 +34,19 @@ from deployments.api.request.sampling import (
     sampling_params,
     with_grammar,
 )
-from deployments.api.request.structured import asked_grammar
+from deployments.api.request.structured import requested_grammar
 from deployments.api.service import ServedModel
 from deployments.api.text_codec import TextCodec
 from deployments.config.limits import Limits
 from engine.logprobs import TokenLogprobs
 
 
-async def plan_completion(limits: Limits, served: ServedModel, request: CompletionRequest) -> Plan:
+async def plan_completion(limits: Limits, served: ServedModel, request: CompletionRequest) -> GenerationPlan:
     """Check everything, tokenize, and say what to generate. Raises `ApiError`."""
     model = served.card
     at_most("prompt", len(request.prompt), limits.max_prompts, "prompts")
     in_range("logprobs", request.logprobs, 0, limits.max_completion_logprobs)
-    num_scored = asked_scores(request, limits, echoed=request.logprobs if request.echo else None)
+    num_scored = requested_scores(request, limits, echoed=request.logprobs if request.echo else None)
     max_tokens = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     is_silent = max_tokens == 0 and (bool(request.echo) or num_scored is not None)
     candidates = num_candidates(request, limits)
@@ -52,13 +58,13 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
         logprobs=request.logprobs,
         prompt_logprobs=num_scored,
     )
-    grammar = await asked_grammar(limits, served.grammars, request.response_format, request.structured_outputs)
+    grammar = await requested_grammar(limits, served.grammars, request.response_format, request.structured_outputs)
     sampling = with_beams(with_grammar(sampling, grammar), request, limits, candidates)
     prompts = [await _prompt(limits, served, prompt, bool(request.echo)) for prompt in request.prompt]
     for prompt in prompts:
         check_room(len(prompt.token_ids), max_tokens, model, "prompt")
     options = request.stream_options
-    answer = Answer.begin(
+    context = ResponseContext.begin(
         "cmpl",
         model.id,
         prompts,
@@ -68,12 +74,12 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
         include_timings=bool(request.include_timings),
     )
     scores = scores_of(request, limits, [prompt.token_ids for prompt in prompts], num_scored, candidates)
-    wording = CompletionWording(answer, served.codec, request.logprobs, scores, request.prompt_logprobs)
-    return Plan(
+    encoder = CompletionResponseEncoder(context, served.codec, request.logprobs, scores, request.prompt_logprobs)
+    return GenerationPlan(
         served,
         request,
         sampling,
-        wording,
+        encoder,
         candidates,
         echoes_only=is_silent and scores is None,
         scores=scores,
@@ -81,41 +87,41 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
     )
 
 
-async def _prompt(limits: Limits, served: ServedModel, given: str | list[int], echo: bool) -> Prompt:
+async def _prompt(limits: Limits, served: ServedModel, given: str | list[int], echo: bool) -> EncodedPrompt:
     """Ids as they are, text as the tokenizer splits it; echoed as it was given."""
     ids = await encode_text(limits, served, given) if isinstance(given, str) else given
     # Special tokens alone are no prompt: an empty text stays empty though the tokenizer adds its own.
     check_prompt(served.card, ids if given else [], "prompt")
     if not echo:
-        return Prompt(ids)
-    return Prompt(ids, given if isinstance(given, str) else served.codec.decode(ids))
+        return EncodedPrompt(ids)
+    return EncodedPrompt(ids, given if isinstance(given, str) else served.codec.decode(ids))
 
 
-class CompletionWording:
+class CompletionResponseEncoder:
     """Spells answers as text completions."""
 
     def __init__(
         self,
-        answer: Answer,
+        context: ResponseContext,
         codec: TextCodec,
         logprobs: int | None,
         scores: PromptScores | None = None,
         prompt_logprobs: int | None = None,
     ) -> None:
         """`logprobs` and `prompt_logprobs` are the alternatives asked for; `scores` are the prompts'."""
-        self.answer = answer
+        self.context = context
         self._codec = codec
         self._num_top, self._num_prompt_top = logprobs, prompt_logprobs
         self._scores = scores
-        self._frames = Frames(answer, "text_completion")
+        self._framing = ChunkFraming(context, "text_completion")
         self._offsets = [
-            Offsets(len(prompt.echo or "")) for prompt in answer.prompts for _ in range(answer.num_choices)
+            TextOffsets(len(prompt.echo or "")) for prompt in context.prompts for _ in range(context.num_choices)
         ]
 
     def opening(self, index: int) -> bytes:
         """The echoed prompt with its logprobs, when one was asked for."""
-        prompt = self.answer.prompt_of(index)
-        if prompt.echo is None and not self.answer.with_token_ids:
+        prompt = self.context.prompt_of(index)
+        if prompt.echo is None and not self.context.with_token_ids:
             return b""
         choice: dict[str, Any] = {
             "index": index,
@@ -123,16 +129,16 @@ class CompletionWording:
             "logprobs": self._echoed_logprobs(index),
             "finish_reason": None,
         }
-        if self.answer.with_token_ids:
+        if self.context.with_token_ids:
             choice["prompt_token_ids"] = prompt.token_ids
-        return self._frames.choice(encode_json(choice))
+        return self._framing.choice(encode_json(choice))
 
     def delta(self, delta: Delta) -> bytes:
         """One chunk, the last one with the finish reason."""
         if not delta.says_something:
             return b""
         logprobs = encode_json(self._logprobs(delta.index, delta.logprobs)) if delta.logprobs else b"null"
-        token_ids = b',"token_ids":' + encode_json(delta.token_ids) if self.answer.with_token_ids else b""
+        token_ids = b',"token_ids":' + encode_json(delta.token_ids) if self.context.with_token_ids else b""
         choice = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}' % (
             delta.index,
             encode_json(delta.text),
@@ -140,20 +146,20 @@ class CompletionWording:
             encode_json(delta.finish_reason),
             token_ids,
         )
-        return self._frames.choice(choice)
+        return self._framing.choice(choice)
 
     def closing(self, extras: dict[str, Any]) -> bytes:
         """What is said of the whole request, with no choices."""
-        return self._frames.closing(extras)
+        return self._framing.closing(extras)
 
     def whole(self, deltas: Sequence[Sequence[Delta]], extras: dict[str, Any]) -> bytes:
         """A text_completion object."""
-        spelled = [self._whole_choice(index, Whole.of(own)) for index, own in enumerate(deltas)]
-        head = self.answer.head("text_completion")
+        spelled = [self._whole_choice(index, CompleteChoice.of(own)) for index, own in enumerate(deltas)]
+        head = self.context.head("text_completion")
         return encode_json({**head, "choices": spelled, **extras})
 
-    def _whole_choice(self, index: int, whole: Whole) -> dict[str, Any]:
-        prompt = self.answer.prompt_of(index)
+    def _whole_choice(self, index: int, whole: CompleteChoice) -> dict[str, Any]:
+        prompt = self.context.prompt_of(index)
         logprobs = None if self._num_top is None else self._logprobs(index, whole.logprobs)
         if logprobs is not None and (echoed := self._echoed_logprobs(index)):
             logprobs = {name: echoed[name] + values for name, values in logprobs.items()}
@@ -166,13 +172,13 @@ class CompletionWording:
         if self._scores is not None and self._num_prompt_top is not None:
             scores = self._scores.of(index)
             choice["prompt_logprobs"] = prompt_logprobs(self._codec, scores, self._num_prompt_top)
-        if self.answer.with_token_ids:
+        if self.context.with_token_ids:
             choice |= {"prompt_token_ids": prompt.token_ids, "token_ids": whole.token_ids}
         return choice
 
     def _echoed_logprobs(self, index: int) -> dict[str, Any] | None:
         """Those of the echoed prompt, when both were asked for."""
-        prompt = self.answer.prompt_of(index)
+        prompt = self.context.prompt_of(index)
         if self._scores is None or self._num_top is None or prompt.echo is None:
             return None
         return echo_logprobs(self._codec, prompt.token_ids, prompt.echo, self._scores.of(index), self._num_top)

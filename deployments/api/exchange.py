@@ -20,8 +20,8 @@ from deployments.api.choices import Choices, Delta
 from deployments.api.errors import ApiError, from_client, internal
 from deployments.api.http.pacing import Pace
 from deployments.api.http.transport import EventStream, logger
-from deployments.api.output.output_parser import NOTHING, AnswerReader, Sought
-from deployments.api.output.response_encoder import DONE, Wording, error_event
+from deployments.api.output.output_parser import PLAIN_TEXT, OutputParser, OutputParseSpec
+from deployments.api.output.response_encoder import DONE, ResponseEncoder, error_event
 from deployments.api.recording import Recorder
 from deployments.api.report import Began
 from deployments.api.request.best_of import best
@@ -39,16 +39,16 @@ CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost, RateLimited)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GenerationPlan:
     """A checked request: what to generate, with which model, and how to spell the answer."""
 
     served: ServedModel
     request: ChatRequest | CompletionRequest
     sampling: SamplingParams
-    wording: Wording
+    encoder: ResponseEncoder
     num_candidates: int = 1
-    """Answers to generate for each prompt; `wording.answer.num_choices` of them are given."""
-    sought: Sought = NOTHING
+    """Answers to generate for each prompt; `encoder.context.num_choices` of them are given."""
+    parse_spec: OutputParseSpec = PLAIN_TEXT
     """What the answers' text is searched for."""
     echoes_only: bool = False
     """Answer with the prompts and generate nothing."""
@@ -84,7 +84,7 @@ class Exchange:
     def __init__(
         self,
         limits: Limits,
-        plan: Plan,
+        plan: GenerationPlan,
         recorder: Recorder,
         request_id: str,
         hints: Hints,
@@ -92,22 +92,22 @@ class Exchange:
         pace: Pace,
     ) -> None:
         self._limits = limits
-        self._wording = plan.wording
+        self._encoder = plan.encoder
         self._recorder = recorder
         self._request_id = request_id
         self._is_stream = bool(plan.request.stream)
         self._pace = pace
         parts = [] if plan.echoes_only else _parts(plan, hints, caller.tenant, request_id)
         self._count_field = "n" if plan.request.best_of is None else "best_of"
-        self._num_sequences = len(plan.wording.answer.prompts) * plan.num_candidates if parts else 0
+        self._num_sequences = len(plan.encoder.context.prompts) * plan.num_candidates if parts else 0
         self._hints, self._ticket = hints, caller.ticket
-        self._num_prompt_tokens = plan.wording.answer.num_prompt_tokens
+        self._num_prompt_tokens = plan.encoder.context.num_prompt_tokens
         is_silent = plan.sampling.beams is not None  # A beam search says nothing before its end.
         idle_timeout_s = limits.request_timeout_s if is_silent else limits.idle_timeout_s
         self._choices = Choices(plan.served.client, parts, idle_timeout_s, scores_only=plan.scores_only)
         self._scores, self._num_top = plan.scores, plan.sampling.logprobs
-        recorder.report.began = Began(plan.wording.answer, plan.sampling, self._is_stream, self._choices)
-        self._num_echoed = len(plan.wording.answer.prompts) * (plan.request.n or 1) if plan.echoes_only else 0
+        recorder.report.began = Began(plan.encoder.context, plan.sampling, self._is_stream, self._choices)
+        self._num_echoed = len(plan.encoder.context.prompts) * (plan.request.n or 1) if plan.echoes_only else 0
         self._deadline = asyncio.get_running_loop().time() + limits.request_timeout_s
 
     async def respond(self) -> Response:
@@ -166,13 +166,13 @@ class Exchange:
                 yield delta
 
     async def _whole(self, deltas: AsyncIterator[Delta]) -> Response:
-        answer = self._wording.answer
+        answer = self._encoder.context
         by_choice: list[list[Delta]] = [[] for _ in range(self._num_echoed or len(self._choices.choices))]
         async for delta in deltas:
             by_choice[delta.index].append(delta)
         if len(by_choice) > len(answer.prompts) * answer.num_choices:
             by_choice = best(self._choices.choices, by_choice, len(answer.prompts), answer.num_choices)
-        body = await self._spell(lambda: self._wording.whole(by_choice, self._extras(is_whole=True)))
+        body = await self._spell(lambda: self._encoder.whole(by_choice, self._extras(is_whole=True)))
         self._recorder.finished(by_choice[0][-1].finish_reason or "stop")
         return Response(body, headers=self._headers(), media_type="application/json")
 
@@ -208,15 +208,15 @@ class Exchange:
         while delta is not None:
             if delta.index not in opened:
                 opened.add(delta.index)
-                waiting += await self._spell(partial(self._wording.opening, delta.index))
-            waiting += self._wording.delta(delta)
+                waiting += await self._spell(partial(self._encoder.opening, delta.index))
+            waiting += self._encoder.delta(delta)
             if waiting and not (delta.finish_reason and self._choices.are_over):
                 yield waiting
                 waiting = b""
                 await self._turns.wait(len(self._choices.choices))
             last, delta = delta, await anext(deltas, None)
         if extras := self._extras(is_whole=False):
-            waiting += self._wording.closing(extras)
+            waiting += self._encoder.closing(extras)
         self._recorder.finished(last.finish_reason or "stop")
         yield waiting + DONE
 
@@ -231,7 +231,7 @@ class Exchange:
 
     def _extras(self, *, is_whole: bool) -> dict[str, Any]:
         """What is said of all choices together. A stream's client gets what it asked for, in the last event."""
-        answer = self._wording.answer
+        answer = self._encoder.context
         extras: dict[str, Any] = {}
         if is_whole or answer.include_usage:
             extras["usage"] = answer.usage(self._choices.choices)
@@ -270,12 +270,12 @@ class Exchange:
 
 
 def _parts(
-    plan: Plan, hints: Hints, tenant: Tenant, x_request_id: str
-) -> list[tuple[GenerateRequest, list[AnswerReader]]]:
+    plan: GenerationPlan, hints: Hints, tenant: Tenant, x_request_id: str
+) -> list[tuple[GenerateRequest, list[OutputParser]]]:
     """One generation for each candidate of each prompt; candidate i of any prompt has the same seed. A beam search
     is one generation with all of the prompt's choices.
     """
-    request, sampling, answer, count = plan.request, plan.sampling, plan.wording.answer, plan.num_candidates
+    request, sampling, answer, count = plan.request, plan.sampling, plan.encoder.context, plan.num_candidates
     num_texts = 1
     if sampling.beams is not None:
         count, num_texts = 1, answer.num_choices
@@ -295,10 +295,10 @@ def _parts(
             max_wait_s=hints.max_wait_s,
             x_request_id=x_request_id,
         )
-        marks = plan.sought.marks
+        marks = plan.parse_spec.marks
         texts = [
             plan.served.codec.text_stream(sampling.stop, min_tokens=sampling.min_tokens, keep=marks)
             for _ in range(num_texts)
         ]
-        parts.append((generate, [AnswerReader(text, plan.sought) for text in texts]))
+        parts.append((generate, [OutputParser(text, plan.parse_spec) for text in texts]))
     return parts

@@ -19,7 +19,7 @@ from deployments.api.choices import Choices
 from deployments.api.errors import ApiError
 from deployments.api.http.access import route_path, tenant_of
 from deployments.api.http.transport import request_id
-from deployments.api.output.response_encoder import Answer
+from deployments.api.output.response_encoder import ResponseContext
 from engine.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ Outcome = Literal["finished", "aborted", "refused", "failed"]
 class Began:
     """A request that was valid, and what it generates."""
 
-    answer: Answer
+    answer: ResponseContext
     sampling: SamplingParams
     is_stream: bool
     choices: Choices

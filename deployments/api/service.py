@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from deployments.api.errors import invalid, model_not_found
-from deployments.api.http.access import Access
+from deployments.api.http.access import AccessControl
 from deployments.api.report import Listener
 from deployments.api.request.structured import GrammarChecker
 from deployments.api.routes.cluster import ClusterSource
@@ -61,7 +61,7 @@ class ApiService:
     slo: SloSettings = field(default_factory=SloSettings)
     """Targets that requests are measured by."""
     version: str = "0.1.0"
-    access: Access = field(default_factory=Access)
+    access: AccessControl = field(default_factory=AccessControl)
     """Keys, tenants and their limits; by default the service is open."""
     admin_key_hash: str | None = None
     """SHA-256 of the key that administration needs, in hex; None: it is off."""

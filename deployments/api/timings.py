@@ -21,7 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from deployments.api.choices import Choice
-from deployments.api.output.response_encoder import Prompt
+from deployments.api.output.response_encoder import EncodedPrompt
 from deployments.api.report import Began, Report
 from deployments.client.timeline import Course
 from engine.stream_delta import Timings
@@ -95,7 +95,7 @@ def _of_choice(report: Report, began: Began, choice: Choice, course: Course, now
     )
 
 
-def _prompt_of(began: Began, choice: Choice) -> Prompt:
+def _prompt_of(began: Began, choice: Choice) -> EncodedPrompt:
     """Candidates that were not among the best are told of too, so there may be more of them than choices given."""
     prompts = began.answer.prompts
     return prompts[choice.index * len(prompts) // len(began.choices.choices)]

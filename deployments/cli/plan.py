@@ -16,7 +16,7 @@ from deployments.plan.config_file import config_text
 from deployments.plan.known import Gpu, PlannedModel, gpu_named, planned_model
 from deployments.plan.load import RequestShape
 from deployments.plan.replica import Assumptions, ReplicaPlan, smallest_replica
-from deployments.plan.report import Plan, as_json, plan_for, warnings
+from deployments.plan.report import CapacityPlan, as_json, plan_for, warnings
 from deployments.replica.autoscaling import Targets
 from engine.config import DType, EngineConfig, KVDType, Quantization
 
@@ -64,12 +64,12 @@ def run(model: str, options: Options, *, as_json_text: bool, yaml_path: Path | N
         show(plan, Console())
 
 
-def _plan(name: str, options: Options) -> Plan:
+def _plan(name: str, options: Options) -> CapacityPlan:
     gpu, model = gpu_named(options.gpu), planned_model(name, options.config)
     replica = _replica(model, gpu, options)
     request = RequestShape(options.prompt_tokens, options.output_tokens, options.hit_rate)
     if options.requests_per_s is None:
-        return Plan(model, replica, options.count or 1, request)
+        return CapacityPlan(model, replica, options.count or 1, request)
     return plan_for(model, replica, request, options.requests_per_s, Targets(options.ttft_target_s))
 
 

@@ -7,11 +7,11 @@ from rich.table import Table
 
 from deployments.cli.units import count_text, seconds_text, size_text
 from deployments.plan.replica import RUNS_WEIGHT_TYPES
-from deployments.plan.report import Plan, full_batch, warnings, weight_table
+from deployments.plan.report import CapacityPlan, full_batch, warnings, weight_table
 from engine.models.config import ELEMENT_BYTES
 
 
-def show(plan: Plan, console: Console) -> None:
+def show(plan: CapacityPlan, console: Console) -> None:
     """Print it."""
     for table in (_model(plan), _replica(plan), _speed(plan), _fleet(plan)):
         console.print(table)
@@ -26,7 +26,7 @@ def _table(title: str) -> Table:
     return table
 
 
-def _model(plan: Plan) -> Table:
+def _model(plan: CapacityPlan) -> Table:
     facts, replica = plan.model.facts, plan.replica
     table = _table(plan.model.name)
     table.add_row("parameters", count_text(facts.num_parameters), f"{facts.num_parameters:,}, tied ones once")
@@ -47,7 +47,7 @@ def _model(plan: Plan) -> Table:
     return table
 
 
-def _replica(plan: Plan) -> Table:
+def _replica(plan: CapacityPlan) -> Table:
     replica = plan.replica
     engine, assumed = replica.engine, replica.assumed
     table = _table(f"A replica on {replica.tp} x {replica.gpu.title}")
@@ -64,11 +64,11 @@ def _replica(plan: Plan) -> Table:
     return table
 
 
-def _share(plan: Plan) -> str:
+def _share(plan: CapacityPlan) -> str:
     return f"kv_memory_share = {plan.replica.engine.kv_memory_share:g} of {size_text(plan.replica.free_bytes)}"
 
 
-def _speed(plan: Plan) -> Table:
+def _speed(plan: CapacityPlan) -> Table:
     replica, request = plan.replica, plan.request
     table = _table("Speed of a replica: estimates of what the hardware allows, not measurements")
     bandwidth = (
@@ -84,7 +84,7 @@ def _speed(plan: Plan) -> Table:
     return table
 
 
-def _fleet(plan: Plan) -> Table:
+def _fleet(plan: CapacityPlan) -> Table:
     gpus, request = plan.count * plan.replica.tp, plan.request
     table = _table(f"{plan.count} replica{'s' if plan.count > 1 else ''}, {gpus} GPU{'s' if gpus > 1 else ''}")
     table.add_row("tokens that fit", f"{plan.count * plan.replica.num_tokens:,}", "in all replicas")

@@ -9,7 +9,7 @@ import ray
 from ray import serve
 
 from deployments.api.app import create_app
-from deployments.api.http.access import Access
+from deployments.api.http.access import AccessControl
 from deployments.api.report import Listener
 from deployments.api.service import ApiService
 from deployments.config.args import AppArgs
@@ -74,7 +74,7 @@ class Ingress:
             models={served.card.id: served for served in models},
             metrics_text=self._keeper.read_page,
             limits=args.limits,
-            access=Access(
+            access=AccessControl(
                 keys,
                 args.ingresses.count,
                 metrics_key_hash=args.admin_key_hash if args.protect_metrics else None,

@@ -25,7 +25,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CapacityPlan:
     """`count` replicas, given or as many as the demand needs."""
 
     model: PlannedModel
@@ -37,14 +37,14 @@ class Plan:
 
 def plan_for(
     model: PlannedModel, replica: ReplicaPlan, request: RequestShape, requests_per_s: float, targets: Targets
-) -> Plan:
+) -> CapacityPlan:
     """With as many replicas as the load needs. Raises ValueError for one that no number of them carries."""
     count = replicas_for(replica, request, requests_per_s, targets)
     each = operate(replica, request, requests_per_s / count)
-    return Plan(model, replica, count, request, Demand(requests_per_s, targets, each))
+    return CapacityPlan(model, replica, count, request, Demand(requests_per_s, targets, each))
 
 
-def weight_table(plan: Plan) -> dict[str, int]:
+def weight_table(plan: CapacityPlan) -> dict[str, int]:
     """Bytes of all weights by type; of a checkpoint that is quantized already, only as it is."""
     facts = plan.model.facts
     if facts.weight_format is not None:
@@ -53,7 +53,7 @@ def weight_table(plan: Plan) -> dict[str, int]:
     return {**{name: facts.weight_bytes(size) for name, size in ELEMENT_BYTES.items()}, **rounded}
 
 
-def warnings(plan: Plan) -> list[str]:
+def warnings(plan: CapacityPlan) -> list[str]:
     """What stands between the plan and its running, most serious first."""
     found = []
     replica = plan.replica
@@ -67,7 +67,7 @@ def warnings(plan: Plan) -> list[str]:
     return found
 
 
-def as_json(plan: Plan) -> dict[str, Any]:
+def as_json(plan: CapacityPlan) -> dict[str, Any]:
     """The plan with a unit in each name."""
     replica, facts, request = plan.replica, plan.model.facts, plan.request
     report: dict[str, Any] = {
@@ -111,6 +111,6 @@ def as_json(plan: Plan) -> dict[str, Any]:
     return report
 
 
-def full_batch(plan: Plan) -> int:
+def full_batch(plan: CapacityPlan) -> int:
     """Requests of the stated shape that run at once in a replica, at least 1."""
     return max(plan.replica.concurrent_requests(plan.request.num_tokens), 1)

@@ -25,7 +25,7 @@ MAX_KEY_CHARS = 512
 _TENANT = "raydix.tenant"
 
 
-class Access:
+class AccessControl:
     """The keys and limits of one process's API."""
 
     def __init__(
@@ -82,7 +82,7 @@ def unauthenticated(message: str) -> ApiError:
 class Gate:
     """Lets requests through that may pass, with their tenant in the scope."""
 
-    def __init__(self, app: ASGIApp, access: Access, metrics: Metrics | None = None) -> None:
+    def __init__(self, app: ASGIApp, access: AccessControl, metrics: Metrics | None = None) -> None:
         self._app, self._access, self._metrics = app, access, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

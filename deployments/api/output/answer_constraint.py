@@ -7,12 +7,12 @@ from typing import Any
 
 from deployments.api.errors import at_most, from_client, invalid
 from deployments.api.output.answer_grammar import answer_grammar, arguments_schema
-from deployments.api.output.output_parser import NOTHING, Sought
+from deployments.api.output.output_parser import PLAIN_TEXT, OutputParseSpec
 from deployments.api.output.reasoning import OPEN
 from deployments.api.request.structured import check_grammar
 from deployments.api.service import ServedModel
 from deployments.api.text_codec import TextCodec
-from deployments.api.tools.asked import AskedTools
+from deployments.api.tools.requested import RequestedTools
 from deployments.client.protocol import Overloaded
 from deployments.config.limits import Limits
 from engine.errors import InvalidGrammar
@@ -23,42 +23,46 @@ _MARK_TOKENS = 16
 """No tokenizer takes more for a mark and the white space after it."""
 
 
-async def answer_form(
-    limits: Limits, served: ServedModel, form: Grammar | None, tools: AskedTools | None, prompt_ids: list[int]
-) -> tuple[Sought, Grammar | None]:
+async def answer_constraint(
+    limits: Limits, served: ServedModel, form: Grammar | None, tools: RequestedTools | None, prompt_ids: list[int]
+) -> tuple[OutputParseSpec, Grammar | None]:
     """What an answer is searched for, and the grammar it is held to, if to any.
 
     `form` is what the client asked for, checked: where it is JSON, of the answer proper; else of all the text.
     Raises `ApiError` 400 for tools that cannot be combined with it, and for schemas that nothing can be held to.
     """
-    sought = _sought(served.codec, tools, prompt_ids)
+    spec = _parse_spec(served.codec, tools, prompt_ids)
     held = tools if tools and (tools.is_forced or tools.is_strict or form) else None
     if form is not None and form.kind not in ("json_schema", "json_object"):
         if held is not None:
             raise invalid("tools can be combined with JSON as the answer's form, not with another.", "tools")
-        return NOTHING, form
+        return PLAIN_TEXT, form
     if held is not None:
-        return sought, await _calls_grammar(limits, served, _schema(form), held, sought)
-    if form is not None and sought.thinks:
-        return sought, answer_grammar(_schema(form), None, sought, served.codec.has_special)
-    return sought, form
+        return spec, await _calls_grammar(limits, served, _schema(form), held, spec)
+    if form is not None and spec.thinks:
+        return spec, answer_grammar(_schema(form), None, spec, served.codec.has_special)
+    return spec, form
 
 
-def _sought(codec: TextCodec, tools: AskedTools | None, prompt_ids: list[int]) -> Sought:
+def _parse_spec(codec: TextCodec, tools: RequestedTools | None, prompt_ids: list[int]) -> OutputParseSpec:
     """Some templates begin the reasoning themselves."""
     thinks = codec.dialect.thinks
     is_thinking = thinks and codec.decode(prompt_ids[-_MARK_TOKENS:]).rstrip().endswith(OPEN)
     if tools is None:
-        return Sought(thinks, is_thinking)
-    return Sought(thinks, is_thinking, tools.format, tools.names, tools.is_single)
+        return OutputParseSpec(thinks, is_thinking)
+    return OutputParseSpec(thinks, is_thinking, tools.format, tools.names, tools.is_single)
 
 
 async def _calls_grammar(
-    limits: Limits, served: ServedModel, schema: dict[str, Any] | None, tools: AskedTools, sought: Sought
+    limits: Limits,
+    served: ServedModel,
+    schema: dict[str, Any] | None,
+    tools: RequestedTools,
+    spec: OutputParseSpec,
 ) -> Grammar:
     """Raises `ApiError` when engines cannot hold answers to it; for the function at fault, where one is."""
     try:
-        grammar = answer_grammar(schema, tools, sought, served.codec.has_special)
+        grammar = answer_grammar(schema, tools, spec, served.codec.has_special)
         at_most("tools", len(grammar.source.encode()), limits.max_grammar_bytes, "bytes that calls must match")
         if served.grammars is not None:
             await served.grammars.check(grammar)
@@ -71,7 +75,7 @@ async def _calls_grammar(
         raise from_client(error, "") from None
 
 
-async def _blame(served: ServedModel, tools: AskedTools) -> None:
+async def _blame(served: ServedModel, tools: RequestedTools) -> None:
     """Raise `ApiError` for the first function that cannot be held to its schema, if there is one."""
     for index, function in enumerate(tools.functions):
         if function in tools.callable:

@@ -13,10 +13,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from deployments.api.output.output_parser import Sought
+from deployments.api.output.output_parser import OutputParseSpec
 from deployments.api.output.reasoning import CLOSE, OPEN
-from deployments.api.tools.asked import AskedTools
 from deployments.api.tools.protocol import Function
+from deployments.api.tools.requested import RequestedTools
 from engine.grammar.compiler import schema_in_lark
 from engine.grammar.spec import Grammar
 
@@ -25,14 +25,17 @@ _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additional
 
 
 def answer_grammar(
-    schema: dict[str, Any] | None, tools: AskedTools | None, sought: Sought, is_special: Callable[[str], bool]
+    schema: dict[str, Any] | None,
+    tools: RequestedTools | None,
+    spec: OutputParseSpec,
+    is_special: Callable[[str], bool],
 ) -> Grammar:
     """Of an answer that matches `schema`, or calls `tools`, after what it thinks. Raises InvalidGrammar."""
     answer = None if schema is None else schema_in_lark(schema)
     body, rules = ("answer", []) if tools is None else _calls(tools, answer, is_special)
     if answer is not None:
         rules.append(f"answer: {answer}")
-    return Grammar("lark", "\n".join([_start(body, sought, is_special), *rules]))
+    return Grammar("lark", "\n".join([_start(body, spec, is_special), *rules]))
 
 
 def arguments_schema(function: Function) -> dict[str, Any]:
@@ -40,18 +43,18 @@ def arguments_schema(function: Function) -> dict[str, Any]:
     return _NO_ARGUMENTS if function.parameters is None else {**function.parameters, "type": "object"}
 
 
-def _start(body: str, sought: Sought, is_special: Callable[[str], bool]) -> str:
-    if not sought.thinks:
+def _start(body: str, spec: OutputParseSpec, is_special: Callable[[str], bool]) -> str:
+    if not spec.thinks:
         return f"start: {body}"
     if is_special(CLOSE):
         inside = f"inside: {_ANYTHING} {CLOSE}"
     else:
         inside = f"inside[lazy]: /(?s:.*){CLOSE.replace('/', chr(92) + '/')}/"
     opened = f"({_literal(OPEN, (OPEN,), is_special)} inside GAP)?"
-    return f"start: {'inside GAP' if sought.is_thinking else opened} ({body})\n{inside}\nGAP: /\\n{{0,2}}/"
+    return f"start: {'inside GAP' if spec.is_thinking else opened} ({body})\n{inside}\nGAP: /\\n{{0,2}}/"
 
 
-def _calls(tools: AskedTools, answer: str | None, is_special: Callable[[str], bool]) -> tuple[str, list[str]]:
+def _calls(tools: RequestedTools, answer: str | None, is_special: Callable[[str], bool]) -> tuple[str, list[str]]:
     """The body of an answer, and the rules it needs."""
     form = tools.format
     mark = form.opens.strip()

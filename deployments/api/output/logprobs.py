@@ -22,7 +22,7 @@ def finite(logprob: float) -> float:
     return logprob if logprob > _LOWEST_LOGPROB else _LOWEST_LOGPROB
 
 
-class Offsets:
+class TextOffsets:
     """Where in a text its tokens begin, in characters, whatever bytes of a character a token has."""
 
     def __init__(self, start: int = 0) -> None:
@@ -42,7 +42,7 @@ def prompt_offsets(codec: TextCodec, prompt_ids: Iterable[int], text: str) -> li
     Tokens that the tokenizer added are not in it, and where it changed what was written, offsets are near.
     """
     data, at = text.encode(), 0
-    offsets, numbers = Offsets(), []
+    offsets, numbers = TextOffsets(), []
     for token in prompt_ids:
         spelled = bytes(codec.token_text(token)[1])
         if not data.startswith(spelled, at):
@@ -73,7 +73,7 @@ def completion_logprobs(
     }
 
 
-def output_offsets(codec: TextCodec, offsets: Offsets, token_ids: Iterable[int]) -> list[int]:
+def output_offsets(codec: TextCodec, offsets: TextOffsets, token_ids: Iterable[int]) -> list[int]:
     """Where generated tokens begin in the text; special ones are not in it."""
     return [
         offsets.add(b"" if codec.is_special(token) else bytes(codec.token_text(token)[1])) for token in token_ids

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from deployments.api.tools.scanner import Scanner
-from deployments.api.tools.segments import Piece, Reading
+from deployments.api.tools.segments import Parser, Segment
 
 OPEN, CLOSE = "<think>", "</think>"
 
 
-def read_thoughts(*, is_open: bool) -> Reading[None]:
+def parse_reasoning(*, is_open: bool) -> Parser[None]:
     """Reasoning, then text. `is_open`: the prompt ended with the opening mark, so the text begins inside.
 
     White space around the marks is nobody's. Reasoning that nothing closes is reasoning to its end.
@@ -20,7 +20,7 @@ def read_thoughts(*, is_open: bool) -> Reading[None]:
         yield from at.look()
         yield from at.release()
         return
-    yield Piece("reasoning")
+    yield Segment("reasoning")
     if found == OPEN:
         at.drop()
         yield from at.spaces()
@@ -36,5 +36,5 @@ def read_thoughts(*, is_open: bool) -> Reading[None]:
         if not found:
             yield from at.text("reasoning")
     at.drop()
-    yield Piece("answer")
+    yield Segment("answer")
     yield from at.spaces()

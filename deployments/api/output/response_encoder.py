@@ -11,14 +11,14 @@ from typing import Any, Protocol
 import msgspec
 
 from deployments.api.choices import Choice, Delta
-from deployments.api.output.output_parser import CallDelta
+from deployments.api.output.output_parser import ToolCallDelta
 
 encode_json = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class EncodedPrompt:
     """One prompt of a request, and what of it goes into the answer."""
 
     token_ids: list[int]
@@ -27,13 +27,13 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ResponseContext:
     """What stays the same in everything that is sent about one request."""
 
     id: str
     created: int
     model: str
-    prompts: Sequence[Prompt]
+    prompts: Sequence[EncodedPrompt]
     num_choices: int
     """Per prompt; choice i belongs to prompt i // num_choices."""
     include_usage: bool
@@ -42,7 +42,7 @@ class Answer:
     include_timings: bool
 
     @classmethod
-    def begin(cls, prefix: str, model: str, prompts: Sequence[Prompt], **options: Any) -> Answer:
+    def begin(cls, prefix: str, model: str, prompts: Sequence[EncodedPrompt], **options: Any) -> ResponseContext:
         """A new answer with an id of its own."""
         return cls(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model, prompts, **options)
 
@@ -50,7 +50,7 @@ class Answer:
         """The fields that begin every object of this answer."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
-    def prompt_of(self, choice: int) -> Prompt:
+    def prompt_of(self, choice: int) -> EncodedPrompt:
         """The prompt that a choice continues."""
         return self.prompts[choice // self.num_choices]
 
@@ -75,19 +75,19 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Whole:
+class CompleteChoice:
     """A choice's deltas put together, for an answer that is not streamed."""
 
     text: list[str]
     token_ids: list[int]
     logprobs: list[Any]
     reasoning: list[str]
-    calls: list[CallDelta]
+    calls: list[ToolCallDelta]
     """One per call."""
     finish_reason: str = "length"
 
     @classmethod
-    def of(cls, deltas: Iterable[Delta]) -> Whole:
+    def of(cls, deltas: Iterable[Delta]) -> CompleteChoice:
         """All deltas of one choice, in order."""
         whole = cls([], [], [], [], [])
         for delta in deltas:
@@ -104,10 +104,10 @@ class Whole:
         return whole
 
 
-class Wording(Protocol):
+class ResponseEncoder(Protocol):
     """How one endpoint spells its answers."""
 
-    answer: Answer
+    context: ResponseContext
 
     def opening(self, index: int) -> bytes:
         """The event that precedes a choice's first delta; empty when there is none."""
@@ -126,16 +126,16 @@ class Wording(Protocol):
         ...
 
 
-class Frames:
+class ChunkFraming:
     """The bytes around a chunk's choices, the same for all chunks of a stream.
 
     data: {"id":"...","object":"...","created":1,"model":"...","choices":[ ... ],"usage":null}
     ╰──────────────────────────── head ──────────────────────────────────╯     ╰─── tail ────╯
     """
 
-    def __init__(self, answer: Answer, kind: str) -> None:
-        self._head = b"data: " + encode_json(answer.head(kind))[:-1] + b',"choices":['
-        self._tail = b'],"usage":null}\n\n' if answer.include_usage else b"]}\n\n"
+    def __init__(self, context: ResponseContext, kind: str) -> None:
+        self._head = b"data: " + encode_json(context.head(kind))[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if context.include_usage else b"]}\n\n"
 
     def choice(self, encoded: bytes) -> bytes:
         """An event with one choice, given as JSON."""

@@ -22,7 +22,7 @@ from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
 logger = logging.getLogger(__name__)
 
 
-def asked_scores(
+def requested_scores(
     request: ChatRequest | CompletionRequest, limits: Limits, *, echoed: int | None = None
 ) -> int | None:
     """Alternatives that engines have to report for each prompt token; None: no scores are asked for.

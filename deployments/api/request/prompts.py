@@ -10,9 +10,9 @@ from deployments.api.request.protocol import Message
 from deployments.api.request.sampling import context_exceeded, in_vocabulary, room
 from deployments.api.service import ModelCard, ServedModel
 from deployments.api.text_codec import TemplateRefused
-from deployments.api.tools.asked import check_conversation, size_of
 from deployments.api.tools.protocol import Function
 from deployments.api.tools.rendering import messages_as_text, plain_messages, plain_tools
+from deployments.api.tools.requested import check_conversation, size_of
 from deployments.config.limits import Limits
 
 

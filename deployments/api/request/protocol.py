@@ -18,7 +18,7 @@ from deployments.api.request.fields import (
     MESSAGE_UNSUPPORTED,
     keep_known,
 )
-from deployments.api.request.strict import Strict
+from deployments.api.request.strict_model import StrictModel
 from deployments.api.request.structured import STRUCTURED_OUTPUTS_UNSUPPORTED, ResponseFormat, StructuredOutputs
 from deployments.api.tools.protocol import Tool, ToolCall, ToolChoice
 from deployments.config.limits import Limits
@@ -123,7 +123,7 @@ Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """An integer of 64 bits; the sampling parameters' own ranges are narrower."""
 
 
-class Message(Strict):
+class Message(StrictModel):
     """One message of a conversation. `developer` is the newer name of `system`."""
 
     role: Annotated[Role, BeforeValidator(_parse_role)]
@@ -139,7 +139,7 @@ class Message(Strict):
     """What the assistant thought before it answered; also `reasoning_content`."""
 
 
-class StreamOptions(Strict):
+class StreamOptions(StrictModel):
     """What a stream carries besides its text."""
 
     include_usage: bool | None = None
@@ -148,7 +148,7 @@ class StreamOptions(Strict):
     """Accepted and not done: padding against traffic analysis."""
 
 
-class _Generating(Strict):
+class _Generating(StrictModel):
     """Fields that chat and completions share."""
 
     model: str
@@ -217,7 +217,7 @@ class CompletionRequest(_Generating):
     logprobs: Int | None = None
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(StrictModel):
     """Body of POST /tokenize: either `prompt` or `messages`."""
 
     model: str | None = None
@@ -231,7 +231,7 @@ class TokenizeRequest(Strict):
     """End the rendered messages where the model's answer begins."""
 
 
-class DetokenizeRequest(Strict):
+class DetokenizeRequest(StrictModel):
     """Body of POST /detokenize."""
 
     model: str | None = None

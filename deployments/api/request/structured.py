@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import at_most, from_client, invalid, quoted
 from deployments.api.http.body import is_deeper
-from deployments.api.request.strict import Strict
+from deployments.api.request.strict_model import StrictModel
 from deployments.client.protocol import Overloaded
 from deployments.config.limits import Limits
 from engine.errors import InvalidGrammar
@@ -70,7 +70,7 @@ def _parse_choice(value: object) -> object:
     raise PydanticCustomError("structured_outputs", "must be an array of at least one string")
 
 
-class JsonSchemaFormat(Strict):
+class JsonSchemaFormat(StrictModel):
     """A schema with its name."""
 
     name: str
@@ -82,14 +82,14 @@ class JsonSchemaFormat(Strict):
     schema_: Annotated[Any, BeforeValidator(_parse_schema)] = Field(alias="schema")
 
 
-class ResponseFormat(Strict):
+class ResponseFormat(StrictModel):
     """OpenAI's way to say what an answer must match."""
 
     type: Annotated[FormatType, BeforeValidator(_parse_type)]
     json_schema: JsonSchemaFormat | None = None
 
 
-class StructuredOutputs(Strict):
+class StructuredOutputs(StrictModel):
     """vLLM's: exactly one of these."""
 
     json_: Annotated[Any, BeforeValidator(_parse_json)] = Field(default=None, alias="json")
@@ -104,7 +104,7 @@ class StructuredOutputs(Strict):
     """A grammar in Lark's syntax."""
 
 
-async def asked_grammar(
+async def requested_grammar(
     limits: Limits,
     checker: GrammarChecker | None,
     response_format: ResponseFormat | None,

@@ -7,15 +7,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from deployments.api.tools import hermes, llama3
-from deployments.api.tools.segments import Reading
+from deployments.api.tools.segments import Parser
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """One way: OPENS {"name": NAME, "KEY": {...}} CLOSES, and so on, with SEPARATOR between."""
 
-    read: Callable[[Collection[str]], Reading[None]]
-    """Reads an answer, given the names of the functions that may be called."""
+    parser: Callable[[Collection[str]], Parser[None]]
+    """Creates the parser of an answer, given the names of the functions that may be called."""
     is_taught: Callable[[str], bool]
     """Whether a chat template, given as its text, shows models this way."""
     key: str
@@ -47,7 +47,7 @@ def _teaches_llama3(template: str) -> bool:
 
 FORMATS: Mapping[str, ToolFormat] = {
     "hermes": ToolFormat(
-        hermes.read_hermes,
+        hermes.parse_hermes,
         _teaches_hermes,
         key="arguments",
         opens=f"{hermes.OPEN}\n",
@@ -55,7 +55,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         marks=(hermes.OPEN, hermes.CLOSE),
     ),
     "llama3": ToolFormat(
-        llama3.read_llama3,
+        llama3.parse_llama3,
         _teaches_llama3,
         key="parameters",
         separator="; ",

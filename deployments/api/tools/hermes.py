@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from deployments.api.tools.scanner import Malformed, Scanner, read_call
-from deployments.api.tools.segments import Reading
+from deployments.api.tools.scanner import Malformed, Scanner, parse_call
+from deployments.api.tools.segments import Parser
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
-def read_hermes(names: Collection[str]) -> Reading[None]:
+def parse_hermes(names: Collection[str]) -> Parser[None]:
     """Text, and calls of the functions `names`. White space around calls is nobody's.
 
     A call that nothing closes ends where its object does, and of a closing mark its beginning will do at the end.
@@ -23,7 +23,7 @@ def read_hermes(names: Collection[str]) -> Reading[None]:
         if found == OPEN:
             try:
                 yield from at.spaces()
-                is_open = yield from read_call(at, names, ("arguments",))
+                is_open = yield from parse_call(at, names, ("arguments",))
                 has_called = True
             except Malformed:
                 is_open = False

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from deployments.api.tools.scanner import Malformed, Scanner, read_call
-from deployments.api.tools.segments import Reading
+from deployments.api.tools.scanner import Malformed, Scanner, parse_call
+from deployments.api.tools.segments import Parser
 
 PYTHON_TAG = "<|python_tag|>"
 
 
-def read_llama3(names: Collection[str]) -> Reading[None]:
+def parse_llama3(names: Collection[str]) -> Parser[None]:
     """Text, and calls of the functions `names`. White space around calls is nobody's."""
     at = Scanner()
     has_called = yield from _calls(at, names)
@@ -30,7 +30,7 @@ def read_llama3(names: Collection[str]) -> Reading[None]:
             return
 
 
-def _calls(at: Scanner, names: Collection[str]) -> Reading[bool]:
+def _calls(at: Scanner, names: Collection[str]) -> Parser[bool]:
     """All calls that follow one another here, and whether there is one. What is no call is text."""
     has_called = is_complete = False
     while True:
@@ -41,7 +41,7 @@ def _calls(at: Scanner, names: Collection[str]) -> Reading[bool]:
         if char != "{":
             break
         try:
-            is_complete = yield from read_call(at, names, ("parameters", "arguments"))
+            is_complete = yield from parse_call(at, names, ("parameters", "arguments"))
         except Malformed:
             break
         has_called = True

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import quoted
-from deployments.api.request.strict import Strict
+from deployments.api.request.strict_model import StrictModel
 
 
 def _parse_type(value: object) -> object:
@@ -35,7 +35,7 @@ FunctionType = Annotated[Literal["function"], BeforeValidator(_parse_type)]
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
-class Function(Strict):
+class Function(StrictModel):
     """A function that a model may call."""
 
     name: FunctionName
@@ -47,18 +47,18 @@ class Function(Strict):
     """Whether its arguments have to match the schema."""
 
 
-class Tool(Strict):
+class Tool(StrictModel):
     """A tool; all are functions."""
 
     type: FunctionType
     function: Function
 
 
-class _Named(Strict):
+class _Named(StrictModel):
     name: str
 
 
-class NamedChoice(Strict):
+class NamedChoice(StrictModel):
     """The one function that is to be called."""
 
     type: FunctionType
@@ -81,7 +81,7 @@ def _parse_arguments(value: object) -> object:
     return value or "{}"
 
 
-class CalledFunction(Strict):
+class CalledFunction(StrictModel):
     """What a model called, and with which arguments."""
 
     name: FunctionName
@@ -89,7 +89,7 @@ class CalledFunction(Strict):
     """A JSON object, as text."""
 
 
-class ToolCall(Strict):
+class ToolCall(StrictModel):
     """A call that an assistant's message made."""
 
     id: str

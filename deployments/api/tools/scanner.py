@@ -1,11 +1,11 @@
-"""Reading marks and JSON one character at a time, with what was taken held back until it is known what it is."""
+"""Scans marks and JSON one character at a time, holding back what it took until its kind is known."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection
 
-from deployments.api.tools.segments import Piece, PieceKind, Reading
+from deployments.api.tools.segments import Parser, Segment, SegmentKind
 
 _SPACE = " \t\r\n"
 _ENDS_SCALAR = _SPACE + ",}]"
@@ -28,7 +28,7 @@ class Scanner:
         """What was taken and not yet told of."""
         return "".join(self._held)
 
-    def look(self) -> Reading[str]:
+    def look(self) -> Parser[str]:
         """The next character; "" at the end, which cannot be taken."""
         if self._next is None:
             self._next = yield None
@@ -44,25 +44,25 @@ class Scanner:
         """Hold nothing any more: it was syntax, which nobody misses, or it was told of."""
         self._held.clear()
 
-    def release(self, kind: PieceKind = "text") -> Reading[None]:
+    def release(self, kind: SegmentKind = "text") -> Parser[None]:
         """What is held was text, or what `kind` says."""
         if self._held:
-            yield Piece(kind, self.held)
+            yield Segment(kind, self.held)
         self.drop()
 
-    def text(self, kind: PieceKind = "text") -> Reading[None]:
+    def text(self, kind: SegmentKind = "text") -> Parser[None]:
         """What is held was text, or what `kind` says; where nothing is held, the next character."""
         if not self._held and (yield from self.look()):
             self.take()
         yield from self.release(kind)
 
-    def spaces(self) -> Reading[str]:
+    def spaces(self) -> Parser[str]:
         """Take white space, and look at what follows it."""
         while (char := (yield from self.look())) and char in _SPACE:
             self.take()
         return char
 
-    def mark(self, *marks: str) -> Reading[str]:
+    def mark(self, *marks: str) -> Parser[str]:
         """Take one of `marks` and say which; "" where none comes, with what it shares with them taken."""
         taken = ""
         while taken not in marks:
@@ -73,14 +73,14 @@ class Scanner:
             self.take()
         return taken
 
-    def token(self, expected: str) -> Reading[str]:
+    def token(self, expected: str) -> Parser[str]:
         """Take this character of JSON and look behind the space after it. Raises `Malformed` for another."""
         if (yield from self.look()) != expected:
             raise Malformed
         self.take()
         return (yield from self.spaces())
 
-    def string(self) -> Reading[str]:
+    def string(self) -> Parser[str]:
         """Take a JSON string, and the space after it. Raises `Malformed` when it is none."""
         if (yield from self.look()) != '"':
             raise Malformed
@@ -92,10 +92,10 @@ class Scanner:
         yield from self.spaces()
         return text
 
-    def value(self, *, shown: bool) -> Reading[str]:
+    def value(self, *, shown: bool) -> Parser[str]:
         """Take a JSON value, counting brackets outside of strings; `shown`: it is told of as it comes.
 
-        Handed back as it is written: whether what is between the brackets is JSON is for its reader to find out.
+        Returned as it is written: whether what is between the brackets is JSON is for the client to find out.
         Raises `Malformed` at the text's end, and where no value begins.
         """
         taken: list[str] = []
@@ -121,7 +121,7 @@ class Scanner:
                 return "".join(taken)
 
 
-def read_call(at: Scanner, names: Collection[str], keys: Collection[str]) -> Reading[bool]:
+def parse_call(at: Scanner, names: Collection[str], keys: Collection[str]) -> Parser[bool]:
     """An object with a "name" among `names`, and arguments under one of `keys`: an object, or nothing for {}.
 
     The call is told of as soon as it is certain to be one: its name is known and its arguments have begun. What is
@@ -159,7 +159,7 @@ class _Call:
         self._arguments: str | None = None
         self.is_told = False
 
-    def member(self, key: str, keys: Collection[str]) -> Reading[None]:
+    def member(self, key: str, keys: Collection[str]) -> Parser[None]:
         """Take the value of one member."""
         if key == "name" and self._name is None:
             self._name = yield from self._at.string()
@@ -174,17 +174,17 @@ class _Call:
         else:
             yield from self._at.value(shown=False)
 
-    def complete(self) -> Reading[None]:
+    def complete(self) -> Parser[None]:
         """The object is closed. Raises `Malformed` when it lacks a name."""
         if self._name is None:
             raise Malformed
         if not self.is_told:
             yield from self._tell(self._name)
-            yield Piece("arguments", self._arguments or "{}")
+            yield Segment("arguments", self._arguments or "{}")
         self._at.drop()
-        yield Piece("end")
+        yield Segment("end")
 
-    def _tell(self, name: str) -> Reading[None]:
+    def _tell(self, name: str) -> Parser[None]:
         self.is_told = True
         self._at.drop()
-        yield Piece("call", name)
+        yield Segment("call", name)

@@ -1,15 +1,14 @@
-"""What a model's text turns out to be, and the machinery of reading it as it comes.
+"""Incremental parsing of a model's text into segments of text, reasoning and tool calls.
 
-A reader is a generator that is sent one character at a time and yields what has become certain. So what it finds
-is a function of the text alone, however the text was cut into tokens:
+A parser is a generator that is sent one character at a time and yields each segment once it is certain. What it
+finds is a function of the text alone, however the text was cut into tokens:
 
-    send "{"   ─▶ None            nothing is certain yet: it may be a call, it may be text
-    send "hm"  ─▶ Piece, Piece    it was text after all; then None: the next character, please
-    send ""    ─▶ Piece, None     the end: what was held back is what it is
+    send "{"   ─▶ None                nothing is certain yet: this may be a call or text
+    send "hm"  ─▶ Segment, Segment    it was text after all; then None asks for the next character
+    send ""    ─▶ Segment, None       the text has ended: what was held back is released
 
-Letters and digits in a row are sent together, as no syntax begins or ends between them: they count as one
-character.
-A reader that returns has found all there is: the rest is text, from the last character it was sent on.
+Letters and digits in a row are sent together and count as one character, as no syntax begins or ends between them.
+When a parser returns, everything from the last character it was sent is text.
 """
 
 from __future__ import annotations
@@ -19,60 +18,60 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-PieceKind = Literal["text", "reasoning", "answer", "call", "arguments", "end"]
+SegmentKind = Literal["text", "reasoning", "answer", "call", "arguments", "end"]
 T = TypeVar("T")
 _CHARACTERS = re.compile(r"[^\W_]+|.|\A\Z", re.DOTALL)
-Reading = Generator["Piece | None", str, T]
-"""A reader, or a part of one that hands back a `T`. None asks for the next character, "" being the end."""
+Parser = Generator["Segment | None", str, T]
+"""A parser, or a part of one that returns a `T`. It yields None to ask for the next character; "" is the end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A stretch of an answer, of one kind."""
+class Segment:
+    """A stretch of an answer that is all of one kind."""
 
-    kind: PieceKind
-    """ "answer" ends the reasoning; "call" begins a call of the function that `text` names, "arguments" goes on
-    with its JSON, "end" completes it."""
+    kind: SegmentKind
+    """ "answer" ends the reasoning. "call" begins a call of the function that `text` names, "arguments" continues
+    its JSON, and "end" completes it."""
     text: str = ""
 
 
-class Reader:
-    """Drives one reading. Pure: the same text gives the same pieces, and no text raises."""
+class ParserDriver:
+    """Feeds text to one parser. Deterministic: the same text gives the same segments, and no text raises."""
 
-    def __init__(self, reading: Reading[None]) -> None:
-        self._reading = reading
+    def __init__(self, parser: Parser[None]) -> None:
+        self._parser = parser
         self._is_over = False
-        next(reading)
+        next(parser)
 
-    def push(self, text: str) -> list[Piece]:
-        """What `text` made certain, neighbours of one kind joined. O(len(text))."""
-        return joined(self._pieces(text))
+    def push(self, text: str) -> list[Segment]:
+        """Return what `text` made certain, with neighbours of one kind joined. O(len(text))."""
+        return joined(self._segments(text))
 
-    def finish(self) -> list[Piece]:
-        """The rest, once no more text comes. Nothing may be pushed after it."""
-        return joined(self._pieces(""))
+    def finish(self) -> list[Segment]:
+        """Return the rest once no more text comes. Nothing may be pushed afterwards."""
+        return joined(self._segments(""))
 
-    def _pieces(self, text: str) -> Iterator[Piece]:
+    def _segments(self, text: str) -> Iterator[Segment]:
         for found in _CHARACTERS.finditer(text):
             try:
-                piece = None if self._is_over else self._reading.send(found[0])
-                while piece is not None:
-                    yield piece
-                    piece = next(self._reading)
+                segment = None if self._is_over else self._parser.send(found[0])
+                while segment is not None:
+                    yield segment
+                    segment = next(self._parser)
             except StopIteration:
                 self._is_over = True
             if self._is_over:
-                yield Piece("text", text[found.start() :])
+                yield Segment("text", text[found.start() :])
                 return
 
 
-def joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """`pieces` with neighbouring text, reasoning and arguments joined."""
-    runs: list[tuple[PieceKind, list[str]]] = []
-    for piece in pieces:
-        if runs and runs[-1][0] == piece.kind and piece.kind in ("text", "reasoning", "arguments"):
-            runs[-1][1].append(piece.text)
+def joined(segments: Iterable[Segment]) -> list[Segment]:
+    """Join neighbouring segments of text, reasoning and arguments."""
+    runs: list[tuple[SegmentKind, list[str]]] = []
+    for segment in segments:
+        if runs and runs[-1][0] == segment.kind and segment.kind in ("text", "reasoning", "arguments"):
+            runs[-1][1].append(segment.text)
         else:
-            runs.append((piece.kind, [piece.text]))
-    told = [Piece(kind, "".join(texts)) for kind, texts in runs]
-    return [piece for piece in told if piece.text or piece.kind != "text"]
+            runs.append((segment.kind, [segment.text]))
+    merged = [Segment(kind, "".join(texts)) for kind, texts in runs]
+    return [segment for segment in merged if segment.text or segment.kind != "text"]

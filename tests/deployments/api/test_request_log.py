@@ -22,7 +22,7 @@ from ray.serve._private.logging_utils import (
 )
 
 from deployments.api import ApiService, create_app
-from deployments.api.http.access import Access
+from deployments.api.http.access import AccessControl
 from deployments.client.protocol import Overloaded, ReplicaLost
 from deployments.config.settings import LogSettings
 from deployments.config.tenants import KeyRing, TenantSettings, hash_key
@@ -76,7 +76,7 @@ def lines() -> Iterator[Lines]:
 @pytest.fixture
 def logged(service: ApiService) -> ApiService:
     tenant = TenantSettings.model_validate({"name": "acme", "key_hashes": [hash_key(KEY)]})
-    return replace(service, listeners=(RequestLog("ingress-7"),), access=Access(KeyRing((tenant,), None)))
+    return replace(service, listeners=(RequestLog("ingress-7"),), access=AccessControl(KeyRing((tenant,), None)))
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def test_the_tables_keep_to_the_terminal(width: int) -> None:
     model = planned_model("Qwen3-32B")
     replica = ReplicaPlan(model.facts, gpu_named("h100"), 2, EngineConfig(kv_memory_share=0.9))
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    plan_view.show(report.Plan(model, replica, 2, RequestShape()), console)
+    plan_view.show(report.CapacityPlan(model, replica, 2, RequestShape()), console)
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= width
     assert "estimates" in text and "65,524,246,528" not in text and "61.0 GiB" in text

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from deployments.api import ApiService, create_app
-from deployments.api.http.access import Access
+from deployments.api.http.access import AccessControl
 from deployments.cli.top_source import Source, SourceError
 from deployments.cli.top_state import Watch
 from deployments.config.args import AppArgs
@@ -68,7 +68,7 @@ def closed(service: ApiService, metrics: Metrics) -> ApiService:
     return dataclasses.replace(
         service,
         metrics_text=metrics_text,
-        access=Access(KeyRing(args.tenants, args.admin_key_hash)),
+        access=AccessControl(KeyRing(args.tenants, args.admin_key_hash)),
         admin_key_hash=KEY_HASH,
         cluster=ScriptedCluster(),
     )
@@ -96,14 +96,15 @@ def test_without_a_key_nothing_closed_is_asked_for(closed: ApiService, metrics: 
 
 
 def test_a_wrong_key_is_said(closed: ApiService) -> None:
-    for service in (closed, dataclasses.replace(closed, access=Access())):  # with tenants, and open but for admins
+    without_tenants = dataclasses.replace(closed, access=AccessControl())
+    for service in (closed, without_tenants):
         with pytest.raises(SourceError, match=r"cluster/status refuses this key: .*Check --key-env") as refused:
             source(service, "some-other-key").read()
         assert not refused.value.is_temporary
 
 
 def test_a_protected_page_needs_the_key(closed: ApiService) -> None:
-    access = Access(KeyRing(()), metrics_key_hash=KEY_HASH)
+    access = AccessControl(KeyRing(()), metrics_key_hash=KEY_HASH)
     protected = dataclasses.replace(closed, access=access)
     with pytest.raises(SourceError, match=r"/metrics is protected: .*Give --key-env or --key") as refused:
         source(protected).read()
@@ -114,7 +115,7 @@ def test_a_protected_page_needs_the_key(closed: ApiService) -> None:
 
 
 def test_where_there_is_no_admin_key_the_reason_is_told(closed: ApiService) -> None:
-    opened = dataclasses.replace(closed, access=Access(), admin_key_hash=None)
+    opened = dataclasses.replace(closed, access=AccessControl(), admin_key_hash=None)
     reading = source(opened, KEY).read()
     assert "admin_key_hash" in reading.hidden["router decisions"]
     assert reading.status is not None

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from deployments.api import ApiService, create_app
 from deployments.api.errors import ApiError
-from deployments.api.http.access import Access
+from deployments.api.http.access import AccessControl
 from deployments.client.protocol import Overloaded
 from deployments.config.args import AppArgs
 from deployments.config.tenants import KeyRing, hash_key
@@ -43,7 +43,7 @@ def build(service: ApiService) -> Build:
         admin_hash = hash_key("root") if admin else None
         args = AppArgs.model_validate({"tenants": tenants, "admin_key_hash": admin_hash})
         keys = KeyRing(args.tenants, admin_hash)
-        access = Access(keys, metrics_key_hash=admin_hash if protect_metrics else None, clock=lambda: 0.0)
+        access = AccessControl(keys, metrics_key_hash=admin_hash if protect_metrics else None, clock=lambda: 0.0)
         app = create_app(dataclasses.replace(service, access=access, admin_key_hash=admin_hash))
         return Client(httpx.ASGITransport(app))
 
@@ -109,7 +109,7 @@ def test_two_keys_at_once_and_huge_headers_are_refused(build: Build) -> None:
 @settings(max_examples=100, deadline=None)
 def test_no_authorization_header_is_an_internal_error(header: bytes) -> None:
     args = AppArgs.model_validate({"tenants": [tenant("a")]})
-    access = Access(KeyRing(args.tenants))
+    access = AccessControl(KeyRing(args.tenants))
     scope = {"type": "http", "path": "/v1/models", "headers": [(b"authorization", header)]}
     with pytest.raises(ApiError) as refused:
         access.identify(scope)
@@ -214,7 +214,7 @@ def test_a_second_request_waits_for_the_first_to_end_or_to_be_left(
     service: ApiService, engine: ScriptedEngine
 ) -> None:
     args = AppArgs.model_validate({"tenants": [tenant("a", max_concurrency=1)]})
-    app = create_app(dataclasses.replace(service, access=Access(KeyRing(args.tenants))))
+    app = create_app(dataclasses.replace(service, access=AccessControl(KeyRing(args.tenants))))
     engine.hangs = True
 
     async def scenario() -> None:

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from deployments.api.output.logprobs import (
-    Offsets,
+    TextOffsets,
     chat_logprobs,
     completion_logprobs,
     echo_logprobs,
@@ -143,9 +143,9 @@ def test_offsets_never_leave_a_text_that_the_tokenizer_changed(codec: TextCodec)
 def test_offsets_of_output_go_on_where_the_prompt_ends(codec: TextCodec) -> None:
     (end,) = ids_of(codec, "<|im_end|>")
     ids = [*ids_of(codec, "é a"), end, *ids_of(codec, " b")]
-    offsets = output_offsets(codec, Offsets(10), ids)
+    offsets = output_offsets(codec, TextOffsets(10), ids)
     assert offsets[0] == 10 and offsets[-1] == 10 + len("é a")
-    assert Offsets(3).add(b"\xa0") == 2  # the rest of a character that has begun
+    assert TextOffsets(3).add(b"\xa0") == 2  # the rest of a character that has begun
 
 
 # --- the formats -----------------------------------------------------------------------------------------------

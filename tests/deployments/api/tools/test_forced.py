@@ -15,7 +15,7 @@ import pytest
 
 from deployments.api.text_codec import TextCodec
 from deployments.api.tools.formats import FORMATS
-from deployments.api.tools.segments import Reader
+from deployments.api.tools.segments import ParserDriver
 from deployments.config.limits import Limits
 from deployments.ingress.grammar_check import GrammarCheck, GrammarCheckLimits
 from engine.grammar.compiler import compile_grammar
@@ -89,16 +89,16 @@ def test_whatever_is_written_is_calls(talk: Make, template: str | None, form: st
     names = frozenset(one["function"]["name"] for one in MANY)
     met = set()
     for seed in range(20 if choice == "required" else 3):
-        reader = Reader(FORMATS[form].read(names))
+        driver = ParserDriver(FORMATS[form].parser(names))
         text = written(grammar, seed)
-        pieces = [*reader.push(text), *reader.finish()]
-        kinds = [piece.kind for piece in pieces]
+        segments = [*driver.push(text), *driver.finish()]
+        kinds = [segment.kind for segment in segments]
         assert kinds == ["call", "arguments", "end"] * (len(kinds) // 3) and kinds, text
-        for called, arguments in zip(pieces[::3], pieces[1::3], strict=True):
+        for called, arguments in zip(segments[::3], segments[1::3], strict=True):
             check_call(called.text, arguments.text)
             met.add(called.text)
         if choice != "required":
-            assert [piece.text for piece in pieces[::3]] == [choice]
+            assert [segment.text for segment in segments[::3]] == [choice]
     assert len(met) > 2 or choice != "required"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """No string becomes a number, no number a boolean, NaN is no number, and unknown fields are errors."""
 
     model_config = ConfigDict(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedTools:
+class RequestedTools:
     """The functions that an answer may, or must, call."""
 
     format: ToolFormat
@@ -45,7 +45,7 @@ class AskedTools:
         return frozenset(function.name for function in self.callable)
 
 
-async def asked_tools(limits: Limits, request: ChatRequest, form: ToolFormat | None) -> AskedTools | None:
+async def requested_tools(limits: Limits, request: ChatRequest, form: ToolFormat | None) -> RequestedTools | None:
     """None when no calls may be made. Raises `ApiError` 400 that names the field.
 
     With "none" the model is not told of the tools: it would call them all the same.
@@ -68,7 +68,7 @@ async def asked_tools(limits: Limits, request: ChatRequest, form: ToolFormat | N
         )
     is_named = isinstance(choice, NamedChoice)
     is_single = is_named or request.parallel_tool_calls is False
-    return AskedTools(form, functions, allowed, choice == "required" or is_named, is_single)
+    return RequestedTools(form, functions, allowed, choice == "required" or is_named, is_single)
 
 
 async def checked_functions(limits: Limits, tools: Sequence[Tool]) -> tuple[Function, ...]:
