@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.deployments.api.conftest import Client, ScriptedEngine
+from tests.deployments.support.scripted_api import Client, ScriptedEngine
 
 TEXT = "The quick brown fox jumps over the lazy dog."
 ASK: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Say it."}]}

@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 
-from tests.deployments.api.conftest import Client, ScriptedEngine
+from tests.deployments.support.scripted_api import Client, ScriptedEngine
 
 
 def complete(client: Client, **options: Any) -> Any:

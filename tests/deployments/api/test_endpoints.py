@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from deployments.api import ApiService, create_app
-from tests.deployments.api.conftest import Client, ScriptedEngine
+from tests.deployments.support.scripted_api import Client, ScriptedEngine
 
 
 def test_models(client: Client) -> None:

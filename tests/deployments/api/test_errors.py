@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.deployments.api.conftest import Client, ScriptedEngine
+from tests.deployments.support.scripted_api import Client, ScriptedEngine
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "demo", "prompt": "hi"}

@@ -15,7 +15,7 @@ from deployments.api import ApiService, Limits, create_app
 from deployments.client.protocol import Overloaded, Rejected, ReplicaLost, Unavailable
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import BY_NAME, Metrics, Snapshot
-from tests.deployments.api.conftest import Client, ScriptedEngine
+from tests.deployments.support.scripted_api import Client, ScriptedEngine
 
 ASK = {"model": "demo", "prompt": "hi", "max_tokens": 50}
 

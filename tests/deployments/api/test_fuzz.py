@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
-from tests.deployments.api.conftest import Client
+from tests.deployments.support.scripted_api import Client
 
 numbers = st.one_of(st.integers(), st.floats(), st.integers(-2, 30))
 scalars = st.one_of(st.none(), st.booleans(), numbers, st.text(max_size=20))

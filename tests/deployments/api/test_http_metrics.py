@@ -18,7 +18,7 @@ from deployments.api.http_metrics import HttpMetrics
 from deployments.api.service import ApiService
 from deployments.config.settings import SloSettings
 from monitoring.metrics import Metrics, Snapshot
-from tests.deployments.api.conftest import MODEL, Client
+from tests.deployments.support.scripted_api import MODEL, Client
 
 PROMPT = {"model": MODEL, "prompt": "The quick brown fox", "max_tokens": 4, "temperature": 0}
 

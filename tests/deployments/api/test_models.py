@@ -13,8 +13,8 @@ from deployments.api import ApiService, Limits, ModelCard, ServedModel, TextCode
 from deployments.client.protocol import ModelState, NotSwitchable, Unavailable
 from deployments.control.model_switch import SwitchedEngines
 from monitoring.metrics import Metrics
-from tests.deployments.api.conftest import Client, ScriptedEngine
 from tests.deployments.api.test_failures import counted
+from tests.deployments.support.scripted_api import Client, ScriptedEngine
 
 KEY = "the key"
 ADMIN = {"authorization": f"Bearer {KEY}"}

@@ -21,7 +21,7 @@ from deployments.client.protocol import Overloaded
 from deployments.config.args import AppArgs
 from deployments.config.tenants import KeyRing, hash_key
 from monitoring.metrics import Metrics, Snapshot
-from tests.deployments.api.conftest import Client, ScriptedEngine
+from tests.deployments.support.scripted_api import Client, ScriptedEngine
 
 ASK: dict[str, Any] = {"model": "demo", "prompt": "hi", "max_tokens": 5}
 Build = Callable[..., Client]

@@ -9,7 +9,7 @@ import pytest
 from deployments.client.protocol import GenerateRequest
 from engine.beam_search import BeamParams, Hypothesis
 from engine.stream_delta import StreamDelta
-from tests.deployments.api.conftest import Client, ScriptedEngine
+from tests.deployments.support.scripted_api import Client, ScriptedEngine
 
 TEXT: dict[str, Any] = {"model": "demo", "prompt": "Once", "use_beam_search": True}
 CHAT: dict[str, Any] = {

@@ -11,7 +11,7 @@ import pytest
 from deployments.client.protocol import GenerateRequest
 from engine.logprobs import TokenLogprobs
 from engine.stream_delta import StreamDelta
-from tests.deployments.api.conftest import Client, ScriptedEngine
+from tests.deployments.support.scripted_api import Client, ScriptedEngine
 
 WORDS = ("alpha", "beta gamma delta", "epsilon", "zeta")
 

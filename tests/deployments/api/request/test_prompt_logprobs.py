@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from deployments.api import ApiService, Limits, create_app
-from tests.deployments.api.conftest import Client, ScriptedEngine, scripted_score
+from tests.deployments.support.scripted_api import Client, ScriptedEngine, scripted_score
 
 TEXT = "Once upon a time"
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}

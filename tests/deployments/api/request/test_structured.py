@@ -20,7 +20,7 @@ from engine.grammar.spec import Grammar
 from engine.grammar.trial import TooComplex, TrialLimits
 from engine.grammar.vocabulary import Vocabulary
 from monitoring.metrics import Metrics, Snapshot
-from tests.deployments.api.conftest import MODEL, Client, ScriptedEngine
+from tests.deployments.support.scripted_api import MODEL, Client, ScriptedEngine
 from tests.engine.support.grammar_models import EOS, NUM_TOKENS, tokenizer
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}, "required": ["b"]}

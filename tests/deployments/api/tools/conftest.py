@@ -16,7 +16,7 @@ from deployments.api import ApiService, Limits, ModelCard, ServedModel, TextCode
 from deployments.config.settings import ChatSettings
 from engine.tokenizer import load_tokenizer
 from monitoring.metrics import Metrics
-from tests.deployments.api.conftest import MODEL, Client, ScriptedEngine
+from tests.deployments.support.scripted_api import MODEL, Client, ScriptedEngine
 
 ASK: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Is it raining in Oslo?"}]}
 

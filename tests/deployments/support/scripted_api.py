@@ -1,0 +1,204 @@
+"""A service on the embedded model's tokenizer, with an engine that says what the test scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+import deployments.demo_model
+from deployments.api import ApiService, Limits, ModelCard, ServedModel, TextCodec, create_app
+from deployments.client.protocol import FleetHealth, GenerateRequest, ReplicaHealth
+from deployments.client.timeline import Course
+from engine.logprobs import PackedLogprobs, TokenLogprobs
+from engine.stream_delta import StreamDelta
+from engine.tokenizer import load_tokenizer
+from monitoring.metrics import Metrics
+
+MODEL = "demo"
+MAX_MODEL_LEN = 512
+
+
+@dataclass
+class ScriptedGeneration:
+    """Emits the tokens of one request, then waits for ever where the script says so."""
+
+    events: list[StreamDelta | Exception]
+    hangs: bool = False
+    replica: str | None = "replica-1"
+    closed: bool = False
+    course: Course = field(default_factory=lambda: Course(0.0, 0.0))
+
+    def explain(self) -> dict[str, Any] | None:
+        return {"replica": self.replica, "reason": "holder", "terms": {"replica-1": {"total": 0.25}}}
+
+    def __aiter__(self) -> AsyncIterator[StreamDelta]:
+        return self
+
+    async def __anext__(self) -> StreamDelta:
+        await asyncio.sleep(0)
+        if not self.events and self.hangs:
+            await asyncio.Event().wait()
+        if not self.events:
+            raise StopAsyncIteration
+        event = self.events.pop(0)
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class ScriptedEngine:
+    """Answers every request with `says` (text, or by request), `chunk` tokens per event."""
+
+    codec: TextCodec
+    says: str | Callable[[GenerateRequest], str] = "The quick brown fox jumps over the lazy dog."
+    chunk: int = 1
+    hangs: bool = False
+    cached: int = 0
+    refuse_with: Exception | None = None
+    fail_after: tuple[int, Exception | StreamDelta] | None = None
+    state: str = "healthy"
+    scores: bool = True
+    """Whether it scores prompts when it is asked to."""
+    requests: list[GenerateRequest] = field(default_factory=list)
+    generations: list[ScriptedGeneration] = field(default_factory=list)
+
+    async def generate(self, request: GenerateRequest) -> ScriptedGeneration:
+        self.requests.append(request)
+        await asyncio.sleep(0)
+        if self.refuse_with is not None:
+            raise self.refuse_with
+        generation = ScriptedGeneration(self._events(request), self.hangs)
+        self.generations.append(generation)
+        return generation
+
+    def decisions(self, limit: int) -> list[dict[str, Any]]:
+        made = [generation.explain() or {} for generation in reversed(self.generations)]
+        return made[:limit]
+
+    async def health(self) -> FleetHealth:
+        replicas = (ReplicaHealth("replica-1", True, 0.01, num_running=2), ReplicaHealth("replica-2", False, None))
+        return FleetHealth(self.state, 2, replicas)  # type: ignore[arg-type]
+
+    def _events(self, request: GenerateRequest) -> list[StreamDelta | Exception]:
+        text = self.says if isinstance(self.says, str) else self.says(request)
+        ids = [*self.codec.encode(text, add_special_tokens=False), 2]  # <|im_end|>
+        reason = "stop"
+        if len(ids) > request.sampling.max_tokens:
+            ids, reason = ids[: request.sampling.max_tokens], "length"
+        events: list[StreamDelta | Exception] = list(self._scores(request))
+        for start in range(0, len(ids), self.chunk):
+            part = tuple(ids[start : start + self.chunk])
+            is_last = start + self.chunk >= len(ids) and not self.hangs
+            events.append(
+                StreamDelta(
+                    request.request_id,
+                    part,
+                    tuple(_logprobs(token, request.sampling.logprobs) for token in part)
+                    if request.sampling.logprobs is not None
+                    else (),
+                    finish_reason=reason if is_last else None,  # type: ignore[arg-type]
+                    num_cached=self.cached,
+                )
+            )
+        if self.fail_after is not None:
+            events[self.fail_after[0] :] = [self.fail_after[1]]
+        return events
+
+    def _scores(self, request: GenerateRequest) -> Iterator[StreamDelta]:
+        """Two prompt tokens at a time, as `scripted_score` has them."""
+        top, prompt = request.sampling.prompt_logprobs, request.prompt_ids
+        if top is not None and self.scores:
+            for start in range(1, len(prompt), 2):
+                rows = [scripted_score(prompt, at, top) for at in range(start, min(start + 2, len(prompt)))]
+                flat = [(row.logprob, row.rank, *chain.from_iterable(row.top)) for row in rows]
+                records = b"".join(struct.pack("<fI" + "If" * top, *numbers) for numbers in flat)
+                yield StreamDelta(request.request_id, prompt_logprobs=PackedLogprobs(start, top, records))
+
+
+def scripted_score(prompt: Sequence[int], position: int, top: int) -> TokenLogprobs:
+    """Token p of a prompt has log-probability -p and rank p; the likeliest are those with the lowest ids."""
+    alternatives = tuple((number, -0.125 * number) for number in range(top))
+    return TokenLogprobs(prompt[position], -float(position), alternatives, position)
+
+
+def _logprobs(token: int, top: int | None) -> TokenLogprobs:
+    return TokenLogprobs(token, -0.5, tuple((100 + i, -1.0 - i) for i in range(top or 0)))
+
+
+@pytest.fixture(scope="session")
+def codec() -> TextCodec:
+    return TextCodec(load_tokenizer(Path(deployments.demo_model.__file__).parent))
+
+
+@pytest.fixture
+def engine(codec: TextCodec) -> ScriptedEngine:
+    return ScriptedEngine(codec)
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics(MODEL, "ingress-1")
+
+
+@pytest.fixture
+def service(engine: ScriptedEngine, codec: TextCodec, metrics: Metrics) -> ApiService:
+    async def metrics_text() -> tuple[bytes, str]:
+        return b"raydix_up 1\n", "text/plain; version=0.0.4"
+
+    card = ModelCard(MODEL, created=1, max_model_len=MAX_MODEL_LEN, vocab_size=4096)
+    return ApiService({MODEL: ServedModel(card, engine, codec, metrics)}, metrics_text, Limits(), metrics)
+
+
+@pytest.fixture
+def transport(service: ApiService) -> httpx.ASGITransport:
+    return httpx.ASGITransport(create_app(service))
+
+
+class Client:
+    """Drives the app without a server: the openai client, and plain HTTP, each call in a loop of its own."""
+
+    def __init__(self, transport: httpx.ASGITransport) -> None:
+        self._transport = transport
+
+    def request(self, method: str, path: str, **options: object) -> httpx.Response:
+        async def run() -> httpx.Response:
+            async with httpx.AsyncClient(transport=self._transport, base_url="http://test") as client:
+                return await client.request(method, path, **options)  # type: ignore[arg-type]
+
+        return asyncio.run(run())
+
+    def get(self, path: str, **options: object) -> httpx.Response:
+        return self.request("GET", path, **options)
+
+    def post(self, path: str, body: object = None, **options: object) -> httpx.Response:
+        """`body` as bytes goes out as it is, anything else as JSON."""
+        if isinstance(body, bytes):
+            return self.request("POST", path, content=body, **options)
+        return self.request("POST", path, json=body, **options)
+
+    def run(self, work: Callable[[openai.AsyncOpenAI], object]) -> object:
+        async def run() -> object:
+            async with httpx.AsyncClient(transport=self._transport) as http:
+                options: dict[str, Any] = {"http_client": http}  # its type has changed between versions
+                client = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", max_retries=0, **options)
+                return await work(client)  # type: ignore[misc]
+
+        return asyncio.run(run())
+
+
+@pytest.fixture
+def client(transport: httpx.ASGITransport) -> Client:
+    return Client(transport)
