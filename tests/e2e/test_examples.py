@@ -1,0 +1,50 @@
+"""The programs in examples/ that need a server, against the running application."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from examples import load_test, streamed_tool_call, structured_output
+
+pytestmark = pytest.mark.e2e
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(base_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs an example's `main` with these arguments and the application's URL; what it printed."""
+
+    def run_main(main: Callable[[], None], *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["example", *arguments, "--url", base_url])
+        main()
+        return capsys.readouterr().out
+
+    return run_main
+
+
+def test_a_tool_is_called_and_its_result_sent_back(run: Run) -> None:
+    called, answer = run(streamed_tool_call.main, "What is 6 times 7?", "--force").splitlines()
+    assert (call := re.fullmatch(r"Multiply\(a=(-?\d+) b=(-?\d+)\) = (-?\d+)", called))
+    assert int(call[1]) * int(call[2]) == int(call[3])
+    assert answer
+
+
+def test_a_chat_without_a_call_is_streamed(run: Run) -> None:
+    assert run(streamed_tool_call.main, "What does math.sqrt do?") == "Return the square root of x.\n"
+
+
+def test_a_pydantic_class_is_filled_in(run: Run) -> None:
+    printed = run(structured_output.main, "Is itertools.chain a class? Rate it.")
+    assert structured_output.Review.model_validate_json(printed)
+
+
+def test_a_load_is_put_on_the_server_and_drawn(run: Run, tmp_path: Path) -> None:
+    printed = run(load_test.main, str(tmp_path / "load.png"), "--users", "3", "--requests", "7")
+    assert [line.partition(":")[0] for line in printed.splitlines()] == ["TTFT of 7 answers", "ITL of 7 answers"]
+    assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
