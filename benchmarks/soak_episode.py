@@ -65,11 +65,11 @@ class Episode:
         for plan in plans:
             self._check_plan(plan)
         plans.clear()
-        rows = sum(request.width for request in self.script.scheduler.memory.running)
+        rows = sum(request.width for request in self.script.scheduler.allocator.running)
         assert rows <= self.options["limits"]["max_running"], f"{rows} run"
         drafter = self.options["drafter"]
         if drafter is not None:
-            held = drafter.held - {request.request_id for request in self.script.scheduler.memory.running}
+            held = drafter.held - {request.request_id for request in self.script.scheduler.allocator.running}
             assert not (held or drafter.mistakes), (held, drafter.mistakes)
         for event in events:
             if event.finish_reason is not None:
@@ -172,7 +172,7 @@ class Episode:
         """All is over: nothing is held, and what was counted adds up."""
         script, scheduler = self.script, self.script.scheduler
         assert not self._live and script.nothing_held(), (list(self._live), scheduler.account())
-        assert not scheduler.memory.running and not len(scheduler.waiting)
+        assert not scheduler.allocator.running and not len(scheduler.waiting)
         assert (scheduler.waiting.num_tokens, scheduler.waiting.num_uncached) == (0, 0)
         load, stats = scheduler.load(script.now), script.cache.stats
         assert load.num_finished == len(self._asked)

@@ -26,7 +26,7 @@ from engine.scheduling.swap import HostMemory, SwapSpace
 
 if TYPE_CHECKING:
     from engine.ranks.launcher import WorkerLauncher
-    from engine.ranks.rank_group import Team
+    from engine.ranks.rank_group import RankGroup
 
 
 class ModelFacts(Protocol):
@@ -75,10 +75,10 @@ class Engine:
         config: EngineConfig,
         runner: LoadedRunner,
         drafter: Drafter | None = None,
-        team: Team | None = None,
+        rank_group: RankGroup | None = None,
     ) -> None:
-        """`drafter` is needed only where `config.speculation` asks for a draft model. `team` are the model's other
-        ranks: the loop ends with them, and they with this engine. Raises ValueError.
+        """`drafter` is needed only if `config.speculation` asks for a draft model. `rank_group` holds the model's
+        other ranks: the loop ends when one of them does, and they end with this engine. Raises ValueError.
         """
         self.config = config
         self.runner = runner
@@ -107,9 +107,9 @@ class Engine:
         self.scheduler = Scheduler(self.cache, limits, self.model.eos_token_ids, swap, speculator)
         self.grammars = Compiler(self._vocabulary, config.max_grammars)
         self.loop = EngineLoop(self.scheduler, runner, overlap=config.overlap is not False)
-        self._team = team
-        if team is not None:
-            team.watch(self.loop.fail)
+        self._rank_group = rank_group
+        if rank_group is not None:
+            rank_group.watch(self.loop.fail)
 
     @classmethod
     def from_config(
@@ -134,13 +134,13 @@ class Engine:
             loaded = load_runner(config, launcher=launcher)
         if config.overlap is None:
             config = replace(config, overlap=not loaded.takes_all_cores)
-        return cls(config, loaded, drafter, None if isinstance(loaded, ModelRunner) else loaded.team)
+        return cls(config, loaded, drafter, None if isinstance(loaded, ModelRunner) else loaded.rank_group)
 
     def close(self) -> None:
         """Stop the loop, and end the model's other ranks. Idempotent."""
         self.loop.stop()
-        if self._team is not None:
-            self._team.close()
+        if self._rank_group is not None:
+            self._rank_group.close()
 
     @property
     def max_model_len(self) -> int:

@@ -26,27 +26,27 @@ class Status(enum.Enum):
     FINISHED = "finished"
 
 
-class Place(NamedTuple):
+class QueuePosition(NamedTuple):
     """Where a request stands, for as long as it lives. The smallest goes first and is preempted last."""
 
-    at: float
+    effective_arrival: float
     """Seconds on the engine's clock: when a request of priority 0 would have come to stand here."""
     arrival: float
     """Seconds on the engine's clock."""
-    line: str
-    """Lines take turns with each other."""
-    level: int
-    """Whom it may push out: see `may_push_out`."""
+    queue: str
+    """Queues take turns with each other: a tenant's name, or "" for the only queue."""
+    preemption_level: int
+    """Whom it may push out: see `can_preempt`."""
 
-    def may_push_out(self, running: Place) -> bool:
+    def can_preempt(self, running: QueuePosition) -> bool:
         """Whether who waits here may take the pages and the place in the batch of who runs there.
 
         Never among equals: a request that was preempted does not preempt in its turn whoever was let in since.
         """
-        return self.line == running.line and self.level > running.level and self < running
+        return self.queue == running.queue and self.preemption_level > running.preemption_level and self < running
 
 
-_NOWHERE = Place(0.0, 0.0, "", 0)
+_NOT_QUEUED = QueuePosition(0.0, 0.0, "", 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +78,7 @@ class Request:
     """Who asks."""
     constraint: Constraint | None = None
     """Its way through `sampling.grammar`; only the sampler looks at it."""
-    is_planned_late: bool = False
+    needs_previous_result: bool = False
     """Whether its next step depends on more than that its last one samples a token: on which, or how many."""
     num_resumed: int = 0
     """How many output ids it arrived with: tokens generated elsewhere before this engine took over."""
@@ -94,19 +94,19 @@ class Request:
     """Leading tokens whose KV lies in `lease.pages`."""
     num_planned: int = 0
     """Leading tokens whose KV does, once the steps in flight are done; without any, `num_computed`."""
-    place: Place = _NOWHERE
+    queue_position: QueuePosition = _NOT_QUEUED
     """Where it stands among the requests of its engine."""
     status: Status = Status.WAITING
     lease: Lease | None = None
     """Its hold on KV pages while running."""
     num_cached: int | None = None
     """Prompt tokens found in the cache at first admission; None before it."""
-    num_expected: int = 0
+    num_expected_cached: int = 0
     """Tokens that were cached when it last began to wait: what its admission will probably find."""
     num_preemptions: int = 0
     num_recomputed: int = 0
     """Tokens computed a second time: after a preemption, or here after another engine had computed them."""
-    num_told: int = -1
+    num_preemptions_reported: int = -1
     """Its preemptions when its timings were last told; -1 before the first time."""
     admitted_at: float | None = None
     first_token_at: float | None = None
@@ -192,6 +192,6 @@ class Request:
         return self.tokens[: max(self.num_prompt_reported, 1)]
 
     @property
-    def is_filling(self) -> bool:
+    def is_prefilling(self) -> bool:
         """Whether it computes tokens that it has had for longer than since the step before."""
         return len(self.tokens) - self.num_computed - (self.tokens[-1] == PENDING) > 1

@@ -17,7 +17,7 @@ from engine.engine import Engine
 from engine.machine import prepare_process
 
 if TYPE_CHECKING:
-    from engine.ranks.launcher import Seat
+    from engine.ranks.launcher import RankSpec
 
 
 def load_engine(config: EngineConfig) -> Engine:
@@ -43,12 +43,12 @@ def bundles(config: EngineConfig, options: Mapping[str, Any]) -> list[dict[str, 
 class Rank:
     """One of them. Ends its process when rank 0 is gone."""
 
-    def work(self, seat: Seat) -> None:
+    def work(self, spec: RankSpec) -> None:
         """Return when rank 0 is gone."""
         prepare_process()
         from engine.ranks.worker import work  # torch, whose threads then know how to wait
 
-        work(seat, lambda: os._exit(0))
+        work(spec, lambda: os._exit(0))
 
 
 class RayRanks:
@@ -56,7 +56,7 @@ class RayRanks:
 
     shares_gpus = False
 
-    def launch(self, seats: Sequence[Seat]) -> RayActors:
+    def launch(self, specs: Sequence[RankSpec]) -> RayActors:
         """One in each bundle but the first. Raises RuntimeError outside of a placement group."""
         import ray
         from ray.util.placement_group import get_current_placement_group
@@ -66,12 +66,12 @@ class RayRanks:
         if group is None:
             raise RuntimeError("ranks as Ray actors need the replica's placement group, and there is none")
         kind, actors = ray.remote(Rank), {}
-        for seat in seats:
-            needs = dict(group.bundle_specs[seat.rank])
+        for spec in specs:
+            needs = dict(group.bundle_specs[spec.rank])
             options = {"num_cpus": needs.pop("CPU", 0), "num_gpus": needs.pop("GPU", 0), "resources": needs}
-            place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=seat.rank)
+            place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=spec.rank)
             actor = kind.options(scheduling_strategy=place, **options).remote()
-            actors[actor] = actor.work.remote(seat)
+            actors[actor] = actor.work.remote(spec)
         return RayActors(actors)
 
 

@@ -1,1 +1,1 @@
-"""Several processes that run one model: starting them, telling them each step, noticing when one ends."""
+"""Start the processes that share a model, send them each step, and notice when one of them ends."""

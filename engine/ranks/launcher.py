@@ -1,4 +1,4 @@
-"""Starting the ranks after the first: as processes of this machine, or however whoever runs the engine does it."""
+"""Start the ranks after the first, as processes of this machine or in another way that the caller provides."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from typing import Protocol
 import msgspec
 
 
-class Seat(msgspec.Struct, frozen=True):
-    """What a new rank has to know to find rank 0, on the same machine. Holds a secret: not for command lines."""
+class RankSpec(msgspec.Struct, frozen=True):
+    """What a new rank needs to find rank 0 on the same machine. It holds a secret: keep it off command lines."""
 
     rank: int
     port: int
-    """Of the loopback address: where rank 0 waits for it."""
+    """Port of the loopback address at which rank 0 waits."""
     key: bytes
-    """With which both prove who they are."""
+    """Secret with which rank 0 and the new rank authenticate each other."""
     gpu: int
-    """Which of the GPUs that its process sees is its own."""
+    """Index of its GPU among those that its process sees."""
 
 
 class Workers(Protocol):
     """The ranks that were started."""
 
     def ended(self) -> str | None:
-        """How one of them ended, if one did that cannot say so itself any more; None otherwise."""
+        """Return how a rank ended that could not report it itself; None if there is none."""
         ...
 
     def close(self) -> None:
-        """End all of them that have not ended, and wait for it. Idempotent."""
+        """End all ranks that are still alive and wait for their end. Idempotent."""
         ...
 
 
@@ -41,57 +41,58 @@ class WorkerLauncher(Protocol):
 
     @property
     def shares_gpus(self) -> bool:
-        """Whether a rank sees all ranks' GPUs, so that it must take the one of its number."""
+        """Whether each rank sees the GPUs of all ranks and has to take the one with its own number."""
         ...
 
-    def launch(self, seats: Sequence[Seat]) -> Workers:
-        """Have `engine.ranks.worker.work` run for each seat, on this machine, each in a process of its own."""
+    def launch(self, specs: Sequence[RankSpec]) -> Workers:
+        """Run `engine.ranks.worker.work` for each spec, each in a process of its own on this machine."""
         ...
 
 
 class LocalProcesses:
-    """Ranks as child processes."""
+    """Launches ranks as child processes."""
 
     shares_gpus = True
 
-    def launch(self, seats: Sequence[Seat]) -> Children:
-        """Plain ones, that import what they need: forked ones could not use CUDA, and multiprocessing's would run
-        the caller's script anew.
+    def launch(self, specs: Sequence[RankSpec]) -> ChildProcesses:
+        """Start a new interpreter for each rank.
+
+        Forked processes could not use CUDA, and those of multiprocessing would run the caller's script again.
         """
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        children = Children()
-        for seat in seats:
+        children = ChildProcesses()
+        for spec in specs:
             child = subprocess.Popen(
                 [sys.executable, "-m", "engine.ranks.worker"],
                 stdin=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,  # an interrupt from the keyboard is rank 0's to handle
+                start_new_session=True,  # rank 0 handles an interrupt from the keyboard
             )
             children.processes.append(child)
             assert child.stdin is not None
             with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
-                pipe.write(msgspec.msgpack.encode(seat))
+                pipe.write(msgspec.msgpack.encode(spec))
         return children
 
 
-class Children:
+class ChildProcesses:
     """The processes of ranks 1, 2, ..."""
 
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def ended(self) -> str | None:
-        """As `Workers.ended`."""
+        """Do what `Workers.ended` says."""
         codes = [(process.poll(), rank) for rank, process in enumerate(self.processes, start=1)]
         ends = [(code, rank) for code, rank in codes if code is not None]
         if not ends:
             return None
-        code, rank = min(ends)  # one that was killed is why others failed
+        code, rank = min(ends)  # if one was killed, the others failed because of it
         how = f"killed by signal {-code}" if code < 0 else f"with exit status {code}"
         return f"rank {rank} ended, {how}; its messages are on the standard error output"
 
     def close(self) -> None:
-        """As `Workers.close`."""
+        """Do what `Workers.close` says."""
         for process in self.processes:
             process.kill()
         for process in self.processes:

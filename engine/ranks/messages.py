@@ -1,6 +1,6 @@
-"""What goes between rank 0 and the others, in msgpack: never pickle.
+"""The messages between rank 0 and the other ranks, in msgpack, never pickle.
 
-rank 0 ── Task, Work, Work, ... ──▶ each other rank ── Hello, then at most one Failed ──▶ rank 0
+rank 0 ── LoadTask, StepTask, StepTask, ... ──▶ other rank ── RankReady, then at most one RankFailed ──▶ rank 0
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ from engine.scheduling.swap import PagePair
 T = TypeVar("T")
 
 
-class Task(msgspec.Struct, frozen=True, tag=True):
-    """What to load, and where to meet."""
+class LoadTask(msgspec.Struct, frozen=True, tag=True):
+    """What a rank loads, and where it joins the others."""
 
     config: EngineConfig
     """Its `device` is "cpu" or "cuda"."""
     store_port: int
+    """Port of the store through which the ranks form their process group."""
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
-    """A rank has begun."""
+class RankReady(msgspec.Struct, frozen=True, tag=True):
+    """A rank has started and begins to load its share."""
 
     rank: int
     device_name: str
-    """The GPU's, as its maker calls it; "cpu" on a CPU."""
+    """Its maker's name for the GPU; "cpu" on a CPU."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
-    """A rank ends, and why."""
+class RankFailed(msgspec.Struct, frozen=True, tag=True):
+    """A rank ends because it failed."""
 
     reason: str
 
 
-class Work(msgspec.Struct, frozen=True, array_like=True):
-    """A `PreparedStep` without what only sampling needs. Tensors are on the host."""
+class StepTask(msgspec.Struct, frozen=True, array_like=True):
+    """A `PreparedStep` without the fields that only sampling needs. Its tensors are on the host."""
 
     copies: Sequence[PageCopy]
     swap_out: Sequence[PagePair]
@@ -58,19 +59,20 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     wanted: Sequence[PromptSpan]
 
     @classmethod
-    def of(cls, step: PreparedStep) -> Work:
-        """What others have to know of a step."""
+    def of(cls, step: PreparedStep) -> StepTask:
+        """Take the fields that the other ranks need from a step."""
         return cls(*(getattr(step, field.name) for field in msgspec.structs.fields(cls)))
 
     def step(self, device: torch.device) -> PreparedStep:
-        """The step as they run it, on `device`."""
+        """Return the step as a rank other than the first runs it, with its tensors on `device`."""
         shared = {field.name: getattr(self, field.name) for field in msgspec.structs.fields(self)}
-        return on(PreparedStep(**shared, chunks=(), tails=(), has_drafts=False), device)
+        return to_device(PreparedStep(**shared, chunks=(), tails=(), has_drafts=False), device)
 
 
-def on(step: T, device: torch.device) -> T:
-    """A dataclass whose tensors are on `device`, as are those of dataclasses in it; the same one where they are on
-    the host and that is the device.
+def to_device(step: T, device: torch.device) -> T:
+    """Return a copy of a dataclass with all its tensors on `device`, those of nested dataclasses included.
+
+    If `device` is a CPU, return the dataclass itself: its tensors are there already.
     """
     if device.type == "cpu" or not is_dataclass(step):
         return step
@@ -80,7 +82,7 @@ def on(step: T, device: torch.device) -> T:
         if isinstance(value, torch.Tensor):
             moved[field.name] = value.to(device, non_blocking=True)
         elif is_dataclass(value):
-            moved[field.name] = on(value, device)
+            moved[field.name] = to_device(value, device)
     return cast("T", replace(step, **moved))  # type: ignore[type-var]
 
 
@@ -102,26 +104,26 @@ def _unpacked(kind: type, value: Any) -> object:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_packed)
-_work = msgspec.msgpack.Decoder(Work, dec_hook=_unpacked)
-_news = msgspec.msgpack.Decoder(Hello | Failed)
-_task = msgspec.msgpack.Decoder(Task)
+_step = msgspec.msgpack.Decoder(StepTask, dec_hook=_unpacked)
+_report = msgspec.msgpack.Decoder(RankReady | RankFailed)
+_task = msgspec.msgpack.Decoder(LoadTask)
 
 
-def encode(message: Task | Hello | Failed | Work) -> bytes:
-    """As bytes."""
+def encode(message: LoadTask | RankReady | RankFailed | StepTask) -> bytes:
+    """Encode a message as msgpack."""
     return _encoder.encode(message)
 
 
-def read_task(data: bytes) -> Task:
-    """Raises msgspec.DecodeError, as all of these do."""
+def read_load_task(data: bytes) -> LoadTask:
+    """Decode what a rank loads. Raises msgspec.DecodeError, as do all decoders here."""
     return _task.decode(data)
 
 
-def read_work(data: bytes) -> Work:
-    """A step's."""
-    return _work.decode(data)
+def read_step_task(data: bytes) -> StepTask:
+    """Decode a step."""
+    return _step.decode(data)
 
 
-def read_news(data: bytes) -> Hello | Failed:
-    """What another rank says to rank 0."""
-    return cast("Hello | Failed", _news.decode(data))
+def read_report(data: bytes) -> RankReady | RankFailed:
+    """Decode what another rank reports to rank 0."""
+    return cast("RankReady | RankFailed", _report.decode(data))

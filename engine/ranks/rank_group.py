@@ -1,7 +1,7 @@
-"""Rank 0's side: the others are started, told what to do, and watched.
+"""Rank 0's side of a rank group: starts the other ranks, sends them their tasks, and watches them.
 
-launch ─▶ each connects ─▶ Task ─▶ Hello from each ─▶ Work, Work, ... ─▶ close: they end with their connections
-                             └─────── watched: Failed, or a connection that closes, and all is lost ───────┘
+launch ─▶ each connects ─▶ LoadTask ─▶ RankReady from each ─▶ StepTask, StepTask, ... ─▶ close: all ranks end
+                             └── watched: after a RankFailed or a closed connection, the group is lost ──┘
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from engine.config import EngineConfig
 from engine.errors import RankLost
 from engine.parallel.collective import HOST, Collective, join, open_store
 from engine.parallel.shard import Shard
-from engine.ranks.launcher import Seat, WorkerLauncher, Workers
-from engine.ranks.messages import Failed, Hello, Task, Work, encode, read_news
+from engine.ranks.launcher import RankSpec, WorkerLauncher, Workers
+from engine.ranks.messages import LoadTask, RankFailed, RankReady, StepTask, encode, read_report
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
-# What a rank says of its end comes a little later than what its end does to the others.
-_WORD_SECONDS = 1.0
+# A failed rank's report arrives a little later than the errors that its end causes at the others.
+_REPORT_SECONDS = 1.0
 
 
-class Team:
-    """The other ranks. Whoever uses it closes it; they end with this process in any case."""
+class RankGroup:
+    """The ranks after the first. The owner closes it; the ranks end with this process in any case."""
 
     def __init__(self, workers: Workers, connections: Sequence[Connection]) -> None:
-        """`connections` are theirs, in the order of ranks from 1 on."""
+        """`connections` lead to the ranks 1, 2, ..., in this order."""
         self.size = len(connections) + 1
         self._workers, self._connections = workers, connections
         self._ranks: Collective | None = None
@@ -49,35 +49,38 @@ class Team:
         self._end = weakref.finalize(self, _end, workers, connections)
 
     @classmethod
-    def start(cls, launcher: WorkerLauncher, size: int) -> Team:
-        """Start `size` - 1 ranks; returns when all have connected. Raises RankLost when one ends before."""
+    def start(cls, launcher: WorkerLauncher, size: int) -> RankGroup:
+        """Start `size` - 1 ranks and return when all have connected. Raises RankLost when one ends before that."""
         key = secrets.token_bytes(32)
         with socket.create_server((HOST, 0)) as server:
             server.settimeout(_POLL_SECONDS)
             port = server.getsockname()[1]
-            seats = [Seat(rank, port, key, rank if launcher.shares_gpus else 0) for rank in range(1, size)]
-            workers = launcher.launch(seats)
+            specs = [RankSpec(rank, port, key, rank if launcher.shares_gpus else 0) for rank in range(1, size)]
+            workers = launcher.launch(specs)
             try:
-                return cls(workers, [_accept(server, key, workers) for _ in seats])
+                return cls(workers, [_accept(server, key, workers) for _ in specs])
             except BaseException:
                 workers.close()
                 raise
 
     def join(self, config: EngineConfig, device_name: str, device: torch.device) -> Collective:
-        """Tell them what to load, and meet them. Raises RankLost, and ValueError where GPUs differ."""
+        """Tell the ranks what to load and form their process group.
+
+        Raises RankLost, and ValueError when the GPUs differ.
+        """
         store, port = open_store(self.size)
-        self._send(encode(Task(config, port)))
+        self._send(encode(LoadTask(config, port)))
         names = {0: device_name}
         for connection in self._connections:
-            hello = self._news(connection)
-            names[hello.rank] = hello.device_name
+            ready = self._read_ready(connection)
+            names[ready.rank] = ready.device_name
         check_alike(names)
         threading.Thread(target=_watch, args=(weakref.ref(self), self._connections), daemon=True).start()
-        self._ranks = self._meet(lambda: join(store, Shard.of_engine(config, 0), device))
+        self._ranks = self._join_unless_lost(lambda: join(store, Shard.of_engine(config, 0), device))
         return self._ranks
 
-    def _meet(self, join_others: Callable[[], Collective]) -> Collective:
-        """In a thread that is left behind when a rank ends on its way: torch would wait for it.
+    def _join_unless_lost(self, join_others: Callable[[], Collective]) -> Collective:
+        """Call `join_others` in a thread, which is abandoned when a rank ends meanwhile: torch would keep waiting.
 
         Raises RankLost.
         """
@@ -99,30 +102,32 @@ class Team:
             raise met[0]
         return met[0]
 
-    def send(self, work: Work) -> None:
-        """Have a step computed. Raises RankLost."""
+    def send(self, task: StepTask) -> None:
+        """Send a step to all other ranks. Raises RankLost."""
         with self.guarded():
-            self._send(encode(work))
+            self._send(encode(task))
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Around what all ranks do together: what goes wrong because one is gone is a RankLost that says so."""
+        """Turn an error in what all ranks do together into a RankLost if the cause is that a rank has ended."""
         try:
             yield
-        except (RuntimeError, OSError) as error:  # what torch and connections raise
-            if self._lost.wait(_WORD_SECONDS):
+        except (RuntimeError, OSError) as error:  # the types that torch and connections raise
+            if self._lost.wait(_REPORT_SECONDS):
                 raise RankLost(self._reason) from error
             raise
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
-        """Have `on_lost` called with the reason when a rank is gone, from another thread; at once if one is."""
+        """Call `on_lost` with the reason when a rank is lost, from another thread; at once if one already is."""
         with self._lock:
             self._on_lost.append(on_lost)
         if self._lost.is_set():
             on_lost(self._reason)
 
     def lose(self, reason: str) -> None:
-        """A rank is gone, or the ranks no longer do the same: nothing works any more."""
+        """Mark the group as lost: a rank has ended, or the ranks no longer run the same steps. Only the first
+        reason counts.
+        """
         with self._lock:
             if self._lost.is_set() or not self._end.alive:
                 return
@@ -136,32 +141,32 @@ class Team:
             listener(reason)
 
     def how_one_ended(self) -> str:
-        """What is known of a rank whose connection has closed, which is the first that one sees of its end."""
-        deadline = time.monotonic() + _WORD_SECONDS / 2
+        """Describe how a rank ended whose connection has closed, waiting a moment for its exit status."""
+        deadline = time.monotonic() + _REPORT_SECONDS / 2
         while (how := self._workers.ended()) is None and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS / 20)
         return how or "a rank's connection has closed: its process has ended"
 
     def close(self) -> None:
-        """End them. Idempotent."""
+        """End all ranks after the first. Idempotent."""
         self._end()
 
     def _send(self, message: bytes) -> None:
         for connection in self._connections:
             connection.send_bytes(message)
 
-    def _news(self, connection: Connection) -> Hello:
+    def _read_ready(self, connection: Connection) -> RankReady:
         try:
-            news = read_news(connection.recv_bytes())
+            report = read_report(connection.recv_bytes())
         except (EOFError, OSError) as error:
             raise RankLost(f"{self.how_one_ended()}; it had not begun to load its share") from error
-        if isinstance(news, Hello):
-            return news
-        raise RankLost(news.reason)
+        if isinstance(report, RankReady):
+            return report
+        raise RankLost(report.reason)
 
 
 def check_alike(names: Mapping[int, str]) -> None:
-    """Raise ValueError where ranks have different kinds of GPUs: the slowest would set the pace of all."""
+    """Raise ValueError if ranks have different kinds of GPUs: the slowest would set the pace of all."""
     if len(set(names.values())) > 1:
         listed = ", ".join(f"rank {rank}: {name}" for rank, name in sorted(names.items()))
         raise ValueError(
@@ -171,7 +176,7 @@ def check_alike(names: Mapping[int, str]) -> None:
 
 
 def _accept(server: socket.socket, key: bytes, workers: Workers) -> Connection:
-    """The next rank that connects and knows the key."""
+    """Return the connection of the next rank that connects and knows the key."""
     while True:
         try:
             accepted, _ = server.accept()
@@ -185,34 +190,38 @@ def _accept(server: socket.socket, key: bytes, workers: Workers) -> Connection:
         try:
             deliver_challenge(connection, key)
             answer_challenge(connection, key)
-        except (AuthenticationError, EOFError, OSError) as error:  # somebody else
-            logger.warning("tensor parallelism: a connection that is no rank's: %s", error)
+        except (AuthenticationError, EOFError, OSError) as error:  # not a rank of ours
+            logger.warning("tensor parallelism: refused a connection that does not know the key: %s", error)
             connection.close()
             continue
         return connection
 
 
-def _watch(team: weakref.ref[Team], connections: Sequence[Connection]) -> None:
-    """Until one of them has something to say, which is bad news, or none at all any more."""
+def _watch(rank_group: weakref.ref[RankGroup], connections: Sequence[Connection]) -> None:
+    """Wait until a rank reports a failure or closes its connection, or the group is gone; mark it as lost."""
     try:
         while not wait(connections, _POLL_SECONDS):
-            if team() is None:
+            if rank_group() is None:
                 return
     except OSError:  # `_end` has closed them
         return
     reason = _why(connections)
-    if (lasting := team()) is not None:
-        lasting.lose(reason or lasting.how_one_ended())
+    if (group := rank_group()) is not None:
+        group.lose(reason or group.how_one_ended())
 
 
 def _why(connections: Sequence[Connection]) -> str:
-    """What the first rank that failed says of it; "" where one ended without a word: others fail because of it."""
+    """Return the reason that the first failed rank reports; "" if a rank ended without a report, as the reports of
+    others only follow from that.
+    """
     open_ones, reason = list(connections), ""
     try:
         while open_ones and (ready := wait(open_ones, _POLL_SECONDS)):
             for connection in cast("list[Connection]", ready):
-                news = read_news(connection.recv_bytes())
-                reason = reason or (news.reason if isinstance(news, Failed) else f"rank {news.rank} began anew")
+                news = read_report(connection.recv_bytes())
+                reason = reason or (
+                    news.reason if isinstance(news, RankFailed) else f"rank {news.rank} began anew"
+                )
                 open_ones.remove(connection)
     except (EOFError, OSError):
         return ""

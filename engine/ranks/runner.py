@@ -1,6 +1,6 @@
-"""A model that several ranks compute, as its scheduler sees it: rank 0 reads each plan, and all run it.
+"""The runner of a model that several ranks share: rank 0 reads each plan, and all ranks run it.
 
-loop ── prepare: Work to all ─▶ │ rank 0   copies, forward, sample ─┐ tokens
+loop ── prepare: StepTask to all ─▶ │ rank 0   copies, forward, sample ─┐ tokens
                                 │ rank 1   copies, forward ◀────────┘
 """
 
@@ -18,8 +18,8 @@ from engine.loading.load_model import load_model
 from engine.models.config import ModelConfig
 from engine.parallel.shard import check_divides
 from engine.ranks.launcher import LocalProcesses, WorkerLauncher
-from engine.ranks.messages import Work, on
-from engine.ranks.rank_group import Team
+from engine.ranks.messages import StepTask, to_device
+from engine.ranks.rank_group import RankGroup
 from engine.ranks.worker import device_name
 from engine.runner.model_runner import ModelRunner
 from engine.runner.prepared_step import PreparedStep
@@ -29,10 +29,10 @@ _HOST = torch.device("cpu")
 
 
 class ParallelRunner:
-    """Rank 0's runner, and the others to whom it tells each step."""
+    """Runs steps on rank 0 and sends each step to the other ranks."""
 
-    def __init__(self, runner: ModelRunner, team: Team) -> None:
-        self._runner, self.team = runner, team
+    def __init__(self, runner: ModelRunner, rank_group: RankGroup) -> None:
+        self._runner, self.rank_group = runner, rank_group
         self.model_config = runner.model_config
         self.num_pages, self.page_size = runner.num_pages, runner.page_size
         self.host_memory = runner.host_memory
@@ -45,19 +45,19 @@ class ParallelRunner:
     def load(
         cls, config: EngineConfig, kv_bytes_beside: int = 0, launcher: WorkerLauncher | None = None
     ) -> ParallelRunner:
-        """As `load_model`, on `config.tensor_parallel_size` ranks. Raises RankLost too, when one ends."""
+        """Load a model as `load_model` does, on `config.tensor_parallel_size` ranks. Also raises RankLost."""
         launcher, size = launcher or LocalProcesses(), config.tensor_parallel_size
         directory = resolve_model(config.model)
         check_divides(ModelConfig.from_directory(directory), size, config.expert_parallel)
         device = _first_device(config, launcher.shares_gpus)
         config = replace(config, model=str(directory), served_name=config.name, device=device.type)
-        team = Team.start(launcher, size)
+        rank_group = RankGroup.start(launcher, size)
         try:
-            with team.guarded():
-                ranks = team.join(config, device_name(device), device)
-                return cls(load_model(config, kv_bytes_beside, ranks), team)
+            with rank_group.guarded():
+                ranks = rank_group.join(config, device_name(device), device)
+                return cls(load_model(config, kv_bytes_beside, ranks), rank_group)
         except BaseException:
-            team.close()
+            rank_group.close()
             raise
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -65,31 +65,32 @@ class ParallelRunner:
         return self.prepare(plan)()
 
     def prepare(self, plan: StepPlan) -> Step:
-        """As `ModelRunner.prepare`. The step raises RankLost when it fails, whatever the reason: ranks that do not
-        do the same cannot do anything together any more.
+        """Prepare a step as `ModelRunner.prepare` does, and send it to the other ranks.
+
+        The step raises RankLost whenever it fails: ranks that do not all run it cannot run another one together.
         """
         step = self._runner.read(plan, _HOST)
-        self.team.send(Work.of(step))
-        return partial(self._compute, on(step, self.device))
+        self.rank_group.send(StepTask.of(step))
+        return partial(self._compute, to_device(step, self.device))
 
     def close(self) -> None:
         """End the other ranks. Idempotent."""
-        self.team.close()
+        self.rank_group.close()
 
     def _compute(self, step: PreparedStep) -> StepResult:
         try:
-            with self.team.guarded():
+            with self.rank_group.guarded():
                 return self._runner.compute(step)
         except RankLost:
             raise
         except Exception as error:
             reason = f"rank 0 failed: {type(error).__name__}: {error}"
-            self.team.lose(reason)
+            self.rank_group.lose(reason)
             raise RankLost(reason) from error
 
 
 def _first_device(config: EngineConfig, shares_gpus: bool) -> torch.device:
-    """Rank 0's. Raises ValueError where there are fewer GPUs than ranks."""
+    """Return rank 0's device. Raises ValueError when there are fewer GPUs than ranks."""
     size, found = config.tensor_parallel_size, torch.cuda.device_count()
     if config.device == "cpu" or (config.device == "auto" and not found):
         return torch.device("cpu")

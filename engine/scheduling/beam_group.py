@@ -40,7 +40,7 @@ def begin(request: Request) -> None:
     params = request.sampling.beams
     assert params is not None
     request.search = BeamSearch(params, request.stop_ids, request.longest - request.num_prompt)
-    request.is_planned_late = True  # Which beams there are is known when the step before is done.
+    request.needs_previous_result = True  # Which beams there are is known when the step before is done.
 
 
 def advance(cache: KVCacheManager, request: Request, rows: Sequence[TokenLogprobs], now: float) -> bool:

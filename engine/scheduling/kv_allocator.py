@@ -17,7 +17,7 @@ from cache import KVCacheManager, Lease, OutOfPages
 from engine.request import Request, Status
 from engine.scheduling import beam_group
 from engine.scheduling.prefill_budget import PrefillBudget
-from engine.scheduling.step_builder import StepInMaking
+from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.swap import SwapSpace
 from engine.scheduling.waiting_queue import WaitingQueue, precedence
 
@@ -26,7 +26,7 @@ from engine.scheduling.waiting_queue import WaitingQueue, precedence
 _GROWTH = 8
 
 
-class Memory:
+class KVAllocator:
     """The requests that hold pages, and those that wait for some."""
 
     def __init__(
@@ -58,21 +58,21 @@ class Memory:
         self._max_running = max_running
         self._budget = budget
 
-    def begin(self, *, is_in_flight: bool) -> None:
+    def begin_step(self, *, is_in_flight: bool) -> None:
         """A new step is planned."""
         self.is_in_flight, self.is_starved, self.is_swapping = is_in_flight, False, False
         self.num_deferred = 0
-        self.swap.settle()
+        self.swap.begin_step()
 
-    def wait(self, request: Request) -> None:
+    def enqueue(self, request: Request) -> None:
         """Put a request in the queue, at its place."""
         num_found = self.cache.peek(request.namespace, request.reusable)
-        request.num_expected = self.swap.reach(request.request_id, num_found)
+        request.num_expected_cached = self.swap.reach(request.request_id, num_found)
         self.waiting.add(request)
 
     # --- more ----------------------------------------------------------------------------------------------
 
-    def admit(self, step: StepInMaking, request: Request, now: float) -> bool:
+    def admit(self, step: StepBuilder, request: Request, now: float) -> bool:
         """Start a waiting request if its whole prompt fits beside what is running. Takes no page yet.
 
         Returns whether there was room, so that a younger request may be tried; the request's status says whether
@@ -85,12 +85,12 @@ class Memory:
             self.refused = request
         return has_room
 
-    def make_way(self, step: StepInMaking, now: float) -> None:
+    def preempt_for_refused(self, step: StepBuilder, now: float) -> None:
         """Let who was refused have the place of running requests that it may push out, if theirs is enough."""
         request, self.refused = self.refused, None
         if request is None or request.status is not Status.WAITING:
             return
-        victims = [other for other in self.running if request.place.may_push_out(other.place)]
+        victims = [other for other in self.running if request.queue_position.can_preempt(other.queue_position)]
         if not victims or not self._would_fit(request, victims):
             return
         if self.is_in_flight:
@@ -120,7 +120,7 @@ class Memory:
         """Whether a batch has places for it beside these."""
         return sum([other.width for other in running]) + request.width <= self._max_running
 
-    def _start_if_it_fits(self, step: StepInMaking, request: Request, now: float) -> bool:
+    def _start_if_it_fits(self, step: StepBuilder, request: Request, now: float) -> bool:
         if not self._has_rows(request, self.running):
             return False
         match = self.cache.match(request.namespace, request.reusable, now)
@@ -157,7 +157,7 @@ class Memory:
         needed = self.cache.pages_needed(lease, num_tokens)
         return not needed or needed <= self.cache.available - self._pages_promised(self.running, 1)
 
-    def grow(self, step: StepInMaking, request: Request, num_tokens: int, now: float) -> bool:
+    def grow(self, step: StepBuilder, request: Request, num_tokens: int, now: float) -> bool:
         """Make a running request's pages cover `num_tokens` tokens; False when it has to sit this step out."""
         lease = request.lease
         assert lease is not None
@@ -172,10 +172,10 @@ class Memory:
                 if self.is_in_flight or self.running != [request] or not self.cache.reset():
                     return False
         if begins:
-            step.swap_in += self.swap.come_back(request.request_id, lease.pages, lease.num_cached)
+            step.swap_in += self.swap.swap_in(request.request_id, lease.pages, lease.num_cached)
         return True
 
-    def grow_beams(self, step: StepInMaking, request: Request, now: float) -> bool:
+    def grow_beams(self, step: StepBuilder, request: Request, now: float) -> bool:
         """Make the pages of every beam cover its tokens, or of none; False when all have to sit this step out."""
         while sum([self._pages_after(beam, beam.lease, 0) for beam in request.beams]) > self.cache.available:
             # All that can be evicted is too little, but without it the tree may need fewer pages for the rest.
@@ -188,12 +188,12 @@ class Memory:
             step.copies += self.cache.extend(beam.lease, beam.num_tokens, now)
         return True
 
-    def _start_over(self, step: StepInMaking, request: Request, now: float) -> None:
+    def _start_over(self, step: StepBuilder, request: Request, now: float) -> None:
         """A search that is alone and lacks pages copies some that others left. Without these it has enough."""
         self._preempt(step, request, now)
         self.cache.reset()
 
-    def _make_room(self, step: StepInMaking, request: Request, now: float) -> bool:
+    def _make_room(self, step: StepBuilder, request: Request, now: float) -> bool:
         """Preempt somebody for a running request, if there is who may be."""
         if self.is_in_flight:
             self.is_starved = True
@@ -203,7 +203,7 @@ class Memory:
             self._preempt(step, victim, now)
         return victim is not None
 
-    def _is_being_computed(self, step: StepInMaking, request: Request, num_cached: int) -> bool:
+    def _is_being_computed(self, step: StepBuilder, request: Request, num_cached: int) -> bool:
         """Whether a running prompt is computing the page that `request` would begin with.
 
         A burst of prompts that begin alike then computes the common part once, not once each.
@@ -217,7 +217,7 @@ class Memory:
             and other.tokens[num_cached:end] == page
             and other.tokens[:num_cached] == tokens[:num_cached]
             for other in self.running
-            if other.is_filling
+            if other.is_prefilling
         )
 
     def _start(self, request: Request, num_cached: int, now: float) -> None:
@@ -264,14 +264,14 @@ class Memory:
 
         Its pages may still be written by a step in flight. Whoever gets them next writes in a later step.
         """
-        self._give_back(request, now, keep)
+        self._release_pages(request, now, keep)
         self.swap.forget(request.request_id)
         if request.status is Status.RUNNING:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
 
-    def _victim(self, step: StepInMaking, request: Request) -> Request | None:
+    def _victim(self, step: StepBuilder, request: Request) -> Request | None:
         """The lowest-priority, newest running request after `request` that is not part of this step."""
         placed = {(chunk.request.leader or chunk.request).request_id for chunk in step.chunks}
         for candidate in reversed(self.running):
@@ -281,18 +281,18 @@ class Memory:
                 return candidate
         return None
 
-    def _preempt(self, step: StepInMaking, request: Request, now: float) -> None:
+    def _preempt(self, step: StepBuilder, request: Request, now: float) -> None:
         """Take a request's pages; what it computed stays in the tree while there is room, and goes to the host if
         that pays.
         """
         if request.lease is not None:
             start, end = self.cache.shared_tokens(request.lease), len(self._held_tokens(request))
             rate = self._budget.prefill_rate
-            copies = self.swap.leave(request.request_id, request.lease.pages, start, end, rate)
+            copies = self.swap.swap_out(request.request_id, request.lease.pages, start, end, rate)
             step.swap_out += copies
             self.is_swapping |= bool(copies)
             self.num_swapped += bool(copies)
-        self._give_back(request, now, keep=True)
+        self._release_pages(request, now, keep=True)
         if request.search is not None:
             beam_group.begin(request)  # again, after its prompt
         request.status = Status.WAITING
@@ -300,9 +300,9 @@ class Memory:
         self.num_preemptions += 1
         self.running.remove(request)
         step.preempted.append(request)
-        self.wait(request)  # at its place, which it keeps
+        self.enqueue(request)  # at its place, which it keeps
 
-    def _give_back(self, request: Request, now: float, keep: bool) -> None:
+    def _release_pages(self, request: Request, now: float, keep: bool) -> None:
         beam_group.end(self.cache, request, now)
         if request.lease is None:
             return

@@ -41,8 +41,8 @@ class PrefillBudget:
         self._max_tokens = max_step_tokens
         self._max_seconds = math.inf if max_step_seconds is None else max_step_seconds
         self._max_stretch = max_stretch
-        self._decodes = _Line(spread=1.0)  # seconds of steps that only decode, over how many do
-        self._pace = _Line(spread=64.0)  # seconds per prompt token beside decodes, over tokens of context
+        self._decodes = _RunningFit(spread=1.0)  # seconds of steps that only decode, over how many do
+        self._pace = _RunningFit(spread=64.0)  # seconds per prompt token beside decodes, over tokens of context
         self._sizes: deque[int] = deque(maxlen=_NUM_PACES)  # prompt tokens of the steps it was fitted to
         self._since_decodes = 0  # steps
         self._num_asked = 0  # steps without prompts, one after the other, so that it is 0 again
@@ -152,7 +152,7 @@ class Room:
         return int(min(2 * seconds / (first + math.sqrt(first**2 + 2 * self.slope * seconds)), self.tokens))
 
 
-class _Line:
+class _RunningFit:
     """A straight line through recent points, the last ten above all; it never falls."""
 
     _FORGET = 0.9

@@ -1,6 +1,6 @@
 """How a step's prefill is shared among the prompts that wait for it.
 
-Between lines, turns: `room` goes round in quanta (engine/scheduling/round_robin.py). Within a line:
+Between queues, turns: `room` goes round in quanta (engine/scheduling/round_robin.py). Within a queue:
 
     the first in order      a sixteenth: it always gets on
     all of them             what is left, of the highest priority first and then of the shortest remainder:
@@ -18,7 +18,7 @@ from engine.scheduling.prefill_budget import Room
 from engine.scheduling.round_robin import RoundRobin
 from engine.scheduling.waiting_queue import WaitingQueue, precedence
 
-# Waiting prompts of a line beyond this many are not looked at for the step's remaining room.
+# Waiting prompts of a queue beyond this many are not looked at for the step's remaining room.
 _WINDOW = 64
 # The guaranteed part of the first in order. So small, ten prompts of 1k tokens take at most two steps more beside
 # one of 100k than without it, even when a step has but 256 tokens.
@@ -33,44 +33,44 @@ class PrefillSharing:
     """Knows whose turn it is, from step to step."""
 
     def __init__(self, quantum: int) -> None:
-        """`quantum`: tokens of a line's turn."""
+        """`quantum`: tokens of a queue's turn."""
         self._turns = RoundRobin(quantum)
 
     def share(
         self, running: Sequence[Request], waiting: WaitingQueue, room: Room, admit: Admit
     ) -> dict[Request, int]:
         """Tokens for each prompt that gets some, in order of their places; those that wait are admitted before."""
-        lines: dict[str, list[Request]] = {line: [] for line in waiting.lines}
+        queues: dict[str, list[Request]] = {queue: [] for queue in waiting.queues}
         for request in running:
-            lines.setdefault(request.place.line, []).append(request)
-        self._turns.take_part(lines)
+            queues.setdefault(request.queue_position.queue, []).append(request)
+        self._turns.take_part(queues)
         step = _Shares(room, admit)
-        open_lines: dict[str, _Line | None] = dict.fromkeys(lines)
-        while not room.is_full and (name := self._turns.turn(among=open_lines)) is not None:
-            line = open_lines[name]
-            if line is None:
-                line = open_lines[name] = _Line([*lines[name], *waiting.first(name, _WINDOW)])
-            is_alone = len(open_lines) == 1
+        open_queues: dict[str, _Queue | None] = dict.fromkeys(queues)
+        while not room.is_full and (name := self._turns.turn(among=open_queues)) is not None:
+            queue = open_queues[name]
+            if queue is None:
+                queue = open_queues[name] = _Queue([*queues[name], *waiting.first(name, _WINDOW)])
+            is_alone = len(open_queues) == 1
             most = room.tokens if is_alone else min(room.tokens, math.ceil(self._turns.credit(name)))
-            used = line.take(step, most)
+            used = queue.take(step, most)
             self._turns.charge(name, used)
             if is_alone:  # nobody else wants the turns by which it pays for all it took
-                self._turns.turn(among=open_lines)
+                self._turns.turn(among=open_queues)
             if used < most:
-                del open_lines[name]  # nobody in it can use more
-            if not step.has_memory:  # nor can anybody in lines where all wait for admission
-                open_lines = {name: line for name, line in open_lines.items() if line or lines[name]}
+                del open_queues[name]  # nobody in it can use more
+            if not step.has_memory:  # nor can anybody in queues where all wait for admission
+                open_queues = {name: queue for name, queue in open_queues.items() if queue or queues[name]}
         return {request: step.given[request] for request in sorted(step.given, key=precedence)}
 
     def charge(self, chunks: Iterable[Chunk]) -> None:
         """These are computed besides what is shared: decodes."""
         if self._turns.num_known > 1:
             for chunk in chunks:
-                self._turns.charge(chunk.request.place.line, chunk.num_tokens)
+                self._turns.charge(chunk.request.queue_position.queue, chunk.num_tokens)
 
     def give_back(self, request: Request, num_tokens: int) -> None:
         """A share was not computed after all."""
-        self._turns.charge(request.place.line, -num_tokens)
+        self._turns.charge(request.queue_position.queue, -num_tokens)
 
 
 class _Shares:
@@ -99,13 +99,18 @@ class _Shares:
         return num_tokens
 
 
-class _Line:
-    """The prompts of one line in a step."""
+class _Queue:
+    """The prompts of one queue in a step."""
 
     def __init__(self, prompts: list[Request]) -> None:
         self._first = min(prompts, key=precedence)
         self._prompts = sorted(
-            prompts, key=lambda prompt: (-prompt.place.level, prompt.num_to_compute, prompt.place)
+            prompts,
+            key=lambda prompt: (
+                -prompt.queue_position.preemption_level,
+                prompt.num_to_compute,
+                prompt.queue_position,
+            ),
         )
 
     def take(self, step: _Shares, most: int) -> int:

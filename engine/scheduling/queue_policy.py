@@ -25,13 +25,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from engine.request import Place, Request
+from engine.request import QueuePosition, Request
 
 
-class Order(Protocol):
+class QueuePolicy(Protocol):
     """A policy."""
 
-    def place(self, request: Request) -> Place:
+    def position(self, request: Request) -> QueuePosition:
         """Where it stands: a function of what a request has from its arrival on."""
         ...
 
@@ -39,9 +39,9 @@ class Order(Protocol):
 class FirstComeFirstServed:
     """Whoever came first, whatever the priorities."""
 
-    def place(self, request: Request) -> Place:
+    def position(self, request: Request) -> QueuePosition:
         """By arrival."""
-        return Place(request.arrival, request.arrival, "", 0)
+        return QueuePosition(request.arrival, request.arrival, "", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class PriorityWithAgeing:
     half_life_s: float
     """Seconds of waiting that weigh as much as one level of priority."""
 
-    def place(self, request: Request) -> Place:
+    def position(self, request: Request) -> QueuePosition:
         """By claim."""
-        at = request.arrival - self.half_life_s * request.priority
-        return Place(at, request.arrival, "", request.priority)
+        effective_arrival = request.arrival - self.half_life_s * request.priority
+        return QueuePosition(effective_arrival, request.arrival, "", request.priority)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,12 @@ class FairAmongTenants:
     half_life_s: float
     """Seconds of waiting that weigh as much as one level of priority."""
 
-    def place(self, request: Request) -> Place:
+    def position(self, request: Request) -> QueuePosition:
         """By claim, in the tenant's own line."""
-        return PriorityWithAgeing(self.half_life_s).place(request)._replace(line=request.tenant)
+        return PriorityWithAgeing(self.half_life_s).position(request)._replace(queue=request.tenant)
 
 
-POLICIES: Mapping[str, Callable[[float], Order]] = MappingProxyType(
+POLICIES: Mapping[str, Callable[[float], QueuePolicy]] = MappingProxyType(
     {
         "fcfs": lambda half_life_s: FirstComeFirstServed(),
         "priority": PriorityWithAgeing,
@@ -78,7 +78,7 @@ POLICIES: Mapping[str, Callable[[float], Order]] = MappingProxyType(
 )
 
 
-def order_of(policy: str | Order, half_life_s: float = 30.0) -> Order:
+def policy_named(policy: str | QueuePolicy, half_life_s: float = 30.0) -> QueuePolicy:
     """The policy of that name; a policy is returned as it is. Raises ValueError for an unknown name."""
     if not isinstance(policy, str):
         return policy

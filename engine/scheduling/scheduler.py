@@ -24,13 +24,13 @@ from engine.errors import NeverFits
 from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.request import PENDING, Request, Status
 from engine.scheduling import beam_group
-from engine.scheduling.kv_allocator import Memory
+from engine.scheduling.kv_allocator import KVAllocator
 from engine.scheduling.plan import GRAMMAR_FAILED, Chunk, StepPlan, StepResult
 from engine.scheduling.prefill_budget import PrefillBudget
 from engine.scheduling.prefill_sharing import PrefillSharing
-from engine.scheduling.queue_policy import order_of
+from engine.scheduling.queue_policy import policy_named
 from engine.scheduling.stats import EngineLoad
-from engine.scheduling.step_builder import StepInMaking
+from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.swap import HostMemory, SwapSpace
 from engine.scheduling.waiting_queue import WaitingQueue
 from engine.stream_delta import FinishReason, StreamDelta, Timings
@@ -72,14 +72,14 @@ class Scheduler:
         pool_tokens = cache.num_pages * cache.page_size
         self.limits = replace(limits, max_model_len=min(limits.max_model_len, pool_tokens))
         self._eos = frozenset(eos_token_ids)
-        self._order = order_of(limits.policy, limits.priority_half_life_s)
+        self._policy = policy_named(limits.policy, limits.priority_half_life_s)
         self._budget = PrefillBudget(limits.max_step_tokens, limits.max_step_seconds, limits.max_step_stretch)
         self._sharing = PrefillSharing(limits.fair_quantum_tokens)
         self._speculator = speculator or Speculator()
         self._requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(limits.max_waiting, limits.max_waiting_tokens)
         swap = swap or SwapSpace(HostMemory(), cache.page_size)
-        self.memory = Memory(cache, self.waiting, limits.max_running, swap, self._budget)
+        self.allocator = KVAllocator(cache, self.waiting, limits.max_running, swap, self._budget)
         self._ending: dict[str, FinishReason] = {}  # to end at the next border between steps, and why
         self._num_steps = self._num_finished = self._num_in_flight = 0
 
@@ -109,9 +109,9 @@ class Scheduler:
         request.longest = min(request.num_prompt + params.max_tokens, self.limits.max_model_len)
         if params.beams is not None:
             beam_group.begin(request)
-        request.place = self._order.place(request)
+        request.queue_position = self._policy.position(request)
         self._requests[request.request_id] = request
-        self.memory.wait(request)
+        self.allocator.enqueue(request)
         last = request.tokens[-1]
         if request.num_resumed and (reason := self._finish_reason(request, last, request.num_tokens)):
             # Its engine was lost after the last token and before word of the end.
@@ -127,11 +127,11 @@ class Scheduler:
     @property
     def needs_results(self) -> bool:
         """Whether the step in flight has to end before the next one can be planned."""
-        running, speculator = self.memory.running, self._speculator
+        running, speculator = self.allocator.running, self._speculator
         return (
-            self.memory.is_starved
-            or self.memory.is_swapping
-            or any(request.is_planned_late for request in running)
+            self.allocator.is_starved
+            or self.allocator.is_swapping
+            or any(request.needs_previous_result for request in running)
             or (speculator.is_on and any(r.tokens[-1] == PENDING and speculator.wants(r) for r in running))
         )
 
@@ -145,21 +145,21 @@ class Scheduler:
         A step may be in flight unless `needs_results`: what it samples is `PENDING` until it is applied.
         """
         ended = [self._end(self._requests[id_], reason, now) for id_, reason in list(self._ending.items())]
-        step, memory = StepInMaking(), self.memory
-        memory.begin(is_in_flight=self._num_in_flight > 0)
-        memory.make_way(step, now)
+        step, allocator = StepBuilder(), self.allocator
+        allocator.begin_step(is_in_flight=self._num_in_flight > 0)
+        allocator.preempt_for_refused(step, now)
         self._place_decodes(step, now)
         self._sharing.charge(step.chunks)
         self._place_prompts(step, now)
         for request in step.preempted:
             self._speculator.forget(request)
-        plan = step.plan(ended)
+        plan = step.build(ended)
         self._num_in_flight += not plan.is_empty
         return plan
 
-    def _place_decodes(self, step: StepInMaking, now: float) -> None:
+    def _place_decodes(self, step: StepBuilder, now: float) -> None:
         decodes, searches = [], []
-        for request in self.memory.running:
+        for request in self.allocator.running:
             num_tokens = len(request.tokens)
             if request.beams:
                 searches.append(request)
@@ -168,7 +168,7 @@ class Scheduler:
             elif num_tokens < request.longest:  # else the step in flight samples its last token
                 decodes.append(request)
         for request in searches:
-            if request.status is Status.RUNNING and self.memory.grow_beams(step, request, now):
+            if request.status is Status.RUNNING and self.allocator.grow_beams(step, request, now):
                 for beam in request.beams:
                     self._place(step, beam, beam.num_to_compute, now)
         num_tokens = sum([chunk.num_tokens for chunk in step.chunks]) + len(decodes)
@@ -177,31 +177,31 @@ class Scheduler:
             if request.status is Status.RUNNING:  # else it was preempted for one before it
                 self._place(step, request, 1, now, drafts)
 
-    def _place_prompts(self, step: StepInMaking, now: float) -> None:
+    def _place_prompts(self, step: StepBuilder, now: float) -> None:
         """Share what the step has room for, and admit whoever gets some of it."""
         running = [prompt for prompt in step.prompts if prompt.status is Status.RUNNING]
-        num_startable = min(len(self.waiting), self.limits.max_running - len(self.memory.running))
+        num_startable = min(len(self.waiting), self.limits.max_running - len(self.allocator.running))
         num_decodes = sum([chunk.num_tokens for chunk in step.chunks])
         room = self._budget.room(num_decodes, len(running) + num_startable)
         shares = self._sharing.share(
-            running, self.waiting, room, admit=lambda prompt: self.memory.admit(step, prompt, now)
+            running, self.waiting, room, admit=lambda prompt: self.allocator.admit(step, prompt, now)
         )
         for prompt, num_tokens in shares.items():
             if prompt.status is not Status.RUNNING or not self._place(step, prompt, num_tokens, now):
                 self._sharing.give_back(prompt, num_tokens)
 
     def _place(
-        self, step: StepInMaking, request: Request, num_tokens: int, now: float, drafts: Sequence[int] = ()
+        self, step: StepBuilder, request: Request, num_tokens: int, now: float, drafts: Sequence[int] = ()
     ) -> bool:
         """Give `request` tokens in this step, and guesses after them; False: without room it sits it out."""
         tokens, start, lease = request.tokens, request.num_planned, request.lease
         end = start + num_tokens
         assert lease is not None
-        if drafts and not self.memory.has_spare(lease, end + len(drafts)):
+        if drafts and not self.allocator.has_spare(lease, end + len(drafts)):
             drafts = ()
         # A prompt takes its pages at once: what it was promised, nobody else gets meanwhile.
         wanted = len(tokens) + len(drafts)
-        if wanted > lease.capacity and not self.memory.grow(step, request, wanted, now):
+        if wanted > lease.capacity and not self.allocator.grow(step, request, wanted, now):
             return False
         ids, samples = tokens[start:end], end == len(tokens)
         if drafts:
@@ -249,7 +249,7 @@ class Scheduler:
         """End all requests of a step that could not be run. Their pages' content is unknown: none is kept."""
         self._num_in_flight -= 1
         for request in plan.preempted:
-            self.memory.swap.forget(request.request_id)
+            self.allocator.swap.forget(request.request_id)
         return [
             self._end(chunk.request.leader or chunk.request, "error", now, keep=False, error=message)
             for chunk in plan.chunks
@@ -302,8 +302,8 @@ class Scheduler:
             del request.tokens[num_tokens:]  # what a step in flight samples for it is not wanted
             return self._end(request, reason, now, tokens=tokens, logprobs=reported)
         timings = None
-        if request.num_told != request.num_preemptions:
-            request.num_told, timings = request.num_preemptions, _timings(request, now)
+        if request.num_preemptions_reported != request.num_preemptions:
+            request.num_preemptions_reported, timings = request.num_preemptions, _timings(request, now)
         return StreamDelta(request.request_id, tokens, reported, None, request.num_cached or 0, None, timings)
 
     def _searched(self, request: Request, rows: Sequence[TokenLogprobs | None], now: float) -> list[StreamDelta]:
@@ -340,7 +340,7 @@ class Scheduler:
         error: str | None = None,
     ) -> StreamDelta:
         """Release all that a request holds. With `keep`, what it computed stays in the tree."""
-        self.memory.release(request, now, keep=keep)
+        self.allocator.release(request, now, keep=keep)
         self._speculator.forget(request)
         request.status = Status.FINISHED
         del self._requests[request.request_id]
@@ -370,20 +370,20 @@ class Scheduler:
     def load(self, now: float) -> EngineLoad:
         """A snapshot of how busy this engine is. O(requests)."""
         return EngineLoad(
-            num_running=len(self.memory.running),
+            num_running=len(self.allocator.running),
             num_waiting=len(self.waiting),
-            num_deferred=min(self.memory.num_deferred, len(self.waiting)),
+            num_deferred=min(self.allocator.num_deferred, len(self.waiting)),
             waiting_prefill_tokens=self.waiting.num_uncached
-            + sum(request.num_to_compute for request in self.memory.running if request.num_to_compute > 1),
+            + sum(request.num_to_compute for request in self.allocator.running if request.num_to_compute > 1),
             oldest_wait_seconds=max((now - request.arrival for request in self.waiting), default=0.0),
             pages=self.account(),
             page_size=self.cache.page_size,
             eviction_age=self.cache.eviction_age(now),
             cache=copy.copy(self.cache.stats),
             num_steps=self._num_steps,
-            num_preemptions=self.memory.num_preemptions,
-            num_swapped=self.memory.num_swapped,
-            host_pages=self.memory.swap.account(),
+            num_preemptions=self.allocator.num_preemptions,
+            num_swapped=self.allocator.num_swapped,
+            host_pages=self.allocator.swap.account(),
             num_finished=self._num_finished,
             prefill_rate=self._budget.prefill_rate,
             decode_seconds=self._budget.decode_seconds,
@@ -392,7 +392,7 @@ class Scheduler:
     def forget_totals(self) -> None:
         """Let what counts up begin at 0 again; measured rates stay."""
         self._num_steps = self._num_finished = 0
-        self.memory.num_preemptions = self.memory.num_swapped = 0
+        self.allocator.num_preemptions = self.allocator.num_swapped = 0
         self.cache.stats = CacheStats()
         self.cache.page_ages.drain()
 

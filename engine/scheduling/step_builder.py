@@ -9,7 +9,7 @@ from engine.scheduling.swap import PagePair
 from engine.stream_delta import StreamDelta
 
 
-class StepInMaking:
+class StepBuilder:
     """The parts of a plan."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class StepInMaking:
         self.swap_out: list[PagePair] = []
         self.swap_in: list[PagePair] = []
 
-    def plan(self, ended: list[StreamDelta]) -> StepPlan:
+    def build(self, ended: list[StreamDelta]) -> StepPlan:
         """The finished plan; `ended` are the last events of requests that ended without a step."""
         return StepPlan(
             tuple(self.chunks),

@@ -52,7 +52,7 @@ class HostMemory(NamedTuple):
     """To copy one page one way, among others."""
 
 
-class _Absence(NamedTuple):
+class _SwappedRequest(NamedTuple):
     """What a preempted request left behind."""
 
     start: int
@@ -80,16 +80,16 @@ class SwapSpace:
         self._free = list(
             range(memory.num_pages)
         )  # a heap: the lowest first, so that neighbours are copied at once
-        self._absences: dict[str, _Absence] = {}
+        self._swapped: dict[str, _SwappedRequest] = {}
         self._being_read: list[int] = []
         self._share_lost = 1.0  # of what only a preempted request held: what was gone when it came back
 
     def account(self) -> HostAccount:
         """Where the host pages are. Counted apart; that they add up to `num_pages` is the invariant."""
-        held = sum(len(absence.pages) for absence in self._absences.values())
+        held = sum(len(swapped.pages) for swapped in self._swapped.values())
         return HostAccount(len(self._free), held + len(self._being_read))
 
-    def leave(
+    def swap_out(
         self, request_id: str, table: Sequence[int], start: int, end: int, tokens_per_second: float
     ) -> list[PagePair]:
         """A request whose page table is `table` loses its pages; only it held the tokens `start` to `end`.
@@ -98,7 +98,7 @@ class SwapSpace:
         again, at `tokens_per_second` (0: not known), because that is cheaper or the host has no room.
         No-op for a request that has not read what it left the last time.
         """
-        if request_id in self._absences:
+        if request_id in self._swapped:
             return []
         pages = table[start // self._page_size : -(-end // self._page_size)] if end > start else []
         swap_seconds = (1 + self._share_lost) * len(pages) * self._page_seconds
@@ -106,43 +106,43 @@ class SwapSpace:
         if len(pages) > len(self._free) or not self._pays(swap_seconds, recompute_seconds):
             pages = []
         hosts = [heapq.heappop(self._free) for _ in pages]
-        self._absences[request_id] = _Absence(start, end, hosts)
+        self._swapped[request_id] = _SwappedRequest(start, end, hosts)
         return list(zip(pages, hosts, strict=True))
 
     def reach(self, request_id: str, num_found: int) -> int:
         """Leading tokens of a request that have KV, when the device's tree still has `num_found` of them."""
-        absence = self._absences.get(request_id)
-        if absence is None or not absence.pages or num_found // self._page_size < absence.start // self._page_size:
+        swapped = self._swapped.get(request_id)
+        if swapped is None or not swapped.pages or num_found // self._page_size < swapped.start // self._page_size:
             return num_found  # A hole before what the host has: it is computed, and all behind it.
-        return max(num_found, absence.end)
+        return max(num_found, swapped.end)
 
-    def come_back(self, request_id: str, table: Sequence[int], num_found: int) -> list[PagePair]:
+    def swap_in(self, request_id: str, table: Sequence[int], num_found: int) -> list[PagePair]:
         """A request goes on in the pages of `table`, which cover all it had; the tree's hold `num_found` tokens.
 
         Returns the copies to the device: what `reach` promised, from the page on in which `num_found` lies. The
-        host pages are free again at the next `settle`.
+        host pages are free again at the next `begin_step`.
         """
         reached = self.reach(request_id, num_found)
-        absence = self._absences.pop(request_id, None)
-        if absence is None:
+        swapped = self._swapped.pop(request_id, None)
+        if swapped is None:
             return []
-        self._being_read += absence.pages
-        if absence.end > absence.start:
-            lost = (absence.end - max(num_found, absence.start)) / (absence.end - absence.start)
+        self._being_read += swapped.pages
+        if swapped.end > swapped.start:
+            lost = (swapped.end - max(num_found, swapped.start)) / (swapped.end - swapped.start)
             self._share_lost += _SMOOTHING * (max(lost, 0.0) - self._share_lost)
         if reached == num_found:
             return []
         first = num_found // self._page_size
-        hosts = absence.pages[first - absence.start // self._page_size :]
+        hosts = swapped.pages[first - swapped.start // self._page_size :]
         return list(zip(table[first : first + len(hosts)], hosts, strict=True))
 
     def forget(self, request_id: str) -> None:
         """A request has ended, or its copies are not to be trusted: its host pages are free. Idempotent."""
-        absence = self._absences.pop(request_id, None)
-        for page in [] if absence is None else absence.pages:
+        swapped = self._swapped.pop(request_id, None)
+        for page in [] if swapped is None else swapped.pages:
             heapq.heappush(self._free, page)
 
-    def settle(self) -> None:
+    def begin_step(self) -> None:
         """A new step is planned: it runs after the copies of all steps before it."""
         for page in self._being_read:
             heapq.heappush(self._free, page)

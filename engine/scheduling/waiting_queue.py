@@ -1,4 +1,4 @@
-"""The requests that wait for admission, each in its line and at its place there, within bounds."""
+"""The requests that wait for admission, each in its queue and at its place there, within bounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from operator import attrgetter
 from engine.errors import QueueFull
 from engine.request import Request
 
-precedence = attrgetter("place")
+precedence = attrgetter("queue_position")
 """Sort key: order of admission, and against the order of preemption."""
 
 
@@ -19,7 +19,7 @@ class WaitingQueue:
 
     def __init__(self, max_requests: int, max_tokens: int) -> None:
         self._max_requests, self._max_tokens = max_requests, max_tokens
-        self._lines: dict[str, list[Request]] = {}  # none of them empty
+        self._queues: dict[str, list[Request]] = {}  # none of them empty
         self._num_requests = 0
         self.num_tokens = 0
         """Prompt and output tokens of all that wait."""
@@ -36,33 +36,33 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         """Put a request at its place."""
-        bisect.insort(self._lines.setdefault(request.place.line, []), request, key=precedence)
+        bisect.insort(self._queues.setdefault(request.queue_position.queue, []), request, key=precedence)
         self._count(request, 1)
 
     def remove(self, request: Request) -> None:
         """Take a request out: it was admitted, or has ended."""
-        line = self._lines[request.place.line]
-        line.remove(request)
-        if not line:
-            del self._lines[request.place.line]
+        queue = self._queues[request.queue_position.queue]
+        queue.remove(request)
+        if not queue:
+            del self._queues[request.queue_position.queue]
         self._count(request, -1)
 
     @property
-    def lines(self) -> KeysView[str]:
-        """The lines in which anybody waits."""
-        return self._lines.keys()
+    def queues(self) -> KeysView[str]:
+        """The queues in which anybody waits."""
+        return self._queues.keys()
 
-    def first(self, line: str, count: int) -> list[Request]:
-        """The next `count` requests of a line, in order."""
-        return self._lines.get(line, [])[:count]
+    def first(self, queue: str, count: int) -> list[Request]:
+        """The next `count` requests of a queue, in order."""
+        return self._queues.get(queue, [])[:count]
 
     def _count(self, request: Request, sign: int) -> None:
         self._num_requests += sign
         self.num_tokens += sign * request.num_tokens
-        self.num_uncached += sign * (request.num_tokens - request.num_expected)
+        self.num_uncached += sign * (request.num_tokens - request.num_expected_cached)
 
     def __iter__(self) -> Iterator[Request]:
-        return chain.from_iterable(self._lines.values())
+        return chain.from_iterable(self._queues.values())
 
     def __len__(self) -> int:
         return self._num_requests

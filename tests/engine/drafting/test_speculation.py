@@ -148,7 +148,7 @@ def test_guesses_leave_room_in_the_step_for_prompts() -> None:
         script.step()
     long = script.arrive([500] * 300, max_tokens=1)
     script.step()
-    while script.requests[long].is_filling:
+    while script.requests[long].is_prefilling:
         before = script.requests[long].num_computed
         script.step()
         plan = script.runner.plans[-1]

@@ -10,7 +10,15 @@ import torch
 
 from cache import Namespace, PageCopy
 from engine.attention.batch import AttentionBatch
-from engine.ranks.messages import Hello, Work, encode, on, read_news, read_task, read_work
+from engine.ranks.messages import (
+    RankReady,
+    StepTask,
+    encode,
+    read_load_task,
+    read_report,
+    read_step_task,
+    to_device,
+)
 from engine.request import PENDING, Request
 from engine.runner.prepared_step import Places, PreparedStep
 from engine.sampling_params import SamplingParams
@@ -36,7 +44,7 @@ def step() -> PreparedStep:
 
 
 def test_a_step_arrives_as_it_was_sent(step: PreparedStep) -> None:
-    received = read_work(encode(Work.of(step))).step(CPU)
+    received = read_step_task(encode(StepTask.of(step))).step(CPU)
     assert isinstance(step.batch, AttentionBatch) and isinstance(received.batch, AttentionBatch)
     for field in (*fields(PreparedStep), *fields(AttentionBatch)):
         source, target = (step, received) if hasattr(step, field.name) else (step.batch, received.batch)
@@ -51,12 +59,12 @@ def test_a_step_arrives_as_it_was_sent(step: PreparedStep) -> None:
 
 def test_a_step_without_tokens_may_still_copy_pages() -> None:
     step = PreparedStep.of(StepPlan(swap_out=((1, 0),)), Places(4, 99), CPU)
-    received = read_work(encode(Work.of(step))).step(CPU)
+    received = read_step_task(encode(StepTask.of(step))).step(CPU)
     assert received.batch is None and list(received.swap_out) == [(1, 0)]
 
 
 def test_all_tensors_go_to_the_ranks_device(step: PreparedStep) -> None:
-    moved = on(step, torch.device("meta"))
+    moved = to_device(step, torch.device("meta"))
     assert isinstance(moved.batch, AttentionBatch)
     tensors = [
         value
@@ -69,7 +77,7 @@ def test_all_tensors_go_to_the_ranks_device(step: PreparedStep) -> None:
 
 def test_what_is_no_message_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
-        read_work(b"\x93junk")
+        read_step_task(b"\x93junk")
     with pytest.raises(msgspec.ValidationError):
-        read_task(encode(Hello(1, "cpu")))
-    assert read_news(encode(Hello(1, "cpu"))) == Hello(1, "cpu")
+        read_load_task(encode(RankReady(1, "cpu")))
+    assert read_report(encode(RankReady(1, "cpu"))) == RankReady(1, "cpu")

@@ -18,7 +18,7 @@ from engine import LLM
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import EngineStopped, RankLost
-from engine.ranks.launcher import Children, LocalProcesses, Seat
+from engine.ranks.launcher import ChildProcesses, LocalProcesses, RankSpec
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 
@@ -30,8 +30,8 @@ SETTINGS: dict[str, Any] = {"device": "cpu", "kv_pages": 64, "threads": 1}
 class Watched(LocalProcesses):
     """Notes what it starts."""
 
-    def launch(self, seats: Sequence[Seat]) -> Children:
-        self.children = super().launch(seats)
+    def launch(self, specs: Sequence[RankSpec]) -> ChildProcesses:
+        self.children = super().launch(specs)
         return self.children
 
     @property
@@ -134,8 +134,8 @@ def test_a_rank_that_ends_on_its_way_to_the_others_is_not_waited_for(
     """It had said hello: what waits for it is torch, for as long as it would for a slow one."""
     python = tmp_path / "python"
     code = (
-        "import os, sys, msgspec; from engine.parallel import worker; worker.join = lambda *_: os._exit(3); "
-        "worker.work(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=worker.Seat), lambda: os._exit(0))"
+        "import os, sys, msgspec; from engine.ranks import worker; worker.join = lambda *_: os._exit(3); "
+        "worker.work(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=worker.RankSpec), lambda: os._exit(0))"
     )
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}"\n')
     python.chmod(0o755)
@@ -149,10 +149,10 @@ def test_strangers_are_not_let_in() -> None:
     import socket
 
     class Crowded(Watched):
-        def launch(self, seats: Sequence[Seat]) -> Children:
-            stranger = socket.create_connection(("127.0.0.1", seats[0].port))
+        def launch(self, specs: Sequence[RankSpec]) -> ChildProcesses:
+            stranger = socket.create_connection(("127.0.0.1", specs[0].port))
             stranger.close()
-            return super().launch(seats)
+            return super().launch(specs)
 
     engine = Engine.from_config(EngineConfig(tensor_parallel_size=2, **SETTINGS), launcher=Crowded())
     engine.close()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cache import Namespace
 from engine.request import Request
 from engine.sampling_params import SamplingParams
-from engine.scheduling.queue_policy import POLICIES, PriorityWithAgeing, order_of
+from engine.scheduling.queue_policy import POLICIES, PriorityWithAgeing, policy_named
 
 HALF_LIFE = 8.0
 
@@ -31,11 +31,11 @@ def test_places_order_as_claims_do_at_any_time(one: Request, other: Request, sin
     """Claims by their definition, in exact powers of two, at a moment at which both have come."""
     now = max(one.arrival, other.arrival) + since
     claim, rival = (r.priority + (now - r.arrival) / HALF_LIFE for r in (one, other))  # log2
-    order = PriorityWithAgeing(HALF_LIFE)
+    queue_policy = PriorityWithAgeing(HALF_LIFE)
     if claim != rival:
-        assert (claim > rival) == (order.place(one) < order.place(other))
+        assert (claim > rival) == (queue_policy.position(one) < queue_policy.position(other))
     elif one.arrival != other.arrival:
-        assert (one.arrival < other.arrival) == (order.place(one) < order.place(other))
+        assert (one.arrival < other.arrival) == (queue_policy.position(one) < queue_policy.position(other))
 
 
 def test_what_a_newcomer_has_ahead_halves_every_half_life() -> None:
@@ -43,22 +43,25 @@ def test_what_a_newcomer_has_ahead_halves_every_half_life() -> None:
 
     def advantage(now: float) -> float:
         """Of a newcomer of priority 3 whose place is `now` or where it would stand."""
-        newcomer = PriorityWithAgeing(HALF_LIFE).place(request(now, priority=3))
-        return 2 ** ((PriorityWithAgeing(HALF_LIFE).place(waits).at - newcomer.at) / HALF_LIFE)
+        newcomer = PriorityWithAgeing(HALF_LIFE).position(request(now, priority=3))
+        return 2 ** (
+            (PriorityWithAgeing(HALF_LIFE).position(waits).effective_arrival - newcomer.effective_arrival)
+            / HALF_LIFE
+        )
 
     assert [advantage(n * HALF_LIFE) for n in range(4)] == [8, 4, 2, 1]
 
 
 def test_equal_priorities_are_first_come_first_served_under_any_policy() -> None:
     for policy in POLICIES:
-        place = order_of(policy, HALF_LIFE).place
-        assert place(request(1.0, 7)) < place(request(1.0000001, 7))
+        position = policy_named(policy, HALF_LIFE).position
+        assert position(request(1.0, 7)) < position(request(1.0000001, 7))
 
 
-def test_who_may_push_out_whom() -> None:
+def test_which_requests_may_preempt_which() -> None:
     def may(policy: str, waiting: Request, running: Request) -> bool:
-        order = order_of(policy, HALF_LIFE)
-        return order.place(waiting).may_push_out(order.place(running))
+        queue_policy = policy_named(policy, HALF_LIFE)
+        return queue_policy.position(waiting).can_preempt(queue_policy.position(running))
 
     low, high = request(0.0, 0, "a"), request(5.0, 1, "a")
     assert may("priority", high, low)
@@ -71,17 +74,17 @@ def test_who_may_push_out_whom() -> None:
 
 
 def test_first_come_first_served_is_deaf_to_priorities() -> None:
-    place = order_of("fcfs").place
-    assert place(request(1.0, -9)) < place(request(2.0, 9))
+    position = policy_named("fcfs").position
+    assert position(request(1.0, -9)) < position(request(2.0, 9))
 
 
 def test_long_half_lives_and_large_clocks_still_tell_arrivals_apart() -> None:
-    place = order_of("priority", 1e6).place
+    position = policy_named("priority", 1e6).position
     early, late = request(1e6, 100), request(1e6 + 1e-6, 100)
-    assert place(early) < place(late)
-    assert math.isfinite(place(early).at)
+    assert position(early) < position(late)
+    assert math.isfinite(position(early).effective_arrival)
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="unknown policy 'lifo'; known are fair, fcfs, priority"):
-        order_of("lifo")
+        policy_named("lifo")

@@ -15,62 +15,62 @@ def space(num_pages: int = 8, mode: str = "swap") -> SwapSpace:
     return SwapSpace(HostMemory(num_pages), 4, mode)
 
 
-def leave(
+def swap_out(
     swap: SwapSpace, name: str, table: Sequence[int], start: int, end: int, rate: float = 0.0
 ) -> list[PagePair]:
-    return swap.leave(name, table, start, end, rate)
+    return swap.swap_out(name, table, start, end, rate)
 
 
 def test_what_only_it_held_goes_out_and_what_the_tree_lost_comes_in() -> None:
     """Tokens 0 to 6 are others' too: page 1, in which that ends, goes along. Of 18 tokens the tree still has 9."""
     swap = space()
-    assert leave(swap, "a", [30, 31, 32, 33, 34, 35], 6, 18) == [(31, 0), (32, 1), (33, 2), (34, 3)]
+    assert swap_out(swap, "a", [30, 31, 32, 33, 34, 35], 6, 18) == [(31, 0), (32, 1), (33, 2), (34, 3)]
     assert swap.account() == HostAccount(4, 4)
     assert swap.reach("a", 9) == 18
-    assert swap.come_back("a", [30, 31, 50, 51, 52], 8) == [(50, 1), (51, 2), (52, 3)]
+    assert swap.swap_in("a", [30, 31, 50, 51, 52], 8) == [(50, 1), (51, 2), (52, 3)]
     assert swap.account() == HostAccount(4, 4), "the step that reads them has not run"
-    swap.settle()
+    swap.begin_step()
     assert swap.account() == HostAccount(8, 0)
 
 
 def test_what_the_tree_kept_needs_no_copy() -> None:
     swap = space()
-    leave(swap, "a", [1, 2, 3], 0, 10)
+    swap_out(swap, "a", [1, 2, 3], 0, 10)
     assert swap.reach("a", 10) == 10
-    assert swap.come_back("a", [1, 2, 3], 10) == []
-    swap.settle()
+    assert swap.swap_in("a", [1, 2, 3], 10) == []
+    swap.begin_step()
     assert swap.account().held == 0
 
 
 def test_a_hole_before_what_the_host_has_is_computed() -> None:
     swap = space()
-    leave(swap, "a", [1, 2, 3, 4], 8, 16)
+    swap_out(swap, "a", [1, 2, 3, 4], 8, 16)
     assert swap.reach("a", 7) == 7
     assert swap.reach("a", 8) == 16
-    assert swap.come_back("a", [5, 6, 7, 8], 4) == []
+    assert swap.swap_in("a", [5, 6, 7, 8], 4) == []
 
 
 def test_a_full_pool_leaves_the_request_to_be_computed_again() -> None:
     swap = space(num_pages=2)
-    assert len(leave(swap, "a", [1, 2], 0, 8)) == 2
-    assert leave(swap, "b", [3], 0, 4) == []
+    assert len(swap_out(swap, "a", [1, 2], 0, 8)) == 2
+    assert swap_out(swap, "b", [3], 0, 4) == []
     assert swap.reach("b", 0) == 0
-    assert swap.come_back("b", [9], 0) == []
+    assert swap.swap_in("b", [9], 0) == []
     swap.forget("a")
     swap.forget("a")
-    assert len(leave(swap, "c", [3], 0, 4)) == 1
+    assert len(swap_out(swap, "c", [3], 0, 4)) == 1
 
 
 def test_who_is_preempted_before_it_read_its_pages_still_has_them() -> None:
     swap = space()
-    leave(swap, "a", [1, 2], 0, 8)
-    assert leave(swap, "a", [], 0, 0) == []
+    swap_out(swap, "a", [1, 2], 0, 8)
+    assert swap_out(swap, "a", [], 0, 0) == []
     assert swap.reach("a", 0) == 8
-    assert swap.come_back("a", [4, 5], 0) == [(4, 0), (5, 1)]
+    assert swap.swap_in("a", [4, 5], 0) == [(4, 0), (5, 1)]
 
 
 def test_recompute_copies_nothing_and_an_unknown_mode_is_refused() -> None:
-    assert leave(space(mode="recompute"), "a", [1, 2], 0, 8) == []
+    assert swap_out(space(mode="recompute"), "a", [1, 2], 0, 8) == []
     with pytest.raises(ValueError, match=r"'swop'.*auto, recompute, swap"):
         space(mode="swop")
 
@@ -79,21 +79,21 @@ def test_recompute_copies_nothing_and_an_unknown_mode_is_refused() -> None:
 def test_auto_takes_what_is_cheaper(rate: float, swaps: bool) -> None:
     """Two pages of a second each way are 4 s; 16 tokens at `rate` a second are 5.3 s or 3.2 s."""
     swap = SwapSpace(HostMemory(8, 1.0), 8)
-    assert bool(leave(swap, "a", [1, 2], 0, 16, rate)) == swaps
+    assert bool(swap_out(swap, "a", [1, 2], 0, 16, rate)) == swaps
 
 
 def test_auto_learns_that_the_tree_keeps_what_is_preempted() -> None:
     swap = SwapSpace(HostMemory(8, 1.0), 8)
     for _ in range(20):
-        leave(swap, "a", [1, 2], 0, 16, 1.0)
-        swap.come_back("a", [1, 2], 16)
-        swap.settle()
-    assert leave(swap, "a", [1, 2], 0, 16, 1.0) == [], "nothing is lost: nothing would be computed again"
+        swap_out(swap, "a", [1, 2], 0, 16, 1.0)
+        swap.swap_in("a", [1, 2], 16)
+        swap.begin_step()
+    assert swap_out(swap, "a", [1, 2], 0, 16, 1.0) == [], "nothing is lost: nothing would be computed again"
     for _ in range(20):
-        swap.come_back("a", [1, 2], 0)
-        swap.settle()
-        leave(swap, "a", [1, 2], 0, 16, 1.0)
-    assert swap.come_back("a", [1, 2], 0) == [(1, 0), (2, 1)]
+        swap.swap_in("a", [1, 2], 0)
+        swap.begin_step()
+        swap_out(swap, "a", [1, 2], 0, 16, 1.0)
+    assert swap.swap_in("a", [1, 2], 0) == [(1, 0), (2, 1)]
 
 
 moves = st.lists(
@@ -122,14 +122,14 @@ def test_no_page_is_lost_shared_or_written_before_it_was_read(
     for action, number, low, high in [*script, ("step", 0, 0, 0)]:
         name, table = str(number), [100 * number + i for i in range(41)]
         if action == "leave" and name not in away:
-            for device, page in swap.leave(name, table, min(low, high), max(low, high), 0.0):
+            for device, page in swap.swap_out(name, table, min(low, high), max(low, high), 0.0):
                 host[page] = (name, device % 100)
             away[name] = max(low, high)
         elif action == "come_back" and name in away:
             found = min(low, away.pop(name))
             reached = swap.reach(name, found)
             found -= found % page_size if reached > found else 0
-            copies = swap.come_back(name, table, found)
+            copies = swap.swap_in(name, table, found)
             assert len(copies) == (-(-reached // page_size) - found // page_size if reached > found else 0)
             ins += [(name, pair) for pair in copies]
         elif action == "forget":
@@ -138,5 +138,5 @@ def test_no_page_is_lost_shared_or_written_before_it_was_read(
         elif action == "step":
             assert all(host[page] == (name, device % 100) for name, (device, page) in ins)
             ins.clear()
-            swap.settle()
+            swap.begin_step()
         assert swap.account().total == num_pages

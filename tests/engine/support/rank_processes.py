@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from engine.ranks.launcher import Seat
+from engine.ranks.launcher import RankSpec
 from engine.ranks.worker import work
 
 
@@ -14,17 +14,17 @@ class Threads:
 
     shares_gpus = True
 
-    def launch(self, seats: Sequence[Seat]) -> RankThreads:
-        """A thread for each seat."""
-        return RankThreads(seats)
+    def launch(self, specs: Sequence[RankSpec]) -> RankThreads:
+        """A thread for each spec."""
+        return RankThreads(specs)
 
 
 class RankThreads:
     """They end with their connections."""
 
-    def __init__(self, seats: Sequence[Seat]) -> None:
+    def __init__(self, specs: Sequence[RankSpec]) -> None:
         self.errors: list[str] = []
-        self._threads = [threading.Thread(target=self._work, args=(seat,), daemon=True) for seat in seats]
+        self._threads = [threading.Thread(target=self._work, args=(spec,), daemon=True) for spec in specs]
         for thread in self._threads:
             thread.start()
 
@@ -38,8 +38,8 @@ class RankThreads:
             thread.join(10)
             assert not thread.is_alive(), "a rank outlives its connection"
 
-    def _work(self, seat: Seat) -> None:
+    def _work(self, spec: RankSpec) -> None:
         try:
-            work(seat, leave=lambda: None)
+            work(spec, leave=lambda: None)
         except Exception as error:
-            self.errors.append(f"rank {seat.rank}: {error!r}")
+            self.errors.append(f"rank {spec.rank}: {error!r}")

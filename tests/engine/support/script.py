@@ -171,5 +171,5 @@ class Script:
     def nothing_held(self) -> bool:
         """No page is locked or private, here or on the host: the state in which every scenario must end."""
         account = self.scheduler.account()
-        self.swap.settle()
+        self.swap.begin_step()
         return account.locked == account.private == self.swap.account().held == 0
