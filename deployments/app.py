@@ -19,10 +19,8 @@ from deployments.hub.deployment import MetricsHub
 from deployments.ingress.deployment import Ingress
 from deployments.replica.deployment import EngineFactory, EngineReplica, ReplicaSettings
 from deployments.replica.ranks import bundles, load_engine
-from deployments.replica.warm_up import WarmUpLimits
 from deployments.telemetry.serve_logging import serve_logging
 from deployments.telemetry.tracing import check_tracing
-from deployments.wire.server import WireTimings
 
 
 def build(args: AppArgs) -> Application:
@@ -54,18 +52,15 @@ def bind_engines(
         request_router_class="router.ray_router:PrefixRouter",
         request_router_kwargs=asdict(args.placer(model)),
     )
-    warm_up = args.warm_up
     num_sharing = sum(
         model.engines.num_expected * model.engine.tensor_parallel_size for model in args.served.values()
     )
     settings = ReplicaSettings(
         num_sharing=num_sharing if model.engines.num_cpus < 1 else None,
-        stall_timeout_s=args.health.stall_timeout_s,
-        wire=WireTimings(heartbeat_s=args.health.heartbeat_s),
-        wire_ports=args.wire.ports,
-        beat_directory=args.health.beat_directory,
-        mirror_to_ray=args.metrics.ray,
-        warm_up=WarmUpLimits(warm_up.max_seconds, warm_up.max_kv_share, warm_up.ask_timeout_s),
+        health=args.health,
+        wire=args.wire,
+        metrics=args.metrics,
+        warm_up=args.warm_up,
     )
     options = _options(args, model.engines, model.gpus_per_rank)
     if model.engine.tensor_parallel_size > 1:

@@ -16,11 +16,11 @@ from deployments.config.args import AppArgs
 from deployments.config.tenants import KeyRing
 from deployments.control.cluster import Cluster
 from deployments.control.serve_control import ServeControl
-from deployments.hub.deployment import MetricsPusher
 from deployments.hub.keeper import MetricsKeeper
 from deployments.ingress.access_file import with_access_file
 from deployments.ingress.model_link import ModelLink
-from deployments.replica.warm_up import WarmUpPoster
+from deployments.ingress.prefix_reporter import PrefixReporter
+from deployments.telemetry.metrics_push import MetricsPusher
 from deployments.telemetry.request_log import RequestLog
 from deployments.telemetry.serve_logging import log_through_serve
 from deployments.telemetry.tracing import open_tracing
@@ -49,8 +49,8 @@ class Ingress:
         if len(self._links) > 1:
             self._metrics = Metrics("", name, "ingress")
             snapshots[name] = self._metrics.snapshot
-        self._poster = WarmUpPoster(
-            hub, name, lambda: [link.post() for link in self._links], args.warm_up.tell_period_s
+        self._reporter = PrefixReporter(
+            hub, name, lambda: [link.prefix_report() for link in self._links], args.warm_up.tell_period_s
         )
         self._keeper = MetricsKeeper(hub, name)
         self._pushers = [
@@ -64,7 +64,7 @@ class Ingress:
         await asyncio.gather(*(link.start() for link in self._links))
         for pusher in self._pushers:
             pusher.start()
-        self._poster.start()
+        self._reporter.start()
         return create_app(await asyncio.to_thread(self._service))
 
     def _service(self) -> ApiService:
@@ -103,7 +103,7 @@ class Ingress:
         )
 
     async def __del__(self) -> None:
-        self._poster.stop()
+        self._reporter.stop()
         self._keeper.stop()
         for pusher in self._pushers:
             pusher.stop()

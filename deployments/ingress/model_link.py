@@ -22,9 +22,9 @@ from deployments.config.tenants import KeyRing
 from deployments.control.cluster import ClusterModel
 from deployments.control.model_switch import PUT_AWAY, DeploymentSwitch, SwitchedEngines
 from deployments.control.serve_control import ServeControl
+from deployments.hub.warm_up_board import PrefixReport
 from deployments.ingress.grammar_check import GrammarCheck, GrammarCheckLimits
 from deployments.ingress.metrics import IngressMetrics
-from deployments.replica.warm_up import Post
 from engine.config import EngineConfig
 from engine.engine import model_directory
 from engine.grammar.vocabulary import Vocabulary
@@ -121,10 +121,10 @@ class ModelLink:
         if self._client is not None:
             await self._client.aclose()
 
-    def post(self) -> Post:
-        """What `MetricsHub.post_prefixes` takes."""
+    def prefix_report(self) -> PrefixReport:
+        """What `MetricsHub.report_prefixes` takes."""
         prefixes = self._router.placer.hot_prefixes(self._warm_up.max_tokens)
-        return Post(self.name, self._model.engine.block_tokens, self._warm_up.half_life_s, prefixes)
+        return PrefixReport(self.name, self._model.engine.block_tokens, self._warm_up.half_life_s, prefixes)
 
     def snapshot(self) -> bytes:
         """What `MetricsHub.push` takes."""

@@ -17,16 +17,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deployments.client.protocol import GenerateRequest
-from deployments.hub.deployment import MetricsPusher
+from deployments.config.settings import HealthSettings, MetricsSettings, WarmUp, WireSettings
 from deployments.replica.devices import gpu_utilization, gpus_of
 from deployments.replica.draining import serve_is_stopping
 from deployments.replica.liveness import Beat, EngineUnhealthy, prove_step
-from deployments.replica.load_news import LoadNews
+from deployments.replica.load import DrainRate, LoadReporter, WorkMeter
 from deployments.replica.metrics import EngineMetrics
 from deployments.replica.ranks import load_engine
-from deployments.replica.retry_after import DrainRate
-from deployments.replica.warm_up import WarmUpLimits, warm_up
-from deployments.replica.work_meter import WorkMeter
+from deployments.replica.warm_up import warm_up
+from deployments.telemetry.metrics_push import MetricsPusher
 from deployments.telemetry.serve_logging import log_through_serve
 from deployments.wire.server import WireServer, WireTimings
 from engine.config import EngineConfig
@@ -44,22 +43,17 @@ EngineFactory = Callable[[EngineConfig], Engine]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
-    """What a replica needs to know besides its engine's settings."""
+    """The sections of the configuration that a replica reads, besides its engine's."""
 
     num_sharing: int | None = None
-    """Engine replicas that share a machine's cores, as they reserve none; None: each has those it reserves."""
-    stall_timeout_s: float = 60.0
-    """Seconds without a finished step, while there is work, until `check_health` fails."""
-    mirror_to_ray: bool = False
-    """Whether its metrics go to Ray's own as well."""
-    wire: WireTimings = field(default_factory=WireTimings)
-    """Periods of the wire."""
-    wire_ports: tuple[int, int] | None = None
-    """Lowest and highest port of the wire; None: any."""
-    beat_directory: str | None = None
-    """Where passed health checks leave their mark; None: nowhere."""
-    warm_up: WarmUpLimits = field(default_factory=WarmUpLimits)
-    """What to compute before taking requests, where there is a hub to ask."""
+    """Engine replicas that share a machine's cores because they reserve none; None: each has its reserved ones."""
+    health: HealthSettings = field(default_factory=HealthSettings)
+    wire: WireSettings = field(default_factory=WireSettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    warm_up: WarmUp = field(default_factory=WarmUp)
+    """Used where there is a hub to ask."""
+    timings: WireTimings = field(default_factory=WireTimings)
+    """Periods of the wire; its heartbeat is `health.heartbeat_s`."""
 
 
 def serve_whereabouts() -> tuple[str, str]:
@@ -102,7 +96,7 @@ class EngineReplica:
         metrics = Metrics(config.name, self.replica, "engine")
         self._metrics = EngineMetrics(metrics)
         self._metrics.describe(**_build_info(self._engine))
-        self._news = LoadNews(
+        self._reporter = LoadReporter(
             self._loop.load,
             self._loop.clock,
             config.max_running,
@@ -113,20 +107,20 @@ class EngineReplica:
         self._wire = WireServer(
             host,
             self.replica,
-            self._news.read,
+            self._reporter.read,
             self._loop.abort,
-            settings.wire,
+            replace(settings.timings, heartbeat_s=settings.health.heartbeat_s),
             self._engine.cache.prefix_log,
             config.block_tokens,
             getattr(self._engine.runner, "fingerprint", ""),
-            settings.wire_ports,
+            settings.wire.ports,
         )
-        self._beat = Beat(settings.beat_directory, self.replica)
+        self._beat = Beat(settings.health.beat_directory, self.replica)
         self._hub = hub
         self._pusher: MetricsPusher | None = None
         if hub is not None:
             self._pusher = MetricsPusher(
-                hub, self.replica, lambda: self._snapshot(metrics), mirror_to_ray=settings.mirror_to_ray
+                hub, self.replica, lambda: self._snapshot(metrics), mirror_to_ray=settings.metrics.ray
             )
         if hub is None:
             self._loop.start(self._on_events, self._on_step, self._on_failure)
@@ -155,7 +149,7 @@ class EngineReplica:
         if self._loop.failure is not None:
             raise EngineUnhealthy(self._loop.failure)
         silence = self._loop.clock() - self._loop.last_progress
-        if self._loop.has_work and silence > self._settings.stall_timeout_s:
+        if self._loop.has_work and silence > self._settings.health.stall_timeout_s:
             raise EngineUnhealthy(f"no engine step has finished for {silence:.0f} s, and there is work")
         self._beat.mark()
 
@@ -264,7 +258,7 @@ class EngineReplica:
 
     def _on_step(self, stats: StepStats) -> None:
         self._metrics.on_step(stats)
-        self._news.on_step(stats)
+        self._reporter.on_step(stats)
         self._work.on_step(stats)
         self._drain.observe(time.monotonic(), stats.num_prefill_tokens, self._loop.load().num_finished)
 

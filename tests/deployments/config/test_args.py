@@ -11,8 +11,6 @@ from pydantic import BaseModel, ValidationError
 
 from deployments.config import args as config
 from deployments.config.args import AppArgs, ModelArgs
-from deployments.replica.retry_after import DrainRate
-from engine.scheduling.stats import EngineLoad
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -83,14 +81,3 @@ def test_every_setting_says_what_it_is() -> None:
         if not field.description
     ]
     assert silent == []
-
-
-def test_retry_after_follows_the_measured_rate() -> None:
-    rate = DrainRate()
-    assert rate.retry_after_s(EngineLoad(num_waiting=1000)) == 1
-    for second in range(11):
-        rate.observe(float(second), prefill_tokens=1000, num_finished=second * 10)
-    assert rate.retry_after_s(EngineLoad(waiting_prefill_tokens=20_000)) == pytest.approx(10, rel=0.2)
-    assert rate.retry_after_s(EngineLoad(num_waiting=400)) == pytest.approx(20, rel=0.2)
-    assert rate.retry_after_s(EngineLoad(num_waiting=10**6)) == 60
-    assert rate.retry_after_s(EngineLoad()) == 1

@@ -16,9 +16,10 @@ from deployments.cli.errors import UserError
 from deployments.cli.serve_config import Overrides, check_metrics_ports, load
 from deployments.client.protocol import Unavailable
 from deployments.config.settings import MetricsSettings
-from deployments.hub.deployment import MetricsHub, MetricsPusher
+from deployments.hub.deployment import MetricsHub
 from deployments.hub.keeper import MetricsKeeper
 from deployments.hub.server import MetricsPortError, listen
+from deployments.telemetry.metrics_push import MetricsPusher
 from monitoring.metrics import Metrics
 
 

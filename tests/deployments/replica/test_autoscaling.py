@@ -28,7 +28,7 @@ from deployments.replica.autoscaling import (
     needed_replicas,
     reported_work,
 )
-from deployments.replica.work_meter import WorkMeter
+from deployments.replica.load import WorkMeter
 from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
 
 TARGETS = Targets(ttft_target_s=1.0, max_busy_share=0.8, max_kv_share=0.8, headroom=0.25)

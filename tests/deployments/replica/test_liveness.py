@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from deployments.config.settings import HealthSettings
 from deployments.replica.deployment import EngineReplica, ReplicaSettings
 from deployments.replica.liveness import Beat, EngineUnhealthy, prove_step
 from deployments.replica.pod import NotReadyError, ready_engine
@@ -41,7 +42,8 @@ def test_an_engine_whose_steps_fail_is_not_let_loose(engine: Engine, monkeypatch
 
 @pytest.fixture
 def replica(engine: Engine, tmp_path: Path) -> Iterator[EngineReplica]:
-    settings = ReplicaSettings(stall_timeout_s=0.0, beat_directory=str(tmp_path / "beats"))
+    health = HealthSettings(stall_timeout_s=1e-9, beat_directory=str(tmp_path / "beats"))
+    settings = ReplicaSettings(health=health)
     made = EngineReplica(
         EngineConfig(), settings, None, lambda _: engine, lambda: ("r1", "127.0.0.1"), lambda: False
     )

@@ -60,9 +60,9 @@ def test_a_mark_outlives_the_slowest_health_check_and_not_a_lost_replica() -> No
 
 
 def test_the_probe_says_why_and_loads_nothing_heavy() -> None:
-    probe = "import sys; from deployments import pod; code = pod.main(['ready', 'ingress']); "
+    probe = "import sys; from deployments.replica import pod; code = pod.main(['ready', 'ingress']); "
     probe += "print(sorted({'ray', 'torch', 'pydantic'} & sys.modules.keys())); sys.exit(code)"
-    environment = {"RAYDIX_URL": "http://127.0.0.1:1", "PYTHONPATH": str(Path(pod.__file__).parents[1])}
+    environment = {"RAYDIX_URL": "http://127.0.0.1:1", "PYTHONPATH": str(Path(pod.__file__).parents[2])}
     began = subprocess.run([sys.executable, "-c", probe], env=environment, capture_output=True, text=True)
     assert (began.returncode, began.stdout) == (1, "[]\n")
     assert "/-/healthz does not answer" in began.stderr

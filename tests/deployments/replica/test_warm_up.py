@@ -1,41 +1,25 @@
-"""Warm-up: ingresses tell the hub what is worth holding, a new replica computes it before it reports ready."""
+"""Warm-up: a new replica computes the prefixes that ingresses reported to the hub before it is ready."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cache import Namespace
-from cache.prefix_hash import block_hashes, prefix_root
+from deployments.config.settings import WarmUp
 from deployments.hub.deployment import MetricsHub
 from deployments.replica.deployment import EngineReplica, ReplicaSettings
-from deployments.replica.warm_up import MAX_POSTERS, Post, WarmUpBoard, WarmUpLimits
 from engine.config import EngineConfig
 from engine.engine import Engine
 from router.fleet import Fleet
-from router.hot_prefixes import HotPrefix, HotPrefixes
 from router.placer import Placer, PlacerSettings
 from tests.deployments.support.fleet_of_engines import CountingRunner, request, until
+from tests.deployments.support.prefix_reports import BLOCK, report, tokens_of
 
-BLOCK = 4
 SYSTEM = list(range(100, 140))
-
-
-def post(*prompts: Sequence[int], model: str = "m", salt: str = "", half_life_s: float = 100.0) -> Post:
-    """What an ingress knows after these prompts."""
-    hot, namespace = HotPrefixes(BLOCK, half_life_s=half_life_s), Namespace(model, salt=salt)
-    for prompt in prompts:
-        hot.record(namespace, prompt, block_hashes(prompt, prefix_root(namespace), BLOCK), 0.0)
-    return Post(model, BLOCK, half_life_s, hot.top(10**6, 0.0))
-
-
-def tokens(prefixes: Sequence[HotPrefix]) -> list[list[int]]:
-    return [list(prefix.token_ids) for prefix in prefixes]
 
 
 class Handle:
@@ -55,7 +39,7 @@ class Handle:
 
 def replica(hub: Any, **limits: float) -> EngineReplica:
     config = EngineConfig(served_name="m", kv_pages=64, page_size=BLOCK, block_tokens=BLOCK)
-    settings = ReplicaSettings(warm_up=WarmUpLimits(**{"ask_timeout_s": 0.2, **limits}))
+    settings = ReplicaSettings(warm_up=WarmUp.model_validate({"ask_timeout_s": 0.2, **limits}))
     engine = Engine(config, CountingRunner(64))
     return EngineReplica(config, settings, Handle(hub) if isinstance(hub, MetricsHub) else hub, lambda _: engine,
                          lambda: ("new", "127.0.0.1"))  # fmt: skip
@@ -71,37 +55,6 @@ async def cached_tokens(made: EngineReplica, request_id: str, prompt: list[int],
     return made._loop.load().cache.hit_tokens - before
 
 
-# --- the board -------------------------------------------------------------------------------------------------
-
-
-def test_what_several_ingresses_tell_is_summed_up() -> None:
-    board = WarmUpBoard()
-    a, b, c = list(range(8)), list(range(50, 58)), list(range(80, 88))
-    board.post("i1", post(*[a] * 5, *[b] * 4), now=0.0)
-    board.post("i2", post(*[b] * 4, *[c] * 6), now=0.0)
-    assert tokens(board.top("m", 1000, 0.0)) == [b, c, a]
-    assert tokens(board.top("m", 16, 0.0)) == [b, c]
-    assert board.top("another", 1000, 0.0) == []
-
-
-def test_a_new_post_replaces_the_one_before_and_an_old_one_fades_and_is_forgotten() -> None:
-    board = WarmUpBoard()
-    a, b = list(range(8)), list(range(50, 58))
-    board.post("i1", post(*[a] * 9), now=0.0)
-    board.post("i1", post(*[a] * 4), now=0.0)
-    board.post("i2", post(*[b] * 3), now=100.0)
-    assert tokens(board.top("m", 1000, 100.0)) == [b, a]  # 3 uses, and 4 a half-life ago
-    board.post("i2", post(*[b] * 3), now=1000.0)
-    assert tokens(board.top("m", 1000, 1000.0)) == [b]
-
-
-def test_the_board_is_bounded() -> None:
-    board = WarmUpBoard()
-    for number in range(MAX_POSTERS + 5):
-        board.post(f"i{number}", post([number] * 8, [number] * 8), now=0.0)
-    assert len(board.top("m", 10**6, 0.0)) == MAX_POSTERS
-
-
 # --- the ingress -----------------------------------------------------------------------------------------------
 
 
@@ -115,7 +68,7 @@ def test_the_placer_knows_which_beginnings_came_often() -> None:
     resumed = request("resumed", output_ids=[1, 2])
     for _ in range(9):
         placer.place(resumed, ["r0"])  # a stream that moved is no new use of its prompt
-    assert tokens(placer.hot_prefixes(1000)) == [SYSTEM]
+    assert tokens_of(placer.hot_prefixes(1000)) == [SYSTEM]
     assert Placer(Fleet()).hot_prefixes(1000) == []
 
 
@@ -125,8 +78,8 @@ def test_the_placer_knows_which_beginnings_came_often() -> None:
 def test_a_new_replica_holds_what_is_worth_most_before_it_is_ready() -> None:
     async def scenario() -> None:
         hub = MetricsHub()
-        await hub.post_prefixes("i1", post([*SYSTEM, 1], [*SYSTEM, 2], salt="tenant"))
-        await hub.post_prefixes("i2", post([7] * 20, [7] * 20, model="another"))
+        await hub.report_prefixes("i1", report([*SYSTEM, 1], [*SYSTEM, 2], salt="tenant"))
+        await hub.report_prefixes("i2", report([7] * 20, [7] * 20, model="another"))
         made = replica(hub)
         await made.record_replica_metadata()
         assert made._loop.load().cache.query_tokens == 0  # the users' hits and misses are counted, and no others
@@ -142,7 +95,7 @@ def test_its_pages_are_filled_to_a_share_with_the_best() -> None:
     async def scenario() -> None:
         hub = MetricsHub()
         best, next_best = [1] * 64, [2] * 128
-        await hub.post_prefixes("i1", post(*[best] * 9, *[next_best] * 3))
+        await hub.report_prefixes("i1", report(*[best] * 9, *[next_best] * 3))
         made = replica(hub, max_kv_share=0.5)  # of 256 tokens
         await made.record_replica_metadata()
         assert made._loop.load().pages.evictable == 32
@@ -159,7 +112,7 @@ def test_without_an_answer_or_a_wish_a_replica_starts_cold(
 ) -> None:
     async def scenario() -> None:
         hub = MetricsHub()
-        await hub.post_prefixes("i1", post(SYSTEM, SYSTEM))
+        await hub.report_prefixes("i1", report(SYSTEM, SYSTEM))
         made = replica(Handle(hub, "hot_prefixes"), **limits)
         with caplog.at_level(logging.WARNING, logger="ray.serve"):
             await made.record_replica_metadata()

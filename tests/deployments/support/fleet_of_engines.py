@@ -13,6 +13,7 @@ from deployments.client.attempt import ClientTimings
 from deployments.client.engine_client import WireEngineClient
 from deployments.client.failover import Persistence
 from deployments.client.protocol import GenerateRequest
+from deployments.config.settings import HealthSettings
 from deployments.replica.deployment import EngineReplica, ReplicaSettings
 from deployments.wire.server import WireTimings
 from engine.config import EngineConfig
@@ -113,7 +114,8 @@ class Engines:
         **config: Any,
     ) -> None:
         """`load` gives them real runners instead."""
-        settings = ReplicaSettings(stall_timeout_s=0.5, wire=wire)
+        health = HealthSettings(stall_timeout_s=0.5, heartbeat_s=wire.heartbeat_s)
+        settings = ReplicaSettings(health=health, timings=wire)
         engine_config = EngineConfig(**{"served_name": "m", "kv_pages": 64, "page_size": 4, **config})
         self.stopping: set[str] = set()
         """Replicas that Serve has asked to shut down."""

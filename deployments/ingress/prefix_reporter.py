@@ -1,0 +1,40 @@
+"""Tells the hub, every few seconds, which prefixes of this ingress's prompts new replicas should compute."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from deployments.hub.warm_up_board import PrefixReport
+
+
+class PrefixReporter:
+    """Sends this ingress's reports, one for each model. A hub that does not answer only misses some of them."""
+
+    def __init__(
+        self, hub: Any, ingress: str, reports: Callable[[], Iterable[PrefixReport]], period_s: float
+    ) -> None:
+        self._hub, self._ingress, self._reports, self._period_s = hub, ingress, reports, period_s
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin, on the running event loop."""
+        self._task = asyncio.create_task(self._report_forever())
+
+    def stop(self) -> None:
+        """End. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _report_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._period_s)
+            for report in self._reports():
+                if not report.prefixes:
+                    continue
+                with contextlib.suppress(Exception):
+                    async with asyncio.timeout(2 * self._period_s):
+                        await self._hub.report_prefixes.remote(self._ingress, report)

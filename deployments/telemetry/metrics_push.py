@@ -1,0 +1,60 @@
+"""Each process counts in memory and pushes a snapshot of its metrics to the hub once a second."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+logger = logging.getLogger("ray.serve")
+
+PERIOD_S = 1.0
+
+
+class MetricsPusher:
+    """Pushes one process's metrics. While the hub is away, its page is merely older."""
+
+    def __init__(
+        self, hub: Any, process: str, snapshot: Callable[[], bytes], *, mirror_to_ray: bool = False
+    ) -> None:
+        """With `mirror_to_ray` the metrics go to Ray's own as well."""
+        self._hub, self._process, self._snapshot = hub, process, snapshot
+        self._mirror: Callable[[bytes], None] | None = None
+        if mirror_to_ray:
+            from monitoring.ray_mirror import RayMirror  # here alone, so that this module can be used without Ray
+
+            self._mirror = RayMirror().report
+        self.num_failed = 0
+        """Pushes that the hub did not receive."""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin, on the running event loop."""
+        self._task = asyncio.create_task(self._push_forever())
+
+    def stop(self) -> None:
+        """End. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _push_forever(self) -> None:
+        while True:
+            try:
+                snapshot = self._snapshot()
+                self._mirror_to_ray(snapshot)
+                async with asyncio.timeout(5 * PERIOD_S):
+                    await self._hub.push.remote(self._process, snapshot)
+            except Exception:
+                self.num_failed += 1
+            await asyncio.sleep(PERIOD_S)
+
+    def _mirror_to_ray(self, snapshot: bytes) -> None:
+        if self._mirror is None:
+            return
+        try:
+            self._mirror(snapshot)
+        except Exception:  # the page of the hub must not suffer from it
+            logger.exception("Ray refused this process's metrics; it is sent none from now on")
+            self._mirror = None

@@ -1,0 +1,34 @@
+"""The board sums up what ingresses report of hot prefixes, and forgets what has faded."""
+
+from __future__ import annotations
+
+from deployments.hub.warm_up_board import MAX_REPORTS, WarmUpBoard
+from tests.deployments.support.prefix_reports import report, tokens_of
+
+
+def test_the_reports_of_several_ingresses_are_summed_up() -> None:
+    board = WarmUpBoard()
+    a, b, c = list(range(8)), list(range(50, 58)), list(range(80, 88))
+    board.take("i1", report(*[a] * 5, *[b] * 4), now=0.0)
+    board.take("i2", report(*[b] * 4, *[c] * 6), now=0.0)
+    assert tokens_of(board.top("m", 1000, 0.0)) == [b, c, a]
+    assert tokens_of(board.top("m", 16, 0.0)) == [b, c]
+    assert board.top("another", 1000, 0.0) == []
+
+
+def test_a_new_report_replaces_the_one_before_and_an_old_one_fades_and_is_dropped() -> None:
+    board = WarmUpBoard()
+    a, b = list(range(8)), list(range(50, 58))
+    board.take("i1", report(*[a] * 9), now=0.0)
+    board.take("i1", report(*[a] * 4), now=0.0)
+    board.take("i2", report(*[b] * 3), now=100.0)
+    assert tokens_of(board.top("m", 1000, 100.0)) == [b, a]  # 3 uses, and 4 a half-life ago
+    board.take("i2", report(*[b] * 3), now=1000.0)
+    assert tokens_of(board.top("m", 1000, 1000.0)) == [b]
+
+
+def test_the_board_is_bounded() -> None:
+    board = WarmUpBoard()
+    for number in range(MAX_REPORTS + 5):
+        board.take(f"i{number}", report([number] * 8, [number] * 8), now=0.0)
+    assert len(board.top("m", 10**6, 0.0)) == MAX_REPORTS
