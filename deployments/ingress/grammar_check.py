@@ -12,7 +12,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 from deployments.client.protocol import Overloaded
 from deployments.config.limits import Limits
@@ -25,33 +24,18 @@ from monitoring.metrics import Metrics
 Verdict = InvalidGrammar | None
 
 
-@dataclass(frozen=True, slots=True)
-class GrammarCheckLimits:
-    """Bounds of a `GrammarCheck`; `deployments.config.limits.Limits` says what they mean."""
-
-    trial: TrialLimits = field(default_factory=TrialLimits)
-    processes: int = 2
-    max_waiting: int = 64
-    max_known: int = 4096
-
-    @classmethod
-    def of(cls, limits: Limits) -> GrammarCheckLimits:
-        """As they are set."""
-        trial = TrialLimits(limits.grammar_compile_s, limits.grammar_compile_bytes)
-        return cls(trial, limits.grammar_processes, limits.max_waiting_grammars, limits.max_known_grammars)
-
-
 class GrammarCheck:
     """Checks grammars for one model. Used on one event loop; no process is started before the first grammar."""
 
     def __init__(
-        self, vocabulary: Callable[[], Vocabulary], limits: GrammarCheckLimits, metrics: Metrics | None = None
+        self, vocabulary: Callable[[], Vocabulary], limits: Limits, metrics: Metrics | None = None
     ) -> None:
         """`vocabulary` is called in another thread."""
         self._vocabulary, self._limits, self._metrics = vocabulary, limits, metrics
+        self._trial_limits = TrialLimits(limits.grammar_compile_s, limits.grammar_compile_bytes)
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()
         self._running: dict[bytes, asyncio.Future[Verdict]] = {}
-        self._threads = ThreadPoolExecutor(limits.processes, "grammar-check")
+        self._threads = ThreadPoolExecutor(limits.grammar_processes, "grammar-check")
         self._idle: deque[Trial] = deque()
         self._is_closed = False
 
@@ -76,8 +60,8 @@ class GrammarCheck:
         self._end_idle()
 
     def _start(self, key: bytes, grammar: Grammar) -> asyncio.Future[Verdict]:
-        if len(self._running) >= self._limits.max_waiting:
-            raise Overloaded(f"{len(self._running)} grammars are being compiled", self._limits.trial.cpu_seconds)
+        if len(self._running) >= self._limits.max_waiting_grammars:
+            raise Overloaded(f"{len(self._running)} grammars are being compiled", self._limits.grammar_compile_s)
         future = asyncio.get_running_loop().run_in_executor(self._threads, self._try, grammar)
         self._running[key] = future
         future.add_done_callback(lambda done: self._learn(key, done))
@@ -88,14 +72,14 @@ class GrammarCheck:
         if done.cancelled() or done.exception() is not None:
             return
         self._known[key] = done.result()
-        if len(self._known) > self._limits.max_known:
+        if len(self._known) > self._limits.max_known_grammars:
             self._known.popitem(last=False)
 
     def _try(self, grammar: Grammar) -> Verdict:
         """In one of the threads, of which there are as many as there may be processes."""
         started = time.monotonic()
         try:
-            trial = self._idle.pop() if self._idle else Trial(self._vocabulary(), self._limits.trial)
+            trial = self._idle.pop() if self._idle else Trial(self._vocabulary(), self._trial_limits)
             try:
                 trial.check(grammar)
             finally:

@@ -23,7 +23,7 @@ from deployments.control.cluster import ClusterModel
 from deployments.control.model_switch import PUT_AWAY, DeploymentSwitch, SwitchedEngines
 from deployments.control.serve_control import ServeControl
 from deployments.hub.warm_up_board import PrefixReport
-from deployments.ingress.grammar_check import GrammarCheck, GrammarCheckLimits
+from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.metrics import IngressMetrics
 from engine.config import EngineConfig
 from engine.engine import model_directory
@@ -50,7 +50,7 @@ class ModelLink:
         self._health, self._sync_timeout_s = args.health, args.router.sync_timeout_s
         self._switch = DeploymentSwitch(control, engines.deployment_name, model.num_when_loaded)
         self._grammars: GrammarCheck | None = None
-        self._grammar_limits = GrammarCheckLimits.of(args.limits)
+        self._limits = args.limits
         self._client: WireEngineClient | None = None
         self._tokenizer: Tokenizer | None = None
         self._routing_metrics = IngressMetrics(self.metrics, self._router.placer, self._router.fleet)
@@ -101,7 +101,7 @@ class ModelLink:
         client = AdmissionClient(engines, load, self._admission, tenants, self.metrics)
         self._grammars = GrammarCheck(
             lambda: Vocabulary.of(tokenizer, card.vocab_size, config.eos_token_ids),
-            self._grammar_limits,
+            self._limits,
             self.metrics,
         )
         codec = TextCodec(tokenizer, self._model.chat)

@@ -14,10 +14,10 @@ import pytest
 
 from deployments.api import ApiService, Limits
 from deployments.client.protocol import Overloaded
-from deployments.ingress.grammar_check import GrammarCheck, GrammarCheckLimits
+from deployments.ingress.grammar_check import GrammarCheck
 from engine.errors import InvalidGrammar
 from engine.grammar.spec import Grammar
-from engine.grammar.trial import TooComplex, TrialLimits
+from engine.grammar.trial import TooComplex
 from engine.grammar.vocabulary import Vocabulary
 from monitoring.metrics import Metrics, Snapshot
 from tests.deployments.support.scripted_api import MODEL, Client, ScriptedEngine
@@ -25,16 +25,16 @@ from tests.engine.support.grammar_models import EOS, NUM_TOKENS, tokenizer
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}, "required": ["b"]}
 ENDLESS = {"type": "integer", "multipleOf": 99999999}
-STRICT = GrammarCheckLimits(TrialLimits(cpu_seconds=0.3), processes=1, max_waiting=3)
+STRICT = Limits(grammar_compile_s=0.3, grammar_processes=1, max_waiting_grammars=3)
 
 
-def check_with(limits: GrammarCheckLimits, metrics: Metrics | None = None) -> GrammarCheck:
+def check_with(limits: Limits, metrics: Metrics | None = None) -> GrammarCheck:
     return GrammarCheck(lambda: Vocabulary.of(tokenizer(), NUM_TOKENS, [EOS]), limits, metrics)
 
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[GrammarCheck]:
-    checker = check_with(GrammarCheckLimits(TrialLimits(cpu_seconds=1.0)))
+    checker = check_with(Limits(grammar_compile_s=1.0))
     yield checker
     checker.close()
 
@@ -164,9 +164,7 @@ def test_a_schema_may_be_so_deep_and_no_deeper(client: Client) -> None:
 # --- the check itself ----------------------------------------------------------------------------------------
 
 
-def run(
-    limits: GrammarCheckLimits, work: Callable[[GrammarCheck], Awaitable[None]]
-) -> dict[tuple[str, ...], float]:
+def run(limits: Limits, work: Callable[[GrammarCheck], Awaitable[None]]) -> dict[tuple[str, ...], float]:
     """What was counted while `work` was done with a check of its own, whose processes end with it."""
     metrics = Metrics(MODEL, "i", "ingress")
 
@@ -231,6 +229,6 @@ def test_one_that_takes_too_long_holds_up_nobody_but_those_behind_it_and_leaves_
             assert await verdict(check, Grammar("regex", f"b{number}")) == "fine"
         assert await endless == TooComplex.__name__
 
-    run(replace(STRICT, processes=2), work)
+    run(STRICT.model_copy(update={"grammar_processes": 2}), work)
     left = set(psutil.Process().children(recursive=True)) - before
     assert psutil.wait_procs(left, timeout=60)[1] == []

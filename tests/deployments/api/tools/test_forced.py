@@ -17,10 +17,9 @@ from deployments.api.text_codec import TextCodec
 from deployments.api.tools.formats import FORMATS
 from deployments.api.tools.segments import ParserDriver
 from deployments.config.limits import Limits
-from deployments.ingress.grammar_check import GrammarCheck, GrammarCheckLimits
+from deployments.ingress.grammar_check import GrammarCheck
 from engine.grammar.compiler import compile_grammar
 from engine.grammar.spec import Grammar
-from engine.grammar.trial import TrialLimits
 from engine.grammar.vocabulary import Vocabulary
 from engine.loading.load_model import load_model
 from engine.tokenizer import load_tokenizer
@@ -189,7 +188,7 @@ def test_marks_that_are_special_tokens(talk: Make) -> None:
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[GrammarCheck]:
-    limits = GrammarCheckLimits(TrialLimits(cpu_seconds=1.0))
+    limits = Limits(grammar_compile_s=1.0)
     checker = GrammarCheck(lambda: Vocabulary.of(tokenizer(), NUM_TOKENS, [EOS]), limits)
     yield checker
     checker.close()
