@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaState:
-    """What a router knows of one replica at a moment."""
+class Candidate:
+    """One replica to choose among: what its router knows of it at a moment."""
 
     replica: str
     queued_prefill_tokens: float
@@ -118,7 +118,7 @@ def evict_price(age: float | None, prefill_rate: float, reuse_s: float = REUSE_S
     return float(0.5 ** (age / reuse_s)) / prefill_rate
 
 
-def queue_seconds(replica: ReplicaState) -> float:
+def queue_seconds(replica: Candidate) -> float:
     """Q: until a new request is begun there: the prefill of those before it, and until one of the places in the
     batch is free. A replica that runs as many as it can has nothing to prefill and is still no place to go.
     """
@@ -129,7 +129,7 @@ def queue_seconds(replica: ReplicaState) -> float:
     return waiting
 
 
-def cost(query: RouteQuery, replica: ReplicaState, settings: CostSettings = DEFAULT_COST) -> Terms:
+def cost(query: RouteQuery, replica: Candidate, settings: CostSettings = DEFAULT_COST) -> Terms:
     """The cost of `query` on `replica`. More overlap never costs more; twice all rates (evict_price is the inverse
     of one) halves every term.
 
@@ -147,9 +147,7 @@ def cost(query: RouteQuery, replica: ReplicaState, settings: CostSettings = DEFA
     return Terms(queue, prefill, decode, evict, queue + prefill + decode + evict, overlap)
 
 
-def decode_slowdown(
-    num_tokens: int, replica: ReplicaState, max_pressure: float = DEFAULT_COST.max_pressure
-) -> float:
+def decode_slowdown(num_tokens: int, replica: Candidate, max_pressure: float = DEFAULT_COST.max_pressure) -> float:
     """D: a decode step's time times how full this prompt makes the KV memory, as fill² / (1 - fill).
 
     A step takes num_running / decode_tokens_per_s; while that rate is unknown a decode token counts as a prefill

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_args
 
-from router.cost import ReplicaState
+from router.cost import Candidate
 
 DEFAULT_PREFILL_RATE = 5_000.0
 """Tokens/s of a replica while none in the fleet has measured its own."""
@@ -232,16 +232,16 @@ class Fleet:
         with self._lock:
             return {replica: float(_num_requests(member)) for replica, member in self._members.items()}
 
-    def states(self, candidates: Collection[str], avoid: Collection[str] = ()) -> list[ReplicaState]:
-        """What is known of each candidate; those to `avoid` are not available, like all that cannot serve now."""
+    def candidates(self, replicas: Collection[str], avoid: Collection[str] = ()) -> list[Candidate]:
+        """What is known of each replica; those to `avoid` are not available, like all that cannot serve now."""
         with self._lock:
             now = self._clock()
             rates = [m.load.prefill_rate for m in self._members.values() if m.load.prefill_rate > 0]
             typical = sum(rates) / len(rates) if rates else DEFAULT_PREFILL_RATE
             unknown = _Member()
-            members = {replica: self._members.get(replica, unknown) for replica in candidates}
+            members = {replica: self._members.get(replica, unknown) for replica in replicas}
             return [
-                _state(replica, member, typical, replica not in avoid and _can_serve(member, now))
+                _candidate(replica, member, typical, replica not in avoid and _can_serve(member, now))
                 for replica, member in members.items()
             ]
 
@@ -284,9 +284,9 @@ def _member_state(member: _Member, now: float) -> MemberState:
     return "circuit_open" if now < member.circuit_open_until else "available"
 
 
-def _state(replica: str, member: _Member, typical_rate: float, is_available: bool) -> ReplicaState:
+def _candidate(replica: str, member: _Member, typical_rate: float, is_available: bool) -> Candidate:
     load = member.load
-    return ReplicaState(
+    return Candidate(
         replica=replica,
         queued_prefill_tokens=load.queued_prefill_tokens + sum(tokens for _, tokens in member.unseen.values()),
         num_running=_num_requests(member),

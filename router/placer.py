@@ -150,14 +150,14 @@ class Placer:
         chain = block_hashes(tokens, root, block_tokens)
         first = self.settings.key_blocks
         key = chain[first - 1] if len(chain) >= first else prefix_key(tokens, root)
-        states, utilisation = self._fleet.states(candidates, avoid), self._fleet.utilisation()
+        replicas, utilisation = self._fleet.candidates(candidates, avoid), self._fleet.utilisation()
         with self._lock:
             now = self._clock()
             usable = chain[: request.num_reusable // block_tokens]
             held = self._index.match(usable, now)
             overlap = {replica: blocks * block_tokens for replica, blocks in held.items()}
             query = RouteQuery(len(tokens), overlap, key, request.session_id, utilisation)
-            decision = self._policy.decide(query, states, self._rng)
+            decision = self._policy.decide(query, replicas, self._rng)
             if not decision.order:
                 return decision
             chosen = decision.order[0]

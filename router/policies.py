@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, Protocol
 
-from router.cost import DEFAULT_COST, CostSettings, ReplicaState, RouteQuery, Terms, cost, queue_seconds
+from router.cost import DEFAULT_COST, Candidate, CostSettings, RouteQuery, Terms, cost, queue_seconds
 from router.rendezvous import rendezvous_order, session_key
 
 Reason = Literal[
@@ -57,7 +57,7 @@ class Decision:
 class Policy(Protocol):
     """Orders the replicas for one prompt."""
 
-    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+    def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
         """Deterministic in its arguments and the state of `rng`. `replicas` may be empty, then so is the order."""
         ...
 
@@ -81,10 +81,12 @@ class LoadGuard:
         if self.slack < 0.0:
             raise ValueError(f"the guard's slack must be at least 0 requests, got {self.slack}")
 
-    def spared(self, serving: Sequence[ReplicaState]) -> set[str]:
+    def spared(self, serving: Sequence[Candidate]) -> set[str]:
         """The replicas that are too busy; never all of them."""
-        mean = sum(state.num_running for state in serving) / len(serving)
-        return {state.replica for state in serving if state.num_running > self.factor * mean + self.slack}
+        mean = sum(candidate.num_running for candidate in serving) / len(serving)
+        return {
+            candidate.replica for candidate in serving if candidate.num_running > self.factor * mean + self.slack
+        }
 
 
 class CostPolicy:
@@ -118,13 +120,13 @@ class CostPolicy:
         self._settings = settings
         self._guard = guard or LoadGuard()
 
-    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+    def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
         """Order by cost; those that were not compared follow by their queues."""
         split = Split(replicas)
         serving = split.serving
         if not serving:
             return split.decision([], "only_one", "cost", query)
-        by_name = {state.replica: state for state in serving}
+        by_name = {candidate.replica: candidate for candidate in serving}
         held = {name: query.overlap.get(name, 0) for name in by_name}
         most = max(held.values())
         preferred = rendezvous_order(_place_key(query, most), by_name)
@@ -139,8 +141,8 @@ class CostPolicy:
         worth = {name: held[name] if held[name] * MIN_SHARE >= query.num_tokens else 0 for name in close}
         first = min(close, key=lambda name: (name in busy, -worth[name], rank[name]))
         ordered.remove(first)
-        rest = [state for state in serving if state.replica not in terms]
-        rest.sort(key=lambda state: (queue_seconds(state), rank[state.replica]))
+        rest = [candidate for candidate in serving if candidate.replica not in terms]
+        rest.sort(key=lambda candidate: (queue_seconds(candidate), rank[candidate.replica]))
         reason: Reason = "cold" if not most else "holder" if held[first] == most else "cheaper"
         return split.decision([first, *ordered, *(s.replica for s in rest)], reason, "cost", query, terms)
 
@@ -166,14 +168,14 @@ class PlacePolicy:
     name: Literal["session", "rendezvous"]
     guard: LoadGuard = field(default_factory=LoadGuard)
 
-    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+    def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
         """Without a session id, `session` places by the prefix."""
         split = Split(replicas)
         if not split.serving:
             return split.decision([], "only_one", self.name, query)
         by_session = self.name == "session" and query.session is not None
         key = session_key(query.session) if by_session and query.session is not None else query.key
-        preferred = rendezvous_order(key, (state.replica for state in split.serving))
+        preferred = rendezvous_order(key, (candidate.replica for candidate in split.serving))
         spared = self.guard.spared(split.serving)
         order = sorted(preferred, key=spared.__contains__)
         reason: Reason = "spill" if order[0] != preferred[0] else "session" if by_session else "hash"
@@ -183,22 +185,22 @@ class PlacePolicy:
 class LeastLoadedPolicy:
     """Shortest queue of prefill work in seconds, then fewest requests; ties by chance."""
 
-    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+    def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
         """Blind to the cache."""
         split = Split(replicas)
         serving = list(split.serving)
         rng.shuffle(serving)
-        serving.sort(key=lambda state: (queue_seconds(state), state.num_running))
-        return split.decision([state.replica for state in serving], "load", "least_loaded", query)
+        serving.sort(key=lambda candidate: (queue_seconds(candidate), candidate.num_running))
+        return split.decision([candidate.replica for candidate in serving], "load", "least_loaded", query)
 
 
 class RandomPolicy:
     """Any replica."""
 
-    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+    def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
         """Blind to everything."""
         split = Split(replicas)
-        order = [state.replica for state in split.serving]
+        order = [candidate.replica for candidate in split.serving]
         rng.shuffle(order)
         return split.decision(order, "random", "random", query)
 
@@ -206,13 +208,13 @@ class RandomPolicy:
 class Split:
     """The replicas that can serve, and those to try last. When none can, all are treated as if they could."""
 
-    def __init__(self, replicas: Sequence[ReplicaState]) -> None:
-        serving = [state for state in replicas if state.is_available]
+    def __init__(self, replicas: Sequence[Candidate]) -> None:
+        serving = [candidate for candidate in replicas if candidate.is_available]
         self.none_available = not serving
-        self.serving: Sequence[ReplicaState] = serving or list(replicas)
+        self.serving: Sequence[Candidate] = serving or list(replicas)
         """Those to choose among; empty only when there are no replicas."""
-        self._last = [state for state in replicas if not state.is_available] if serving else []
-        self._last.sort(key=lambda state: (state.num_running, state.replica))
+        self._last = [candidate for candidate in replicas if not candidate.is_available] if serving else []
+        self._last.sort(key=lambda candidate: (candidate.num_running, candidate.replica))
 
     def decision(
         self,
@@ -223,14 +225,14 @@ class Split:
         terms: Mapping[str, Terms] | None = None,
     ) -> Decision:
         """Put the unavailable last and account for the regret. `serving_order` has each of `serving` once."""
-        order = (*serving_order, *(state.replica for state in self._last))
+        order = (*serving_order, *(candidate.replica for candidate in self._last))
         if self.none_available:
             reason = "none_available"
         elif len(self.serving) == 1:
             reason = "only_one"
         regret = 0
         if order:
-            best = max(query.overlap.get(state.replica, 0) for state in self.serving)
+            best = max(query.overlap.get(candidate.replica, 0) for candidate in self.serving)
             regret = best - query.overlap.get(order[0], 0)
         return Decision(order, reason, policy, dict(terms or {}), regret)
 

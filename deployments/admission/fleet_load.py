@@ -25,7 +25,7 @@ class FleetLoad:
     def queue_seconds(self, sending: Mapping[str, int]) -> float:
         """As the router expects; infinite while the queues of all that answer are full."""
         fleet = self._fleet
-        up = [state for state in fleet.states(fleet.names()) if state.is_available]
+        up = [state for state in fleet.candidates(fleet.names()) if state.is_available]
         if not up:
             return math.inf if fleet.count_by_state()["available"] else 0.0
         # What is placed counts at its replica. Nobody knows yet where the rest goes: somewhere with little to do.

@@ -20,7 +20,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from router.cost import ReplicaState, RouteQuery
+from router.cost import Candidate, RouteQuery
 from router.policies import Decision, Split
 
 _SURROGATES = range(0xD800, 0xE000)
@@ -41,12 +41,12 @@ class PrefixCacheAffinity:
         self._characters: dict[int, str] = {}
         self._routed = 0.0  # the tree orders by time; the count of prompts is one
 
-    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+    def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
         """Choose, and put the prompt into the tree."""
         split = Split(replicas)
-        names = [state.replica for state in split.serving]
+        names = [candidate.replica for candidate in split.serving]
         self._update_members(names)
-        queues = {state.replica: state.num_running for state in split.serving}
+        queues = {candidate.replica: candidate.num_running for candidate in split.serving}
         text = "".join(map(self._character, query.chain))
         chosen = self._named(text, queues)
         if not chosen:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from router.cost import ReplicaState, RouteQuery, evict_price
+from router.cost import Candidate, RouteQuery, evict_price
 from router.policies import Decision, Policy
 from router.prefix_index import PrefixIndex
 from router.simulator.replica import Job, LoadReport
@@ -71,9 +71,9 @@ class Ingress:
 
     def place(self, job: Job, members: Sequence[Member], now: float) -> Decision:
         """Choose, and count the dispatch at once."""
-        states = [self._state(member, now) for member in members]
-        query = self._query(job, self._utilisation.observe(states, now), now)
-        decision = self._policy.decide(query, states, self._rng)
+        candidates = [self._candidate(member, now) for member in members]
+        query = self._query(job, self._utilisation.observe(candidates, now), now)
+        decision = self._policy.decide(query, candidates, self._rng)
         chosen = decision.order[0]
         uncached = max(query.num_tokens - query.overlap.get(chosen, 0), 1)
         self._sent.setdefault(chosen, deque()).append((now, uncached))
@@ -92,7 +92,7 @@ class Ingress:
             chain=job.chain,
         )
 
-    def _state(self, member: Member, now: float) -> ReplicaState:
+    def _candidate(self, member: Member, now: float) -> Candidate:
         report, service = member.report, self._scenario.service
         heard = now - self._scenario.load_delay
         queued = report.waiting_tokens + max(report.prefill_ends - heard, 0.0) * service.prefill_rate
@@ -104,7 +104,7 @@ class Ingress:
             queued += sum(tokens for _, tokens in sent)
             num_running += len(sent)
         decoding = report.num_decoding
-        return ReplicaState(
+        return Candidate(
             replica=member.name,
             queued_prefill_tokens=queued,
             num_running=num_running,

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from router.cost import ReplicaState, RouteQuery, uncached_tokens
+from router.cost import Candidate, RouteQuery, uncached_tokens
 from router.policies import POLICIES, Decision, Policy, Split
 from router.simulator.affinity import PrefixCacheAffinity
 
@@ -24,10 +24,10 @@ class RoundRobin:
     def __init__(self) -> None:
         self._turn = itertools.count()
 
-    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+    def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
         """Each ingress has a turn of its own."""
         split = Split(replicas)
-        names = [state.replica for state in split.serving]
+        names = [candidate.replica for candidate in split.serving]
         first = next(self._turn) % len(names) if names else 0
         return split.decision(names[first:] + names[:first], "rule", "round_robin", query)
 
@@ -35,13 +35,13 @@ class RoundRobin:
 class PowerOfTwo:
     """Ray Serve's default: of two replicas drawn by chance the one with fewer requests (Mitzenmacher 2001)."""
 
-    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+    def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
         """The others follow as further draws would bring them."""
         split = Split(replicas)
         drawn = list(split.serving)
         rng.shuffle(drawn)
-        drawn[:2] = sorted(drawn[:2], key=lambda state: state.num_running)
-        return split.decision([state.replica for state in drawn], "rule", "pow2", query)
+        drawn[:2] = sorted(drawn[:2], key=lambda candidate: candidate.num_running)
+        return split.decision([candidate.replica for candidate in drawn], "rule", "pow2", query)
 
 
 class Threshold:
@@ -58,18 +58,18 @@ class Threshold:
         self._balance_abs_threshold = balance_abs_threshold
         self._balance_rel_threshold = balance_rel_threshold
 
-    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+    def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
         """Cache, or load."""
-        loads = [state.num_running for state in replicas if state.is_available] or [0]
+        loads = [candidate.num_running for candidate in replicas if candidate.is_available] or [0]
         is_imbalanced = max(loads) - min(loads) > self._balance_abs_threshold and max(
             loads
         ) > self._balance_rel_threshold * min(loads)
         matched = max(query.overlap.values(), default=0) / query.num_tokens
         if is_imbalanced or matched <= self._cache_threshold:
-            return _ranked(query, replicas, rng, "threshold", lambda state: (state.num_running,))
+            return _ranked(query, replicas, rng, "threshold", lambda candidate: (candidate.num_running,))
         return _ranked(
             query, replicas, rng, "threshold",
-            lambda state: (-query.overlap.get(state.replica, 0), state.num_running),
+            lambda candidate: (-query.overlap.get(candidate.replica, 0), candidate.num_running),
         )  # fmt: skip
 
 
@@ -81,12 +81,12 @@ class Linear:
     than Raydix's.
     """
 
-    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+    def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
         """The least sum."""
 
-        def total(state: ReplicaState) -> tuple[float]:
-            prefill = state.queued_prefill_tokens + _uncached(query, state)
-            return (prefill + (state.pages_total - state.pages_free) * state.page_size,)
+        def total(candidate: Candidate) -> tuple[float]:
+            prefill = candidate.queued_prefill_tokens + _uncached(query, candidate)
+            return (prefill + (candidate.pages_total - candidate.pages_free) * candidate.page_size,)
 
         return _ranked(query, replicas, rng, "linear", total)
 
@@ -101,33 +101,33 @@ class Product:
     def __init__(self, with_queue: bool = False) -> None:
         self._with_queue = with_queue
 
-    def decide(self, query: RouteQuery, replicas: Sequence[ReplicaState], rng: random.Random) -> Decision:
+    def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
         """The least product."""
 
-        def product(state: ReplicaState) -> tuple[float]:
-            queued = state.queued_prefill_tokens if self._with_queue else 0.0
-            return ((queued + _uncached(query, state)) * (state.num_running + 1),)
+        def product(candidate: Candidate) -> tuple[float]:
+            queued = candidate.queued_prefill_tokens if self._with_queue else 0.0
+            return ((queued + _uncached(query, candidate)) * (candidate.num_running + 1),)
 
         return _ranked(query, replicas, rng, "product_queue" if self._with_queue else "product", product)
 
 
-def _uncached(query: RouteQuery, state: ReplicaState) -> int:
-    return uncached_tokens(query.num_tokens, query.overlap.get(state.replica, 0))
+def _uncached(query: RouteQuery, candidate: Candidate) -> int:
+    return uncached_tokens(query.num_tokens, query.overlap.get(candidate.replica, 0))
 
 
 def _ranked(
     query: RouteQuery,
-    replicas: Sequence[ReplicaState],
+    replicas: Sequence[Candidate],
     rng: random.Random,
     policy: str,
-    key: Callable[[ReplicaState], tuple[float, ...]],
+    key: Callable[[Candidate], tuple[float, ...]],
 ) -> Decision:
     """All by `key`, ties by chance."""
     split = Split(replicas)
     ordered = list(split.serving)
     rng.shuffle(ordered)
     ordered.sort(key=key)
-    return split.decision([state.replica for state in ordered], "rule", policy, query)
+    return split.decision([candidate.replica for candidate in ordered], "rule", policy, query)
 
 
 RIVALS: Mapping[str, Callable[[], Policy]] = MappingProxyType(

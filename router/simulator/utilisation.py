@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from router.cost import ReplicaState
+from router.cost import Candidate
 
 
 class Utilisation:
@@ -23,11 +23,11 @@ class Utilisation:
         self._weight = 0.0
         self._last = -math.inf
 
-    def observe(self, replicas: Sequence[ReplicaState], now: float) -> float:
+    def observe(self, replicas: Sequence[Candidate], now: float) -> float:
         """Look at the replicas that can serve; returns the average, 0..1. `now` in seconds, never falling."""
-        serving = [state for state in replicas if state.is_available]
+        serving = [candidate for candidate in replicas if candidate.is_available]
         if serving:
-            busy = sum(state.queued_prefill_tokens > 0.0 for state in serving) / len(serving)
+            busy = sum(candidate.queued_prefill_tokens > 0.0 for candidate in serving) / len(serving)
             kept = math.exp((self._last - now) / self._horizon_s)
             # The weight is what keeps the first looks from being averaged with looks that never were.
             self._weight = self._weight * kept + 1.0

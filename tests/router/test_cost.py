@@ -8,15 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.cost import CostSettings, ReplicaState, RouteQuery, cost, decode_slowdown, evict_price, prefill_weight
-from tests.router.support.fleets import queries, query, replica_states, state
+from router.cost import Candidate, CostSettings, RouteQuery, cost, decode_slowdown, evict_price, prefill_weight
+from tests.router.support.fleets import candidate, candidates, queries, query
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @unhurried
-@given(queries(), replica_states(), st.integers(0, 200_000), st.integers(0, 200_000))
-def test_more_overlap_never_costs_more(prompt: RouteQuery, replica: ReplicaState, one: int, other: int) -> None:
+@given(queries(), candidates(), st.integers(0, 200_000), st.integers(0, 200_000))
+def test_more_overlap_never_costs_more(prompt: RouteQuery, replica: Candidate, one: int, other: int) -> None:
     less, more = sorted((min(one, prompt.num_tokens), min(other, prompt.num_tokens)))
     with_less = cost(replace(prompt, overlap={"a": less}), replica)
     with_more = cost(replace(prompt, overlap={"a": more}), replica)
@@ -24,8 +24,8 @@ def test_more_overlap_never_costs_more(prompt: RouteQuery, replica: ReplicaState
 
 
 @unhurried
-@given(queries(), replica_states(), st.floats(0.01, 100.0))
-def test_twice_the_rates_halve_the_cost(prompt: RouteQuery, replica: ReplicaState, factor: float) -> None:
+@given(queries(), candidates(), st.floats(0.01, 100.0))
+def test_twice_the_rates_halve_the_cost(prompt: RouteQuery, replica: Candidate, factor: float) -> None:
     faster = replace(
         replica,
         prefill_rate=replica.prefill_rate * factor,
@@ -36,9 +36,9 @@ def test_twice_the_rates_halve_the_cost(prompt: RouteQuery, replica: ReplicaStat
 
 
 @unhurried
-@given(queries(), replica_states(), st.floats(0, 1e6), st.integers(0, 5000))
+@given(queries(), candidates(), st.floats(0, 1e6), st.integers(0, 5000))
 def test_more_queue_or_less_memory_never_costs_less(
-    prompt: RouteQuery, replica: ReplicaState, queued: float, taken: int
+    prompt: RouteQuery, replica: Candidate, queued: float, taken: int
 ) -> None:
     worse = replace(
         replica,
@@ -49,8 +49,8 @@ def test_more_queue_or_less_memory_never_costs_less(
 
 
 @unhurried
-@given(queries(), replica_states())
-def test_terms_are_never_negative_and_add_up(prompt: RouteQuery, replica: ReplicaState) -> None:
+@given(queries(), candidates())
+def test_terms_are_never_negative_and_add_up(prompt: RouteQuery, replica: Candidate) -> None:
     terms = cost(prompt, replica)
     parts = (terms.queue, terms.prefill, terms.decode, terms.evict)
     assert min(parts) >= 0.0
@@ -59,8 +59,8 @@ def test_terms_are_never_negative_and_add_up(prompt: RouteQuery, replica: Replic
 
 def test_the_terms_of_a_busy_replica() -> None:
     """Worked by hand: 2 s of queue, 700 uncached tokens at w = 4, 10 of 20 pages left after 160 of 1000 tokens."""
-    replica = state(queued_prefill_tokens=20_000, evict_price=1e-3, pages_free=25, pages_total=30, num_running=5,
-                    decode_tokens_per_s=100.0)  # fmt: skip
+    replica = candidate(queued_prefill_tokens=20_000, evict_price=1e-3, pages_free=25, pages_total=30,
+                        num_running=5, decode_tokens_per_s=100.0)  # fmt: skip
     terms = cost(query(160, {"a": 60}, utilisation=0.75), replica)
     assert terms.queue == pytest.approx(2.0)
     assert terms.prefill == pytest.approx(4 * 100 / 10_000)
@@ -70,7 +70,7 @@ def test_the_terms_of_a_busy_replica() -> None:
 
 
 def test_the_last_token_is_always_computed() -> None:
-    assert cost(query(1000, {"a": 1000}), state()).prefill == pytest.approx(2 * 1 / 10_000)
+    assert cost(query(1000, {"a": 1000}), candidate()).prefill == pytest.approx(2 * 1 / 10_000)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_the_weight_of_work_grows_with_utilisation_up_to_its_cap(utilisation: fl
 
 
 def test_decodes_cost_little_in_a_half_full_memory_and_much_in_a_full_one() -> None:
-    half = state(num_running=20, pages_free=500, decode_tokens_per_s=1000.0)
+    half = candidate(num_running=20, pages_free=500, decode_tokens_per_s=1000.0)
     full = replace(half, pages_free=5)
     assert decode_slowdown(16, half) < 0.05
     assert decode_slowdown(16, full) > 1.0
@@ -97,7 +97,7 @@ def test_what_was_not_used_for_long_is_cheap_to_evict() -> None:
 
 def test_a_rate_that_is_not_positive_is_named() -> None:
     with pytest.raises(ValueError, match="prefill rate of a must be above 0"):
-        cost(query(), state(prefill_rate=0.0))
+        cost(query(), candidate(prefill_rate=0.0))
 
 
 def test_settings_are_checked() -> None:

@@ -92,9 +92,9 @@ def test_a_prompt_whose_logits_are_wanted_counts_on_no_cache() -> None:
     assert placer.uncached_tokens(scored) == 400 and placer.uncached_tokens(prompt) == 1
     fleet.open("s")
     assert placer.place(scored, "ab").order[0] == "a"
-    assert fleet.states(["a"])[0].queued_prefill_tokens == 400
+    assert fleet.candidates(["a"])[0].queued_prefill_tokens == 400
     placer.overrule("s", "b")
-    assert fleet.states(["b"])[0].queued_prefill_tokens == 500
+    assert fleet.candidates(["b"])[0].queued_prefill_tokens == 500
     partly = Prompt("t", prompt.prompt_ids, most_reusable=200)
     assert placer.uncached_tokens(partly) == 200
 
@@ -115,14 +115,14 @@ def test_a_dispatch_counts_at_once_as_load_and_as_prefix() -> None:
     first = Prompt("r0", list(range(4000)))
     fleet.open("r0")
     home = placer.place(first, "abc").order[0]
-    (state,) = fleet.states([home])
+    (state,) = fleet.candidates([home])
     assert (state.queued_prefill_tokens, state.num_running) == (4000, 1)
     assert told == [(home, 1, 4000)]
     again = Prompt("r1", list(range(4000)))
     fleet.open("r1")
     assert placer.place(again, "abc").order[0] == home  # its sibling is being computed there
     fleet.record_load(home, ReplicaLoad(num_requests=2, num_own=2, queued_prefill_tokens=4001, dispatches_seen=2))
-    assert fleet.states([home])[0].queued_prefill_tokens == 4001  # the heartbeat counts them now
+    assert fleet.candidates([home])[0].queued_prefill_tokens == 4001  # the heartbeat counts them now
     for name in ("r0", "r1"):
         placer.release(name)
     assert fleet.loads()[home] == 0
@@ -168,13 +168,13 @@ def test_a_circuit_closes_again_after_a_while() -> None:
     fleet = Fleet(lambda: now[0])
     fleet.update({"a": None})
     for _ in range(3):
-        assert fleet.states("a")[0].is_available
+        assert fleet.candidates("a")[0].is_available
         fleet.record_call("a", is_failure=True)
-    assert not fleet.states("a")[0].is_available
+    assert not fleet.candidates("a")[0].is_available
     now[0] = 5.0
-    assert fleet.states("a")[0].is_available
+    assert fleet.candidates("a")[0].is_available
     fleet.record_call("a", is_failure=True)  # on probation: one more is enough
-    assert not fleet.states("a")[0].is_available
+    assert not fleet.candidates("a")[0].is_available
 
 
 def test_a_replica_that_is_gone_is_forgotten() -> None:

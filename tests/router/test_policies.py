@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.cost import ReplicaState, RouteQuery, queue_seconds
+from router.cost import Candidate, RouteQuery, queue_seconds
 from router.policies import (
     POLICIES,
     CostPolicy,
@@ -22,7 +22,7 @@ from router.policies import (
     policy_named,
 )
 from router.rendezvous import rendezvous_order
-from tests.router.support.fleets import NAMES, fleets, queries, query, state
+from tests.router.support.fleets import NAMES, candidate, fleets, queries, query
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
@@ -32,11 +32,11 @@ every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
 @unhurried
 @given(prompt=queries(), fleet=fleets(), seed=st.integers(0, 9))
 def test_every_replica_is_listed_once_the_unavailable_last(
-    name: str, prompt: RouteQuery, fleet: list[ReplicaState], seed: int
+    name: str, prompt: RouteQuery, fleet: list[Candidate], seed: int
 ) -> None:
     decision = policy_named(name).decide(prompt, fleet, random.Random(seed))
-    assert Counter(decision.order) == Counter(state.replica for state in fleet)
-    available = {state.replica: state.is_available for state in fleet}
+    assert Counter(decision.order) == Counter(replica.replica for replica in fleet)
+    available = {replica.replica: replica.is_available for replica in fleet}
     in_order = [available[replica] for replica in decision.order]
     assert in_order == sorted(in_order, reverse=True)
     assert decision.regret_tokens >= 0
@@ -47,7 +47,7 @@ def test_every_replica_is_listed_once_the_unavailable_last(
 @unhurried
 @given(prompt=queries(), fleet=fleets(), seed=st.integers(0, 9))
 def test_the_same_moment_and_chance_give_the_same_decision(
-    name: str, prompt: RouteQuery, fleet: list[ReplicaState], seed: int
+    name: str, prompt: RouteQuery, fleet: list[Candidate], seed: int
 ) -> None:
     one = policy_named(name).decide(prompt, fleet, random.Random(seed))
     assert policy_named(name).decide(prompt, fleet, random.Random(seed)) == one
@@ -55,7 +55,7 @@ def test_the_same_moment_and_chance_give_the_same_decision(
 
 @every_policy
 def test_when_none_is_available_all_are_tried(name: str) -> None:
-    fleet = [state(replica, is_available=False) for replica in "abc"]
+    fleet = [candidate(replica, is_available=False) for replica in "abc"]
     decision = policy_named(name).decide(query(), fleet, random.Random(0))
     assert sorted(decision.order) == ["a", "b", "c"]
     assert decision.reason == "none_available"
@@ -63,7 +63,9 @@ def test_when_none_is_available_all_are_tried(name: str) -> None:
 
 @every_policy
 def test_a_decision_survives_serialisation(name: str) -> None:
-    decision = policy_named(name).decide(query(1000, {"a": 512}), [state("a"), state("b")], random.Random(0))
+    decision = policy_named(name).decide(
+        query(1000, {"a": 512}), [candidate("a"), candidate("b")], random.Random(0)
+    )
     assert msgspec.json.decode(msgspec.json.encode(decision), type=Decision) == decision
 
 
@@ -72,14 +74,14 @@ def test_an_unknown_policy_is_told_the_known_ones() -> None:
         policy_named("best")
 
 
-def decide(prompt: RouteQuery, fleet: list[ReplicaState], seed: int = 0) -> Decision:
+def decide(prompt: RouteQuery, fleet: list[Candidate], seed: int = 0) -> Decision:
     return CostPolicy().decide(prompt, fleet, random.Random(seed))
 
 
 @unhurried
 @given(queries(), fleets(), st.integers(0, 9))
 def test_cost_chooses_the_cheapest_it_compared_within_the_tolerance(
-    prompt: RouteQuery, fleet: list[ReplicaState], seed: int
+    prompt: RouteQuery, fleet: list[Candidate], seed: int
 ) -> None:
     decision = decide(prompt, fleet, seed)
     if not fleet:
@@ -91,7 +93,7 @@ def test_cost_chooses_the_cheapest_it_compared_within_the_tolerance(
 
 def test_cost_prefers_the_holder_until_its_queue_costs_more_than_the_prefix() -> None:
     """8,000 tokens at 10,000/s and w = 2 are worth 1.6 s of queue."""
-    fleet = [state(name) for name in NAMES]
+    fleet = [candidate(name) for name in NAMES]
     prompt = query(10_000, {"r3": 8000})
     assert decide(prompt, fleet).order[0] == "r3"
     assert decide(prompt, fleet).reason == "holder"
@@ -103,7 +105,7 @@ def test_cost_prefers_the_holder_until_its_queue_costs_more_than_the_prefix() ->
 
 
 def test_cost_finds_the_holder_among_many() -> None:
-    fleet = [state(f"r{number}") for number in range(300)]
+    fleet = [candidate(f"r{number}") for number in range(300)]
     assert all(decide(query(5000, {"r250": 4096}), fleet, seed).order[0] == "r250" for seed in range(20))
 
 
@@ -113,20 +115,20 @@ def test_a_cold_prefix_has_the_same_place_from_everywhere() -> None:
         chosen = set()
         for seed in range(10):
             rng = random.Random(seed)
-            fleet = [state(name, queued_prefill_tokens=rng.random() * 100) for name in NAMES]
+            fleet = [candidate(name, queued_prefill_tokens=rng.random() * 100) for name in NAMES]
             rng.shuffle(fleet)
             chosen.add(decide(query(key=key), fleet, seed).order[0])
         assert len(chosen) == 1
 
 
 def test_cold_prefixes_spread_over_the_fleet() -> None:
-    chosen = Counter(decide(query(key=key), [state(name) for name in NAMES]).order[0] for key in range(1200))
+    chosen = Counter(decide(query(key=key), [candidate(name) for name in NAMES]).order[0] for key in range(1200))
     assert len(chosen) == len(NAMES)
     assert max(chosen.values()) < 2 * min(chosen.values())
 
 
 def test_a_session_has_a_place_while_nothing_of_its_prompt_is_held() -> None:
-    fleet = [state(name) for name in NAMES]
+    fleet = [candidate(name) for name in NAMES]
     chosen = {decide(query(key=key, session="s"), fleet).order[0] for key in range(20)}
     assert len(chosen) == 1
     away = next(name for name in NAMES if name not in chosen)
@@ -135,14 +137,14 @@ def test_a_session_has_a_place_while_nothing_of_its_prompt_is_held() -> None:
 
 def test_two_ingresses_with_the_same_stale_view_do_not_herd() -> None:
     """One replica looks idle, all others have 0.5 s: of 100 blind decisions most must go elsewhere."""
-    fleet = [state(f"r{number}", queued_prefill_tokens=5000) for number in range(64)]
+    fleet = [candidate(f"r{number}", queued_prefill_tokens=5000) for number in range(64)]
     fleet[5] = replace(fleet[5], queued_prefill_tokens=0)
     chosen = Counter(decide(query(key=seed), fleet, seed).order[0] for seed in range(100))
     assert chosen["r5"] < 25
 
 
 def test_a_place_is_kept_until_it_is_too_busy_and_then_left_for_the_next() -> None:
-    fleet = [state(name, num_running=10) for name in NAMES]
+    fleet = [candidate(name, num_running=10) for name in NAMES]
     preferred = rendezvous_order(7, NAMES)
     policy = PlacePolicy("rendezvous", LoadGuard(factor=1.5, slack=4.0))
     assert policy.decide(query(), fleet, random.Random(0)).order == tuple(preferred)
@@ -153,7 +155,7 @@ def test_a_place_is_kept_until_it_is_too_busy_and_then_left_for_the_next() -> No
 
 
 def test_sticky_sessions_ignore_the_prefix() -> None:
-    fleet = [state(name) for name in NAMES]
+    fleet = [candidate(name) for name in NAMES]
     policy = PlacePolicy("session")
     chosen = {policy.decide(query(key=key, session="s"), fleet, random.Random(0)).order[0] for key in range(9)}
     assert len(chosen) == 1
@@ -178,7 +180,7 @@ def test_guards_are_checked() -> None:
 
 def test_a_beginning_that_all_prompts_share_does_not_bring_them_all_to_one_place() -> None:
     """A chat template's first block: it is held by one replica, and is no tenth of any prompt."""
-    fleet = [state(name) for name in "abcd"]
+    fleet = [candidate(name) for name in "abcd"]
     firsts = {
         CostPolicy().decide(query(500, {"a": 16}, key=key * 7919), fleet, random.Random(key)).order[0]
         for key in range(64)
@@ -187,13 +189,13 @@ def test_a_beginning_that_all_prompts_share_does_not_bring_them_all_to_one_place
 
 
 def test_a_replica_whose_batch_is_full_is_no_place_to_go_although_nothing_waits_for_prefill() -> None:
-    full = state("a", num_running=31, max_running=8, finish_rate=2.0)
+    full = candidate("a", num_running=31, max_running=8, finish_rate=2.0)
     assert queue_seconds(full) == pytest.approx(12.0)
-    fleet = [full, state("b", num_running=7, max_running=8, finish_rate=2.0)]
+    fleet = [full, candidate("b", num_running=7, max_running=8, finish_rate=2.0)]
     for policy in (CostPolicy(), LeastLoadedPolicy()):
         assert policy.decide(query(1000, {"a": 1000}), fleet, random.Random(1)).order[0] == "b"
 
 
 def test_of_equal_costs_one_that_runs_far_more_requests_is_spared() -> None:
-    fleet = [state("a", num_running=60), *(state(name) for name in "bcd")]
+    fleet = [candidate("a", num_running=60), *(candidate(name) for name in "bcd")]
     assert CostPolicy().decide(query(100, {"a": 96}), fleet, random.Random(1)).order[0] != "a"

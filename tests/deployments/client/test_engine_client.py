@@ -457,8 +457,8 @@ def test_ingresses_see_each_others_dispatches() -> None:
                 await other.know_prefixes(5)
                 client.fleet.open("elsewhere")
                 client.placer.place(request("elsewhere", prompt_len=800), ["r0"])
-                await until(lambda: fleet.states(["r0"])[0].queued_prefill_tokens == 800)
-                assert fleet.states(["r0"])[0].num_running == 1
+                await until(lambda: fleet.candidates(["r0"])[0].queued_prefill_tokens == 800)
+                assert fleet.candidates(["r0"])[0].num_running == 1
             finally:
                 await other.aclose()
 

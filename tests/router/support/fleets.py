@@ -6,10 +6,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from router.cost import ReplicaState, RouteQuery
+from router.cost import Candidate, RouteQuery
 
 
-def state(replica: str = "a", **changes: Any) -> ReplicaState:
+def candidate(replica: str = "a", **changes: Any) -> Candidate:
     """An idle replica with a half-empty memory, but for `changes`."""
     values: dict[str, Any] = {
         "replica": replica,
@@ -22,7 +22,7 @@ def state(replica: str = "a", **changes: Any) -> ReplicaState:
         "decode_tokens_per_s": 0.0,
         "is_available": True,
     }
-    return ReplicaState(**(values | changes))
+    return Candidate(**(values | changes))
 
 
 def query(num_tokens: int = 1000, overlap: dict[str, int] | None = None, **changes: Any) -> RouteQuery:
@@ -35,9 +35,9 @@ NAMES = [f"r{number}" for number in range(12)]
 
 
 @st.composite
-def replica_states(draw: st.DrawFn, replica: str = "a") -> ReplicaState:
+def candidates(draw: st.DrawFn, replica: str = "a") -> Candidate:
     total = draw(st.integers(0, 5000))
-    return ReplicaState(
+    return Candidate(
         replica=replica,
         queued_prefill_tokens=draw(st.floats(0, 1e6)),
         num_running=draw(st.integers(0, 300)),
@@ -51,9 +51,9 @@ def replica_states(draw: st.DrawFn, replica: str = "a") -> ReplicaState:
 
 
 @st.composite
-def fleets(draw: st.DrawFn) -> list[ReplicaState]:
+def fleets(draw: st.DrawFn) -> list[Candidate]:
     names = draw(st.lists(st.sampled_from(NAMES), unique=True, max_size=len(NAMES)))
-    return [draw(replica_states(name)) for name in names]
+    return [draw(candidates(name)) for name in names]
 
 
 @st.composite
