@@ -8,6 +8,16 @@ import pytest
 
 from tests.house.support.import_graph import read_import_graph
 
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("cache", "engine", "router", "monitoring", "deployments", "k8s", "benchmarks", "examples", "tests")
+
+
+def test_no_imports_form_a_cycle() -> None:
+    graph = read_import_graph(ROOT, FOLDERS)
+    assert "engine.request" in graph.lines["engine.scheduling.scheduler"]
+    assert list(graph.lines["tests.house.test_import_cycles"]) == ["tests.house.support.import_graph"]
+    assert not (cycles := graph.cycles()), "\n".join(["these files import each other:", *cycles])
+
 
 def cycles(root: Path, **sources: str) -> list[str]:
     """The cycles in a package `p` of these modules."""
