@@ -14,13 +14,11 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from engine.structs import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TokenLogprobs(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """Natural log-probabilities at one position, before temperature and penalties."""
 
     token_id: int

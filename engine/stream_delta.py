@@ -3,23 +3,21 @@
     scheduler ─▶ outbox: merged until sent ─▶ wire ─▶ stream: merged until read ─▶ API
 
 A delta is made for every token: as a struct it costs a seventh of what a frozen dataclass does, and as nothing
-refers back to it, the garbage collector need not look at it.
+refers back to it, the garbage collector need not look at it. The wire sends these structs as they are.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from engine.beam_search import Hypothesis
-from engine.logprobs import PackedLogprobs, TokenLogprobs
-from engine.structs import Struct
+from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
+from engine.structs import Struct, field
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
+class Timings(Struct, frozen=True, gc=False, array_like=True):
     """Where a request's time went in one engine, in seconds, and what was done twice."""
 
     queue: float
@@ -27,30 +25,82 @@ class Timings:
     prefill: float
     """From first admission to the first token."""
     decode: float
-    """From the first token to the last so far; waits after a preemption included."""
+    """From the first token to the latest; waits after a preemption included."""
     num_preemptions: int = 0
     num_recomputed: int = 0
     """Tokens whose KV was computed again: after a preemption, or here after another engine had computed it."""
 
 
-class StreamDelta(Struct, frozen=True, gc=False):
-    """News of one request: tokens, or its end, or both."""
+class StreamDelta(Struct, gc=False, array_like=True, omit_defaults=True):
+    """New tokens of one request, or its end, or both; an empty delta says that the request was accepted.
+
+    Deltas that follow each other merge into one (`add`), and a merged one can be sent again in part (`since`).
+    """
 
     request_id: str
-    token_ids: tuple[int, ...] = ()
+    token_ids: list[int] = field(default_factory=list)
     """New tokens. A stop token that ended the request is the last of them."""
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    """One per new token when asked for, else empty."""
-    finish_reason: FinishReason | None = None
-    """Set on the last event of a request and only there."""
+    start: int = 0
+    """How many tokens of the stream come before these. Engines leave it 0, as their deltas come in order; the
+    outbox sets it, so that a receiver notices what was lost or repeated."""
     num_cached: int = 0
     """Prompt tokens whose KV was found in the cache at admission."""
+    finish_reason: FinishReason | None = None
+    """Set on the last delta of a request and only there."""
+    timings: Timings | None = None
+    """Comes with a request's first token, with the first one after each preemption, and with its end if it was
+    admitted: a reader that stops in between knows all but how long the request decoded."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One per new token when asked for, else empty."""
     error: str | None = None
     """Why the request was refused or failed, when `finish_reason` is "error"."""
-    timings: Timings | None = None
-    """With a request's first token, with the first one after each preemption, and with its end if it was admitted:
-    whoever stops listening in between knows all but how long it decoded."""
     prompt_logprobs: PackedLogprobs | None = None
-    """Of further prompt tokens, when asked for; all of them come before the first new token."""
-    alternatives: tuple[Hypothesis, ...] = ()
-    """With the end of a beam search, its only event: what it found, best first; `token_ids` are the first's."""
+    """Further prompt tokens' log-probabilities, when asked for; all of them come before the first new token."""
+    alternatives: list[Hypothesis] = field(default_factory=list)
+    """With the end of a beam search, its only delta: what was found, best first; `token_ids` are the first's."""
+
+    @property
+    def end(self) -> int:
+        """How many tokens of the stream there are with these."""
+        return self.start + len(self.token_ids)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing but that the request runs."""
+        return not self.token_ids and self.finish_reason is None and self.prompt_logprobs is None
+
+    @property
+    def text_ids(self) -> list[int]:
+        """The tokens that become text: all but the stop token that ended the request."""
+        return self.token_ids[:-1] if self.finish_reason == "stop" else self.token_ids
+
+    def add(self, later: StreamDelta) -> None:
+        """Append the delta that follows this one. O(tokens of `later`) but for a prompt's log-probabilities."""
+        self.token_ids += later.token_ids
+        self.logprobs += later.logprobs
+        self.num_cached = later.num_cached
+        self.timings = later.timings or self.timings
+        if later.prompt_logprobs is not None:
+            self.prompt_logprobs = joined(self.prompt_logprobs, later.prompt_logprobs)
+        if later.finish_reason is not None:
+            self.finish_reason, self.error = later.finish_reason, later.error
+            self.alternatives = later.alternatives
+
+    def since(self, num_tokens: int, num_prompt: int) -> StreamDelta:
+        """The part that is new to a reader of `num_tokens` tokens, and of the log-probabilities of `num_prompt`
+        prompt tokens. The end, if this is one, is part of it.
+        """
+        skipped = max(0, num_tokens - self.start)
+        scores = None if self.prompt_logprobs is None else self.prompt_logprobs.since(num_prompt)
+        return StreamDelta(
+            self.request_id,
+            self.token_ids[skipped:],
+            self.start + skipped,
+            self.num_cached,
+            self.finish_reason,
+            self.timings,
+            self.logprobs[skipped:],
+            self.error,
+            scores,
+            self.alternatives,
+        )

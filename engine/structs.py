@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from msgspec import Struct as Struct
+    from msgspec import field as field
     from msgspec.structs import replace as replace
 else:
     try:
-        from msgspec import Struct
+        from msgspec import Struct, field
         from msgspec.structs import replace
     except ImportError:
-        replace = dataclasses.replace
+        field, replace = dataclasses.field, dataclasses.replace
 
         class Struct:
             """A subclass's annotated names are its fields."""

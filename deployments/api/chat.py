@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from deployments.api.choices import Delta
+from deployments.api.choices import ChoiceDelta
 from deployments.api.errors import invalid
 from deployments.api.exchange import GenerationPlan
 from deployments.api.output.answer_constraint import answer_constraint
@@ -118,7 +118,7 @@ class ChatResponseEncoder:
             choice["prompt_token_ids"] = self.context.prompt_of(index).token_ids
         return self._framing.choice(encode_json(choice))
 
-    def delta(self, delta: Delta) -> bytes:
+    def delta(self, delta: ChoiceDelta) -> bytes:
         """The finish reason comes in a chunk of its own: clients expect the last delta to be empty."""
         chunks = b""
         if delta.text or delta.logprobs or delta.reasoning or delta.calls:
@@ -133,7 +133,7 @@ class ChatResponseEncoder:
             chunks += self._framing.choice(encode_json(last))
         return chunks
 
-    def _said_choice(self, delta: Delta) -> bytes:
+    def _said_choice(self, delta: ChoiceDelta) -> bytes:
         """The hot path: assembled by hand, as only the text differs from chunk to chunk."""
         logprobs = encode_json(self._logprobs(delta.logprobs)) if delta.logprobs else b"null"
         token_ids = b',"token_ids":' + encode_json(delta.token_ids) if self.context.with_token_ids else b""
@@ -152,7 +152,7 @@ class ChatResponseEncoder:
         """What is said of the whole request, with no choices."""
         return self._framing.closing(extras)
 
-    def whole(self, deltas: Sequence[Sequence[Delta]], extras: dict[str, Any]) -> bytes:
+    def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
         """A chat.completion object."""
         spelled = [self._whole_choice(index, CompleteChoice.of(own)) for index, own in enumerate(deltas)]
         head = self.context.head("chat.completion")

@@ -2,8 +2,8 @@
 
 Chat and completions differ in how they spell a choice, not in how it comes about:
 
-    Generation 0 ─ StreamDelta ─▶ Choice 0 (text, stop strings, usage) ─┐
-    Generation 1 ─ StreamDelta ─▶ Choice 1                             ─┴─▶ Delta, Delta, ...   each with its index
+    Generation 0 ─ StreamDelta ─▶ Choice 0 (text, stop strings) ─┐
+    Generation 1 ─ StreamDelta ─▶ Choice 1                       ─┴─▶ ChoiceDeltas, each with its index
 
 A beam search is one generation and all of its prompt's choices, which end together.
 """
@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
-    """What one event added to one choice."""
+class ChoiceDelta:
+    """What one delta of a stream added to one choice."""
 
     index: int
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     """The tokens behind the text; a stop token is not among them."""
-    logprobs: tuple[TokenLogprobs, ...]
+    logprobs: Sequence[TokenLogprobs]
     """One per token id when asked for, else empty."""
     num_generated: int
     """Tokens the engine generated for it, a stop token included: what usage counts."""
@@ -78,40 +78,37 @@ class Choice:
         """Of its tokens, a stop token included, where log-probabilities were asked for; an empty one's is 0."""
         return self._sum_logprobs / max(self.num_generated, 1)
 
-    def take(self, event: StreamDelta) -> Delta:
-        """What `event` adds. Raises `ApiError` when the engine failed."""
-        if event.finish_reason in ("error", "abort"):
-            raise _failed(event)
-        self.num_cached = max(self.num_cached, event.num_cached)
+    def take(self, delta: StreamDelta) -> ChoiceDelta:
+        """What `delta` adds. Raises `ApiError` when the engine failed."""
+        if delta.finish_reason in ("error", "abort"):
+            raise _failed(delta)
+        self.num_cached = max(self.num_cached, delta.num_cached)
         if self._scores_only:
-            event = _without_output(event)
-        # The engine stops for stop tokens only, and reports the one it stopped for: it is not part of the text.
-        num_shown = len(event.token_ids) - (1 if event.finish_reason == "stop" and event.token_ids else 0)
-        before = self._text.num_tokens
-        said = self._text.push(event.token_ids[:num_shown], is_last=event.finish_reason is not None)
-        finish_reason: str | None = event.finish_reason
+            delta = _without_output(delta)
+        before, shown = self._text.num_tokens, delta.text_ids
+        said = self._text.push(shown, is_last=delta.finish_reason is not None)
+        finish_reason: str | None = delta.finish_reason
+        num_generated = len(delta.token_ids)
         if self._text.stopped:
-            num_shown = num_generated = self._text.num_tokens - before
-            finish_reason = "stop"
-        else:
-            num_generated = len(event.token_ids)
+            shown = shown[: self._text.num_tokens - before]
+            num_generated, finish_reason = len(shown), "stop"
         if finish_reason == "stop" and self._text.is_call:
             finish_reason = "tool_calls"
         self.num_generated += num_generated
-        self._sum_logprobs += sum(at.logprob for at in event.logprobs[:num_generated])
+        self._sum_logprobs += sum(at.logprob for at in delta.logprobs[:num_generated])
         self.finish_reason, now = finish_reason, time.monotonic()
         if self.first_at is None and num_generated:
             self.first_at = now
         if finish_reason:
             self.ended_at = now
-        return Delta(
+        return ChoiceDelta(
             self.index,
             said.text,
-            event.token_ids[:num_shown],
-            event.logprobs[:num_shown],
+            shown,
+            delta.logprobs[: len(shown)],
             num_generated,
             finish_reason,
-            event.prompt_logprobs,
+            delta.prompt_logprobs,
             said.reasoning,
             said.calls,
         )
@@ -178,7 +175,7 @@ class Choices:
             raise
         self._generations = [start.result() for start in starts]
 
-    async def deltas(self) -> AsyncIterator[Delta]:
+    async def deltas(self) -> AsyncIterator[ChoiceDelta]:
         """Each choice's deltas in order, the choices mixed as they come. Ends when all have finished."""
         if len(self._generations) == 1:
             async for delta in self._read(0):
@@ -186,7 +183,7 @@ class Choices:
             return
         # One slot per choice: a slow consumer holds the pumps up, and the generations merge their events.
         count = unfinished = len(self._generations)
-        queue: asyncio.Queue[Delta | Exception | None] = asyncio.Queue(count)
+        queue: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue(count)
         self._pumps = [asyncio.create_task(self._pump(index, queue)) for index in range(count)]
         while unfinished:
             item = await queue.get()
@@ -207,7 +204,7 @@ class Choices:
                 logger.warning("closing a generation failed: %r", outcome)
         self._pumps = []
 
-    async def _pump(self, index: int, queue: asyncio.Queue[Delta | Exception | None]) -> None:
+    async def _pump(self, index: int, queue: asyncio.Queue[ChoiceDelta | Exception | None]) -> None:
         try:
             async for delta in self._read(index):
                 await queue.put(delta)
@@ -215,46 +212,45 @@ class Choices:
         except Exception as error:
             await queue.put(error)
 
-    async def _read(self, index: int) -> AsyncIterator[Delta]:
+    async def _read(self, index: int) -> AsyncIterator[ChoiceDelta]:
         generation, choices = self._generations[index], self.choices_of(index)
         choice = choices[0]
         while True:
             try:
                 async with asyncio.timeout(self._idle_timeout_s):
-                    event = await generation.__anext__()
+                    delta = await generation.__anext__()
             except StopAsyncIteration:
                 raise _failed(None) from None
             except TimeoutError:
                 raise ApiError(504, "The engine did not answer in time.", code="engine_timeout") from None
-            for found, hypothesis in zip(choices, event.alternatives, strict=False):
-                yield found.take(_event_of(event, hypothesis))
-            if event.alternatives:
+            for found, hypothesis in zip(choices, delta.alternatives, strict=False):
+                yield found.take(_delta_of(delta, hypothesis))
+            if delta.alternatives:
                 return
-            delta = choice.take(event)
-            if delta.finish_reason and not event.finish_reason:  # ended by its text: the engine does not know
+            taken = choice.take(delta)
+            if taken.finish_reason and not delta.finish_reason:  # ended by its text: the engine does not know
                 await generation.aclose()
-            yield delta
-            if delta.finish_reason:
+            yield taken
+            if taken.finish_reason:
                 return
 
 
-def _event_of(event: StreamDelta, hypothesis: Hypothesis) -> StreamDelta:
+def _delta_of(end: StreamDelta, hypothesis: Hypothesis) -> StreamDelta:
     """The end of a beam search as the end of one of its outputs."""
-    return structs.replace(
-        event, token_ids=hypothesis.token_ids, finish_reason=hypothesis.finish_reason, alternatives=()
-    )
+    token_ids = list(hypothesis.token_ids)
+    return structs.replace(end, token_ids=token_ids, finish_reason=hypothesis.finish_reason, alternatives=[])
 
 
-def _without_output(event: StreamDelta) -> StreamDelta:
+def _without_output(delta: StreamDelta) -> StreamDelta:
     """Only what it says of the prompt, and that it is the end."""
-    ends: FinishReason | None = "length" if event.finish_reason else None
-    return structs.replace(event, token_ids=(), logprobs=(), finish_reason=ends)
+    ends: FinishReason | None = "length" if delta.finish_reason else None
+    return structs.replace(delta, token_ids=[], logprobs=[], finish_reason=ends)
 
 
-def _failed(event: StreamDelta | None) -> ApiError:
+def _failed(end: StreamDelta | None) -> ApiError:
     """What went wrong is for the log; the client learns that asking again may help."""
-    if event is None or event.finish_reason == "error":
-        logger.error("generation failed: %s", event.error if event else "it ended without a finish reason")
+    if end is None or end.finish_reason == "error":
+        logger.error("generation failed: %s", end.error if end else "it ended without a finish reason")
         return ApiError(500, "The engine failed on this request.", code="engine_error")
     headers = {"retry-after": f"{RETRY_AFTER_S:.0f}"}
     return ApiError(503, "The engine dropped this request.", code="aborted", headers=headers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from deployments.api.choices import Delta
+from deployments.api.choices import ChoiceDelta
 from deployments.api.errors import at_most
 from deployments.api.exchange import GenerationPlan
 from deployments.api.output.logprobs import (
@@ -133,7 +133,7 @@ class CompletionResponseEncoder:
             choice["prompt_token_ids"] = prompt.token_ids
         return self._framing.choice(encode_json(choice))
 
-    def delta(self, delta: Delta) -> bytes:
+    def delta(self, delta: ChoiceDelta) -> bytes:
         """One chunk, the last one with the finish reason."""
         if not delta.says_something:
             return b""
@@ -152,7 +152,7 @@ class CompletionResponseEncoder:
         """What is said of the whole request, with no choices."""
         return self._framing.closing(extras)
 
-    def whole(self, deltas: Sequence[Sequence[Delta]], extras: dict[str, Any]) -> bytes:
+    def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
         """A text_completion object."""
         spelled = [self._whole_choice(index, CompleteChoice.of(own)) for index, own in enumerate(deltas)]
         head = self.context.head("text_completion")

@@ -16,7 +16,7 @@ from typing import Any
 from starlette.responses import Response
 
 from deployments.admission.rate_limits import RateLimited, Ticket
-from deployments.api.choices import Choices, Delta
+from deployments.api.choices import ChoiceDelta, Choices
 from deployments.api.errors import ApiError, from_client, internal
 from deployments.api.http.pacing import Pace
 from deployments.api.http.transport import EventStream, logger
@@ -153,10 +153,10 @@ class Exchange:
             raise Rejected(f"{error}.", self._count_field) from None
         self._recorder.prompt(self._num_prompt_tokens)
 
-    async def _deltas(self) -> AsyncIterator[Delta]:
+    async def _deltas(self) -> AsyncIterator[ChoiceDelta]:
         """All deltas; of an echo, one per choice that says it is over."""
         for index in range(self._num_echoed):
-            yield Delta(index, "", (), (), 0, "length")
+            yield ChoiceDelta(index, "", (), (), 0, "length")
         if self._choices.choices:
             async for delta in self._choices.deltas():
                 self._recorder.tokens(delta.index, delta.num_generated)
@@ -165,9 +165,9 @@ class Exchange:
                     self._recorder.reasoned(self._choices.choices[delta.index].num_reasoning)
                 yield delta
 
-    async def _whole(self, deltas: AsyncIterator[Delta]) -> Response:
+    async def _whole(self, deltas: AsyncIterator[ChoiceDelta]) -> Response:
         answer = self._encoder.context
-        by_choice: list[list[Delta]] = [[] for _ in range(self._num_echoed or len(self._choices.choices))]
+        by_choice: list[list[ChoiceDelta]] = [[] for _ in range(self._num_echoed or len(self._choices.choices))]
         async for delta in deltas:
             by_choice[delta.index].append(delta)
         if len(by_choice) > len(answer.prompts) * answer.num_choices:
@@ -176,7 +176,7 @@ class Exchange:
         self._recorder.finished(by_choice[0][-1].finish_reason or "stop")
         return Response(body, headers=self._headers(), media_type="application/json")
 
-    async def _events(self, first: Delta, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes, None]:
+    async def _events(self, first: ChoiceDelta, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[bytes, None]:
         """The stream's bytes; a failure is its last event."""
         spelled = self._spelled(first, deltas)
         try:
@@ -198,13 +198,15 @@ class Exchange:
         self._ticket.close()
         await self._choices.aclose()
 
-    async def _spelled(self, first: Delta, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes, None]:
+    async def _spelled(
+        self, first: ChoiceDelta, deltas: AsyncIterator[ChoiceDelta]
+    ) -> AsyncGenerator[bytes, None]:
         """What need not be waited for goes out together: a choice's opening with its first delta, the end with the
         last one.
         """
         opened: set[int] = set()
         waiting = b""
-        delta: Delta | None = first
+        delta: ChoiceDelta | None = first
         while delta is not None:
             if delta.index not in opened:
                 opened.add(delta.index)

@@ -12,7 +12,7 @@ from deployments.client.protocol import GenerateRequest
 from deployments.client.stream import Stream
 from deployments.client.timeline import Leg
 from deployments.wire.connection import WireConnection
-from deployments.wire.messages import Output, to_event
+from engine.stream_delta import StreamDelta
 from router.decisions import as_json
 from router.fleet import Fleet
 from router.placer import Placer
@@ -148,35 +148,33 @@ class Attempt:
             desk.placer.release(self.wire_id, generated)
             del desk.attempts[self.wire_id]
 
-    def feed(self, replica: str, output: Output) -> bool:
-        """Take in an output. False when tokens before it are missing: it has to be asked for again."""
+    def feed(self, replica: str, delta: StreamDelta) -> bool:
+        """Take in a delta. False when tokens before it are missing: it has to be asked for again."""
         if self.is_muted:
             return True
         if self.replica is None:
             self.replica = replica
             self.stream.accept(replica, self._explain)
-        if not output.token_ids and output.finish_reason is None:
-            return self._feed_scores(output)
+        if delta.is_empty:
+            return True
+        delta.start += self._base  # The replica counts from where this attempt began.
+        now = time.monotonic()
+        if not delta.token_ids and delta.finish_reason is None:  # log-probabilities of the prompt, ahead of it all
+            return self.stream.feed(delta, now)
         if not self.began.done():
             self.began.set_result(None)
-            self._desk.placer.settle(self.wire_id, output.num_cached)
+            self._desk.placer.settle(self.wire_id, delta.num_cached)
         if self.stream.ended.is_set():
             return True
-        now, event, has_rival = time.monotonic(), to_event(output), len(self.stream.journal) > self._base
-        if not self.stream.feed(self._base + output.start, event, now):
+        has_rival = len(self.stream.journal) > self._base
+        if not self.stream.feed(delta, now):
             return False
         if self._leg is None and not has_rival:
             self._leg = Leg(replica, self._sent_at, now, now)
             self.stream.begin(self._leg, self._explain)
         if self._leg is not None:
-            self._leg.feed(event, now)
+            self._leg.feed(delta, now)
         return True
-
-    def _feed_scores(self, output: Output) -> bool:
-        """Take in what comes before the first token: log-probabilities of its prompt, or just that it runs."""
-        if output.prompt_logprobs is None:
-            return True
-        return self.stream.feed(self._base + output.start, to_event(output), time.monotonic())
 
     def lose(self, loss: LossReason, reason: str) -> None:
         """Its replica does not answer any more, or does not know it."""

@@ -25,8 +25,9 @@ from deployments.client.failover import Delivery, HedgeBudget, Persistence
 from deployments.client.protocol import FleetHealth, GenerateRequest, HealthState, ReplicaHealth, Unavailable
 from deployments.client.stream import Stream
 from deployments.wire.connection import WireConnection
-from deployments.wire.messages import Load, Output
+from deployments.wire.messages import Load
 from deployments.wire.sockets import Context
+from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 from router.decisions import as_json
 from router.fleet import Dispatch
@@ -165,13 +166,13 @@ class WireEngineClient:
 
     # --- WireListener --------------------------------------------------------------------------------------
 
-    def on_outputs(self, replica: str, outputs: list[Output]) -> None:
-        """Hand each request its tokens; ask again for what did not arrive in order."""
+    def on_deltas(self, replica: str, deltas: list[StreamDelta]) -> None:
+        """Hand each request what it gained; ask again for what did not arrive in order."""
         missing = {}
-        for output in outputs:
-            attempt = self._attempts.get(output.request_id)
-            if attempt is not None and not attempt.feed(replica, output):
-                missing[output.request_id] = attempt.num_received
+        for delta in deltas:
+            attempt = self._attempts.get(delta.request_id)
+            if attempt is not None and not attempt.feed(replica, delta):
+                missing[delta.request_id] = attempt.num_received
         if missing:
             self._connections[replica].resume(missing)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from deployments.client.protocol import GenerateRequest
-from engine.logprobs import PackedLogprobs
 from engine.stream_delta import StreamDelta
 
 
@@ -31,26 +30,23 @@ class Journal:
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def is_next(self, start: int, event: StreamDelta) -> bool:
-        """Whether nothing is missing before `event`, whose tokens begin at position `start`; it may repeat."""
-        scores, reported = event.prompt_logprobs, self.num_prompt_reported
-        if start > len(self) or (scores is not None and scores.start > reported):
+    def is_next(self, delta: StreamDelta) -> bool:
+        """Whether nothing is missing before `delta`; it may repeat what was received."""
+        scores, reported = delta.prompt_logprobs, self.num_prompt_reported
+        if delta.start > len(self) or (scores is not None and scores.start > reported):
             return False
         if scores is not None:
             reported = max(reported, scores.end)
         is_scored = self.request.sampling.prompt_logprobs is not None
-        return not (is_scored and event.token_ids and reported < len(self.request.prompt_ids))
+        return not (is_scored and delta.token_ids and reported < len(self.request.prompt_ids))
 
-    def record(self, token_ids: tuple[int, ...], now: float) -> None:
-        """Tokens were received, in order."""
-        self.token_ids += token_ids
-        self.last_token_at = now
-
-    def record_scores(self, scores: PackedLogprobs) -> PackedLogprobs | None:
-        """Log-probabilities of prompt tokens were received; those that are new."""
-        fresh = scores.since(self.num_prompt_reported)
-        self.num_prompt_reported = max(self.num_prompt_reported, scores.end)
-        return fresh
+    def record(self, fresh: StreamDelta, now: float) -> None:
+        """Take in what was not received before, in order."""
+        if fresh.token_ids:
+            self.token_ids += fresh.token_ids
+            self.last_token_at = now
+        if fresh.prompt_logprobs is not None:
+            self.num_prompt_reported = fresh.prompt_logprobs.end
 
     def resumed(self, request_id: str) -> GenerateRequest:
         """The request to send to the next replica, under an id of its own."""

@@ -2,7 +2,7 @@
 
     attempt ──feed──▶ journal, [ tokens not read yet, merged ] ──__anext__──▶ API
 
-There is no queue of events to bound: what a slow reader has not taken is one event that grows, at most to the
+There is no queue of deltas to bound: what a slow reader has not taken is one delta that grows, at most to the
 request's own length. Which replica the tokens come from, and whether it changed, does not show here.
 """
 
@@ -11,33 +11,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.client.journal import Journal
 from deployments.client.protocol import GenerateRequest
 from deployments.client.timeline import Course, Leg
-from engine.beam_search import Hypothesis
-from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
-from engine.stream_delta import FinishReason, StreamDelta, Timings
-
-
-@dataclass(slots=True)
-class _Unread:
-    """The merged event a reader has not taken."""
-
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    num_cached: int = 0
-    finish_reason: FinishReason | None = None
-    error: str | None = None
-    timings: Timings | None = None
-    prompt_logprobs: PackedLogprobs | None = None
-    alternatives: tuple[Hypothesis, ...] = ()
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.token_ids and self.finish_reason is None and self.prompt_logprobs is None
+from engine.stream_delta import StreamDelta
 
 
 class Stream:
@@ -57,7 +36,7 @@ class Stream:
         """No more will come: finished, failed or closed."""
         self._explain: Callable[[], dict[str, Any] | None] = lambda: None
         self._num_cached = 0
-        self._unread = _Unread()
+        self._unread = StreamDelta(request.request_id)
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
         self._is_exhausted = False
@@ -76,31 +55,22 @@ class Stream:
         self.replica, self._explain = leg.replica, explain
         self.course.legs.append(leg)
 
-    def feed(self, start: int, event: StreamDelta, now: float) -> bool:
-        """Take in an event whose tokens begin at position `start` of the stream; what was received is skipped.
+    def feed(self, delta: StreamDelta, now: float) -> bool:
+        """Take in a delta, which says at which token of the stream it starts; what was received before is skipped.
 
         False when something before it is missing: it has to be asked for again.
         """
         if self.ended.is_set():
             return True
-        if not self.journal.is_next(start, event):
+        if not self.journal.is_next(delta):
             return False
-        repeated = len(self.journal) - start
         if not len(self.journal):
-            self._num_cached = event.num_cached  # Later ones are hits of what this very stream computed.
-        fresh = event.token_ids[repeated:]
-        if fresh:
-            self.journal.record(fresh, now)
-        unread = self._unread
-        unread.token_ids += fresh
-        unread.logprobs += event.logprobs[repeated:]
-        unread.num_cached = self._num_cached
-        if event.prompt_logprobs is not None:
-            fresh_scores = self.journal.record_scores(event.prompt_logprobs)
-            unread.prompt_logprobs = joined(unread.prompt_logprobs, fresh_scores)
-        if event.finish_reason is not None:
-            unread.finish_reason, unread.error, unread.timings = event.finish_reason, event.error, event.timings
-            unread.alternatives = event.alternatives
+            self._num_cached = delta.num_cached  # Later ones are hits of what this very stream computed.
+        fresh = delta.since(len(self.journal), self.journal.num_prompt_reported)
+        fresh.num_cached = self._num_cached
+        self.journal.record(fresh, now)
+        self._unread.add(fresh)
+        if fresh.finish_reason is not None:
             self.ended.set()
         self._wake()
         return True
@@ -129,7 +99,7 @@ class Stream:
         return self
 
     async def __anext__(self) -> StreamDelta:
-        """What came since the last call, as one event; waits when nothing did."""
+        """What came since the last call, as one delta; waits when nothing did."""
         while self._unread.is_empty:
             if self._is_exhausted:
                 raise StopAsyncIteration
@@ -140,19 +110,9 @@ class Stream:
                 raise StopAsyncIteration
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        unread, self._unread = self._unread, _Unread()
+        unread, self._unread = self._unread, StreamDelta(self.request.request_id)
         self._is_exhausted = unread.finish_reason is not None
-        return StreamDelta(
-            self.request.request_id,
-            tuple(unread.token_ids),
-            tuple(unread.logprobs),
-            unread.finish_reason,
-            unread.num_cached,
-            unread.error,
-            unread.timings,
-            unread.prompt_logprobs,
-            unread.alternatives,
-        )
+        return unread
 
     async def aclose(self) -> None:
         """Abort in the engine when not finished. Idempotent."""

@@ -12,8 +12,9 @@ from typing import Literal, Protocol
 import zmq
 
 from deployments.wire import messages
-from deployments.wire.messages import Load, Output
+from deployments.wire.messages import Load
 from deployments.wire.sockets import Context, connect_dealer, descriptor, is_readable
+from engine.stream_delta import StreamDelta
 from router.fleet import ReplicaAddress
 
 logger = logging.getLogger("ray.serve")
@@ -26,7 +27,7 @@ RESYNC_S = 3.0
 class WireListener(Protocol):
     """Who hears what a connection brings; all calls come on the event loop."""
 
-    def on_outputs(self, replica: str, outputs: list[Output]) -> None:
+    def on_deltas(self, replica: str, deltas: list[StreamDelta]) -> None:
         """Tokens came."""
         ...
 
@@ -178,7 +179,7 @@ class WireConnection:
             self.load = message.load
             self._listener.on_load(self.address.replica, message.load)
         if isinstance(message, messages.Tokens):
-            self._listener.on_outputs(self.address.replica, message.outputs)
+            self._listener.on_deltas(self.address.replica, message.deltas)
         elif isinstance(message, messages.Unknown):
             self._listener.on_unknown(self.address.replica, message.request_ids)
         elif isinstance(message, messages.Snapshot | messages.Delta):

@@ -10,7 +10,7 @@
       Dispatch                ───────────▶            a request is on its way: other ingresses count it too
       Abort, Resume, Resync   ───────────▶
 
-A stream's every output says at which of its tokens it starts, so a receiver notices a lost or repeated token
+Every delta of a stream says at which of its tokens it starts, so a receiver notices a lost or repeated token
 whatever happened below, and asks again (`Resume`): the replica keeps each request's tokens until it has ended.
 Every message bears (epoch, sequence): a gap also means that a delta may be lost, and `Resync` asks for a snapshot.
 """
@@ -19,17 +19,15 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
 
-from engine.beam_search import Hypothesis
-from engine.logprobs import PackedLogprobs, TokenLogprobs
-from engine.stream_delta import FinishReason, StreamDelta, Timings
+from engine.stream_delta import StreamDelta
 from router.fleet import ReplicaLoad
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 
@@ -85,32 +83,6 @@ class Dispatch(msgspec.Struct, tag=4, array_like=True, frozen=True):
     """Prompt tokens that are probably not cached at the replica."""
 
 
-class Logprob(msgspec.Struct, array_like=True, frozen=True):
-    """`engine.scheduling.plan.TokenLogprobs` on the wire."""
-
-    token_id: int
-    logprob: float
-    top: list[tuple[int, float]]
-
-
-class Output(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
-    """News of one stream; without tokens and finish reason it only says that the request was accepted."""
-
-    request_id: str
-    start: int
-    """How many tokens of the stream come before these."""
-    token_ids: list[int] = []
-    num_cached: int = 0
-    finish_reason: FinishReason | None = None
-    logprobs: Sequence[Logprob] = []
-    error: str | None = None
-    timings: tuple[float, float, float, int, int] | None = None
-    prompt_logprobs: PackedLogprobs | None = None
-    """Of prompt tokens; all of them have come by the first new token."""
-    alternatives: Sequence[Hypothesis] = ()
-    """With the end of a beam search: what it found, best first."""
-
-
 class Welcome(msgspec.Struct, tag=10, array_like=True, frozen=True):
     """The hello was accepted."""
 
@@ -143,7 +115,7 @@ class Tokens(msgspec.Struct, tag=12, array_like=True, frozen=True):
 
     epoch: int
     seq: int
-    outputs: list[Output]
+    deltas: list[StreamDelta]
     load: Load | None = None
 
 
@@ -220,28 +192,6 @@ def unpack_hashes(data: bytes) -> array[int]:
     return unpacked
 
 
-def to_event(output: Output) -> StreamDelta:
-    """The engine's event that an output stands for."""
-    return StreamDelta(
-        request_id=output.request_id,
-        token_ids=tuple(output.token_ids),
-        logprobs=tuple(TokenLogprobs(p.token_id, p.logprob, tuple(p.top)) for p in output.logprobs),
-        finish_reason=output.finish_reason,
-        num_cached=output.num_cached,
-        error=output.error,
-        timings=None if output.timings is None else Timings(*output.timings),
-        prompt_logprobs=output.prompt_logprobs,
-        alternatives=tuple(output.alternatives),
-    )
-
-
-def encode_logprobs(logprobs: Iterable[TokenLogprobs]) -> list[msgspec.Raw]:
-    """The wire's form of logprobs, each encoded already: it takes an eighth of the objects' memory."""
-    return [msgspec.Raw(encode(Logprob(p.token_id, p.logprob, list(p.top)))) for p in logprobs]
-
-
-def to_timings(timings: Timings | None) -> tuple[float, float, float, int, int] | None:
-    """The wire's form of timings."""
-    if timings is None:
-        return None
-    return (timings.queue, timings.prefill, timings.decode, timings.num_preemptions, timings.num_recomputed)
+def encode_each(structs: Iterable[msgspec.Struct]) -> list[msgspec.Raw]:
+    """Each of them as the wire has it: log-probabilities take an eighth of the objects' memory that way."""
+    return [msgspec.Raw(encode(struct)) for struct in structs]

@@ -10,63 +10,63 @@ is bounded by the requests' own lengths, and a late ingress gets everything merg
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import cast
 
-from msgspec import Raw
+from msgspec import structs
 
-from deployments.wire.messages import Logprob, Output, encode_logprobs, to_timings
-from engine.logprobs import PackedLogprobs, joined
-from engine.stream_delta import StreamDelta, Timings
+from deployments.wire import messages
+from engine.logprobs import TokenLogprobs
+from engine.stream_delta import StreamDelta
 
 
 @dataclass(slots=True)
 class StreamLog:
-    """The output of one request."""
+    """One request's output: all that its stream gained so far, and how much of that was sent."""
 
-    request_id: str
     ingress_id: str
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[Raw] = field(default_factory=list)
-    """Of the tokens, when asked for, as the wire has them."""
-    prompt_logprobs: PackedLogprobs | None = None
+    delta: StreamDelta
     num_sent: int = 0
+    """Tokens that were sent."""
     prompt_sent: int = 0
     """Position in the prompt up to which its log-probabilities were sent."""
-    num_cached: int = 0
-    timings: Timings | None = None
-    """The latest, told after so many tokens: `timed_at`."""
     timed_at: int = 0
-    end: StreamDelta | None = None
-    """The event that ended it."""
+    """How many tokens there were when the engine last told timings."""
     ended_at: float = 0.0
 
-    def unsent(self) -> Output:
-        """Everything from `num_sent` on as one output."""
-        start, end = self.num_sent, self.end
-        scores = None if self.prompt_logprobs is None else self.prompt_logprobs.since(self.prompt_sent)
-        return Output(
-            self.request_id,
-            start,
-            self.tokens[start:],
-            self.num_cached,
-            None if end is None else end.finish_reason,
-            cast(Sequence[Logprob], self.logprobs[start:]),
-            None if end is None else end.error,
-            to_timings(self.timings) if end is not None or self.timed_at > start else None,
-            scores,
-            () if end is None else end.alternatives,
-        )
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last of its tokens is there."""
+        return self.delta.finish_reason is not None
+
+    def record(self, later: StreamDelta, now: float) -> None:
+        """Take in the delta that follows."""
+        if later.logprobs:
+            packed = cast(list[TokenLogprobs], messages.encode_each(later.logprobs))
+            later = structs.replace(later, logprobs=packed)
+        self.delta.add(later)
+        if later.timings is not None:
+            self.timed_at = self.delta.end
+        if later.finish_reason is not None:
+            self.ended_at = now
+
+    def unsent(self) -> StreamDelta:
+        """Everything that was not sent."""
+        unsent = self.delta.since(self.num_sent, self.prompt_sent)
+        if not self.has_ended and self.timed_at <= self.num_sent:
+            unsent.timings = None
+        return unsent
 
     def mark_sent(self) -> None:
-        """Everything was."""
-        self.num_sent = len(self.tokens)
-        self.prompt_sent = 0 if self.prompt_logprobs is None else self.prompt_logprobs.end
+        """Everything was sent."""
+        scores = self.delta.prompt_logprobs
+        self.num_sent = self.delta.end
+        self.prompt_sent = 0 if scores is None else scores.end
 
     def rewind(self, num_received: int) -> None:
         """Only so many tokens arrived. A prompt's log-probabilities have if any token has."""
-        self.num_sent = max(0, min(num_received, len(self.tokens)))
+        self.num_sent = max(0, min(num_received, self.delta.end))
         if not self.num_sent:
             self.prompt_sent = 0
 
@@ -82,31 +82,23 @@ class StreamLogs:
         self.num_live = 0
 
     def open(self, request_id: str, ingress_id: str) -> None:
-        """A request was accepted: its first output says just that. Raises ValueError when the id is in use."""
+        """A request was accepted: its first delta says just that. Raises ValueError when the id is in use."""
         if request_id in self._logs:
             raise ValueError(f"request id {request_id!r} is already in use")
-        self._logs[request_id] = StreamLog(request_id, ingress_id)
+        self._logs[request_id] = StreamLog(ingress_id, StreamDelta(request_id))
         self._by_ingress.setdefault(ingress_id, set()).add(request_id)
         self._touch(ingress_id, request_id)
         self._count_live(ingress_id, 1)
 
-    def record(self, event: StreamDelta, now: float) -> str | None:
-        """Take in an engine event; the ingress it is for, None when nobody waits for it."""
-        log = self._logs.get(event.request_id)
-        if log is None or log.end is not None:
+    def record(self, delta: StreamDelta, now: float) -> str | None:
+        """Take in what an engine's step brought; the ingress it is for, None when nobody waits for it."""
+        log = self._logs.get(delta.request_id)
+        if log is None or log.has_ended:
             return None
-        log.tokens += event.token_ids
-        if event.logprobs:
-            log.logprobs += encode_logprobs(event.logprobs)
-        if event.prompt_logprobs is not None:
-            log.prompt_logprobs = joined(log.prompt_logprobs, event.prompt_logprobs)
-        log.num_cached = event.num_cached
-        if event.timings is not None:
-            log.timings, log.timed_at = event.timings, len(log.tokens)
-        if event.finish_reason is not None:
-            log.end, log.ended_at = event, now
+        log.record(delta, now)
+        if log.has_ended:
             self._count_live(log.ingress_id, -1)
-        self._touch(log.ingress_id, event.request_id)
+        self._touch(log.ingress_id, delta.request_id)
         return log.ingress_id
 
     def resume(self, ingress_id: str, received: Mapping[str, int]) -> list[str]:
@@ -121,8 +113,8 @@ class StreamLogs:
             self._touch(ingress_id, request_id)
         return unknown
 
-    def unsent(self, ingress_id: str) -> list[Output]:
-        """What an ingress has not been sent, one output per stream. Call `mark_sent` when it is on its way."""
+    def unsent(self, ingress_id: str) -> list[StreamDelta]:
+        """What an ingress has not been sent, one delta per stream. Call `mark_sent` when it is on its way."""
         return [self._logs[id_].unsent() for id_ in self._dirty.get(ingress_id, ()) if id_ in self._logs]
 
     def mark_sent(self, ingress_id: str) -> None:
@@ -137,7 +129,7 @@ class StreamLogs:
             log = self._logs.pop(request_id, None)
             if log is None:
                 continue
-            if log.end is None:
+            if not log.has_ended:
                 self._count_live(log.ingress_id, -1)
             ids = self._by_ingress[log.ingress_id]
             ids.discard(request_id)
@@ -146,11 +138,11 @@ class StreamLogs:
 
     def ended_before(self, deadline: float) -> list[str]:
         """Streams that ended before `deadline`: delivered long ago, or nobody wants them."""
-        return [id_ for id_, log in self._logs.items() if log.end is not None and log.ended_at < deadline]
+        return [id_ for id_, log in self._logs.items() if log.has_ended and log.ended_at < deadline]
 
     def live_of(self, ingress_id: str) -> list[str]:
         """Unfinished requests of an ingress."""
-        return [id_ for id_ in self._by_ingress.get(ingress_id, ()) if self._logs[id_].end is None]
+        return [id_ for id_ in self._by_ingress.get(ingress_id, ()) if not self._logs[id_].has_ended]
 
     def num_live_of(self, ingress_id: str) -> int:
         """How many unfinished requests an ingress has here."""

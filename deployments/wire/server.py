@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import zmq
 
 from deployments.wire import messages
-from deployments.wire.messages import Abort, Dispatch, Hello, Load, Output, Resume, Resync
+from deployments.wire.messages import Abort, Dispatch, Hello, Load, Resume, Resync
 from deployments.wire.outbox import StreamLogs
 from deployments.wire.prefix_feed import CacheFeed, PrefixSource
 from deployments.wire.session import Session
@@ -103,11 +103,11 @@ class WireServer:
         with self._lock:
             self._logs.forget([request_id])
 
-    def publish(self, events: Sequence[StreamDelta]) -> None:
-        """Send a step's events: one message per ingress, now."""
+    def publish(self, deltas: Sequence[StreamDelta]) -> None:
+        """Send a step's deltas: one message per ingress, now."""
         now = time.monotonic()
         with self._lock:
-            for ingress_id in {self._logs.record(event, now) for event in events}:
+            for ingress_id in {self._logs.record(delta, now) for delta in deltas}:
                 if ingress_id is not None:
                     self._flush(ingress_id)
             # Sending may swallow the signal that something came in.
@@ -139,18 +139,18 @@ class WireServer:
         session = self._sessions.get(ingress_id)
         if session is None or self._closing.is_set():
             return
-        outputs = self._logs.unsent(ingress_id)
-        if outputs and self._send(ingress_id, session, outputs):
+        deltas = self._logs.unsent(ingress_id)
+        if deltas and self._send(ingress_id, session, deltas):
             self._logs.mark_sent(ingress_id)
 
-    def _send(self, ingress_id: str, session: Session, outputs: list[Output]) -> bool:
-        """Outputs, with the load when it is due; without outputs a heartbeat."""
+    def _send(self, ingress_id: str, session: Session, deltas: list[StreamDelta]) -> bool:
+        """Send deltas, with the load when it is due; without deltas a heartbeat."""
         now = time.monotonic()
-        is_due = now - session.last_load >= self._timings.heartbeat_s / 2 or any(map(_changes_load, outputs))
-        load = self._load(ingress_id) if is_due or not outputs else None
+        is_due = now - session.last_load >= self._timings.heartbeat_s / 2 or any(map(_changes_load, deltas))
+        load = self._load(ingress_id) if is_due or not deltas else None
         message: messages.ToIngress
-        if load is None or outputs:
-            message = messages.Tokens(self.epoch, session.seq, outputs, load)
+        if load is None or deltas:
+            message = messages.Tokens(self.epoch, session.seq, deltas, load)
         else:
             message = messages.Heartbeat(self.epoch, session.seq, load)
         is_sent = self._post(ingress_id, session, messages.encode(message))
@@ -296,6 +296,6 @@ class WireServer:
             self._ingress_of.pop(session.identity, None)
 
 
-def _changes_load(output: Output) -> bool:
+def _changes_load(delta: StreamDelta) -> bool:
     """Whether it is a request's first token, and its prefill done, or its end."""
-    return output.finish_reason is not None or (output.start == 0 and bool(output.token_ids))
+    return delta.finish_reason is not None or (delta.start == 0 and bool(delta.token_ids))

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cache import CacheStats, KVCacheManager, PageAccount
-from engine import structs
 from engine.drafting.speculator import Speculator
 from engine.errors import NeverFits
 from engine.logprobs import PackedLogprobs, TokenLogprobs
@@ -216,7 +215,7 @@ class Scheduler:
 
     def apply(self, plan: StepPlan, result: StepResult, now: float, seconds: float = 0.0) -> list[StreamDelta]:
         """Take in the result of the oldest step in flight, which took `seconds`; the events it caused."""
-        events, token_ids, scores = [], tuple(result.token_ids), result.prompt_logprobs
+        events, token_ids, scores = [], list(result.token_ids), result.prompt_logprobs
         found: dict[Request, list[TokenLogprobs | None]] = {}  # what beam searches may go on with, beam by beam
         counts = itertools.repeat(1) if result.counts is None else iter(result.counts)
         first = 0
@@ -280,7 +279,7 @@ class Scheduler:
         return StreamDelta(request.request_id, num_cached=request.num_cached or 0, prompt_logprobs=scores)
 
     def _generated(
-        self, request: Request, tokens: tuple[int, ...], logprobs: Sequence[TokenLogprobs | None], now: float
+        self, request: Request, tokens: list[int], logprobs: Sequence[TokenLogprobs | None], now: float
     ) -> StreamDelta:
         """Put what was sampled in the place of its `PENDING`, up to the token that ends the request."""
         known = num_tokens = request.num_computed + 1 - len(tokens)
@@ -297,14 +296,14 @@ class Scheduler:
         request.tokens[known : known + 1] = tokens
         if request.first_token_at is None:
             request.first_token_at = now
-        reported = () if logprobs[0] is None else tuple(filter(None, logprobs[: len(tokens)]))
+        reported = [] if logprobs[0] is None else [found for found in logprobs[: len(tokens)] if found is not None]
         if reason is not None:
             del request.tokens[num_tokens:]  # what a step in flight samples for it is not wanted
             return self._end(request, reason, now, tokens=tokens, logprobs=reported)
         timings = None
         if request.num_preemptions_reported != request.num_preemptions:
             request.num_preemptions_reported, timings = request.num_preemptions, _timings(request, now)
-        return StreamDelta(request.request_id, tokens, reported, None, request.num_cached or 0, None, timings)
+        return StreamDelta(request.request_id, tokens, 0, request.num_cached or 0, None, timings, reported)
 
     def _searched(self, request: Request, rows: Sequence[TokenLogprobs | None], now: float) -> list[StreamDelta]:
         """Choose a beam search's next beams, by what was found for those it had; its one event when it is over."""
@@ -317,8 +316,9 @@ class Scheduler:
         best = request.search.finished[: request.search.params.num_returned]
         if len(known) < len(rows) or not best:
             return [self._end(request, "error", now, keep=False, error=_why(-1))]
-        ended = self._end(request, best[0].finish_reason, now, tokens=best[0].token_ids)
-        return [structs.replace(ended, alternatives=tuple(best))]
+        ended = self._end(request, best[0].finish_reason, now, tokens=list(best[0].token_ids))
+        ended.alternatives = list(best)
+        return [ended]
 
     def _finish_reason(self, request: Request, token: int, num_tokens: int) -> FinishReason | None:
         """Why a request ends with `token` as the last of `num_tokens`; None when it goes on."""
@@ -335,8 +335,8 @@ class Scheduler:
         now: float,
         *,
         keep: bool = True,
-        tokens: tuple[int, ...] = (),
-        logprobs: tuple[TokenLogprobs, ...] = (),
+        tokens: list[int] | None = None,
+        logprobs: list[TokenLogprobs] | None = None,
         error: str | None = None,
     ) -> StreamDelta:
         """Release all that a request holds. With `keep`, what it computed stays in the tree."""
@@ -348,12 +348,13 @@ class Scheduler:
         self._num_finished += 1
         return StreamDelta(
             request.request_id,
-            tokens,
-            logprobs,
-            reason,
+            tokens or [],
+            0,
             request.num_cached or 0,
-            error,
+            reason,
             _timings(request, now),
+            logprobs or [],
+            error,
         )
 
     # --- what it says of itself ----------------------------------------------------------------------------

@@ -73,7 +73,10 @@ def assert_found(
     eos = [] if params.ignore_eos else EOS
     expected = oracle_beams(model, prompt, params.beams, params.max_tokens, eos, **options)
     assert_same(events[0].alternatives, expected)
-    assert (events[0].token_ids, events[0].finish_reason) == (expected[0].token_ids, expected[0].finish_reason)
+    assert (events[0].token_ids, events[0].finish_reason) == (
+        list(expected[0].token_ids),
+        expected[0].finish_reason,
+    )
 
 
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from deployments.api.choices import Choice, Delta
+from deployments.api.choices import Choice, ChoiceDelta
 from deployments.api.output.output_parser import ToolCallDelta
 
 encode_json = msgspec.json.Encoder().encode
@@ -87,7 +87,7 @@ class CompleteChoice:
     finish_reason: str = "length"
 
     @classmethod
-    def of(cls, deltas: Iterable[Delta]) -> CompleteChoice:
+    def of(cls, deltas: Iterable[ChoiceDelta]) -> CompleteChoice:
         """All deltas of one choice, in order."""
         whole = cls([], [], [], [], [])
         for delta in deltas:
@@ -113,7 +113,7 @@ class ResponseEncoder(Protocol):
         """The event that precedes a choice's first delta; empty when there is none."""
         ...
 
-    def delta(self, delta: Delta) -> bytes:
+    def delta(self, delta: ChoiceDelta) -> bytes:
         """One delta as an event; the last one says why it is the last."""
         ...
 
@@ -121,7 +121,7 @@ class ResponseEncoder(Protocol):
         """The event that ends a stream whose client asked for `usage` or `timings`."""
         ...
 
-    def whole(self, deltas: Sequence[Sequence[Delta]], extras: dict[str, Any]) -> bytes:
+    def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
         """The answer in one piece; deltas by choice."""
         ...
 

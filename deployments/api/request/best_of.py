@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deployments.api.choices import Choice, Delta
+from deployments.api.choices import Choice, ChoiceDelta
 from deployments.api.errors import invalid
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
 from deployments.api.request.sampling import in_range
@@ -38,8 +38,8 @@ def num_candidates(request: ChatRequest | CompletionRequest, limits: Limits) -> 
 
 
 def best(
-    choices: Sequence[Choice], deltas: Sequence[Sequence[Delta]], num_prompts: int, n: int
-) -> list[list[Delta]]:
+    choices: Sequence[Choice], deltas: Sequence[Sequence[ChoiceDelta]], num_prompts: int, n: int
+) -> list[list[ChoiceDelta]]:
     """The deltas of each prompt's `n` likeliest choices, best first; of equally likely ones the first."""
     per_prompt = len(choices) // num_prompts
     kept = []

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 
-from deployments.api.choices import Delta
+from deployments.api.choices import ChoiceDelta
 from deployments.api.errors import ApiError, invalid
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
 from deployments.api.request.sampling import in_range
@@ -89,9 +89,9 @@ class PromptScores:
         part = self._parts[prompt]
         return [] if part is None else part.read(self._prompts[prompt][part.start : part.end])
 
-    async def gathered(self, deltas: AsyncIterator[Delta]) -> AsyncIterator[Delta]:
+    async def gathered(self, deltas: AsyncIterator[ChoiceDelta]) -> AsyncIterator[ChoiceDelta]:
         """`deltas`, each held back until its prompt's scores are whole. Raises `ApiError` if they never are."""
-        held: list[list[Delta]] = [[] for _ in self._prompts]
+        held: list[list[ChoiceDelta]] = [[] for _ in self._prompts]
         async for delta in deltas:
             prompt = delta.index // self._num_candidates
             self._parts[prompt] = joined(self._parts[prompt], delta.prompt_logprobs)

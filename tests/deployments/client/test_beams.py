@@ -28,13 +28,13 @@ def request(request_id: str) -> GenerateRequest:
 def test_what_was_found_survives_the_wire_and_is_sent_again_whole() -> None:
     logs = StreamLogs()
     logs.open("a", "ingress")
-    found = (Hypothesis((5, 6), -0.25, "stop"), Hypothesis((7,), -1.5, "length"))
-    event = StreamDelta("a", (5, 6), (), "stop", 3, None, alternatives=found)
+    found = [Hypothesis((5, 6), -0.25, "stop"), Hypothesis((7,), -1.5, "length")]
+    event = StreamDelta("a", [5, 6], num_cached=3, finish_reason="stop", alternatives=found)
     logs.record(event, 0.0)
     for _ in range(2):
         message = messages.encode(messages.Tokens(1, 2, logs.unsent("ingress")))
         read = messages.decode_to_ingress(message)
-        assert isinstance(read, messages.Tokens) and messages.to_event(read.outputs[0]) == event
+        assert isinstance(read, messages.Tokens) and read.deltas[0] == event
         logs.mark_sent("ingress")
         logs.resume("ingress", {"a": 0})
 
@@ -51,7 +51,7 @@ def test_a_lost_replica_s_search_starts_over_elsewhere_with_the_same_result() ->
             assert stream.replica == "r1"
             assert len(alone) == len(found) == 1 and len(found[0].alternatives) == 3
             assert found[0].alternatives == alone[0].alternatives
-            assert found[0].token_ids == alone[0].token_ids == found[0].alternatives[0].token_ids
+            assert found[0].token_ids == alone[0].token_ids == list(found[0].alternatives[0].token_ids)
 
     run(scenario())
 

@@ -99,9 +99,7 @@ def test_scores_lost_on_the_way_are_asked_for_again() -> None:
             dropped: list[Any] = []
 
             def lossy(message: Any) -> None:
-                has_scores = (
-                    isinstance(message, messages.Tokens) and message.outputs[0].prompt_logprobs is not None
-                )
+                has_scores = isinstance(message, messages.Tokens) and message.deltas[0].prompt_logprobs is not None
                 if has_scores and len(dropped) < 2:
                     dropped.append(message)
                     return
@@ -136,7 +134,7 @@ def test_a_log_sends_scores_once_and_again_only_to_who_has_no_token() -> None:
     logs.record(StreamDelta("a", prompt_logprobs=part(1, 5)), 0.0)
     logs.mark_sent("ingress")
     logs.record(StreamDelta("a", prompt_logprobs=part(5, 9)), 0.0)
-    logs.record(StreamDelta("a", (7,)), 0.0)
+    logs.record(StreamDelta("a", [7]), 0.0)
     (output,) = logs.unsent("ingress")
     assert output.prompt_logprobs == part(5, 9) and output.token_ids == [7]
     logs.mark_sent("ingress")
@@ -152,22 +150,22 @@ def test_log_probabilities_survive_the_wire() -> None:
     logs.open("a", "ingress")
     events = [
         StreamDelta("a", prompt_logprobs=part(1, 4)),
-        StreamDelta("a", (5,), (TokenLogprobs(5, -0.5, ((5, -0.5), (7, -1.25))),)),
-        StreamDelta("a", (6,), (TokenLogprobs(6, -2.5),), "stop", 3),
+        StreamDelta("a", [5], logprobs=[TokenLogprobs(5, -0.5, ((5, -0.5), (7, -1.25)))]),
+        StreamDelta("a", [6], num_cached=3, finish_reason="stop", logprobs=[TokenLogprobs(6, -2.5)]),
     ]
     for event in events:
         logs.record(event, 0.0)
     read = messages.decode_to_ingress(messages.encode(messages.Tokens(1, 2, logs.unsent("ingress"))))
     assert isinstance(read, messages.Tokens)
-    whole = messages.to_event(read.outputs[0])
+    whole = read.deltas[0]
     assert whole.prompt_logprobs == part(1, 4)
     assert whole.logprobs == events[1].logprobs + events[2].logprobs
 
 
 def test_scores_that_are_no_whole_records_are_a_malformed_message() -> None:
-    output = ["a", 0, [], 0, None, [], None, None, [1, 0, b"123"]]
+    delta = ["a", [], 0, 0, None, None, [], None, [1, 0, b"123"]]
     with pytest.raises(messages.MalformedMessage, match="3 bytes"):
-        messages.decode_to_ingress(msgspec.msgpack.encode([12, 1, 2, [output], None]))
+        messages.decode_to_ingress(msgspec.msgpack.encode([12, 1, 2, [delta], None]))
 
 
 # --- what an ingress takes in ---------------------------------------------------------------------------------
@@ -175,28 +173,26 @@ def test_scores_that_are_no_whole_records_are_a_malformed_message() -> None:
 
 def test_a_journal_takes_nothing_before_what_is_missing() -> None:
     journal = Journal(request())
-    assert not journal.is_next(0, StreamDelta("a", prompt_logprobs=part(2, 9)))
-    assert not journal.is_next(0, StreamDelta("a", (1,)))
-    assert not journal.is_next(0, StreamDelta("a", (1,), prompt_logprobs=part(1, 39)))
-    assert journal.is_next(0, StreamDelta("a", (1,), prompt_logprobs=part(1, 40)))
-    assert journal.is_next(0, StreamDelta("a", finish_reason="abort"))
-    assert journal.record_scores(part(1, 9)) == part(1, 9)
-    assert journal.record_scores(part(3, 11)) == part(9, 11)
-    assert journal.record_scores(part(1, 8)) is None
+    assert not journal.is_next(StreamDelta("a", prompt_logprobs=part(2, 9)))
+    assert not journal.is_next(StreamDelta("a", [1]))
+    assert not journal.is_next(StreamDelta("a", [1], prompt_logprobs=part(1, 39)))
+    assert journal.is_next(StreamDelta("a", [1], prompt_logprobs=part(1, 40)))
+    assert journal.is_next(StreamDelta("a", finish_reason="abort"))
+    journal.record(StreamDelta("a", prompt_logprobs=part(1, 11)), 0.0)
     assert journal.resumed("b").num_prompt_reported == 11
     unscored = Journal(GenerateRequest("b", "m", PROMPT, SamplingParams(max_tokens=3, seed=1)))
-    assert unscored.is_next(0, StreamDelta("b", (1,)))
+    assert unscored.is_next(StreamDelta("b", [1]))
 
 
 def test_a_stream_drops_what_it_has() -> None:
     async def scenario() -> None:
         stream = Stream(request(), lambda _: None)
-        assert stream.feed(0, StreamDelta("a", prompt_logprobs=part(1, 20)), 0.0)
-        assert stream.feed(0, StreamDelta("a", prompt_logprobs=part(1, 30)), 0.0)
+        assert stream.feed(StreamDelta("a", prompt_logprobs=part(1, 20)), 0.0)
+        assert stream.feed(StreamDelta("a", prompt_logprobs=part(1, 30)), 0.0)
         assert (await anext(stream)).prompt_logprobs == part(1, 30)
-        assert not stream.feed(0, StreamDelta("a", prompt_logprobs=part(31, 40)), 0.0)
-        last = StreamDelta("a", (1,), finish_reason="length", prompt_logprobs=part(28, 40))
-        assert stream.feed(0, last, 0.0)
+        assert not stream.feed(StreamDelta("a", prompt_logprobs=part(31, 40)), 0.0)
+        last = StreamDelta("a", [1], finish_reason="length", prompt_logprobs=part(28, 40))
+        assert stream.feed(last, 0.0)
         assert (await anext(stream)).prompt_logprobs == part(30, 40)
 
     run(scenario())

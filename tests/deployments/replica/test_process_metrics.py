@@ -37,9 +37,9 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     engine.on_step(StepStats(StageSeconds(0.001, 0.002, 0.010, 0.003, 0.004), 4, 4, 0, is_replayed=True))
     engine.on_step(StepStats(StageSeconds(0.001), 1, 0, 9))
     engine.on_step(StepStats(StageSeconds(0.0), 2, 2, 0, num_draft_tokens=8, num_accepted_tokens=5))
-    found = (Hypothesis((1, 2, 3), -1.0, "stop"), Hypothesis((4, 5), -2.0, "length"))
+    found = [Hypothesis((1, 2, 3), -1.0, "stop"), Hypothesis((4, 5), -2.0, "length")]
     engine.on_events(
-        [StreamDelta("a", (7,)), StreamDelta("b", (1, 2, 3), finish_reason="stop", alternatives=found)]
+        [StreamDelta("a", [7]), StreamDelta("b", [1, 2, 3], finish_reason="stop", alternatives=found)]
     )
     engine.on_evicted([EvictedPage(60.0, 5.0)])
     cache = CacheStats(query_tokens=10, hit_tokens=4, evicted_pages=7, reset_pages=2)

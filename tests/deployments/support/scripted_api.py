@@ -100,15 +100,15 @@ class ScriptedEngine:
             ids, reason = ids[: request.sampling.max_tokens], "length"
         events: list[StreamDelta | Exception] = list(self._scores(request))
         for start in range(0, len(ids), self.chunk):
-            part = tuple(ids[start : start + self.chunk])
+            part = ids[start : start + self.chunk]
             is_last = start + self.chunk >= len(ids) and not self.hangs
             events.append(
                 StreamDelta(
                     request.request_id,
                     part,
-                    tuple(_logprobs(token, request.sampling.logprobs) for token in part)
+                    logprobs=[_logprobs(token, request.sampling.logprobs) for token in part]
                     if request.sampling.logprobs is not None
-                    else (),
+                    else [],
                     finish_reason=reason if is_last else None,  # type: ignore[arg-type]
                     num_cached=self.cached,
                 )

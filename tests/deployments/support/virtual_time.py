@@ -155,7 +155,7 @@ class VirtualGeneration:
             raise StopAsyncIteration
         await asyncio.sleep(self._ready_at - now())
         await self.aclose()
-        return StreamDelta(self._request.request_id, (1,), finish_reason="length", num_cached=self._fleet.cached)
+        return StreamDelta(self._request.request_id, [1], finish_reason="length", num_cached=self._fleet.cached)
 
     @property
     def course(self) -> Course:

@@ -110,10 +110,10 @@ def test_a_malformed_message_does_not_end_the_engine_s_thread(
     before = server.counts["malformed"]
     for number in range(50):
         stranger.say(NESTED)
-        server.publish([StreamDelta("s", (number,))])
+        server.publish([StreamDelta("s", [number])])
     tokens: list[int] = []
     while len(tokens) < 50:
-        tokens += [token for output in friend.hear(messages.Tokens).outputs for token in output.token_ids]
+        tokens += [token for output in friend.hear(messages.Tokens).deltas for token in output.token_ids]
     assert tokens == list(range(50))
     until(lambda: server.counts["malformed"] == before + 50)
 
@@ -170,8 +170,8 @@ def test_a_hello_in_another_s_name_needs_the_secret(
     thief.say(messages.Hello(messages.WIRE_VERSION, "guess", time.time_ns(), "friend", "", {}))
     assert "secret" in thief.hear(messages.Refused).reason
     server.open("private", "friend")
-    server.publish([StreamDelta("private", (1, 2))])
-    assert friend.hear(messages.Tokens).outputs[0].token_ids == [1, 2]
+    server.publish([StreamDelta("private", [1, 2])])
+    assert friend.hear(messages.Tokens).deltas[0].token_ids == [1, 2]
     with pytest.raises(TimeoutError):
         thief.hear(messages.Tokens, timeout=0.1)
 
@@ -185,7 +185,7 @@ class Silence:
     def __init__(self) -> None:
         self.heard: list[str] = []
 
-    def on_outputs(self, replica: str, outputs: list[messages.Output]) -> None:
+    def on_deltas(self, replica: str, deltas: list[StreamDelta]) -> None:
         self.heard.append("outputs")
 
     def on_unknown(self, replica: str, request_ids: list[str]) -> None:
@@ -209,7 +209,7 @@ class Silence:
 
 EPOCH = 5
 UNWELCOME: dict[str, bytes] = {
-    "tokens before a welcome": messages.encode(messages.Tokens(EPOCH, 0, [messages.Output("a", 0, [1])])),
+    "tokens before a welcome": messages.encode(messages.Tokens(EPOCH, 0, [StreamDelta("a", [1])])),
     "load before a welcome": messages.encode(messages.Heartbeat(EPOCH, 0, messages.Load())),
     "hashes before a welcome": messages.encode(messages.Delta(EPOCH, 0, messages.pack_hashes([1]), b"")),
     "a welcome of another start": messages.encode(messages.Welcome(EPOCH + 1, 0, "r0", "", 16)),

@@ -17,13 +17,14 @@ from engine.stream_delta import StreamDelta, Timings
 def test_an_event_survives_the_wire_whole() -> None:
     logs = StreamLogs()
     logs.open("a", "ingress")
-    logprobs = (TokenLogprobs(5, -0.5, ((5, -0.5), (7, -1.25))),)
-    event = StreamDelta("a", (5,), logprobs, "stop", 3, "why", Timings(0.1, 0.2, 0.3, 1, 2))
+    logprobs = [TokenLogprobs(5, -0.5, ((5, -0.5), (7, -1.25)))]
+    timings = Timings(0.1, 0.2, 0.3, 1, 2)
+    event = StreamDelta("a", [5], 0, 3, "stop", timings, logprobs, "why")
     logs.record(event, 0.0)
     tokens = messages.Tokens(1, 2, logs.unsent("ingress"), messages.Load(num_requests=4))
     read = messages.decode_to_ingress(messages.encode(tokens))
     assert isinstance(read, messages.Tokens)
-    assert messages.to_event(read.outputs[0]) == event
+    assert read.deltas[0] == event
     assert read.load == messages.Load(num_requests=4)
 
 
@@ -46,19 +47,19 @@ def test_what_was_not_sent_comes_merged_and_only_once() -> None:
     logs.open("a", "ingress")
     logs.mark_sent("ingress")
     for token in (1, 2, 3):
-        logs.record(StreamDelta("a", (token,)), 0.0)
+        logs.record(StreamDelta("a", [token]), 0.0)
     (output,) = logs.unsent("ingress")
     assert (output.start, output.token_ids) == (0, [1, 2, 3])
     logs.mark_sent("ingress")
     assert logs.unsent("ingress") == []
-    logs.record(StreamDelta("a", (4,)), 0.0)
+    logs.record(StreamDelta("a", [4]), 0.0)
     assert (logs.unsent("ingress")[0].start, logs.unsent("ingress")[0].token_ids) == (3, [4])
 
 
 def test_a_stream_is_sent_again_from_what_was_received() -> None:
     logs = StreamLogs()
     logs.open("a", "ingress")
-    logs.record(StreamDelta("a", (1, 2, 3), finish_reason="length"), 0.0)
+    logs.record(StreamDelta("a", [1, 2, 3], finish_reason="length"), 0.0)
     logs.mark_sent("ingress")
     assert logs.resume("ingress", {"a": 1, "never-heard-of": 0}) == ["never-heard-of"]
     (output,) = logs.unsent("ingress")
@@ -78,7 +79,7 @@ def test_nothing_is_kept_of_streams_that_are_forgotten() -> None:
     for number in range(10):
         logs.open(f"s{number}", "ingress")
     for number in range(5):
-        logs.record(StreamDelta(f"s{number}", (1,), finish_reason="stop"), now=float(number))
+        logs.record(StreamDelta(f"s{number}", [1], finish_reason="stop"), now=float(number))
     assert (logs.num_live, logs.num_live_of("ingress")) == (5, 5)
     assert sorted(logs.ended_before(3.0)) == ["s0", "s1", "s2"]
     logs.forget([f"s{number}" for number in range(10)])

@@ -117,11 +117,11 @@ def test_heartbeats_come_as_long_as_somebody_listens(server: WireServer, peer: P
 
 def test_tokens_produced_before_the_hello_wait_for_it(server: WireServer, peer: Peer) -> None:
     server.open("a", "i")
-    server.publish([StreamDelta("a", (1, 2))])
-    server.publish([StreamDelta("a", (3,), finish_reason="length")])
+    server.publish([StreamDelta("a", [1, 2])])
+    server.publish([StreamDelta("a", [3], finish_reason="length")])
     ingress = peer()
     ingress.say(hello(server))
-    (output,) = ingress.hear(messages.Tokens).outputs
+    (output,) = ingress.hear(messages.Tokens).deltas
     assert (output.start, output.token_ids, output.finish_reason) == (0, [1, 2, 3], "length")
 
 
@@ -131,12 +131,12 @@ def test_a_reconnecting_ingress_gets_what_it_missed(server: WireServer, peer: Pe
     ingress.hear(messages.Welcome)
     server.open("a", "i")
     server.accept("a", "i")
-    assert ingress.hear(messages.Tokens).outputs[0].token_ids == []
-    server.publish([StreamDelta("a", (1, 2, 3))])
+    assert ingress.hear(messages.Tokens).deltas[0].token_ids == []
+    server.publish([StreamDelta("a", [1, 2, 3])])
     ingress.socket.close()
     again = peer()
     again.say(hello(server, a=1))
-    (output,) = again.hear(messages.Tokens).outputs
+    (output,) = again.hear(messages.Tokens).deltas
     assert (output.start, output.token_ids) == (1, [2, 3])
 
 
@@ -147,15 +147,15 @@ def test_timings_travel_with_the_tokens_they_were_told_at(server: WireServer, pe
     first, last = Timings(0.1, 0.2, 0.0), Timings(0.1, 0.2, 0.3, 1, 5)
     server.open("a", "i")
     for token, timings in ((1, first), (2, None)):
-        server.publish([StreamDelta("a", (token,), timings=timings)])
-        (output,) = ingress.hear(messages.Tokens).outputs
-        assert (output.token_ids, messages.to_event(output).timings) == ([token], timings)
+        server.publish([StreamDelta("a", [token], timings=timings)])
+        (output,) = ingress.hear(messages.Tokens).deltas
+        assert (output.token_ids, output.timings) == ([token], timings)
     ingress.say(messages.Resume({"a": 0}))
-    (again,) = ingress.hear(messages.Tokens).outputs
-    assert (again.token_ids, messages.to_event(again).timings) == ([1, 2], first)
-    server.publish([StreamDelta("a", (3,), finish_reason="stop", timings=last)])
-    (end,) = ingress.hear(messages.Tokens).outputs
-    assert (end.token_ids, messages.to_event(end).timings) == ([3], last)
+    (again,) = ingress.hear(messages.Tokens).deltas
+    assert (again.token_ids, again.timings) == ([1, 2], first)
+    server.publish([StreamDelta("a", [3], finish_reason="stop", timings=last)])
+    (end,) = ingress.hear(messages.Tokens).deltas
+    assert (end.token_ids, end.timings) == ([3], last)
 
 
 def test_a_step_is_one_message_per_ingress(server: WireServer, peer: Peer) -> None:
@@ -165,9 +165,9 @@ def test_a_step_is_one_message_per_ingress(server: WireServer, peer: Peer) -> No
     one.hear(messages.Welcome), two.hear(messages.Welcome)
     for number in range(6):
         server.open(f"s{number}", "one" if number < 4 else "two")
-    server.publish([StreamDelta(f"s{number}", (number,)) for number in range(6)])
-    assert [output.token_ids for output in one.hear(messages.Tokens).outputs] == [[0], [1], [2], [3]]
-    assert [output.token_ids for output in two.hear(messages.Tokens).outputs] == [[4], [5]]
+    server.publish([StreamDelta(f"s{number}", [number]) for number in range(6)])
+    assert [output.token_ids for output in one.hear(messages.Tokens).deltas] == [[0], [1], [2], [3]]
+    assert [output.token_ids for output in two.hear(messages.Tokens).deltas] == [[4], [5]]
 
 
 def test_an_ingress_ends_only_its_own_requests(server: WireServer, peer: Peer, aborted: list[str]) -> None:

@@ -46,7 +46,7 @@ def test_the_token_that_a_step_in_flight_samples_falls_away(engine: Make) -> Non
     script.run(until=lambda: len(script.tokens(names[1])) == 4)
     script.abort(names[1])
     events = [event for event in script.step() if event.request_id == names[1]]
-    assert [(event.token_ids, event.finish_reason) for event in events] == [((), "abort")]
+    assert [(event.token_ids, event.finish_reason) for event in events] == [([], "abort")]
     script.run()
     assert len(script.tokens(names[1])) == 4
 

@@ -95,7 +95,7 @@ def test_a_step_is_planned_while_another_one_runs() -> None:
     script.arrive(range(1, 11), max_tokens=4)
     assert script.step() == []
     first = script.step()
-    assert [event.token_ids for event in first] == [tuple(script.undisturbed("r0")[:1])]
+    assert [event.token_ids for event in first] == [script.undisturbed("r0")[:1]]
     assert script.runner.plans[1].chunks[0].token_ids == [PENDING]
     script.run()
     assert script.tokens("r0") == script.undisturbed("r0")

@@ -34,10 +34,10 @@ def searching(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> Script
         return [
             StreamDelta(
                 request.request_id,
-                best.token_ids,
+                list(best.token_ids),
                 finish_reason=best.finish_reason,
                 num_cached=1,
-                alternatives=tuple(found),
+                alternatives=found,
             )
         ]
 
