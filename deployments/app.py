@@ -86,8 +86,8 @@ def bind_ingress(args: AppArgs, engines: dict[str, Application], hub: Any) -> Ap
 def _autoscaling(model: ModelArgs) -> AutoscalingConfig:
     """Serve's autoscaling, with the policy that counts work.
 
-    Its least is always 0: a model that was put away stays so (`control/model_switch.py`), and the policy keeps
-    to the least that was asked for while it is loaded.
+    Serve's minimum is always 0, so that an unloaded model stays unloaded (`control/model_switch.py`); the policy
+    keeps to the configured minimum while the model is loaded.
     """
     settings = model.engines.autoscaling
     if settings is None:  # not loaded at the start: Serve begins without replicas only where something scales

@@ -42,7 +42,7 @@ class ServedModel:
     metrics: Metrics | None = None
     """Where its requests are counted; None counts nothing."""
     switch: ModelSwitch | None = None
-    """What loads it and puts it away; None: it is always there."""
+    """Loads and unloads the model; None: it is always loaded."""
     grammars: GrammarChecker | None = None
     """Checks what answers shall match; None leaves that to the engines."""
 

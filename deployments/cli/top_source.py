@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from deployments.cli.errors import UserError, one_line
-from deployments.telemetry.scrape import Page
+from deployments.telemetry.scrape import MetricsPage
 
 TIMEOUT_S = 5.0
 DECISIONS_ASKED = 50
@@ -32,7 +32,7 @@ class Reading:
     """Unix seconds."""
     clock: float
     """Monotonic seconds: what intervals are measured by."""
-    page: Page
+    page: MetricsPage
     health: dict[str, Any] = field(default_factory=dict)
     status: dict[str, Any] | None = None
     """/v1/cluster/status; None while hidden."""
@@ -76,7 +76,7 @@ class Source:
         listed = records if isinstance(records, list) else None
         return Reading(at, clock, page, health or {}, status, listed, hidden | self._closed)
 
-    def _page(self) -> Page:
+    def _page(self) -> MetricsPage:
         try:
             response = self._http.get("/metrics")
         except httpx.UnsupportedProtocol as error:
@@ -88,7 +88,7 @@ class Source:
         if response.status_code >= 500:
             raise SourceError(f"HTTP {response.status_code} instead of metrics: is it starting?", True)
         try:
-            page = Page.parse(response.text) if response.is_success else None
+            page = MetricsPage.parse(response.text) if response.is_success else None
         except ValueError:
             page = None
         if page is None or not page.is_raydix:

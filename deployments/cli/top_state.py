@@ -14,7 +14,7 @@ from typing import Any
 
 from deployments.cli.loose_json import number, objects, text
 from deployments.cli.top_source import Reading
-from deployments.telemetry.scrape import Interval, Page
+from deployments.telemetry.scrape import Interval, MetricsPage
 
 GONE_SHOWN_S = 60.0
 """Seconds for which a replica that vanished is still shown."""
@@ -228,7 +228,7 @@ def _replicas(reading: Reading, interval: Interval) -> list[ReplicaState]:
     return rows
 
 
-def _models_of_replicas(page: Page) -> dict[str, str]:
+def _models_of_replicas(page: MetricsPage) -> dict[str, str]:
     """Engine replicas that report, by name: those with KV pages."""
     labels = map(dict, page.series("kv_pages_capacity"))
     return {each["replica"]: each.get("model_name", "") for each in labels if "replica" in each}

@@ -191,7 +191,7 @@ class NotSwitchable(Exception):
 
 
 class ModelSwitch(Protocol):
-    """Loads a model and puts it away. Orders are noted when the call returns, and carried out after it."""
+    """Loads and unloads a model. Orders are noted when the call returns, and carried out after it."""
 
     async def state(self) -> ModelState | None:
         """The state; None when it cannot be found out in time."""

@@ -23,7 +23,7 @@ from deployments.config.settings import (
     Settings,
     SloSettings,
     TracingSettings,
-    WarmUp,
+    WarmUpSettings,
     WireSettings,
 )
 from deployments.config.tenants import KeyHash, TenantSettings, distinct_tenants
@@ -51,13 +51,13 @@ def _refuse_unknown(section: str, value: Any, settings: type[Any]) -> None:
             raise ValueError(f"unknown {section} settings {unknown}; there are {sorted(known)}")
 
 
-Engine = Annotated[EngineConfig, BeforeValidator(_known_engine_keys)]
+CheckedEngineConfig = Annotated[EngineConfig, BeforeValidator(_known_engine_keys)]
 
 
 class ModelArgs(Settings):
     """One model and the replicas that serve it."""
 
-    engine: Engine = EngineConfig()
+    engine: CheckedEngineConfig = EngineConfig()
     """Model and engine of each replica. `served_name` tells models of one directory apart."""
     engines: EngineReplicas = EngineReplicas()
     """Engine replicas."""
@@ -100,7 +100,7 @@ class ModelArgs(Settings):
         return self.engines.count if scaling is None else max(1, scaling.initial or scaling.min)
 
 
-class Access(Settings):
+class AccessSettings(Settings):
     """Who may ask, and who may administer."""
 
     tenants: Annotated[tuple[TenantSettings, ...], AfterValidator(distinct_tenants)] = ()
@@ -116,10 +116,10 @@ class Access(Settings):
         return self
 
 
-class AppArgs(Access):
+class AppArgs(AccessSettings):
     """Arguments of `deployments.app:build`: one model as `engine` and `engines`, or several as `models`."""
 
-    engine: Engine = EngineConfig()
+    engine: CheckedEngineConfig = EngineConfig()
     """Model and engine of each replica, where there is one model."""
     engines: EngineReplicas = EngineReplicas()
     """Engine replicas, where there is one model."""
@@ -137,7 +137,7 @@ class AppArgs(Access):
     """When a replica counts as lost."""
     wire: WireSettings = WireSettings()
     """Where engine replicas listen for ingresses."""
-    warm_up: WarmUp = WarmUp()
+    warm_up: WarmUpSettings = WarmUpSettings()
     """What a new engine replica computes before it takes requests."""
 
     admission: AdmissionSettings = AdmissionSettings()

@@ -175,7 +175,7 @@ class AdmissionSettings(Settings):
     """Uncached prompt tokens of one tenant that wait; a single request may be larger."""
 
 
-class Autoscaling(Settings):
+class AutoscalingSettings(Settings):
     """As many engine replicas as the work needs; see `deployments/replica/autoscaling.py`."""
 
     min: int = Field(default=1, ge=0)
@@ -215,7 +215,7 @@ class Autoscaling(Settings):
 class EngineReplicas(Replicas):
     """Engine replicas: a fixed `count`, or as many as the work needs."""
 
-    autoscaling: Autoscaling | None = None
+    autoscaling: AutoscalingSettings | None = None
     """Replaces `count`."""
 
     @property
@@ -258,7 +258,7 @@ class MetricsSettings(Settings):
     """Whether every process also reports to Ray's own metrics, as ray_raydix_*; see `monitoring/ray_mirror.py`."""
 
 
-class WarmUp(Settings):
+class WarmUpSettings(Settings):
     """What a new engine replica computes before it takes requests; see `deployments/replica/warm_up.py`."""
 
     max_seconds: float = Field(default=30.0, ge=0)

@@ -1,11 +1,11 @@
-"""What the cluster looks like now: Ray's nodes, Serve's replicas, torch's GPUs, and this ingress's own fleets.
+"""The cluster's present state: Ray's nodes, Serve's replicas, torch's GPUs, and this ingress's own fleets.
 
     Ray (GCS)              nodes, their CPUs, GPUs and memory     in a thread: Ray's calls block
     Serve's controller     replicas, their states and nodes
     engine replicas        their GPUs' memory
     this process           queues and KV pages, from the wire
 
-Each source has `timeout_s` to answer. What did not answer is left out, and "missing" says why; nothing is made up.
+Each source has `timeout_s` to answer. Where one does not, its part is left out and "missing" says why.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from deployments.client.protocol import EngineClient, FleetHealth
+from deployments.control.controller_client import AppView, ControllerUnavailable, ReplicaView
 from deployments.control.model_switch import state_of
-from deployments.control.serve_control import AppView, ControllerSilent, ReplicaView
 
 logger = logging.getLogger("ray.serve")
 T = TypeVar("T")
 Described = Sequence[Mapping[str, Any]]
-"""What `EngineReplica.describe` returned, for each replica that answered."""
+"""The result of `EngineReplica.describe`, for each replica that answered."""
 
 _TOTALS = ("num_running", "num_waiting", "waiting_prefill_tokens", "kv_pages_free", "kv_pages_total")
-"""Fields of `ReplicaHealth` that are summed."""
+"""Fields of `ReplicaHealth` that are summed over the replicas."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterModel:
-    """One model, as far as the cluster's state is concerned."""
+    """One model, as the cluster's state needs it."""
 
     name: str
     deployment: str
     client: EngineClient
     describe: Callable[[], Awaitable[Described]]
-    """Asks all its replicas."""
+    """Asks all replicas of the model to describe themselves."""
 
 
 class Cluster:
-    """Answers /v1/cluster. A source that hangs is asked once and waited for, not asked again and again."""
+    """Answers /v1/cluster. While a source hangs, further requests wait for the one call that is under way."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Cluster:
         self._asking: dict[str, asyncio.Future[Any]] = {}
 
     async def status(self) -> dict[str, Any]:
-        """Versions, resources, each model's replicas, and totals."""
+        """The body of /v1/cluster/status: versions, resources, each model's replicas, and totals."""
         missing: dict[str, str] = {}
         nodes, available, view, fleets = await asyncio.gather(
             self._ask("nodes", self._nodes, missing),
@@ -87,7 +87,7 @@ class Cluster:
         }
 
     async def nodes(self) -> dict[str, Any]:
-        """Every node with its resources, GPUs and replicas."""
+        """The body of /v1/cluster/nodes: every node with its resources, GPUs and replicas."""
         missing: dict[str, str] = {}
         nodes, view, *described = await asyncio.gather(
             self._ask("nodes", self._nodes, missing),
@@ -121,7 +121,7 @@ class Cluster:
             return answer
         except TimeoutError:
             missing[what] = f"no answer within {self._timeout_s:g} s"
-        except ControllerSilent as error:
+        except ControllerUnavailable as error:
             missing[what] = str(error)
         except Exception as error:
             logger.warning("the state of the cluster lacks %s: %s", what, error)
@@ -134,7 +134,7 @@ async def _started(source: Callable[[], Awaitable[T]]) -> T:
 
 
 def _node(node: Mapping[str, Any]) -> dict[str, Any]:
-    """One of `ray.nodes()`: what it has, not what is left of it."""
+    """An entry of `ray.nodes()` with its resources in total, whether free or in use."""
     resources = node.get("Resources", {})
     accelerators = [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
     return {
@@ -154,7 +154,7 @@ def _node(node: Mapping[str, Any]) -> dict[str, Any]:
 def _place_replicas(
     node: dict[str, Any], models: Sequence[ClusterModel], view: AppView | None, gpus: Mapping[str, Any]
 ) -> None:
-    """Add the engine replicas on a node, and the GPUs they see; neither where Serve did not say who is where."""
+    """Add a node's engine replicas and the GPUs that they see; nothing where Serve did not say what runs where."""
     if view is None:
         return
     here = [
@@ -164,7 +164,7 @@ def _place_replicas(
         for replica in view.deployments[model.deployment].replicas
         if replica.node_id == node["node_id"]
     ]
-    node["replicas"] = [{"model": model.name, **_whereabouts(replica)} for model, replica in here]
+    node["replicas"] = [{"model": model.name, **_location_of(replica)} for model, replica in here]
     devices = {gpu["uuid"]: gpu for _, replica in here for gpu in gpus.get(replica.replica, ())}
     if devices:
         node["gpu_devices"] = list(devices.values())
@@ -173,7 +173,7 @@ def _place_replicas(
 def _model(model: ClusterModel, fleet: FleetHealth, view: AppView | None) -> dict[str, Any]:
     deployment = view.deployments.get(model.deployment) if view is not None else None
     heard = {health.replica: asdict(health) for health in fleet.replicas}
-    known = {replica.replica: _whereabouts(replica) for replica in deployment.replicas} if deployment else {}
+    known = {replica.replica: _location_of(replica) for replica in deployment.replicas} if deployment else {}
     return {
         "id": model.name,
         "deployment": model.deployment,
@@ -184,7 +184,7 @@ def _model(model: ClusterModel, fleet: FleetHealth, view: AppView | None) -> dic
     }
 
 
-def _whereabouts(replica: ReplicaView) -> dict[str, Any]:
+def _location_of(replica: ReplicaView) -> dict[str, Any]:
     return {
         "replica": replica.replica,
         "state": replica.state,

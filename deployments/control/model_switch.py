@@ -1,11 +1,11 @@
-"""Loading a model and putting it away: its deployment's number of replicas, kept by Serve's controller.
+"""Loads and unloads a model by setting its deployment's target number of replicas in Serve's controller.
 
-    target 0      no replica: unloaded      replicas that still end their streams: draining
-    target > 0    none runs yet: loading    at least one runs: loaded
+    target 0      no replica: unloaded           replicas still finish their streams: draining
+    target > 0    no replica runs yet: loading   at least one runs: loaded
 
-The controller is the one owner of the target, so all ingresses agree and a restarted one finds it again. Where a
-model is autoscaled, Serve starts a replica whenever a call waits for one, so no call may wait for a model that was
-put away: `WireEngineClient` refuses them at once.
+The controller alone owns the target, so all ingresses agree and a restarted one finds it again. Where a model is
+autoscaled, Serve starts a replica whenever a call waits for one, so no call may wait for an unloaded model:
+`WireEngineClient` refuses such calls at once.
 """
 
 from __future__ import annotations
@@ -23,86 +23,86 @@ from deployments.client.protocol import (
     NotSwitchable,
     Unavailable,
 )
-from deployments.control.serve_control import AppView, ControllerSilent, DeploymentView
+from deployments.control.controller_client import AppView, ControllerUnavailable, DeploymentView
 
-PUT_AWAY = ("unloaded", "draining")
+UNLOADED_STATES = ("unloaded", "draining")
 """States of a model that takes no requests until it is loaded."""
 
 
-class Control(Protocol):
-    """What a switch needs of Serve: `ServeControl`, or a test's."""
+class Controller(Protocol):
+    """The part of `ControllerClient` that a switch uses."""
 
     async def view(self) -> AppView:
-        """The application. Raises ControllerSilent."""
+        """Return the application's present state. Raises ControllerUnavailable."""
         ...
 
     async def scale(self, deployment: str, count: int) -> None:
-        """Have that many replicas. Raises ControllerSilent."""
+        """Set a deployment's target to `count` replicas. Raises ControllerUnavailable."""
         ...
 
 
 class DeploymentSwitch:
-    """`ModelSwitch` of one engine deployment."""
+    """The `ModelSwitch` of one engine deployment."""
 
-    def __init__(self, control: Control, deployment: str, count: int) -> None:
-        """`count` replicas is what a loaded model begins with."""
-        self._control, self._deployment, self._count = control, deployment, count
+    def __init__(self, controller: Controller, deployment: str, count: int) -> None:
+        """Loading the model starts `count` replicas."""
+        self._controller, self._deployment, self._count = controller, deployment, count
 
     async def state(self) -> ModelState | None:
-        """What the controller says; None when it says nothing."""
+        """The model's state; None while the controller does not answer."""
         try:
             return state_of(await self._view())
-        except ControllerSilent:
+        except ControllerUnavailable:
             return None
 
     async def load(self) -> ModelState:
-        """Have replicas. A model that has some keeps as many as it has."""
-        return await self._order(self._count)
+        """Start replicas. A model that has some keeps as many as it has."""
+        return await self._scale(self._count)
 
     async def unload(self) -> ModelState:
-        """Have none, when their streams have ended."""
-        return await self._order(0)
+        """Stop all replicas as soon as their streams have ended."""
+        return await self._scale(0)
 
-    async def _order(self, count: int) -> ModelState:
+    async def _scale(self, count: int) -> ModelState:
         try:
             if bool((await self._view()).target) != bool(count):
-                if not (await self._control.view()).is_scalable:
+                if not (await self._controller.view()).is_scalable:
                     raise NotSwitchable(
                         "models of this application cannot be loaded or unloaded while it runs: set "
                         "external_scaler_enabled: true beside import_path in its config"
                     )
-                await self._control.scale(self._deployment, count)
+                await self._controller.scale(self._deployment, count)
             return state_of(await self._view())
-        except ControllerSilent as error:
+        except ControllerUnavailable as error:
             raise Unavailable(str(error)) from None
 
     async def _view(self) -> DeploymentView:
-        view = (await self._control.view()).deployments.get(self._deployment)
+        view = (await self._controller.view()).deployments.get(self._deployment)
         if view is None:
-            raise ControllerSilent(f"Serve knows no deployment {self._deployment!r}")
+            raise ControllerUnavailable(f"Serve knows no deployment {self._deployment!r}")
         return view
 
 
 def state_of(view: DeploymentView) -> ModelState:
-    """A model's state by its deployment's target and replicas."""
+    """The model's state, as its deployment's target and replicas imply it."""
     if view.target == 0:
         return "draining" if view.replicas else "unloaded"
     return "loaded" if view.count("RUNNING") else "loading"
 
 
 class SwitchedEngines:
-    """An `EngineClient` that says so when its engines were put away, rather than that they are missing."""
+    """An `EngineClient` whose errors say when the model is unloaded or loading."""
 
     def __init__(self, client: EngineClient, switch: ModelSwitch) -> None:
         self._client, self._switch = client, switch
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """As the client does; asks for the reason only when no engine is there."""
+        """Generate; ask for the model's state only when no engine is available."""
         try:
             return await self._client.generate(request)
         except Unavailable:
             state = await self._switch.state()
-            if state in PUT_AWAY:
+            if state in UNLOADED_STATES:
                 name = request.model
                 raise Unavailable(f"model {name} is not loaded; POST /v1/models/{name}/load loads it") from None
             if state == "loading":
@@ -110,13 +110,13 @@ class SwitchedEngines:
             raise
 
     async def health(self) -> FleetHealth:
-        """A model that was put away is not ill: nothing is expected of it."""
+        """The fleet's health. No replica is expected of an unloaded model, so it is not unhealthy."""
         fleet = await self._client.health()
         state = await self._switch.state() if fleet.num_up == 0 else None
-        if state in PUT_AWAY:
+        if state in UNLOADED_STATES:
             return replace(fleet, state="unloaded", num_expected=0)
         return fleet
 
     def decisions(self, limit: int) -> list[dict[str, Any]]:
-        """The client's."""
+        """The latest routing decisions, as the client has them."""
         return self._client.decisions(limit)

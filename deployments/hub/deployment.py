@@ -18,7 +18,7 @@ from monitoring.page import CONTENT_TYPE
 from router.hot_prefixes import HotPrefix
 
 NOT_READY = "The metrics hub is new and still asks what was counted before it; try again in a few seconds."
-Page = tuple[bytes, str, Kept | None]
+RenderedPage = tuple[bytes, str, Kept | None]
 """Its text, its content type, and what it was made of."""
 
 
@@ -50,7 +50,7 @@ class MetricsHub:
         """Take a process's snapshot."""
         self._hub.push(process, snapshot, time.monotonic())
 
-    async def render(self) -> Page | None:
+    async def render(self) -> RenderedPage | None:
         """The page; None while this hub is new and does not know yet what was counted before it."""
         try:
             return self._hub.render(time.monotonic()), CONTENT_TYPE, self._hub.checkpoint

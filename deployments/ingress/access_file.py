@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from deployments.config.args import Access, AppArgs
+from deployments.config.args import AccessSettings, AppArgs
 
 
 def with_access_file(args: AppArgs) -> AppArgs:
@@ -28,9 +28,9 @@ def with_access_file(args: AppArgs) -> AppArgs:
     return args.model_copy(update={**dict(access), "access_file": None})
 
 
-def _read(path: Path) -> Access:
+def _read(path: Path) -> AccessSettings:
     try:
-        return Access.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return AccessSettings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ValueError(f"access_file: cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError):

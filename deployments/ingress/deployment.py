@@ -15,7 +15,7 @@ from deployments.api.service import ApiService
 from deployments.config.args import AppArgs
 from deployments.config.tenants import KeyRing
 from deployments.control.cluster import Cluster
-from deployments.control.serve_control import ServeControl
+from deployments.control.controller_client import ControllerClient
 from deployments.hub.keeper import MetricsKeeper
 from deployments.ingress.access_file import with_access_file
 from deployments.ingress.model_link import ModelLink
@@ -39,9 +39,9 @@ class Ingress:
         self._name = name = context.replica_id.unique_id
         log_through_serve()
         self._tracer = open_tracing(args.tracing, name)
-        self._control = control = ServeControl(context.app_name, args.health.status_timeout_s)
+        self._controller = controller = ControllerClient(context.app_name, args.health.status_timeout_s)
         self._links = [
-            ModelLink(args, model, engines[model.name], name, control) for model in args.served.values()
+            ModelLink(args, model, engines[model.name], name, controller) for model in args.served.values()
         ]
         snapshots = {f"{name}/{link.name}": link.snapshot for link in self._links}
         # A request that names no model served here counts for the only one, or for none where there are several.
@@ -95,7 +95,7 @@ class Ingress:
     def _cluster(self) -> Cluster:
         return Cluster(
             [link.in_cluster() for link in self._links],
-            self._control.view,
+            self._controller.view,
             ray.nodes,
             ray.available_resources,
             {"ray": ray.__version__},

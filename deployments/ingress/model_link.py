@@ -20,8 +20,8 @@ from deployments.config.args import AppArgs, ModelArgs
 from deployments.config.settings import HealthSettings
 from deployments.config.tenants import KeyRing
 from deployments.control.cluster import ClusterModel
-from deployments.control.model_switch import PUT_AWAY, DeploymentSwitch, SwitchedEngines
-from deployments.control.serve_control import ServeControl
+from deployments.control.controller_client import ControllerClient
+from deployments.control.model_switch import UNLOADED_STATES, DeploymentSwitch, SwitchedEngines
 from deployments.hub.warm_up_board import PrefixReport
 from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.metrics import IngressMetrics
@@ -35,13 +35,15 @@ from monitoring.metrics import Metrics
 from router.state import router_state
 
 _WATCH_S = 5.0
-"""Between two looks whether a model without replicas was put away."""
+"""Seconds between two checks whether a model without replicas is unloaded."""
 
 
 class ModelLink:
     """This process's connections to one model's engines, and what it counts of the model's requests."""
 
-    def __init__(self, args: AppArgs, model: ModelArgs, engines: Any, process: str, control: ServeControl) -> None:
+    def __init__(
+        self, args: AppArgs, model: ModelArgs, engines: Any, process: str, control: ControllerClient
+    ) -> None:
         self.name = model.name
         self.metrics = Metrics(model.name, process, "ingress")
         self._model, self._engines = model, engines
@@ -55,7 +57,7 @@ class ModelLink:
         self._tokenizer: Tokenizer | None = None
         self._routing_metrics = IngressMetrics(self.metrics, self._router.placer, self._router.fleet)
         self._watch: asyncio.Task[None] | None = None
-        self._is_put_away = not model.load_at_start
+        self._is_unloaded = not model.load_at_start
 
     async def start(self) -> None:
         """Connect, on the event loop that will serve requests, and learn what the engines hold.
@@ -81,7 +83,7 @@ class ModelLink:
         await self._client.start()
         self._watch = asyncio.create_task(self._watch_switch())
         # The handle's router, which fills the fleet, is made by the first call: do not leave that to a user's.
-        if await self._switch.state() in PUT_AWAY:
+        if await self._switch.state() in UNLOADED_STATES:
             # A call that waits for a replica would be a reason for Serve to start one; a broadcast does not wait.
             self._first_call = asyncio.create_task(self._meet_nobody())
             return
@@ -128,7 +130,7 @@ class ModelLink:
 
     def snapshot(self) -> bytes:
         """What `MetricsHub.push` takes."""
-        num_expected = 0 if self._is_put_away else self._model.engines.num_expected
+        num_expected = 0 if self._is_unloaded else self._model.engines.num_expected
         self._routing_metrics.collect(self._client, num_expected)
         return self.metrics.snapshot()
 
@@ -138,11 +140,11 @@ class ModelLink:
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 
     async def _watch_switch(self) -> None:
-        """Know whether the model was put away. While it has replicas it was not, and nobody is asked."""
+        """Follow whether the model is unloaded. While it has replicas it is not, and Serve is not asked."""
         while True:
             state = "loaded" if self._router.fleet.names() else await self._switch.state()
             if state is not None:
-                self._is_put_away = state in PUT_AWAY
+                self._is_unloaded = state in UNLOADED_STATES
             await asyncio.sleep(_WATCH_S)
 
     async def _meet_nobody(self) -> None:

@@ -48,7 +48,7 @@ STATS = tuple(ReplicaWork.__dataclass_fields__)
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What a replica should be kept at. The fields of `deployments.config.args.Autoscaling` say more."""
+    """What a replica should be kept at. The fields of `deployments.config.args.AutoscalingSettings` say more."""
 
     ttft_target_s: float = 1.0
     max_busy_share: float = 0.85
@@ -89,7 +89,7 @@ class WorkPolicy:
     """
 
     def __init__(self, least: int = 0, **targets: float) -> None:
-        """`least` replicas are kept; but a model that was put away has none until it is loaded again."""
+        """`least` replicas are kept, except that an unloaded model has none until it is loaded again."""
         self._least, self._targets = least, Targets(**targets)
         self._last: int | None = None
 

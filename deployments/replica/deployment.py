@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deployments.client.protocol import GenerateRequest
-from deployments.config.settings import HealthSettings, MetricsSettings, WarmUp, WireSettings
+from deployments.config.settings import HealthSettings, MetricsSettings, WarmUpSettings, WireSettings
 from deployments.replica.devices import gpu_utilization, gpus_of
 from deployments.replica.draining import serve_is_stopping
 from deployments.replica.liveness import Beat, EngineUnhealthy, prove_step
@@ -50,7 +50,7 @@ class ReplicaSettings:
     health: HealthSettings = field(default_factory=HealthSettings)
     wire: WireSettings = field(default_factory=WireSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
-    warm_up: WarmUp = field(default_factory=WarmUp)
+    warm_up: WarmUpSettings = field(default_factory=WarmUpSettings)
     """Used where there is a hub to ask."""
     timings: WireTimings = field(default_factory=WireTimings)
     """Periods of the wire; its heartbeat is `health.heartbeat_s`."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from cache import Namespace
-from deployments.config.settings import WarmUp
+from deployments.config.settings import WarmUpSettings
 from engine.engine import Engine
 from engine.precompute import Precomputed, precompute
 from engine.sampling_params import SamplingParams
@@ -22,7 +22,7 @@ from router.hot_prefixes import HotPrefix
 logger = logging.getLogger("ray.serve")
 
 
-async def warm_up(engine: Engine, hub: Any, settings: WarmUp) -> Precomputed:
+async def warm_up(engine: Engine, hub: Any, settings: WarmUpSettings) -> Precomputed:
     """Fill the cache of an engine whose loop has not started; never raises."""
     if settings.max_seconds <= 0:
         return Precomputed()

@@ -16,21 +16,21 @@ from monitoring.metrics import PREFIX
 from monitoring.totals import GONE
 
 Labels = frozenset[tuple[str, str]]
-Series = Mapping[Labels, float]
+Samples = Mapping[Labels, float]
 LARGEST = 1e100
 """Values beyond it are no measurements, and their sums would be no numbers."""
 
 
-class Page:
+class MetricsPage:
     """One page; names are without their prefix. Frozen."""
 
-    def __init__(self, samples: Mapping[str, Series], is_raydix: bool = True) -> None:
+    def __init__(self, samples: Mapping[str, Samples], is_raydix: bool = True) -> None:
         self._samples = samples
         self.is_raydix = is_raydix
         """Whether any metric on it is one of ours."""
 
     @classmethod
-    def parse(cls, text: str) -> Page:
+    def parse(cls, text: str) -> MetricsPage:
         """Read Prometheus' text format. Raises ValueError for what is none."""
         samples: dict[str, dict[Labels, float]] = {}
         is_raydix = False
@@ -44,7 +44,7 @@ class Page:
                     series[frozenset(sample.labels.items())] = sample.value
         return cls(samples, is_raydix)
 
-    def series(self, name: str, **labels: str) -> Series:
+    def series(self, name: str, **labels: str) -> Samples:
         """The series of a metric that have these labels among theirs."""
         wanted = labels.items()
         return {key: value for key, value in self._samples.get(name, {}).items() if wanted <= key}
@@ -67,8 +67,8 @@ class Page:
 class Interval:
     """What happened from one page to the next; from the processes' start on when there is none before."""
 
-    before: Page | None
-    after: Page
+    before: MetricsPage | None
+    after: MetricsPage
     seconds: float | None
     """Between them; None from the start on: how long that is, no page says."""
 
@@ -134,11 +134,11 @@ def _risen(before: float, after: float) -> float:
     return after - before if after >= before else max(after, 0.0)
 
 
-def _sum_without(series: Series, keys: set[Labels]) -> float:
-    return sum(value for key, value in series.items() if key not in keys)
+def _sum_without(samples: Samples, keys: set[Labels]) -> float:
+    return sum(value for key, value in samples.items() if key not in keys)
 
 
-def _histograms(page: Page, name: str, labels: Mapping[str, str]) -> dict[Labels, dict[float, float]]:
+def _histograms(page: MetricsPage, name: str, labels: Mapping[str, str]) -> dict[Labels, dict[float, float]]:
     """Cumulative counts by upper bound, of each histogram."""
     found: dict[Labels, dict[float, float]] = {}
     for key, count in page.series(f"{name}_bucket", **labels).items():

@@ -131,7 +131,7 @@ def test_only_the_admin_loads_and_unloads(models: Service) -> None:
     assert states(models)["demo-short"] == "loaded"
 
 
-def test_a_model_is_put_away_when_its_streams_have_ended_and_comes_back(models: Service) -> None:
+def test_a_model_is_unloaded_when_its_streams_have_ended_and_comes_back(models: Service) -> None:
     """One stream follows the other, so that some are open when it goes, however fast the machine is."""
     is_over = asyncio.Event()
 

@@ -10,7 +10,7 @@ from deployments.client.protocol import FleetHealth, HealthState
 
 
 async def health(models: Mapping[str, ServedModel]) -> tuple[dict[str, object], int]:
-    """The body, and 200 when some request can be served or all models were put away, else 503."""
+    """The body, and 200 when some request can be served or all models are unloaded, else 503."""
     fleets = await asyncio.gather(*(served.client.health() for served in models.values()))
     state = overall([fleet.state for fleet in fleets])
     body: dict[str, object] = {
@@ -26,7 +26,7 @@ async def health(models: Mapping[str, ServedModel]) -> tuple[dict[str, object], 
 def overall(states: Collection[HealthState]) -> HealthState:
     """All models' states as one: what they agree on, else "degraded" while some requests can be served.
 
-    Models that were put away do not count beside others.
+    Unloaded models do not count beside others.
     """
     distinct = set(states) - {"unloaded"} or set(states)
     if len(distinct) == 1:

@@ -1,4 +1,4 @@
-"""The models: listed with their states, loaded and put away."""
+"""The models: listing them with their states, loading and unloading."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from deployments.cli.errors import UserError
 from deployments.cli.top_source import Reading, Source
 from deployments.cli.top_state import View, Watch
 from deployments.cli.top_view import Away, Screen
-from deployments.telemetry.scrape import Page
+from deployments.telemetry.scrape import MetricsPage
 from monitoring.hub import Hub
 from monitoring.metrics import BY_NAME, Metrics
 
@@ -71,7 +71,7 @@ class Recorded:
 
     def read(self, seconds: float = 0.0, **changes: Any) -> Reading:
         self.now += seconds
-        reading = Reading(1.7e9 + self.now, self.now, Page.parse(self.text()), self.health())
+        reading = Reading(1.7e9 + self.now, self.now, MetricsPage.parse(self.text()), self.health())
         return replace(reading, **changes)
 
 
@@ -296,7 +296,7 @@ def test_odd_answers_and_missing_families_make_a_view_a_screen_and_a_document(
     health: dict[str, Any], status: Any, decisions: list[Any], names: list[str], value: str
 ) -> None:
     lines = [f'raydix_{name}{{replica="r",model_name="m",le="1",state="free"}} {value}' for name in set(names)]
-    page = Page.parse("\n".join([*lines, ""]))
+    page = MetricsPage.parse("\n".join([*lines, ""]))
     watch = Watch(URL)
     for clock in (0.0, 0.0, 1.0):
         view = watch.see(Reading(clock, clock, page, health, status, decisions, {}))

@@ -9,7 +9,7 @@ from typing import Any
 
 from deployments.client.protocol import FleetHealth, GenerateRequest, Generation, ReplicaHealth
 from deployments.control.cluster import Cluster, ClusterModel
-from deployments.control.serve_control import AppView, ControllerSilent, DeploymentView, ReplicaView
+from deployments.control.controller_client import AppView, ControllerUnavailable, DeploymentView, ReplicaView
 
 GPU = {"name": "H", "uuid": "u1", "memory_bytes": 80, "free_memory_bytes": 20}
 NODES = [
@@ -122,7 +122,7 @@ def test_a_slow_source_is_missing_and_the_rest_is_told_meanwhile() -> None:
 
 def test_a_failed_source_is_missing_and_asked_again() -> None:
     async def silent() -> AppView:
-        raise ControllerSilent("Serve's controller does not answer")
+        raise ControllerUnavailable("Serve's controller does not answer")
 
     def refuse() -> dict[str, float]:
         raise ConnectionError("secret address")

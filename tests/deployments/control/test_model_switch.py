@@ -1,4 +1,4 @@
-"""Loading and putting away over the controller's target: idempotent, told truly, refused with a reason."""
+"""Loading and unloading through the controller's target: idempotent, reported truly, refused with a reason."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 
 from deployments.client.protocol import ModelState, NotSwitchable, Unavailable
+from deployments.control.controller_client import (
+    AppView,
+    ControllerClient,
+    ControllerUnavailable,
+    DeploymentView,
+    ReplicaView,
+)
 from deployments.control.model_switch import DeploymentSwitch, state_of
-from deployments.control.serve_control import AppView, ControllerSilent, DeploymentView, ReplicaView, ServeControl
 
 
 def deployment(target: int, states: Iterable[str]) -> DeploymentView:
@@ -27,7 +33,7 @@ class Controller:
 
     async def view(self) -> AppView:
         if self.is_silent:
-            raise ControllerSilent("it has not answered")
+            raise ControllerUnavailable("it has not answered")
         return AppView({"E": deployment(self.target, self.states)}, self.is_scalable)
 
     async def scale(self, name: str, count: int) -> None:
@@ -87,7 +93,7 @@ def test_the_controller_is_asked_once_for_many_and_anew_after_an_order() -> None
     calls: list[str] = []
     details = {"target_num_replicas": 1, "replicas": [{"replica_id": "r", "state": "RUNNING", "node_id": "n"}]}
 
-    class Scripted(ServeControl):
+    class Scripted(ControllerClient):
         async def _call(self, method: str, *args: Any) -> Any:
             calls.append(method)
             await asyncio.sleep(0)
@@ -110,9 +116,9 @@ def test_the_controller_is_asked_once_for_many_and_anew_after_an_order() -> None
 
 
 def test_an_application_that_serve_does_not_know_is_silence() -> None:
-    class Scripted(ServeControl):
+    class Scripted(ControllerClient):
         async def _call(self, method: str, *args: Any) -> Any:
             return {"applications": {}}
 
-    with pytest.raises(ControllerSilent, match="no application 'app'"):
+    with pytest.raises(ControllerUnavailable, match="no application 'app'"):
         asyncio.run(Scripted("app", 1).view())

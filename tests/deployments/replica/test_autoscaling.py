@@ -19,7 +19,7 @@ from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from cache import PageAccount
 from deployments.app import _autoscaling
 from deployments.config.args import ModelArgs
-from deployments.config.settings import Autoscaling, EngineReplicas
+from deployments.config.settings import AutoscalingSettings, EngineReplicas
 from deployments.replica.autoscaling import (
     STATS,
     ReplicaWork,
@@ -151,7 +151,7 @@ def test_what_is_wanted_is_enough_for_what_is_needed(fleet: list[ReplicaWork], t
 
 def serve_policy(**settings: Any) -> tuple[Callable[[Any], tuple[int, dict[str, Any]]], Any]:
     """The policy as the controller has it, through Serve's own pickling and delays, and Serve's config."""
-    config = _autoscaling(ModelArgs(engines=EngineReplicas(autoscaling=Autoscaling(max=8, **settings))))
+    config = _autoscaling(ModelArgs(engines=EngineReplicas(autoscaling=AutoscalingSettings(max=8, **settings))))
     return _apply_autoscaling_config(_resolve_policy_callable(config.policy)), config
 
 
@@ -195,7 +195,7 @@ def test_from_zero_a_waiting_request_brings_the_first_replica_and_any_request_ke
     assert policy(context(config, [ReplicaWork()], 1, {}))[0] == 0
 
 
-def test_a_model_that_was_put_away_stays_so_while_no_call_waits_for_it() -> None:
+def test_an_unloaded_model_stays_so_while_no_call_waits_for_it() -> None:
     policy, config = serve_policy(min=2, upscale_delay_s=0, downscale_delay_s=0)
     assert config.min_replicas == 0
     assert policy(context(config, [], 0, {}))[0] == 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deployments.config.settings import WarmUp
+from deployments.config.settings import WarmUpSettings
 from deployments.hub.deployment import MetricsHub
 from deployments.replica.deployment import EngineReplica, ReplicaSettings
 from engine.config import EngineConfig
@@ -39,7 +39,7 @@ class Handle:
 
 def replica(hub: Any, **limits: float) -> EngineReplica:
     config = EngineConfig(served_name="m", kv_pages=64, page_size=BLOCK, block_tokens=BLOCK)
-    settings = ReplicaSettings(warm_up=WarmUp.model_validate({"ask_timeout_s": 0.2, **limits}))
+    settings = ReplicaSettings(warm_up=WarmUpSettings.model_validate({"ask_timeout_s": 0.2, **limits}))
     engine = Engine(config, CountingRunner(64))
     return EngineReplica(config, settings, Handle(hub) if isinstance(hub, MetricsHub) else hub, lambda _: engine,
                          lambda: ("new", "127.0.0.1"))  # fmt: skip

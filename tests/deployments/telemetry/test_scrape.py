@@ -6,25 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.telemetry.scrape import Interval, Page
+from deployments.telemetry.scrape import Interval, MetricsPage
 from monitoring.hub import Hub
 from monitoring.metrics import Metrics
 
 
-def parsed(*lines: str) -> Page:
-    return Page.parse("\n".join([*lines, ""]))
+def parsed(*lines: str) -> MetricsPage:
+    return MetricsPage.parse("\n".join([*lines, ""]))
 
 
-def counter(**replicas: float) -> Page:
+def counter(**replicas: float) -> MetricsPage:
     series = [f'raydix_x_total{{replica="{name}"}} {value}' for name, value in replicas.items()]
     return parsed("# TYPE raydix_x_total counter", *series)
 
 
-def risen(before: Page, after: Page, **labels: str) -> float | None:
+def risen(before: MetricsPage, after: MetricsPage, **labels: str) -> float | None:
     return Interval(before, after, 2.0).increase("x_total", **labels)
 
 
-def histogram(**counts: int | str) -> Page:
+def histogram(**counts: int | str) -> MetricsPage:
     """Counts up to 1, 2, 4 and infinity, cumulative, by model."""
     lines = ["# TYPE raydix_h histogram"]
     for model, text in counts.items():
@@ -82,7 +82,7 @@ def test_a_metric_without_series_has_not_happened_and_one_that_is_unknown_is_unk
     ],
 )
 def test_counters_that_begin_anew_and_replicas_that_come_and_go(
-    before: Page, after: Page, increase: float
+    before: MetricsPage, after: MetricsPage, increase: float
 ) -> None:
     assert risen(before, after) == increase
 
@@ -95,7 +95,7 @@ def test_a_real_hub_gives_up_a_replica_and_no_rate_jumps() -> None:
     for now in (0.0, 200.0):
         lives.inc("generation_tokens_total", 3)
         hub.push("a", lives.snapshot(), now)
-        pages.append(Page.parse(hub.render(now).decode()))
+        pages.append(MetricsPage.parse(hub.render(now).decode()))
     assert pages[1].total("generation_tokens_total", replica="gone") == 5000
     assert Interval(pages[0], pages[1], 200.0).increase("generation_tokens_total") == 3
 
@@ -131,7 +131,7 @@ def test_a_page_of_another_server_is_told_from_ours() -> None:
 @given(st.one_of(st.text(max_size=200), st.text('raydix_x{}=",.1e+N \\\n#TYPEgauge', max_size=200)))
 def test_any_text_is_a_page_or_a_value_error(text: str) -> None:
     try:
-        page = Page.parse(text)
+        page = MetricsPage.parse(text)
     except ValueError:
         return
     assert page.total("requests_running") is None or page.is_raydix

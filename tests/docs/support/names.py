@@ -18,7 +18,7 @@ from typer.exceptions import TyperException
 from deployments.api import ApiService, create_app
 from deployments.cli.app import app as raydix
 from deployments.config.args import AppArgs
-from deployments.config.settings import Autoscaling
+from deployments.config.settings import AutoscalingSettings
 from deployments.config.tenants import TenantSettings
 from engine.config import EngineConfig
 from engine.drafting.settings import Speculation
@@ -49,8 +49,8 @@ def _settings(
             yield from _fields(EngineConfig, path)
         elif name in _LISTS:
             yield from _settings(kind, None, f"{path}[].") if (kind := _LISTS[name]) else ()
-        elif Autoscaling in get_args(info.annotation):
-            yield from _settings(Autoscaling, None, f"{path}.")
+        elif AutoscalingSettings in get_args(info.annotation):
+            yield from _settings(AutoscalingSettings, None, f"{path}.")
         else:
             yield path, REQUIRED if default is PydanticUndefined else default
 

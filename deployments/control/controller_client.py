@@ -1,8 +1,8 @@
-"""What Serve's controller knows of this application, and how many replicas a deployment is to have.
+"""Asks Serve's controller for this application's state and sets how many replicas a deployment is to have.
 
-Serve 2.60 offers both over REST only ("external scaling": /api/v1/applications/{app}/deployments/{name}/scale),
-which needs Ray's dashboard. The same two methods of the controller are called here directly, so that it works
-without one. Scaling needs `external_scaler_enabled: true` in the application's config.
+Serve 2.60 offers both over REST alone ("external scaling": /api/v1/applications/{app}/deployments/{name}/scale),
+which needs Ray's dashboard. This module calls the controller's two methods directly, so it works without one.
+Scaling needs `external_scaler_enabled: true` in the application's config.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ReplicaView:
 
     replica: str
     state: str
-    """Serve's: "STARTING", "RUNNING", "STOPPING", ..."""
+    """One of Serve's states: "STARTING", "RUNNING", "STOPPING", ..."""
     node_id: str | None = None
     node_address: str | None = None
     pid: int | None = None
@@ -31,11 +31,11 @@ class DeploymentView:
     """One deployment as the controller sees it."""
 
     target: int
-    """Replicas that there are to be."""
+    """Number of replicas that Serve works towards."""
     replicas: tuple[ReplicaView, ...] = ()
 
     def count(self, *states: str) -> int:
-        """Replicas in one of these states."""
+        """Number of replicas in one of these states."""
         return sum(replica.state in states for replica in self.replicas)
 
 
@@ -57,12 +57,12 @@ class AppView:
         return cls(deployments, bool(details.get("external_scaler_enabled")))
 
 
-class ControllerSilent(Exception):
-    """The controller does not answer, or not in time; the message says which."""
+class ControllerUnavailable(Exception):
+    """The controller did not answer, or not in time, or does not know the application; the message says which."""
 
 
-class ServeControl:
-    """Asks the controller at most once at a time and not more often than every `max_age_s`."""
+class ControllerClient:
+    """Asks the controller at most once at a time, and no more often than every `max_age_s`."""
 
     def __init__(self, app_name: str, timeout_s: float, max_age_s: float = 0.5) -> None:
         self._app_name, self._timeout_s, self._max_age_s = app_name, timeout_s, max_age_s
@@ -72,7 +72,7 @@ class ServeControl:
         self._known_at = 0.0
 
     async def view(self) -> AppView:
-        """The application now, or up to `max_age_s` ago. Raises ControllerSilent."""
+        """The application's state, at most `max_age_s` old. Raises ControllerUnavailable."""
         if self._known is not None and time.monotonic() - self._known_at <= self._max_age_s:
             return self._known
         if self._asking is None or self._asking.done():
@@ -80,18 +80,18 @@ class ServeControl:
         return await asyncio.shield(self._asking)
 
     async def scale(self, deployment: str, count: int) -> None:
-        """Have `count` replicas from now on; returns when the controller has noted it. Raises ControllerSilent."""
+        """Set a deployment's target; return when the controller has noted it. Raises ControllerUnavailable."""
         from ray.serve._private.common import DeploymentID
 
         name = DeploymentID(name=deployment, app_name=self._app_name)
         await self._call("update_deployment_replicas", name, count)
-        self._known = self._asking = None  # what is being asked just now may not know of it
+        self._known = self._asking = None  # a view requested before the change may lack it
 
     async def _ask(self) -> AppView:
         details = await self._call("get_serve_instance_details")
         application = details["applications"].get(self._app_name)
         if application is None:
-            raise ControllerSilent(f"Serve knows no application {self._app_name!r}")
+            raise ControllerUnavailable(f"Serve knows no application {self._app_name!r}")
         self._known, self._known_at = AppView.from_details(application), time.monotonic()
         return self._known
 
@@ -105,10 +105,10 @@ class ServeControl:
                 return await getattr(self._controller, method).remote(*args)
         except TimeoutError:
             reason = f"Serve's controller has not answered within {self._timeout_s:g} s"
-            raise ControllerSilent(reason) from None
+            raise ControllerUnavailable(reason) from None
         except (ray.exceptions.RayError, ConnectionError, ValueError) as error:
             self._controller = None
-            raise ControllerSilent(f"Serve's controller does not answer: {type(error).__name__}") from None
+            raise ControllerUnavailable(f"Serve's controller does not answer: {type(error).__name__}") from None
 
 
 def _find_controller() -> Any:
