@@ -46,7 +46,7 @@ def draw_engine(rng: random.Random) -> dict[str, Any]:
             "priority_half_life_s": rng.choice([3.0, 30.0, 1e6]),
             "fair_quantum_tokens": rng.choice([1, 20, 256]),
             # Whose clock another thread reads does not see the same times again.
-            "max_step_seconds": None if overlap else rng.choice([None, 4 * TOKEN_SECONDS, 40 * TOKEN_SECONDS]),
+            "max_step_ms": None if overlap else rng.choice([None, 4e3 * TOKEN_SECONDS, 4e4 * TOKEN_SECONDS]),
             "max_step_stretch": None if overlap else rng.choice([None, 0.75, 5.0]),
         },
         "prefix_cache": rng.random() < 0.85,

@@ -1,4 +1,4 @@
-"""An engine's settings. Every limit is a field here, with its unit and its default."""
+"""An engine's settings. Every limit is a field, here or in `SchedulerSettings`, with its unit and its default."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Literal, get_args
 from engine.drafting.settings import Speculation
 from engine.machine import cpu_list
 from engine.scheduling.queue_policy import POLICIES
+from engine.scheduling.settings import SchedulerSettings
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Preemption = Literal["auto", "swap", "recompute"]
 KVDType = Literal["auto", "fp8"]
 Quantization = Literal["int8", "fp8"]
 CudaGraphs = Literal["start", "lazy", "off"]
-# Eleven days: in practice priorities then do not age, and seconds on a clock are still told apart.
+# Eleven days. In practice priorities then do not age, and a float still tells seconds of a clock apart.
 _LONGEST_HALF_LIFE_S = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Settings of one engine replica. Raises ValueError when a value is out of range."""
+class EngineConfig(SchedulerSettings):
+    """The settings of one engine replica. Raises ValueError when a value is out of range."""
 
     model: str = "demo"
     """Directory of a Hugging Face-style model, a hub id, or "demo" for the embedded model."""
@@ -32,14 +33,15 @@ class EngineConfig:
     dtype: DType = "auto"
     """Type of weights and KV; "auto" is the checkpoint's on a GPU and float32 on a CPU."""
     kv_dtype: KVDType = "auto"
-    """Type of KV: "auto" is that of `dtype`; "fp8": eight bits, scaled for each layer's keys, and values."""
+    """Type of KV: "auto" takes that of `dtype`; "fp8" takes eight bits, with a scale for each layer's keys and one
+    for its values."""
     quantization: Quantization | None = None
-    """Rounds a plain checkpoint's weights while they are loaded, with a scale for each output: "int8" for CPUs'
-    native kernels, "fp8" (float8_e4m3fn, activations too) for GPUs that multiply it. None: as they are."""
+    """How a plain checkpoint's weights are rounded when they are loaded, with a scale for each output: "int8" for
+    CPUs' native kernels, "fp8" (float8_e4m3fn, activations too) for GPUs that multiply it. None: not at all."""
     tensor_parallel_size: int = 1
     """GPUs (or processes, on a CPU) that share each layer of the model: they must divide its heads."""
     expert_parallel: bool = False
-    """With `tensor_parallel_size`: each GPU has some of a mixture's experts, whole, instead of a part of each."""
+    """With `tensor_parallel_size`: whether each GPU holds some experts whole instead of a part of every expert."""
     page_size: int = 16
     """Tokens per KV page, 1 to 256."""
     kv_pages: int | None = None
@@ -47,56 +49,37 @@ class EngineConfig:
     kv_memory_share: float = 0.25
     """Share of memory for KV pages when `kv_pages` is None: of free GPU memory, or of a CPU machine's RAM."""
     preemption: Preemption = "auto"
-    """What becomes of the KV of a preempted request: "swap" copies it to host memory while there is room,
-    "recompute" leaves it to be computed again, "auto" takes what will probably be cheaper."""
+    """What happens to the KV of a preempted request: "swap" copies it to host memory while there is room,
+    "recompute" drops it to compute it again, "auto" takes the way that will probably be cheaper."""
     host_kv_gib: float = 0.0
-    """Host memory for that, in GiB, allocated at the start and pinned on a GPU's machine. 0: always recompute."""
+    """Host memory for swapped KV, in GiB, allocated at the start and pinned if there is a GPU. 0: always
+    recompute."""
     max_model_len: int | None = None
     """Most tokens of prompt and output together; None takes the model's own limit."""
-    max_running: int = 256
-    """Most requests in one batch."""
-    max_step_tokens: int = 2048
-    """Most tokens computed in one step: bounds the time a long prompt can hold up running decodes."""
-    max_step_ms: float | None = 100.0
-    """Aimed length of a step beside running decodes, in milliseconds: bounds its prefill. None: no aim."""
-    max_step_stretch: float | None = 0.75
-    """How much longer each prompt may make a step beside running decodes, as a share of what they take alone: with
-    0.75 streams keep within twice the time per token while one long prompt is computed. None: no such bound."""
     cuda_graphs: CudaGraphs = "start"
-    """Record steps of plain decodes on a GPU and replay them, a launch for all of their kernels: "start" records
-    all sizes when the engine starts, "lazy" each when it first comes, "off" none."""
+    """Whether steps of plain decodes on a GPU are recorded and replayed, one launch for all their kernels: "start"
+    records all batch sizes when the engine starts, "lazy" each size on first use, "off" none."""
     overlap: bool | None = None
-    """Plan the next step while one runs. Without it the tokens are the same, and each step waits for its plan.
-    None: unless steps are computed by as many threads as there are cores, which planning would only hold up."""
-    policy: str = "priority"
-    """Who goes first: "fcfs", "priority" (with ageing) or "fair" (tenants take turns);
-    see `engine/scheduling/queue_policy.py`."""
-    priority_half_life_s: float = 30.0
-    """Seconds of waiting that weigh as much as one level of priority."""
-    fair_quantum_tokens: int = 256
-    """Tokens that a tenant may have computed in a turn, when the policy is "fair"."""
-    max_waiting: int = 1024
-    """Most requests waiting for admission; more are refused with "queue full"."""
-    max_waiting_tokens: int = 4_000_000
-    """Most uncomputed prompt tokens waiting; more are refused with "queue full"."""
+    """Whether the next step is planned while one runs; the tokens are the same either way. None: yes, unless
+    as many threads compute a step as there are cores, because planning would then only slow them down."""
     prefix_cache: bool = True
-    """Keep KV of finished requests for prompts that begin alike."""
+    """Whether KV of finished requests is kept for prompts that begin alike."""
     eviction: str = "lru"
-    """Which cached prefixes go first: "lru", "lfu" or "priority"."""
+    """Which cached prefixes are evicted first: "lru", "lfu" or "priority"."""
     attention: str = "auto"
     """Attention backend: "native" (CPUs), "triton" (GPUs), "flash_attn" and "flashinfer" (GPUs, where installed),
     "reference", or "auto" for the best that runs here."""
     block_tokens: int = 16
-    """Tokens of the blocks in which routers are told what is cached; the same in all engines of a model."""
+    """Tokens per block in what routers are told of the cache; the same in all engines of a model."""
     max_grammars: int = 64
-    """Compiled grammars to keep for requests to come: up to some 50 MB each, seldom over one."""
+    """Compiled grammars to keep for later requests: seldom more than 1 MB each, at most some 50 MB."""
     threads: int | None = None
-    """Threads that compute on a CPU; None: OMP_NUM_THREADS where it is set, else one for each core of the
-    machine that this process may use (`engine/machine.py`)."""
+    """Threads that compute on a CPU; None: OMP_NUM_THREADS if it is set, else one for each core of the machine
+    that this process may use (`engine/machine.py`)."""
     cpus: str | None = None
-    """Logical CPUs that the engine's process keeps to, such as "0-3,8"; None: wherever the system puts it."""
+    """Logical CPUs to which the engine's process is pinned, such as "0-3,8"; None: not pinned."""
     speculation: Speculation | None = None
-    """Guess tokens and check many in one step; None: one token per request and step."""
+    """How tokens are drafted, so that one step verifies several of them; None: one token per request and step."""
 
     def __post_init__(self) -> None:
         _check_range("page_size", self.page_size, 1, 256)

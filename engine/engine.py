@@ -21,7 +21,7 @@ from engine.machine import prepare_process
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Runner
-from engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.swap import HostMemory, SwapSpace
 
 if TYPE_CHECKING:
@@ -90,21 +90,10 @@ class Engine:
             prefix_cache=config.prefix_cache,
             block_tokens=config.block_tokens,
         )
-        limits = SchedulerLimits(
-            max_model_len=config.max_model_len or self.model.max_position_embeddings,
-            max_running=config.max_running,
-            max_step_tokens=config.max_step_tokens,
-            max_waiting=config.max_waiting,
-            max_waiting_tokens=config.max_waiting_tokens,
-            max_step_seconds=None if config.max_step_ms is None else config.max_step_ms / 1000,
-            max_step_stretch=config.max_step_stretch,
-            policy=config.policy,
-            priority_half_life_s=config.priority_half_life_s,
-            fair_quantum_tokens=config.fair_quantum_tokens,
-        )
         swap = SwapSpace(runner.host_memory, config.page_size, config.preemption)
         speculator = _speculator(config.speculation, drafter)
-        self.scheduler = Scheduler(self.cache, limits, self.model.eos_token_ids, swap, speculator)
+        longest = config.max_model_len or self.model.max_position_embeddings
+        self.scheduler = Scheduler(self.cache, config, longest, self.model.eos_token_ids, swap, speculator)
         self.grammars = Compiler(self._vocabulary, config.max_grammars)
         self.loop = EngineLoop(self.scheduler, runner, overlap=config.overlap is not False)
         self._rank_group = rank_group
@@ -145,7 +134,7 @@ class Engine:
     @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and output together, with this model and these pages."""
-        return self.scheduler.limits.max_model_len
+        return self.scheduler.max_model_len
 
     def new_request(
         self,

@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 
 from cache import CacheStats, KVCacheManager, PageAccount
 from engine.drafting.speculator import Speculator
@@ -28,27 +27,12 @@ from engine.scheduling.plan import GRAMMAR_FAILED, Chunk, StepPlan, StepResult
 from engine.scheduling.prefill_budget import PrefillBudget
 from engine.scheduling.prefill_sharing import PrefillSharing
 from engine.scheduling.queue_policy import policy_named
+from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.stats import EngineLoad
 from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.swap import HostMemory, SwapSpace
 from engine.scheduling.waiting_queue import WaitingQueue
 from engine.stream_delta import FinishReason, StreamDelta, Timings
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """Bounds of a scheduler; the fields of the same names in `EngineConfig` say what they mean."""
-
-    max_model_len: int
-    max_running: int = 256
-    max_step_tokens: int = 2048
-    max_waiting: int = 1024
-    max_waiting_tokens: int = 4_000_000
-    max_step_seconds: float | None = None
-    max_step_stretch: float | None = None
-    policy: str = "priority"
-    priority_half_life_s: float = 30.0
-    fair_quantum_tokens: int = 256
 
 
 class Scheduler:
@@ -57,28 +41,33 @@ class Scheduler:
     def __init__(
         self,
         cache: KVCacheManager,
-        limits: SchedulerLimits,
+        settings: SchedulerSettings,
+        max_model_len: int,
         eos_token_ids: Iterable[int] = (),
         swap: SwapSpace | None = None,
         speculator: Speculator | None = None,
     ) -> None:
-        """Without `swap`, the KV of preempted requests stays where it is or is computed again. Without a
-        `speculator` nothing is guessed: every decode yields one token per step.
+        """`max_model_len` bounds the prompt and output tokens of a request.
+
+        Without `swap`, the KV of preempted requests stays in the tree or is computed again. Without a `speculator`
+        every decode yields one token per step.
         """
         self.cache = cache
         self._page_size = cache.page_size
-        # What fits alone in all pages always fits in the end: nothing admitted can get stuck for ever.
-        pool_tokens = cache.num_pages * cache.page_size
-        self.limits = replace(limits, max_model_len=min(limits.max_model_len, pool_tokens))
+        # A request that fits alone in all pages fits in the end, so no admitted request is stuck for ever.
+        self.max_model_len = min(max_model_len, cache.num_pages * cache.page_size)
+        """Most prompt and output tokens of a request."""
+        self._max_running, self._max_step_tokens = settings.max_running, settings.max_step_tokens
         self._eos = frozenset(eos_token_ids)
-        self._policy = policy_named(limits.policy, limits.priority_half_life_s)
-        self._budget = PrefillBudget(limits.max_step_tokens, limits.max_step_seconds, limits.max_step_stretch)
-        self._sharing = PrefillSharing(limits.fair_quantum_tokens)
+        self._policy = policy_named(settings.policy, settings.priority_half_life_s)
+        max_seconds = None if settings.max_step_ms is None else settings.max_step_ms / 1000
+        self._budget = PrefillBudget(settings.max_step_tokens, max_seconds, settings.max_step_stretch)
+        self._sharing = PrefillSharing(settings.fair_quantum_tokens)
         self._speculator = speculator or Speculator()
         self._requests: dict[str, Request] = {}
-        self.waiting = WaitingQueue(limits.max_waiting, limits.max_waiting_tokens)
+        self.waiting = WaitingQueue(settings.max_waiting, settings.max_waiting_tokens)
         swap = swap or SwapSpace(HostMemory(), cache.page_size)
-        self.allocator = KVAllocator(cache, self.waiting, limits.max_running, swap, self._budget)
+        self.allocator = KVAllocator(cache, self.waiting, settings.max_running, swap, self._budget)
         self._ending: dict[str, FinishReason] = {}  # to end at the next border between steps, and why
         self._num_steps = self._num_finished = self._num_in_flight = 0
 
@@ -89,13 +78,13 @@ class Scheduler:
         longest = request.num_prompt + request.sampling.max_tokens
         if request.num_prompt == 0:
             raise NeverFits("the prompt is empty: at least one token is needed")
-        if longest > self.limits.max_model_len:
+        if longest > self.max_model_len:
             raise NeverFits(
                 f"{request.num_prompt} prompt tokens + max_tokens {request.sampling.max_tokens} = {longest}, "
-                f"but this engine holds at most {self.limits.max_model_len} per request"
+                f"but this engine holds at most {self.max_model_len} per request"
             )
         if request.sampling.beams is not None:
-            beam_group.check(request, request.sampling.beams.width, self.cache, self.limits.max_running)
+            beam_group.check(request, request.sampling.beams.width, self.cache, self._max_running)
 
     def add(self, request: Request) -> None:
         """Put a request in the queue. Raises NeverFits, QueueFull, or ValueError when the id is in use."""
@@ -105,7 +94,7 @@ class Scheduler:
         self.waiting.check_room(request)
         params = request.sampling
         request.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
-        request.longest = min(request.num_prompt + params.max_tokens, self.limits.max_model_len)
+        request.longest = min(request.num_prompt + params.max_tokens, self.max_model_len)
         if params.beams is not None:
             beam_group.begin(request)
         request.queue_position = self._policy.position(request)
@@ -171,7 +160,7 @@ class Scheduler:
                 for beam in request.beams:
                     self._place(step, beam, beam.num_to_compute, now)
         num_tokens = sum([chunk.num_tokens for chunk in step.chunks]) + len(decodes)
-        guesses = self._speculator.propose(decodes, self.limits.max_step_tokens - num_tokens)
+        guesses = self._speculator.propose(decodes, self._max_step_tokens - num_tokens)
         for request, drafts in zip(decodes, guesses, strict=True):
             if request.status is Status.RUNNING:  # else it was preempted for one before it
                 self._place(step, request, 1, now, drafts)
@@ -179,7 +168,7 @@ class Scheduler:
     def _place_prompts(self, step: StepBuilder, now: float) -> None:
         """Share what the step has room for, and admit whoever gets some of it."""
         running = [prompt for prompt in step.prompts if prompt.status is Status.RUNNING]
-        num_startable = min(len(self.waiting), self.limits.max_running - len(self.allocator.running))
+        num_startable = min(len(self.waiting), self._max_running - len(self.allocator.running))
         num_decodes = sum([chunk.num_tokens for chunk in step.chunks])
         room = self._budget.room(num_decodes, len(running) + num_startable)
         shares = self._sharing.share(

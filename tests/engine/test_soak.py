@@ -39,9 +39,9 @@ def test_an_episode_is_the_same_every_time() -> None:
 Wrap = Callable[[Any], Any]
 
 
-def copies_nothing_back(come_back: Any) -> Any:
+def copies_nothing_back(swap_in: Any) -> Any:
     def wrong(*args: Any) -> list[Any]:
-        come_back(*args)
+        swap_in(*args)
         return []
 
     return wrong
@@ -67,7 +67,7 @@ DEFECTS: list[tuple[type, str, Wrap]] = [
     (KVCacheManager, "release_copy", lambda release: lambda *args: None),
     (KVCacheManager, "record_admission", counts_everybody_anew),
     (KVCacheManager, "fork", forgets_the_copy),
-    (SwapSpace, "come_back", copies_nothing_back),
+    (SwapSpace, "swap_in", copies_nothing_back),
     (SwapSpace, "forget", lambda forget: lambda *args: None),
     (Scheduler, "needs_results", lambda needs: False),
 ]

@@ -86,7 +86,7 @@ def gaps(engine: SimulatedEngine, names: list[str]) -> list[float]:
 def test_streams_keep_within_twice_the_time_per_token_while_a_long_prompt_is_computed(num_streams: int) -> None:
     percentiles = []
     for num_long in (0, 100_000):
-        engine = SimulatedEngine(machine, max_step_seconds=0.1, max_step_stretch=0.75)
+        engine = SimulatedEngine(machine, max_step_ms=100.0, max_step_stretch=0.75)
         streams = [engine.arrive(100, max_tokens=1200) for _ in range(num_streams)]
         engine.run(until=lambda: all(len(engine.token_times[name]) >= 20 for name in streams))  # noqa: B023
         if num_long:
@@ -104,7 +104,7 @@ def test_streams_keep_within_twice_the_time_per_token_while_a_long_prompt_is_com
 
 def test_nobody_is_admitted_to_a_step_that_is_full() -> None:
     """Of time, though not of tokens: a place in the batch is for who gets on."""
-    engine = SimulatedEngine(machine, max_step_seconds=0.02)
+    engine = SimulatedEngine(machine, max_step_ms=20.0)
     engine.arrive(100, max_tokens=1000)
     engine.run(until=lambda: len(engine.plans) > 20)
     for _ in range(60):
@@ -115,7 +115,7 @@ def test_nobody_is_admitted_to_a_step_that_is_full() -> None:
 
 
 def test_many_prompts_at_once_may_take_all_of_max_step_ms() -> None:
-    engine = SimulatedEngine(machine, max_step_seconds=0.1, max_step_stretch=0.75)
+    engine = SimulatedEngine(machine, max_step_ms=100.0, max_step_stretch=0.75)
     engine.arrive(100, max_tokens=1000)
     engine.run(until=lambda: len(engine.plans) > 20)
     for _ in range(40):

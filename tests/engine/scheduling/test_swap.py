@@ -98,7 +98,7 @@ def test_auto_learns_that_the_tree_keeps_what_is_preempted() -> None:
 
 moves = st.lists(
     st.tuples(
-        st.sampled_from(["leave", "come_back", "forget", "step"]),
+        st.sampled_from(["swap_out", "swap_in", "forget", "step"]),
         st.integers(0, 5),
         st.integers(0, 40),
         st.integers(0, 40),
@@ -121,11 +121,11 @@ def test_no_page_is_lost_shared_or_written_before_it_was_read(
     ins: list[tuple[str, PagePair]] = []
     for action, number, low, high in [*script, ("step", 0, 0, 0)]:
         name, table = str(number), [100 * number + i for i in range(41)]
-        if action == "leave" and name not in away:
+        if action == "swap_out" and name not in away:
             for device, page in swap.swap_out(name, table, min(low, high), max(low, high), 0.0):
                 host[page] = (name, device % 100)
             away[name] = max(low, high)
-        elif action == "come_back" and name in away:
+        elif action == "swap_in" and name in away:
             found = min(low, away.pop(name))
             reached = swap.reach(name, found)
             found -= found % page_size if reached > found else 0

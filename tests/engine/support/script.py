@@ -15,7 +15,8 @@ from engine.loop import EngineLoop
 from engine.request import Request, Status
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Chunk
-from engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.swap import HostMemory, SwapSpace
 from engine.stream_delta import StreamDelta
 from tests.engine.support import hash_model
@@ -49,12 +50,14 @@ class Script:
         self.cache = KVCacheManager(
             self.num_pages, self.page_size, eviction=self.eviction, prefix_cache=self.prefix_cache
         )
-        limits = SchedulerLimits(**{"max_model_len": 10**6, **self.limits})
+        limits = {"max_step_ms": None, "max_step_stretch": None, **self.limits}
+        max_model_len = limits.pop("max_model_len", 10**6)
         self.swap = SwapSpace(HostMemory(self.host_pages), self.page_size, self.preemption)
         speculator = None
         if self.drafter is not None:
             speculator = Speculator(self.drafter, self.max_drafts, adaptive=self.is_adaptive)
-        self.scheduler = Scheduler(self.cache, limits, [EOS], self.swap, speculator)
+        settings = SchedulerSettings(**limits)
+        self.scheduler = Scheduler(self.cache, settings, max_model_len, [EOS], self.swap, speculator)
         self.runner = MemoryRunner(self.page_size)
         self.loop = EngineLoop(self.scheduler, self.runner, clock=lambda: self.now, overlap=self.overlap)
         self.requests: dict[str, Request] = {}

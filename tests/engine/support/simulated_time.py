@@ -10,7 +10,8 @@ from engine.loop import EngineLoop
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import StepPlan, StepResult
-from engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.settings import SchedulerSettings
 from engine.stream_delta import StreamDelta
 
 PAGE = 16
@@ -28,7 +29,8 @@ class SimulatedEngine:
         self.token_times: dict[str, list[float]] = {}
         self._seconds = seconds
         self.cache = KVCacheManager(num_pages, PAGE, prefix_cache=False)
-        self.scheduler = Scheduler(self.cache, SchedulerLimits(**{"max_model_len": 10**6, **limits}))
+        settings = SchedulerSettings(**{"max_step_ms": None, "max_step_stretch": None, **limits})
+        self.scheduler = Scheduler(self.cache, settings, max_model_len=10**6)
         self.loop = EngineLoop(self.scheduler, self, clock=lambda: self.now)
 
     def prepare(self, plan: StepPlan) -> Callable[[], StepResult]:
