@@ -14,6 +14,7 @@ from deployments.api.text_codec import TextCodec
 from deployments.client.protocol import EngineClient, ModelSwitch
 from deployments.config.limits import Limits
 from deployments.config.settings import SloSettings
+from deployments.config.version import raydix_version
 from monitoring.metrics import Metrics
 
 
@@ -60,7 +61,7 @@ class ApiService:
     """Where requests are counted that name no model served here; None counts nothing."""
     slo: SloSettings = field(default_factory=SloSettings)
     """Targets that requests are measured by."""
-    version: str = "0.1.0"
+    version: str = field(default_factory=raydix_version)
     access: AccessControl = field(default_factory=AccessControl)
     """Keys, tenants and their limits; by default the service is open."""
     admin_key_hash: str | None = None

@@ -18,6 +18,7 @@ from typing import Any
 
 from deployments.client.protocol import GenerateRequest
 from deployments.config.settings import HealthSettings, MetricsSettings, WarmUpSettings, WireSettings
+from deployments.config.version import raydix_version
 from deployments.replica.devices import gpu_utilization, gpus_of
 from deployments.replica.draining import serve_is_stopping
 from deployments.replica.liveness import Beat, EngineUnhealthy, prove_step
@@ -292,15 +293,9 @@ class EngineReplica:
 
 
 def _build_info(engine: Engine) -> dict[str, Any]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        release = version("raydix")
-    except PackageNotFoundError:
-        release = "unknown"
     runner = engine.runner
     return {
-        "version": release,
+        "version": raydix_version(),
         "attention": str(getattr(runner, "attention_name", "none")),
         "device": str(getattr(runner, "device", "none")),
         "dtype": str(getattr(runner, "dtype", "none")).removeprefix("torch."),

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from deployments.api import ApiService, create_app
+from deployments.config.version import raydix_version
 from tests.deployments.support.scripted_api import Client, ScriptedEngine
 
 
@@ -45,7 +46,7 @@ def test_health(client: Client, engine: ScriptedEngine, state: str, status: int)
 
 
 def test_version_and_metrics(client: Client) -> None:
-    assert client.get("/version").json() == {"version": "0.1.0"}
+    assert client.get("/version").json() == {"version": raydix_version()}
     metrics = client.get("/metrics")
     assert metrics.text == "raydix_up 1\n" and metrics.headers["content-type"].startswith("text/plain")
 
