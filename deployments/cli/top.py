@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.live import Live
 
 from deployments.cli.errors import UserError
-from deployments.cli.top_source import Source, SourceError
-from deployments.cli.top_state import View, Watch
-from deployments.cli.top_view import Away, Screen
+from deployments.cli.top_client import TopClient, TopClientError
+from deployments.cli.top_state import TopView, ViewBuilder
+from deployments.cli.top_view import Outage, Screen
 
 DEFAULT_KEY_ENV = "RAYDIX_ADMIN_KEY"
 
@@ -21,8 +21,8 @@ DEFAULT_KEY_ENV = "RAYDIX_ADMIN_KEY"
 def run(url: str, key: str | None, key_env: str | None, interval: float, *, once: bool, as_json: bool) -> None:
     """Show until Ctrl-C, or once after two readings. Raises UserError when there is nothing to see."""
     console = Console()
-    with Source(url, _key(key, key_env)) as source:
-        top = Top(source, console, as_json)
+    with TopClient(url, _key(key, key_env)) as client:
+        top = Top(client, console, as_json)
         try:
             if once:
                 top.once(interval)
@@ -33,26 +33,26 @@ def run(url: str, key: str | None, key_env: str | None, interval: float, *, once
 
 
 class Top:
-    """One source on one console."""
+    """Shows what one server reports on one console."""
 
-    def __init__(self, source: Source, console: Console, as_json: bool) -> None:
-        self._source, self._console, self._as_json = source, console, as_json
-        self._watch = Watch(source.url)
-        self._view: View | None = None
-        self._away: Away | None = None
+    def __init__(self, client: TopClient, console: Console, as_json: bool) -> None:
+        self._client, self._console, self._as_json = client, console, as_json
+        self._views = ViewBuilder(client.url)
+        self._view: TopView | None = None
+        self._outage: Outage | None = None
 
     def once(self, interval: float) -> None:
         """Two readings, one view. Raises UserError when either fails."""
         try:
-            self._watch.see(self._source.read())
+            self._views.see(self._client.read())
             time.sleep(interval)
-            self._view = self._watch.see(self._source.read())
-        except SourceError as error:
+            self._view = self._views.see(self._client.read())
+        except TopClientError as error:
             raise self._failed(error) from None
         self._print()
 
     def follow(self, interval: float) -> None:
-        """Reading after reading. Raises UserError when the first shows that trying again is of no use."""
+        """Show reading after reading. Raises UserError when the first shows that trying again is of no use."""
         if self._as_json or not self._console.is_terminal:
             while True:
                 self._step()
@@ -71,27 +71,27 @@ class Top:
 
     def _step(self) -> None:
         try:
-            self._view, self._away = self._watch.see(self._source.read()), None
-        except SourceError as error:
+            self._view, self._outage = self._views.see(self._client.read()), None
+        except TopClientError as error:
             if self._view is None and not error.is_temporary:
                 raise self._failed(error) from None
             now = time.time()
-            self._away = Away(self._away.since if self._away is not None else now, now, str(error))
+            self._outage = Outage(self._outage.since if self._outage is not None else now, now, str(error))
 
-    def _failed(self, error: SourceError) -> UserError:
-        return UserError(f"{self._source.url}: {error}")
+    def _failed(self, error: TopClientError) -> UserError:
+        return UserError(f"{self._client.url}: {error}")
 
     def _screen(self) -> Screen:
         fits_height = self._console.is_terminal
-        return Screen(self._source.url, self._view, self._away, fits_height)
+        return Screen(self._client.url, self._view, self._outage, fits_height)
 
     def _print(self) -> None:
         if not self._as_json:
-            self._console.print(Screen(self._source.url, self._view, self._away))
+            self._console.print(Screen(self._client.url, self._view, self._outage))
             return
-        document = self._view.as_json() if self._view is not None else {"url": self._source.url}
-        away = asdict(self._away) if self._away is not None else None
-        self._console.out(json.dumps({**document, "away": away}), highlight=False)
+        document = self._view.as_json() if self._view is not None else {"url": self._client.url}
+        outage = asdict(self._outage) if self._outage is not None else None
+        self._console.out(json.dumps({**document, "away": outage}), highlight=False)
 
 
 def _key(key: str | None, key_env: str | None) -> str | None:

@@ -1,6 +1,6 @@
 """What `raydix top` shows, as values: the document of `--json` and the rows of the screen.
 
-    readings ──▶ Interval ──▶ View: service, models, replicas, decisions
+    readings ──▶ Interval ──▶ TopView: service, models, replicas, decisions
 
 None stands for what is not known: not on the page, hidden, or a rate before there are two readings.
 """
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from deployments.cli.loose_json import number, objects, text
-from deployments.cli.top_source import Reading
+from deployments.cli.top_client import ServerReading
 from deployments.telemetry.scrape import Interval, MetricsPage
 
 GONE_SHOWN_S = 60.0
@@ -24,7 +24,7 @@ the next a rate would show 0 and then twice what it is."""
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceState:
+class ServiceSummary:
     """The application as a whole. Counts are of the interval."""
 
     status: str | None
@@ -43,7 +43,7 @@ class ServiceState:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelState:
+class ModelRow:
     """One model. Quantiles and the hit rate are of the interval."""
 
     model: str
@@ -63,7 +63,7 @@ class ModelState:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaState:
+class ReplicaRow:
     """One engine replica."""
 
     replica: str
@@ -87,7 +87,7 @@ class ReplicaState:
 
 
 @dataclass(frozen=True, slots=True)
-class DecisionState:
+class DecisionRow:
     """One of the router's last decisions."""
 
     at_unix_s: float | None
@@ -102,17 +102,17 @@ class DecisionState:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class TopView:
     """All of it."""
 
     url: str
     at_unix_s: float
     interval_s: float | None
     """Of rates, counts and quantiles; None: counts and quantiles are since the processes' start, rates unknown."""
-    service: ServiceState
-    models: list[ModelState] = field(default_factory=list)
-    replicas: list[ReplicaState] = field(default_factory=list)
-    decisions: list[DecisionState] | None = None
+    service: ServiceSummary
+    models: list[ModelRow] = field(default_factory=list)
+    replicas: list[ReplicaRow] = field(default_factory=list)
+    decisions: list[DecisionRow] | None = None
     """Newest first; None while hidden."""
     hidden: dict[str, str] = field(default_factory=dict)
     """What is not shown, and why."""
@@ -122,15 +122,15 @@ class View:
         return asdict(self)
 
 
-class Watch:
+class ViewBuilder:
     """Turns readings into views; remembers the last readings, and replicas that vanished."""
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._past: deque[Reading] = deque()
-        self._seen: dict[str, tuple[ReplicaState, float]] = {}
+        self._past: deque[ServerReading] = deque()
+        self._seen: dict[str, tuple[ReplicaRow, float]] = {}
 
-    def see(self, reading: Reading) -> View:
+    def see(self, reading: ServerReading) -> TopView:
         """The view of this reading and one before: the latest that is `WINDOW_S` old, else the oldest."""
         while len(self._past) > 1 and reading.clock - self._past[1].clock >= WINDOW_S:
             self._past.popleft()
@@ -138,7 +138,7 @@ class Watch:
         self._past.append(reading)
         seconds = reading.clock - before.clock if before is not None else None
         interval = Interval(before.page if before is not None else None, reading.page, seconds)
-        return View(
+        return TopView(
             url=self._url,
             at_unix_s=reading.at,
             interval_s=seconds,
@@ -149,7 +149,7 @@ class Watch:
             hidden=reading.hidden,
         )
 
-    def _with_gone(self, present: list[ReplicaState], reading: Reading) -> list[ReplicaState]:
+    def _with_gone(self, present: list[ReplicaRow], reading: ServerReading) -> list[ReplicaRow]:
         """Those that are there and those that vanished lately; what needs attention comes first.
 
         A page speaks of a replica for some seconds after its end: one that was known, and that /health does not
@@ -165,9 +165,9 @@ class Watch:
         return sorted([*known.values(), *gone], key=lambda row: (row.state == "up", row.model or "", row.replica))
 
 
-def _service(health: Mapping[str, Any], interval: Interval) -> ServiceState:
+def _service(health: Mapping[str, Any], interval: Interval) -> ServiceSummary:
     page = interval.after
-    return ServiceState(
+    return ServiceSummary(
         status=text(health.get("status")),
         replicas_up=number(health.get("replicas_up")),
         replicas_expected=number(health.get("replicas_expected")),
@@ -184,18 +184,18 @@ def _service(health: Mapping[str, Any], interval: Interval) -> ServiceState:
     )
 
 
-def _model_names(reading: Reading) -> list[str]:
+def _model_names(reading: ServerReading) -> list[str]:
     healthy = reading.health.get("models")
     named = set(healthy) if isinstance(healthy, dict) else set()
     return sorted((named | reading.page.values("requests_running", "model_name")) - {""})
 
 
-def _model(name: str, reading: Reading, interval: Interval) -> ModelState:
+def _model(name: str, reading: ServerReading, interval: Interval) -> ModelRow:
     models = reading.health.get("models")
     said = models.get(name) if isinstance(models, dict) else None
     health: Mapping[str, Any] = said if isinstance(said, dict) else {}
     mine = {"model_name": name}
-    return ModelState(
+    return ModelRow(
         model=name,
         status=text(health.get("status")),
         replicas_up=number(health.get("replicas_up")),
@@ -213,7 +213,7 @@ def _model(name: str, reading: Reading, interval: Interval) -> ModelState:
     )
 
 
-def _replicas(reading: Reading, interval: Interval) -> list[ReplicaState]:
+def _replicas(reading: ServerReading, interval: Interval) -> list[ReplicaRow]:
     health = {row["replica"]: row for row in _named_replicas(reading.health)}
     serve: dict[str, tuple[str | None, Mapping[str, Any]]] = {}
     for one in objects((reading.status or {}).get("models")):
@@ -247,10 +247,10 @@ def _state(health: Mapping[str, Any] | None, served: Mapping[str, Any]) -> str:
 
 def _replica(
     name: str, model: str | None, state: str, health: Mapping[str, Any], interval: Interval
-) -> ReplicaState:
+) -> ReplicaRow:
     page, mine = interval.after, {"replica": name}
     running, waiting = number(health.get("num_running")), number(health.get("num_waiting"))
-    return ReplicaState(
+    return ReplicaRow(
         replica=name,
         model=model,
         state=state,
@@ -270,7 +270,7 @@ def _replica(
     )
 
 
-def _gone(row: ReplicaState) -> ReplicaState:
+def _gone(row: ReplicaRow) -> ReplicaRow:
     """As it was last known, but for what it is doing."""
     return replace(
         row, state="gone", running=None, waiting=None, waiting_prefill_tokens=None, prefill_tokens_per_s=None,
@@ -283,11 +283,11 @@ def _hit_rate(interval: Interval, labels: Mapping[str, str]) -> float | None:
     return interval.ratio("prefix_cache_hit_tokens_total", "prefix_cache_query_tokens_total", **labels)
 
 
-def _decision(record: Mapping[str, Any]) -> DecisionState:
+def _decision(record: Mapping[str, Any]) -> DecisionRow:
     replica = text(record.get("replica")) or ""
     terms = record.get("terms")
     chosen = terms.get(replica) if isinstance(terms, dict) else None
-    return DecisionState(
+    return DecisionRow(
         at_unix_s=number(record.get("at")),
         request_id=text(record.get("request_id")) or "",
         model=text(record.get("model")) or "",

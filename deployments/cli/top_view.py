@@ -1,4 +1,4 @@
-"""A `View` on a terminal: as many rows as it has, one line each, the same with and without colours.
+"""A `TopView` on a terminal: as many rows as it has, one line each, the same with and without colours.
 
 raydix  http://127.0.0.1:8000  healthy 2/2  14:38:22  over 1.0 s
 admission: 3 waiting (1.2K tokens)  errors: 1 (404)  rejected: 2 (queue_full)  ...
@@ -21,10 +21,10 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.cli.printable import printable
-from deployments.cli.top_state import DecisionState, ModelState, ReplicaState, ServiceState, View
+from deployments.cli.top_state import DecisionRow, ModelRow, ReplicaRow, ServiceSummary, TopView
 from deployments.cli.units import count_text, seconds_text
 
-Row = TypeVar("Row")
+RowT = TypeVar("RowT")
 
 COLOURS = {
     "healthy": "green", "up": "green", "degraded": "yellow", "draining": "yellow", "starting": "yellow",
@@ -38,7 +38,7 @@ _LEAST_DECISIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Away:
+class Outage:
     """The server does not answer."""
 
     since: float
@@ -48,12 +48,12 @@ class Away:
 
 
 @dataclass(frozen=True, slots=True)
-class Column(Generic[Row]):
+class Column(Generic[RowT]):
     """One column of a table: shown where the terminal has `from_width` cells at least."""
 
     title: str
     width: int
-    cell: Callable[[Row], str | Text]
+    cell: Callable[[RowT], str | Text]
     from_width: int = 0
     justify: str = "right"
 
@@ -83,7 +83,7 @@ def _state(state: str | None) -> Text:
     return Text(printable(state or "-"), style=COLOURS.get(state or "", ""))
 
 
-MODEL_COLUMNS: tuple[Column[ModelState], ...] = (
+MODEL_COLUMNS: tuple[Column[ModelRow], ...] = (
     Column("status", 9, lambda m: _state(m.status), justify="left"),
     Column("up", 5, lambda m: f"{_count(m.replicas_up)}/{_count(m.replicas_expected)}"),
     Column("run", 5, lambda m: _count(m.running), 100),
@@ -97,7 +97,7 @@ MODEL_COLUMNS: tuple[Column[ModelState], ...] = (
     Column("ITL50", 6, lambda m: _seconds(m.itl_p50_s)),
     Column("ITL99", 6, lambda m: _seconds(m.itl_p99_s)),
 )
-REPLICA_COLUMNS: tuple[Column[ReplicaState], ...] = (
+REPLICA_COLUMNS: tuple[Column[ReplicaRow], ...] = (
     Column("model", 14, lambda r: printable(r.model or "-"), 110, "left"),
     Column("state", 8, lambda r: _state(r.state), justify="left"),
     Column("run", 4, lambda r: _count(r.running)),
@@ -112,7 +112,7 @@ REPLICA_COLUMNS: tuple[Column[ReplicaState], ...] = (
     Column("preempt", 7, lambda r: _count(r.preemptions)),
     Column("beat", 5, lambda r: _age(r.heartbeat_age_s)),
 )
-DECISION_COLUMNS: tuple[Column[DecisionState], ...] = (
+DECISION_COLUMNS: tuple[Column[DecisionRow], ...] = (
     Column("at", 8, lambda d: _clock(d.at_unix_s), justify="left"),
     Column("model", 14, lambda d: printable(d.model), 110, "left"),
     Column("reason", 14, lambda d: printable(d.reason), justify="left"),
@@ -129,8 +129,8 @@ class Screen:
     """One frame. Takes the console's width and, with `fits_height`, no more lines than it has."""
 
     url: str
-    view: View | None
-    away: Away | None = None
+    view: TopView | None
+    outage: Outage | None = None
     fits_height: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -156,8 +156,8 @@ class Screen:
         view = self.view
         head = _head(self.url, view)
         if view is None:
-            return [head, _away(self.away)] if self.away is not None else [head]
-        lines = [head, _away(self.away) if self.away is not None else _service(view.service)]
+            return [head, _outage(self.outage)] if self.outage is not None else [head]
+        lines = [head, _outage(self.outage) if self.outage is not None else _service(view.service)]
         foot = [Text(f"hidden: {printable(f'{what} ({why})')}", style="dim") for what, why in view.hidden.items()]
         free = max(height - _FIXED_LINES - len(foot), 0)
         num_models = min(len(view.models), max(free // 4, 1))
@@ -172,7 +172,7 @@ class Screen:
         return [*blocks, *foot]
 
 
-def _head(url: str, view: View | None) -> Text:
+def _head(url: str, view: TopView | None) -> Text:
     head = Text.assemble(("raydix", "bold"), "  ", printable(url))
     if view is None:
         return head
@@ -182,12 +182,12 @@ def _head(url: str, view: View | None) -> Text:
     return head.append(f"over {view.interval_s:.1f} s" if view.interval_s is not None else "since start", "dim")
 
 
-def _away(away: Away) -> Text:
-    since = f"No answer since {_clock(away.since)} ({seconds_text(max(away.now - away.since, 0))})"
-    return Text(f"{since}, trying again: {printable(away.reason)}", style="bold red")
+def _outage(outage: Outage) -> Text:
+    since = f"No answer since {_clock(outage.since)} ({seconds_text(max(outage.now - outage.since, 0))})"
+    return Text(f"{since}, trying again: {printable(outage.reason)}", style="bold red")
 
 
-def _service(service: ServiceState) -> Text:
+def _service(service: ServiceSummary) -> Text:
     tokens = _count(service.admission_waiting_tokens)
     parts = [f"admission: {_count(service.admission_waiting_requests)} wait ({tokens} tokens)"]
     parts.append("errors: " + _counts(service.errors, service.errors_by_status))
@@ -208,17 +208,17 @@ def _kinds(kinds: Mapping[str, float]) -> str:
     return printable(", ".join(f"{_count(number)} {kind}" for kind, number in kinds.items()))
 
 
-def _models(models: Sequence[ModelState], shown: int, width: int) -> Table:
+def _models(models: Sequence[ModelRow], shown: int, width: int) -> Table:
     columns = [c for c in MODEL_COLUMNS if c.from_width <= width]
-    first: Column[ModelState] = Column(
+    first: Column[ModelRow] = Column(
         _of("model", shown, len(models)), _left(columns, width, 30), lambda m: printable(m.model), 0, "left"
     )
     return _table([first, *columns], models[:shown])
 
 
-def _replicas(replicas: Sequence[ReplicaState], shown: int, width: int, is_ascii: bool) -> Table:
+def _replicas(replicas: Sequence[ReplicaRow], shown: int, width: int, is_ascii: bool) -> Table:
     columns = [c for c in REPLICA_COLUMNS if c.from_width <= width]
-    first: Column[ReplicaState] = Column(
+    first: Column[ReplicaRow] = Column(
         _of("replica", shown, len(replicas)),
         8 if width < 110 else 14,
         lambda r: printable(_name(r.replica)),
@@ -228,20 +228,20 @@ def _replicas(replicas: Sequence[ReplicaState], shown: int, width: int, is_ascii
     size = max(_left([first, *columns], width, MOST_BAR), 0)
     glyphs = "#=." if is_ascii else "█▒░"
     title = f"KV {glyphs[0]} active {glyphs[1]} cached" if size >= 20 else f"KV {glyphs[0]}act {glyphs[1]}cached"
-    bar: Column[ReplicaState] = Column(title, size, lambda r: kv_bar(r, size, glyphs), 0, "left")
+    bar: Column[ReplicaRow] = Column(title, size, lambda r: kv_bar(r, size, glyphs), 0, "left")
     where = next(i for i, column in enumerate(columns) if column.title == "used")
     return _table(
         [first, *columns[:where], *([bar] if size >= LEAST_BAR else []), *columns[where:]], replicas[:shown]
     )
 
 
-def _decisions(decisions: Sequence[DecisionState], shown: int, width: int) -> Table:
+def _decisions(decisions: Sequence[DecisionRow], shown: int, width: int) -> Table:
     columns = [c for c in DECISION_COLUMNS if c.from_width <= width]
-    where: Column[DecisionState] = Column("decided for", 14, lambda d: printable(_name(d.replica)), 0, "left")
+    where: Column[DecisionRow] = Column("decided for", 14, lambda d: printable(_name(d.replica)), 0, "left")
     return _table([columns[0], where, *columns[1:]], decisions[:shown])
 
 
-def kv_bar(replica: ReplicaState, size: int, glyphs: str) -> Text:
+def kv_bar(replica: ReplicaRow, size: int, glyphs: str) -> Text:
     """A replica's pages as `size` cells: active, cached, free, with one glyph for each."""
     total = _pages(replica)
     if not total:
@@ -255,13 +255,13 @@ def kv_bar(replica: ReplicaState, size: int, glyphs: str) -> Text:
     )  # fmt: skip
 
 
-def _pages(replica: ReplicaState) -> float | None:
+def _pages(replica: ReplicaRow) -> float | None:
     states = [replica.kv_pages_free, replica.kv_pages_active, replica.kv_pages_cached]
     known = [max(state, 0.0) for state in states if state is not None]
     return sum(known) if known else None
 
 
-def _used(replica: ReplicaState) -> float | None:
+def _used(replica: ReplicaRow) -> float | None:
     total = _pages(replica)
     return (replica.kv_pages_active or 0.0) / total if total else None
 
@@ -270,12 +270,12 @@ def _of(what: str, shown: int, number: int) -> str:
     return what if shown >= number else f"{what} {shown}/{number}"
 
 
-def _left(columns: Sequence[Column[Row]], width: int, most: int) -> int:
+def _left(columns: Sequence[Column[RowT]], width: int, most: int) -> int:
     """Cells that are left beside these columns, each with a gap after it."""
     return min(width - sum(column.width + 1 for column in columns), most)
 
 
-def _table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
+def _table(columns: Sequence[Column[RowT]], rows: Sequence[RowT]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold dim")
     for column in columns:
         table.add_column(column.title, width=column.width, no_wrap=True, justify=column.justify)  # type: ignore[arg-type]

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from deployments.cli import top as cli
 from deployments.cli.app import app
 from deployments.cli.errors import UserError
-from deployments.cli.top_source import Reading, Source
-from deployments.cli.top_state import View, Watch
-from deployments.cli.top_view import Away, Screen
+from deployments.cli.top_client import ServerReading, TopClient
+from deployments.cli.top_state import TopView, ViewBuilder
+from deployments.cli.top_view import Outage, Screen
 from deployments.telemetry.scrape import MetricsPage
 from monitoring.hub import Hub
 from monitoring.metrics import BY_NAME, Metrics
@@ -69,14 +69,14 @@ class Recorded:
         self.hub.push("ingress", self.ingress.snapshot(), self.now)
         return self.hub.render(self.now).decode()
 
-    def read(self, seconds: float = 0.0, **changes: Any) -> Reading:
+    def read(self, seconds: float = 0.0, **changes: Any) -> ServerReading:
         self.now += seconds
-        reading = Reading(1.7e9 + self.now, self.now, MetricsPage.parse(self.text()), self.health())
+        reading = ServerReading(1.7e9 + self.now, self.now, MetricsPage.parse(self.text()), self.health())
         return replace(reading, **changes)
 
 
 def test_rates_and_quantiles_are_those_of_the_interval() -> None:
-    service, watch = Recorded("r1", "r2"), Watch(URL)
+    service, watch = Recorded("r1", "r2"), ViewBuilder(URL)
     service.inc(service.engines["r1"], "generation_tokens_total", 99_999)
     service.ingress.observe("time_to_first_token_seconds", 90.0, count=1000)
     watch.see(service.read())
@@ -112,14 +112,14 @@ def test_the_first_view_counts_since_the_start_and_has_no_rates() -> None:
     service = Recorded("r1")
     service.inc(service.engines["r1"], "generation_tokens_total", 50)
     service.inc(service.ingress, "admission_rejections_total", 3)
-    view = Watch(URL).see(service.read())
+    view = ViewBuilder(URL).see(service.read())
     assert view.interval_s is None and view.service.rejections == 3
     assert view.models[0].generated_tokens_per_s is view.replicas[0].decode_tokens_per_s is None
     assert "since start" in shown(Screen(URL, view))
 
 
 def test_rates_look_back_over_some_seconds_because_processes_report_once_a_second() -> None:
-    service, watch = Recorded("r1"), Watch(URL)
+    service, watch = Recorded("r1"), ViewBuilder(URL)
     rates = []
     for second in range(12):
         # Two seconds' work is reported every other second.
@@ -132,7 +132,7 @@ def test_rates_look_back_over_some_seconds_because_processes_report_once_a_secon
 
 
 def test_a_replica_that_vanishes_is_gone_for_a_while_and_then_forgotten() -> None:
-    service, watch = Recorded("r1", "r2"), Watch(URL)
+    service, watch = Recorded("r1", "r2"), ViewBuilder(URL)
     watch.see(service.read())
     service.up.remove("r2")
     for seconds in (1.0, 30.0):  # on the page at first, with its last gauges; then no longer
@@ -145,7 +145,7 @@ def test_a_replica_that_vanishes_is_gone_for_a_while_and_then_forgotten() -> Non
 
 
 def test_states_come_from_heartbeats_first_and_from_serve_where_there_are_none() -> None:
-    service, watch = Recorded("a", "b", "c", "d"), Watch(URL)
+    service, watch = Recorded("a", "b", "c", "d"), ViewBuilder(URL)
     health = service.health()
     health["replicas"] = [
         {"replica": "a", "is_connected": True, "is_draining": True},
@@ -162,7 +162,7 @@ def test_states_come_from_heartbeats_first_and_from_serve_where_there_are_none()
 
 
 def test_without_health_nobody_is_declared_gone() -> None:
-    service, watch = Recorded("r1"), Watch(URL)
+    service, watch = Recorded("r1"), ViewBuilder(URL)
     watch.see(service.read())
     view = watch.see(service.read(1.0, health={}))
     assert [(r.replica, r.state) for r in view.replicas] == [("r1", "unknown")]
@@ -174,7 +174,7 @@ def test_decisions_tell_what_was_predicted_and_what_came_of_it() -> None:
         "request_id": "cmpl-1", "at": 1.7e9, "model": "demo", "reason": "holder", "num_tokens": 600,
         "replica": "r1", "predicted_cached": 512, "actual_cached": None, "terms": {"r1": {"total": 0.25}},
     }  # fmt: skip
-    view = Watch(URL).see(Recorded("r1").read(decisions=[record]))
+    view = ViewBuilder(URL).see(Recorded("r1").read(decisions=[record]))
     assert view.decisions is not None
     [decision] = view.decisions
     assert (decision.predicted_cached_tokens, decision.found_cached_tokens, decision.cost_s) == (512, None, 0.25)
@@ -198,11 +198,11 @@ def shown(screen: Screen, width: int = 80, height: int = 24, encoding: str = "ut
     return text
 
 
-def crowded(replicas: int, decisions: int) -> View:
+def crowded(replicas: int, decisions: int) -> TopView:
     service = Recorded(
         *(f"EngineReplica#{i:08x}" for i in range(replicas)), model="meta-llama/Llama-3.1-8B-Instruct"
     )
-    watch = Watch(URL)
+    watch = ViewBuilder(URL)
     watch.see(service.read())
     for engine in service.engines.values():
         service.inc(engine, "generation_tokens_total", 123_456_789)
@@ -222,7 +222,7 @@ def crowded(replicas: int, decisions: int) -> View:
 @pytest.mark.parametrize("replicas", [0, 1, 64])
 def test_a_screen_never_overflows(width: int, height: int, encoding: str, replicas: int) -> None:
     view = crowded(replicas, decisions=50)
-    for away in (None, Away(1.7e9, 1.7e9 + 90, "connection refused " * 20)):
+    for away in (None, Outage(1.7e9, 1.7e9 + 90, "connection refused " * 20)):
         screen = Screen(URL, view, away, fits_height=True)
         assert shown(screen, width, height, encoding).startswith("raydix")
 
@@ -248,15 +248,16 @@ def test_what_a_server_says_does_not_drive_the_terminal() -> None:
     evil = "\x1b[2J\x07" + "m"
     service = Recorded("r1\x1b]0;x\x07")
     health = {**service.health(), "models": {evil: {"status": evil}}, "status": evil}
-    view = Watch(URL).see(service.read(health=health, hidden={"x": evil}, decisions=[{"reason": evil}]))
-    assert "\x1b" not in shown(Screen(URL, view)) and "\x07" not in shown(Screen(URL, view, Away(0, 1, evil)))
+    view = ViewBuilder(URL).see(service.read(health=health, hidden={"x": evil}, decisions=[{"reason": evil}]))
+    assert "\x1b" not in shown(Screen(URL, view)) and "\x07" not in shown(Screen(URL, view, Outage(0, 1, evil)))
 
 
 def test_a_server_that_went_away_is_shown_with_since_when_and_why() -> None:
     view = crowded(2, 0)
-    text = shown(Screen(URL, view, Away(1.7e9, 1.7e9 + 42, "connection refused")))
+    text = shown(Screen(URL, view, Outage(1.7e9, 1.7e9 + 42, "connection refused")))
     assert "(42 s), trying again: connection refused" in text and "00000001" in text
-    assert "trying again: connection refused" in shown(Screen(URL, None, Away(1.7e9, 1.7e9, "connection refused")))
+    without_view = Screen(URL, None, Outage(1.7e9, 1.7e9, "connection refused"))
+    assert "trying again: connection refused" in shown(without_view)
 
 
 odd = st.recursive(
@@ -278,7 +279,7 @@ def test_what_cannot_be_a_measurement_is_not_shown(value: object) -> None:
     service = Recorded("r1")
     health = service.health()
     health["replicas"][0]["heartbeat_age_s"] = value
-    view = Watch(URL).see(service.read(health=health))
+    view = ViewBuilder(URL).see(service.read(health=health))
     assert view.replicas[0].heartbeat_age_s is None
     shown(Screen(URL, view))
 
@@ -297,9 +298,9 @@ def test_odd_answers_and_missing_families_make_a_view_a_screen_and_a_document(
 ) -> None:
     lines = [f'raydix_{name}{{replica="r",model_name="m",le="1",state="free"}} {value}' for name in set(names)]
     page = MetricsPage.parse("\n".join([*lines, ""]))
-    watch = Watch(URL)
+    watch = ViewBuilder(URL)
     for clock in (0.0, 0.0, 1.0):
-        view = watch.see(Reading(clock, clock, page, health, status, decisions, {}))
+        view = watch.see(ServerReading(clock, clock, page, health, status, decisions, {}))
     shown(Screen(URL, view, fits_height=True), 80, 24)
     shown(Screen(URL, view), 200, 60)
     json.dumps(view.as_json(), allow_nan=False)
@@ -308,11 +309,11 @@ def test_odd_answers_and_missing_families_make_a_view_a_screen_and_a_document(
 # --- the command -------------------------------------------------------------------------------------------------
 
 
-def served(handler: Callable[[httpx.Request], httpx.Response], key: str | None = None) -> Source:
-    return Source(URL, key, httpx.MockTransport(handler))
+def served(handler: Callable[[httpx.Request], httpx.Response], key: str | None = None) -> TopClient:
+    return TopClient(URL, key, httpx.MockTransport(handler))
 
 
-def once(source: Source) -> dict[str, Any]:
+def once(source: TopClient) -> dict[str, Any]:
     """The document of --once --json."""
     output = io.StringIO()
     cli.Top(source, Console(file=output, width=80), as_json=True).once(0.0)
@@ -418,7 +419,7 @@ def test_in_a_terminal_ctrl_c_leaves_the_other_screen_and_exits_with_0(monkeypat
 
     console = Console(file=output, force_terminal=True, width=80, height=24)
     monkeypatch.setattr(cli, "Console", lambda: console)
-    monkeypatch.setattr(cli, "Source", lambda url, key: served(handler))
+    monkeypatch.setattr(cli, "TopClient", lambda url, key: served(handler))
     monkeypatch.setattr("deployments.cli.top.time.sleep", interrupt)
     cli.run(URL, None, None, 1.0, once=False, as_json=False)  # returns: exit code 0
     entered, left = output.getvalue().find("\x1b[?1049h"), output.getvalue().rfind("\x1b[?1049l")

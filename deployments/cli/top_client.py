@@ -16,7 +16,7 @@ DECISIONS_ASKED = 50
 NO_KEY = "needs the admin key: give --key-env or --key"
 
 
-class SourceError(Exception):
+class TopClientError(Exception):
     """No reading; the message says why, not where. `is_temporary` when trying again may help."""
 
     def __init__(self, message: str, is_temporary: bool) -> None:
@@ -25,7 +25,7 @@ class SourceError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ServerReading:
     """What a server told at one moment."""
 
     at: float
@@ -42,8 +42,8 @@ class Reading:
     """What could not be had, and why."""
 
 
-class Source:
-    """Asks one server. A context manager; `SourceError` is all that `read` raises.
+class TopClient:
+    """Asks one server. A context manager; `TopClientError` is all that `read` raises.
 
     Without a key nothing closed is asked for: each time would be counted as a refused request.
     """
@@ -58,14 +58,14 @@ class Source:
         except (httpx.InvalidURL, ValueError) as error:
             raise UserError(f"{url!r} is not a URL: {one_line(error)}", 2) from None
 
-    def __enter__(self) -> Source:
+    def __enter__(self) -> TopClient:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def read(self) -> Reading:
-        """One reading. Raises SourceError when there is no page, or the key is refused."""
+    def read(self) -> ServerReading:
+        """One reading. Raises TopClientError when there is no page, or the key is refused."""
         page = self._page()
         at, clock = time.time(), time.monotonic()
         hidden: dict[str, str] = {}
@@ -74,25 +74,25 @@ class Source:
         decisions = self._json(f"/v1/router/decisions?limit={DECISIONS_ASKED}", "router decisions", hidden)
         records = decisions.get("data") if decisions is not None else None
         listed = records if isinstance(records, list) else None
-        return Reading(at, clock, page, health or {}, status, listed, hidden | self._closed)
+        return ServerReading(at, clock, page, health or {}, status, listed, hidden | self._closed)
 
     def _page(self) -> MetricsPage:
         try:
             response = self._http.get("/metrics")
         except httpx.UnsupportedProtocol as error:
-            raise SourceError(f"this is no URL of a server: {one_line(error)}", False) from None
+            raise TopClientError(f"this is no URL of a server: {one_line(error)}", False) from None
         except httpx.HTTPError as error:
-            raise SourceError(f"{one_line(error)}. Is `raydix serve` running there?", True) from None
+            raise TopClientError(f"{one_line(error)}. Is `raydix serve` running there?", True) from None
         if response.status_code in (401, 403):
-            raise SourceError(f"/metrics is protected: {_message(response)} {self._advice()}", False)
+            raise TopClientError(f"/metrics is protected: {_message(response)} {self._advice()}", False)
         if response.status_code >= 500:
-            raise SourceError(f"HTTP {response.status_code} instead of metrics: is it starting?", True)
+            raise TopClientError(f"HTTP {response.status_code} instead of metrics: is it starting?", True)
         try:
             page = MetricsPage.parse(response.text) if response.is_success else None
         except ValueError:
             page = None
         if page is None or not page.is_raydix:
-            raise SourceError("this is not a Raydix server: /metrics has none of its metrics", False)
+            raise TopClientError("this is not a Raydix server: /metrics has none of its metrics", False)
         return page
 
     def _advice(self) -> str:
@@ -105,7 +105,7 @@ class Source:
         try:
             response = self._http.get(path)
             if response.status_code in (401, 403) and "admin_key_not_configured" not in response.text:
-                raise SourceError(f"{path} refuses this key: {_message(response)} {self._advice()}", False)
+                raise TopClientError(f"{path} refuses this key: {_message(response)} {self._advice()}", False)
             if response.status_code == 403:
                 self._closed[what] = _message(response)
                 return None

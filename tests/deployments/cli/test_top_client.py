@@ -12,8 +12,8 @@ import pytest
 
 from deployments.api import ApiService, create_app
 from deployments.api.http.access import AccessControl
-from deployments.cli.top_source import Source, SourceError
-from deployments.cli.top_state import Watch
+from deployments.cli.top_client import TopClient, TopClientError
+from deployments.cli.top_state import ViewBuilder
 from deployments.config.args import AppArgs
 from deployments.config.tenants import KeyRing
 from monitoring.hub import Hub
@@ -74,14 +74,14 @@ def closed(service: ApiService, metrics: Metrics) -> ApiService:
     )
 
 
-def source(service: ApiService, key: str | None = None) -> Source:
-    return Source("http://test", key, InProcess(service))
+def source(service: ApiService, key: str | None = None) -> TopClient:
+    return TopClient("http://test", key, InProcess(service))
 
 
 def test_the_admin_key_opens_decisions_and_the_cluster(closed: ApiService) -> None:
     reading = source(closed, KEY).read()
     assert (reading.decisions, reading.hidden) == ([], {})
-    view = Watch("http://test").see(reading)
+    view = ViewBuilder("http://test").see(reading)
     states = {replica.replica: replica.state for replica in view.replicas}
     assert states == {"replica-1": "up", "replica-2": "lost", "replica-3": "starting"}
     assert [model.model for model in view.models] == ["demo"]
@@ -98,7 +98,7 @@ def test_without_a_key_nothing_closed_is_asked_for(closed: ApiService, metrics: 
 def test_a_wrong_key_is_said(closed: ApiService) -> None:
     without_tenants = dataclasses.replace(closed, access=AccessControl())
     for service in (closed, without_tenants):
-        with pytest.raises(SourceError, match=r"cluster/status refuses this key: .*Check --key-env") as refused:
+        with pytest.raises(TopClientError, match=r"cluster/status refuses this key: .*Check --key-env") as refused:
             source(service, "some-other-key").read()
         assert not refused.value.is_temporary
 
@@ -106,10 +106,10 @@ def test_a_wrong_key_is_said(closed: ApiService) -> None:
 def test_a_protected_page_needs_the_key(closed: ApiService) -> None:
     access = AccessControl(KeyRing(()), metrics_key_hash=KEY_HASH)
     protected = dataclasses.replace(closed, access=access)
-    with pytest.raises(SourceError, match=r"/metrics is protected: .*Give --key-env or --key") as refused:
+    with pytest.raises(TopClientError, match=r"/metrics is protected: .*Give --key-env or --key") as refused:
         source(protected).read()
     assert not refused.value.is_temporary
-    with pytest.raises(SourceError, match="Check --key-env or --key"):
+    with pytest.raises(TopClientError, match="Check --key-env or --key"):
         source(protected, "some-other-key").read()
     assert source(protected, KEY).read().decisions == []
 
