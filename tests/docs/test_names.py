@@ -10,6 +10,7 @@ import pytest
 
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
 from tests.docs.support.blocks import SERVE_SCHEMAS
+from tests.docs.support.code import PACKAGES, code_problem, is_in_module, names_code
 from tests.docs.support.names import (
     command_problem,
     find_command,
@@ -20,7 +21,7 @@ from tests.docs.support.names import (
     settings,
     shell_lines,
 )
-from tests.docs.support.pages import COMMAND_PAGES, DOCS, ROOT, Block, files, read_page
+from tests.docs.support.pages import DOCS, NAME_PAGES, ROOT, Block, files, read_page
 
 _SECTIONS = {path.split(".")[0] for path in settings() if "." in path}
 _SETTING = re.compile(rf"({'|'.join(map(re.escape, _SECTIONS))})(\.[a-z_\[\]]+)+")
@@ -50,9 +51,10 @@ def problem(span: str, directory: Path = ROOT) -> str | None:
         return None
     if match := re.fullmatch(r"(raydix_\w+)(\{.*\})?", span):
         return None if match[1] in metric_names() else "no such metric"
-    if _SETTING.fullmatch(span):
-        known = settings()
-        return None if span in known or any(path.startswith(f"{span}.") for path in known) else "no such setting"
+    if _SETTING.fullmatch(span) and (is_setting(span) or not is_in_module(span)):
+        return None if is_setting(span) else "no such setting"
+    if names_code(span):
+        return code_problem(span, directory)
     if span.startswith("raydix "):
         return wrong_command(span.split()[1:])
     if span.startswith("--"):
@@ -62,9 +64,14 @@ def problem(span: str, directory: Path = ROOT) -> str | None:
     if (match := _ENDPOINT.fullmatch(span)) and span not in _IN_CHAT:
         return None if is_answered(match[1], match[2]) else "no such endpoint"
     if "/" in span and Path(span).suffix in (".py", ".yaml", ".md", ".json") and _FILE.fullmatch(span):
-        return None if (ROOT / span).exists() or (directory / span).exists() else "no such file"
+        return None if (directory / span).exists() else "no such file"
     unknown = [name for name in _IDENTIFIER.findall(span) if not re.search(rf"\b{name}\b", sources())]
     return f"nothing here is called {unknown}" if unknown else None
+
+
+def is_setting(name: str) -> bool:
+    """Whether this is a setting, or a section of them."""
+    return name in settings() or any(path.startswith(f"{name}.") for path in settings())
 
 
 def wrong_command(words: list[str]) -> str | None:
@@ -83,7 +90,7 @@ def is_answered(method: str | None, path: str) -> bool:
     return any(p.fullmatch(path) for one in ([method] if method else known) for p in known.get(one, ()))
 
 
-@pytest.mark.parametrize("path", COMMAND_PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", NAME_PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_names_exist(path: Path) -> None:
     spans = read_page(path).spans
     assert [
@@ -91,7 +98,7 @@ def test_names_exist(path: Path) -> None:
     ] == []
 
 
-@pytest.mark.parametrize("path", COMMAND_PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", NAME_PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_blocks_name_commands_metrics_and_files_that_exist(path: Path) -> None:
     """Whether the blocks are executed or not."""
     assert [f"{block}: {what}" for block in read_page(path).blocks for what in problems(block)] == []
@@ -124,7 +131,10 @@ def test_every_endpoint_and_field_is_in_the_api_page() -> None:
     [
         "engine.page_sizes", "admission.max", "raydix_request_total", "raydix_requests_totals{a}", "raydix sevre",
         "raydix chat --modle x", "--verbos", "x-raydix-replicas", "POST /v1/models", "/v1/router/decision",
-        "deployments/setting.py", "max_runing",
+        "deployments/setting.py", "max_runing", "engine/loop.py: no_such", "engine/lop.py: EngineLoop",
+        "engine/attentions/",
+        "engine.lop.EngineLoop", "engine.loop.EngineLop", "EngineLoop.no_such", "EngineLopp",
+        "engine/loop.py: EngineLoop.no_such",
     ],
 )  # fmt: skip
 def test_a_name_that_does_not_exist_is_noticed(span: str) -> None:
@@ -137,7 +147,10 @@ def test_a_name_that_does_not_exist_is_noticed(span: str) -> None:
         "engine.page_size", "engines.autoscaling", "tenants[].weight", 'raydix_requests_total{slo="ttft"}',
         "raydix_engine_step_seconds_bucket", "raydix info MODEL --dtype", "--policy cost", "x-ratelimit-*",
         "DELETE /v1/models/NAME", "/v1/router/decisions?limit=5", "/stats", "deployments/config/settings.py",
-        "max_running", "temperature", "SIGTERM",
+        "max_running", "temperature", "SIGTERM", "engine/loop.py: EngineLoop", "engine/loop.py: EngineLoop.step",
+        "engine/attention/",
+        "engine.loop.EngineLoop", "engine.loop", "EngineLoop.step", "tests/docs/test_names.py: problem",
+        "engine/kernels/native/gemm.[ch]",
     ],
 )  # fmt: skip
 def test_names_that_exist_pass(span: str) -> None:
@@ -148,3 +161,14 @@ def test_docs_are_there() -> None:
     """Nothing above says anything of pages that are gone."""
     names = {page.stem for page in DOCS}
     assert names >= {"index", "laptop", "your-model", "tuning", "upgrade", "security", "api"}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_room_is_in_the_architecture_page(package: str) -> None:
+    """Each folder of modules, and each module that lies in no room."""
+    spans = {span for _, span in read_page(ROOT / "ARCHITECTURE.md").spans}
+    modules = [path for path in files(".py") if path.is_relative_to(ROOT / package)]
+    rooms = {f"{path.parent.relative_to(ROOT)}/" for path in modules}
+    alone = {str(path.relative_to(ROOT)) for path in modules if path.parent == ROOT / package}
+    missing = (rooms - {f"{package}/"}) | {path for path in alone if not path.endswith("__init__.py")}
+    assert sorted(missing - spans) == []

@@ -14,6 +14,8 @@ DOCS = sorted((ROOT / "docs").glob("*.md"))
 README = ROOT / "README.md"
 COMMAND_PAGES = (README, *DOCS, ROOT / "monitoring/RUNBOOK.md", ROOT / "k8s/README.md")
 """Pages whose blocks are executed, validated or marked."""
+NAME_PAGES = (*COMMAND_PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md")
+"""Pages in which every name of the code must exist."""
 
 _PARSER = MarkdownIt("commonmark").enable("table")
 _MARKER = re.compile(r"<!--\s*(needs|tested by):\s*(.*?)\s*-->", re.DOTALL)
