@@ -7,53 +7,53 @@ import pytest
 from cache import KVCacheManager
 from cache.eviction import LeastRecentlyUsed
 from cache.node import Node
-from tests.cache.support.world import NAMESPACES, World
+from tests.cache.support.checked_cache import NAMESPACES, CheckedCache
 
 A, B, C = [1] * 8, [2] * 8, [3] * 8
 
 
-def held(w: World, *prompts: list[int]) -> list[bool]:
-    return [w.cache.peek(NAMESPACES[0], [*prompt, 0]) == len(prompt) for prompt in prompts]
+def held(checked: CheckedCache, *prompts: list[int]) -> list[bool]:
+    return [checked.cache.peek(NAMESPACES[0], [*prompt, 0]) == len(prompt) for prompt in prompts]
 
 
-def world(eviction: str, num_pages: int = 20) -> World:
-    return World(KVCacheManager(num_pages, 4, eviction=eviction))
+def checked_cache(eviction: str, num_pages: int = 20) -> CheckedCache:
+    return CheckedCache(KVCacheManager(num_pages, 4, eviction=eviction))
 
 
 def test_lru_drops_what_was_not_used_for_the_longest_time() -> None:
-    w = world("lru")
+    checked = checked_cache("lru")
     for prompt in (A, B, C, A):
-        w.serve(prompt)
-    w.cache.evict(2)
-    assert held(w, A, B, C) == [True, False, True]
+        checked.serve(prompt)
+    checked.cache.evict(2)
+    assert held(checked, A, B, C) == [True, False, True]
 
 
 def test_what_a_waiting_request_matched_is_as_good_as_used() -> None:
-    w = world("lru")
-    w.serve(A)
-    w.serve(B)
-    w.cache.match(NAMESPACES[0], [*A, 0], 99.0)
-    w.cache.evict(2)
-    assert held(w, A, B) == [True, False]
+    checked = checked_cache("lru")
+    checked.serve(A)
+    checked.serve(B)
+    checked.cache.match(NAMESPACES[0], [*A, 0], 99.0)
+    checked.cache.evict(2)
+    assert held(checked, A, B) == [True, False]
 
 
 def test_lfu_drops_what_was_reused_least() -> None:
-    w = world("lfu")
+    checked = checked_cache("lfu")
     for prompt in (A, A, B, B, B, C, A):
-        w.serve(prompt)
-    w.cache.evict(2)
-    assert held(w, A, B, C) == [True, True, False]
+        checked.serve(prompt)
+    checked.cache.evict(2)
+    assert held(checked, A, B, C) == [True, True, False]
 
 
 def test_waiting_requests_that_are_matched_again_and_again_are_not_reuse() -> None:
-    w = world("lfu")
+    checked = checked_cache("lfu")
     for prompt in (A, B, B):
-        w.serve(prompt)
+        checked.serve(prompt)
     for _ in range(10):
-        lease = w.cache.lock(w.cache.match(NAMESPACES[0], A, w.now))
-        w.cache.finish(lease, [], w.now)
-    w.cache.evict(2)
-    assert held(w, A, B) == [False, True]
+        lease = checked.cache.lock(checked.cache.match(NAMESPACES[0], A, checked.now))
+        checked.cache.finish(lease, [], checked.now)
+    checked.cache.evict(2)
+    assert held(checked, A, B) == [False, True]
 
 
 def test_priority_drops_what_only_low_priorities_used() -> None:
@@ -74,11 +74,11 @@ def test_a_strategy_of_one_s_own_needs_one_method() -> None:
         def key(self, node: Node) -> tuple[float, ...]:
             return (-len(node.tokens),)
 
-    w = World(KVCacheManager(20, 4, eviction=Longest()))
-    w.serve(A)
-    w.serve([2] * 12)
-    w.cache.evict(3)
-    assert held(w, A, [2] * 12) == [True, False]
+    checked = CheckedCache(KVCacheManager(20, 4, eviction=Longest()))
+    checked.serve(A)
+    checked.serve([2] * 12)
+    checked.cache.evict(3)
+    assert held(checked, A, [2] * 12) == [True, False]
 
 
 def test_an_unknown_strategy_names_those_that_are_known() -> None:
@@ -88,32 +88,32 @@ def test_an_unknown_strategy_names_those_that_are_known() -> None:
 
 def test_no_more_is_dropped_than_is_needed() -> None:
     """A leaf gives pages from its end; what is left of it is still found, up to the page border."""
-    w = world("lru")
-    w.serve(range(30))
-    assert w.cache.evict(3) == 3
-    w.forget_evicted()
-    w.check()
-    assert w.cache.peek(NAMESPACES[0], range(31)) == 20
+    checked = checked_cache("lru")
+    checked.serve(range(30))
+    assert checked.cache.evict(3) == 3
+    checked.forget_evicted()
+    checked.check()
+    assert checked.cache.peek(NAMESPACES[0], range(31)) == 20
 
 
 def test_a_prefix_outlives_what_follows_it() -> None:
-    w = world("lru")
-    w.serve([*range(8), 50, 51, 52])
-    w.serve([*range(8), 60, 61, 62])
-    w.cache.evict(2)
-    assert w.cache.peek(NAMESPACES[0], range(9)) == 8
+    checked = checked_cache("lru")
+    checked.serve([*range(8), 50, 51, 52])
+    checked.serve([*range(8), 60, 61, 62])
+    checked.cache.evict(2)
+    assert checked.cache.peek(NAMESPACES[0], range(9)) == 8
 
 
 def test_running_requests_lose_nothing_and_the_rest_can_be_taken_to_the_last_page() -> None:
-    w = world("lru", num_pages=10)
-    a = w.start(range(8))
-    w.insert(a, 8)
-    w.serve([*range(4), 50, 51, 52, 53, 54])
-    assert w.cache.account() == (6, 2, 2, 0)
-    b = w.start(range(100, 132))
-    assert w.cache.account() == (0, 0, 2, 8) and w.cache.stats.evicted_pages == 2
-    w.end(b)
-    w.end(a)
+    checked = checked_cache("lru", num_pages=10)
+    a = checked.start(range(8))
+    checked.insert(a, 8)
+    checked.serve([*range(4), 50, 51, 52, 53, 54])
+    assert checked.cache.account() == (6, 2, 2, 0)
+    b = checked.start(range(100, 132))
+    assert checked.cache.account() == (0, 0, 2, 8) and checked.cache.stats.evicted_pages == 2
+    checked.end(b)
+    checked.end(a)
 
 
 class CountingLru(LeastRecentlyUsed):

@@ -13,184 +13,180 @@ import sys
 import pytest
 
 from cache import KVCacheManager
-from tests.cache.support.world import NAMESPACES, World
+from tests.cache.support.checked_cache import NAMESPACES, checked_cache
 
 NS = NAMESPACES[0]
 
 
-def world(num_pages: int = 64, page_size: int = 4) -> World:
-    return World(KVCacheManager(num_pages, page_size))
-
-
 def test_1_the_tree_keeps_no_view_of_the_request_s_tokens_or_page_table() -> None:
-    w = world()
+    checked = checked_cache()
     tokens = list(range(12))
-    lease = w.cache.lock(w.cache.match(NS, tokens, 1.0))
-    w.cache.extend(lease, 12)
-    w.cache.insert(lease, tokens, 1.0)
+    lease = checked.cache.lock(checked.cache.match(NS, tokens, 1.0))
+    checked.cache.extend(lease, 12)
+    checked.cache.insert(lease, tokens, 1.0)
     pages = list(lease.pages)
     tokens[:] = [0] * 12
     lease.pages[:] = [0] * 3
-    assert w.cache.peek(NS, range(13)) == 12
-    assert w.cache.lock(w.cache.match(NS, range(13), 1.0)).pages == pages
+    assert checked.cache.peek(NS, range(13)) == 12
+    assert checked.cache.lock(checked.cache.match(NS, range(13), 1.0)).pages == pages
 
 
 def test_1_a_split_leaves_neither_part_with_the_memory_of_both() -> None:
-    w = world(num_pages=2000)
-    w.serve(range(8000))
-    w.cache.match(NS, [0, 1, 2, 3, 0, 0], 9.0)
-    upper, lower = [node for node, _ in w.paths() if node.tokens]
+    checked = checked_cache(num_pages=2000)
+    checked.serve(range(8000))
+    checked.cache.match(NS, [0, 1, 2, 3, 0, 0], 9.0)
+    upper, lower = [node for node, _ in checked.paths() if node.tokens]
     assert (len(upper.tokens), len(lower.tokens)) == (4, 7996)
     assert sys.getsizeof(upper.tokens) < 200 and sys.getsizeof(upper.pages) < 200
 
 
 def test_2_a_lock_holds_the_matched_node_itself_as_well_as_those_above() -> None:
-    w = world()
-    w.serve(range(8))
-    w.serve([*range(8), 50, 51, 52, 53])
-    lease = w.cache.lock(w.cache.match(NS, [*range(8), 50, 51, 52, 53, 0], 9.0))
-    assert lease.num_cached == 12 and w.cache.evict(3) == 0
-    w.cache.finish(lease, [], 9.0)
-    assert w.cache.evict(3) == 3
+    checked = checked_cache()
+    checked.serve(range(8))
+    checked.serve([*range(8), 50, 51, 52, 53])
+    lease = checked.cache.lock(checked.cache.match(NS, [*range(8), 50, 51, 52, 53, 0], 9.0))
+    assert lease.num_cached == 12 and checked.cache.evict(3) == 0
+    checked.cache.finish(lease, [], 9.0)
+    assert checked.cache.evict(3) == 3
 
 
 def test_2_a_match_goes_on_through_many_nodes() -> None:
-    w = world()
+    checked = checked_cache()
     for length in range(4, 44, 4):
-        w.serve(range(length))
-        w.serve([*range(length), 99])
-    match = w.cache.match(NS, range(50), 99.0)
-    assert match.length == 40 and w.cache.lock(match).num_shared == 10
+        checked.serve(range(length))
+        checked.serve([*range(length), 99])
+    match = checked.cache.match(NS, range(50), 99.0)
+    assert match.length == 40 and checked.cache.lock(match).num_shared == 10
 
 
 def test_3_eviction_counts_in_pages() -> None:
-    w = world(page_size=16)
-    w.serve(range(64))
-    assert w.cache.evict(1) == 1
-    assert w.cache.account() == (61, 3, 0, 0) and w.cache.peek(NS, range(65)) == 48
+    checked = checked_cache(page_size=16)
+    checked.serve(range(64))
+    assert checked.cache.evict(1) == 1
+    assert checked.cache.account() == (61, 3, 0, 0) and checked.cache.peek(NS, range(65)) == 48
 
 
 def test_3_keys_shorter_than_a_page_and_empty_ones_are_keys_like_others() -> None:
-    w = world(page_size=16)
-    assert w.cache.match(NS, [], 0.0).length == w.cache.match(NS, [1], 0.0).length == 0
-    w.serve([1, 2, 3])
-    assert w.serve([1, 2, 3, 4]) == 3
-    client = w.start([7, 8])
-    w.finish(client, 0)
-    assert w.cache.account().private == 0 and w.cache.peek(NS, [7, 8, 9]) == 0
+    checked = checked_cache(page_size=16)
+    assert checked.cache.match(NS, [], 0.0).length == checked.cache.match(NS, [1], 0.0).length == 0
+    checked.serve([1, 2, 3])
+    assert checked.serve([1, 2, 3, 4]) == 3
+    client = checked.start([7, 8])
+    checked.finish(client, 0)
+    assert checked.cache.account().private == 0 and checked.cache.peek(NS, [7, 8, 9]) == 0
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_3_a_retracted_request_leaks_nothing(page_size: int) -> None:
-    w = world(page_size=page_size)
-    client = w.start(range(18))
-    w.insert(client, 9)
-    w.finish(client, client.computed)
-    w.check_locks()
-    assert w.cache.peek(NS, range(19)) == 18
-    w.cache.reset()
-    assert w.cache.account() == (64, 0, 0, 0)
+    checked = checked_cache(page_size=page_size)
+    client = checked.start(range(18))
+    checked.insert(client, 9)
+    checked.finish(client, client.computed)
+    checked.check_locks()
+    assert checked.cache.peek(NS, range(19)) == 18
+    checked.cache.reset()
+    assert checked.cache.account() == (64, 0, 0, 0)
 
 
 def test_5_generated_tokens_are_found_by_the_next_turn() -> None:
-    w = world()
-    client = w.start(range(9))
-    w.insert(client, 9)
+    checked = checked_cache()
+    client = checked.start(range(9))
+    checked.insert(client, 9)
     for token in (60, 61, 62):
-        w.go_on(client, [token])
-    w.end(client)
-    assert w.serve([*range(9), 60, 61, 62, 100, 101]) == 12
+        checked.go_on(client, [token])
+    checked.end(client)
+    assert checked.serve([*range(9), 60, 61, 62, 100, 101]) == 12
 
 
 def test_6_a_step_in_flight_keeps_the_page_it_writes() -> None:
     """Step N+1 was given the page table before step N's results were inserted: its page must stay where it is."""
-    w = world()
-    other = w.start(range(10))
-    w.insert(other, 10)
-    client = w.start(range(10))
-    w.cache.extend(client.lease, 11)
+    checked = checked_cache()
+    other = checked.start(range(10))
+    checked.insert(other, 10)
+    client = checked.start(range(10))
+    checked.cache.extend(client.lease, 11)
     in_flight = list(client.lease.pages)
-    w.insert(client, 10)  # its whole pages become the tree's
+    checked.insert(client, 10)  # its whole pages become the tree's
     assert client.lease.pages[10 // 4 :] == in_flight[10 // 4 :]
-    w.go_on(client, [77])
-    w.end(client)
-    w.end(other)
+    checked.go_on(client, [77])
+    checked.end(client)
+    checked.end(other)
 
 
 def test_6_what_is_finished_is_not_freed_again() -> None:
     """Retracted, admitted again, finished; a late second finish of either lease is an error, not a double free."""
-    w = world(num_pages=8)
-    client = w.start(range(18))
-    w.finish(client, client.computed)
-    again = w.start(range(18))
+    checked = checked_cache(num_pages=8)
+    client = checked.start(range(18))
+    checked.finish(client, client.computed)
+    again = checked.start(range(18))
     assert again.lease.num_cached == 17
-    w.end(again)
+    checked.end(again)
     for late in (client.lease, again.lease):
         with pytest.raises(ValueError, match="finished"):
-            w.cache.finish(late, list(range(18)), 9.0)
+            checked.cache.finish(late, list(range(18)), 9.0)
         with pytest.raises(ValueError, match="finished"):
-            w.cache.extend(late, 40)
-    w.check()
-    assert w.cache.account() == (3, 5, 0, 0)
+            checked.cache.extend(late, 40)
+    checked.check()
+    assert checked.cache.account() == (3, 5, 0, 0)
 
 
 @pytest.mark.parametrize("stage", range(6))
 def test_7_an_abort_leaks_nothing_at_any_stage(stage: int) -> None:
-    w = world()
-    w.serve(range(10))
-    lease = w.cache.lock(w.cache.match(NS, [*range(10), 50, 51, 52], 9.0))
+    checked = checked_cache()
+    checked.serve(range(10))
+    lease = checked.cache.lock(checked.cache.match(NS, [*range(10), 50, 51, 52], 9.0))
     if stage >= 1:
-        copies = w.cache.extend(lease, 11)
+        copies = checked.cache.extend(lease, 11)
         assert len(copies) == 1  # stage 1: aborted while the copy is under way
     if stage >= 2:
-        w.cache.release_copy(lease)
+        checked.cache.release_copy(lease)
     kept = list(range(10)) if stage >= 3 else []
     if stage >= 4:
-        w.cache.insert(lease, [*range(10), 50], 9.0)
+        checked.cache.insert(lease, [*range(10), 50], 9.0)
     if stage == 5:
-        w.cache.extend(lease, 40)  # pages ahead of what is computed
-    w.cache.finish(lease, kept, 9.0)
-    assert w.cache.account()[2:] == (0, 0)
-    assert w.cache.account().total == 64
-    w.cache.reset()
-    assert w.cache.account() == (64, 0, 0, 0)
+        checked.cache.extend(lease, 40)  # pages ahead of what is computed
+    checked.cache.finish(lease, kept, 9.0)
+    assert checked.cache.account()[2:] == (0, 0)
+    assert checked.cache.account().total == 64
+    checked.cache.reset()
+    assert checked.cache.account() == (64, 0, 0, 0)
 
 
 def test_7_chunks_leak_nothing_whoever_else_inserts_in_between() -> None:
-    w = world()
+    checked = checked_cache()
     prompt = list(range(30))
-    clients = [w.admit(NS, prompt) for _ in range(3)]
+    clients = [checked.admit(NS, prompt) for _ in range(3)]
     for stop in range(5, 35, 5):
         for client in clients:
             assert client is not None
-            w.compute(client, 5)
+            checked.compute(client, 5)
             assert client.computed == stop
-            w.insert(client, stop)
-            w.check()
-            w.check_locks()
-    assert w.cache.account().private == 2  # 30 tokens fill 7 pages and a half
+            checked.insert(client, stop)
+            checked.check()
+            checked.check_locks()
+    assert checked.cache.account().private == 2  # 30 tokens fill 7 pages and a half
     for client in clients:
         assert client is not None
-        w.end(client)
-    assert w.cache.account() == (56, 8, 0, 0)
+        checked.end(client)
+    assert checked.cache.account() == (56, 8, 0, 0)
 
 
 def test_8_hits_are_counted_at_admission_and_nowhere_else() -> None:
     """Not when a request is matched while it waits, nor when its chunks meet what its own earlier chunks left."""
-    w = world()
+    checked = checked_cache()
     for _ in range(5):
-        w.cache.match(NS, range(20), 0.0)
-        w.cache.peek(NS, range(20))
-    client = w.admit(NS, list(range(20)))
+        checked.cache.match(NS, range(20), 0.0)
+        checked.cache.peek(NS, range(20))
+    client = checked.admit(NS, list(range(20)))
     assert client is not None
     for _ in range(5):
-        w.compute(client, 4)
-        w.insert(client, client.computed)
-    w.end(client)
-    assert (w.cache.stats.query_tokens, w.cache.stats.hit_tokens) == (20, 0)
-    assert w.cache.stats.inserted_tokens == 20
-    assert w.serve(range(20)) == 19
-    assert (w.cache.stats.query_tokens, w.cache.stats.hit_tokens) == (40, 19)
+        checked.compute(client, 4)
+        checked.insert(client, client.computed)
+    checked.end(client)
+    assert (checked.cache.stats.query_tokens, checked.cache.stats.hit_tokens) == (20, 0)
+    assert checked.cache.stats.inserted_tokens == 20
+    assert checked.serve(range(20)) == 19
+    assert (checked.cache.stats.query_tokens, checked.cache.stats.hit_tokens) == (40, 19)
 
 
 def test_8_recompute_after_a_preemption_is_counted_apart() -> None:
@@ -203,45 +199,45 @@ def test_8_recompute_after_a_preemption_is_counted_apart() -> None:
 
 
 def test_9_a_split_removes_nothing() -> None:
-    w = world()
-    w.serve(range(30))
-    before = w.cache.account()
+    checked = checked_cache()
+    checked.serve(range(30))
+    before = checked.cache.account()
     for length in (29, 3, 17, 8, 1):
-        assert w.cache.match(NS, range(length + 1), 5.0).length == length
-        w.check()
-    assert w.cache.account() == before and w.cache.stats.evicted_pages == 0
-    assert w.cache.peek(NS, range(31)) == 30
+        assert checked.cache.match(NS, range(length + 1), 5.0).length == length
+        checked.check()
+    assert checked.cache.account() == before and checked.cache.stats.evicted_pages == 0
+    assert checked.cache.peek(NS, range(31)) == 30
 
 
 def test_9_two_misses_share_nothing_that_can_be_changed() -> None:
-    w = world()
-    a, b = (w.cache.lock(w.cache.match(NS, range(5), 0.0)) for _ in range(2))
-    w.cache.extend(a, 5)
+    checked = checked_cache()
+    a, b = (checked.cache.lock(checked.cache.match(NS, range(5), 0.0)) for _ in range(2))
+    checked.cache.extend(a, 5)
     assert b.pages == [] and b.num_shared == 0
-    w.cache.finish(a, [], 0.0)
-    w.cache.finish(b, [], 0.0)
-    assert w.cache.lock(w.cache.match(NS, range(5), 0.0)).pages == []
+    checked.cache.finish(a, [], 0.0)
+    checked.cache.finish(b, [], 0.0)
+    assert checked.cache.lock(checked.cache.match(NS, range(5), 0.0)).pages == []
 
 
 def test_10_nothing_stays_pinned_after_the_last_lease() -> None:
     """There is no pin with a lifetime of its own: a lease is the only thing that holds pages."""
-    w = world()
-    clients = [w.start([*range(6), *range(start, start + 9)]) for start in (20, 40, 60)]
+    checked = checked_cache()
+    clients = [checked.start([*range(6), *range(start, start + 9)]) for start in (20, 40, 60)]
     for client in clients:
-        w.insert(client, 11)
+        checked.insert(client, 11)
     for client in clients:
-        w.end(client)
-    account = w.cache.account()
-    assert account.locked == account.private == 0 and w.cache.available == 64
+        checked.end(client)
+    account = checked.cache.account()
+    assert account.locked == account.private == 0 and checked.cache.available == 64
 
 
 def test_11_a_page_shared_by_many_is_counted_once() -> None:
-    w = world()
-    w.serve(range(12))
-    leases = [w.cache.lock(w.cache.match(NS, range(13), 5.0)) for _ in range(5)]
-    assert w.cache.account() == (61, 0, 3, 0)
+    checked = checked_cache()
+    checked.serve(range(12))
+    leases = [checked.cache.lock(checked.cache.match(NS, range(13), 5.0)) for _ in range(5)]
+    assert checked.cache.account() == (61, 0, 3, 0)
     for lease in leases[:-1]:
-        w.cache.finish(lease, [], 5.0)
-        assert w.cache.account() == (61, 0, 3, 0)
-    w.cache.finish(leases[-1], [], 5.0)
-    assert w.cache.account() == (61, 3, 0, 0)
+        checked.cache.finish(lease, [], 5.0)
+        assert checked.cache.account() == (61, 0, 3, 0)
+    checked.cache.finish(leases[-1], [], 5.0)
+    assert checked.cache.account() == (61, 3, 0, 0)

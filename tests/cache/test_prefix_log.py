@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from cache import KVCacheManager, Namespace, PrefixLog
 from cache.prefix_hash import block_hashes, prefix_root
-from tests.cache.support.world import NAMESPACES, World
-from tests.cache.test_properties import Driver
+from tests.cache.support.checked_cache import NAMESPACES, CheckedCache
+from tests.cache.support.random_operations import RandomOperations
 
 
 @dataclass
-class Listener(World):
-    """A world with somebody who hears every delta, and some who came later and began with a snapshot."""
+class Listener(CheckedCache):
+    """A cache with a listener that hears every delta, and others that came later and began with a snapshot."""
 
     block_tokens: int = 4
     heard: set[int] = field(default_factory=set)
@@ -58,7 +58,7 @@ class Listener(World):
             assert all(place.get(parents[block], -1) < position for block, position in place.items())
 
     def greet(self) -> None:
-        """Somebody new comes, at any time."""
+        """A new listener begins with a snapshot, at any time."""
         self.newcomers = [*self.newcomers[-2:], set(self.log.snapshot())]
 
     def reset(self) -> None:
@@ -85,62 +85,64 @@ def listener(num_pages: int, page_size: int, block_tokens: int) -> Listener:
 def test_any_history_is_told_as_it_was(
     seed: int, page_size: int, block_tokens: int, num_pages: int, drain_weight: int
 ) -> None:
-    world = listener(num_pages, page_size, block_tokens)
-    driver = Driver(world, seed)
-    driver.operations += [(world.drain, drain_weight), (world.greet, 5)]
+    checked = listener(num_pages, page_size, block_tokens)
+    driver = RandomOperations(checked, seed)
+    driver.operations += [(checked.drain, drain_weight), (checked.greet, 5)]
     for _ in range(300):
         driver.step()
-        world.check_news()
-    world.check()
-    while world.clients:
+        checked.check_news()
+    checked.check()
+    while checked.clients:
         driver.finish()
-    world.cache.reset()
-    world.drain()
-    assert not world.heard
+    checked.cache.reset()
+    checked.drain()
+    assert not checked.heard
 
 
 def test_a_block_is_stored_when_it_is_whole_and_evicted_when_it_is_not() -> None:
-    w = listener(num_pages=8, page_size=4, block_tokens=3)
+    checked = listener(num_pages=8, page_size=4, block_tokens=3)
     tokens = list(range(20))
-    w.serve(tokens)
+    checked.serve(tokens)
     chain = block_hashes(tokens, prefix_root(NAMESPACES[0]), 3)
-    assert w.log.drain() == (chain, []) and len(chain) == 6
-    w.cache.evict(1)  # tokens 16 to 20: block 5 (15 to 18) is not whole any more
-    assert w.log.drain() == ([], [chain[5]])
-    w.cache.evict(1)  # tokens 12 to 16: block 4 (12 to 15)
-    assert w.log.drain() == ([], [chain[4]])
+    assert checked.log.drain() == (chain, []) and len(chain) == 6
+    checked.cache.evict(1)  # tokens 16 to 20: block 5 (15 to 18) is not whole any more
+    assert checked.log.drain() == ([], [chain[5]])
+    checked.cache.evict(1)  # tokens 12 to 16: block 4 (12 to 15)
+    assert checked.log.drain() == ([], [chain[4]])
 
 
 def test_a_leaf_that_goes_back_into_its_parent_takes_its_blocks_along() -> None:
-    w = listener(num_pages=2, page_size=8, block_tokens=2)
-    w.serve(range(6))
-    w.serve(range(50, 58))
-    w.drain()
-    w.now += 1
-    assert w.cache.match(NAMESPACES[0], [0, 1, 2, 99], w.now).length == 3  # splits the first run inside its page
-    w.cache.evict(1)  # The split-off end is the oldest, but owns no page: it rejoins, and the second run goes.
-    w.drain()
-    assert set(w.log.snapshot()) == set(block_hashes(range(6), prefix_root(NAMESPACES[0]), 2))
+    checked = listener(num_pages=2, page_size=8, block_tokens=2)
+    checked.serve(range(6))
+    checked.serve(range(50, 58))
+    checked.drain()
+    checked.now += 1
+    # The match splits the first run inside its page. The split-off end is then the oldest, but owns no page:
+    # it rejoins, and the second run is evicted.
+    assert checked.cache.match(NAMESPACES[0], [0, 1, 2, 99], checked.now).length == 3
+    checked.cache.evict(1)
+    checked.drain()
+    assert set(checked.log.snapshot()) == set(block_hashes(range(6), prefix_root(NAMESPACES[0]), 2))
 
 
 def test_what_came_and_went_between_two_drains_is_not_told() -> None:
-    w = listener(num_pages=8, page_size=4, block_tokens=4)
-    w.serve(range(8))
-    w.reset()
-    assert w.log.drain() == ([], [])
-    w.serve(range(8))
-    w.log.drain()
-    w.reset()
-    w.serve(range(12))
-    stored, evicted = w.log.drain()
+    checked = listener(num_pages=8, page_size=4, block_tokens=4)
+    checked.serve(range(8))
+    checked.reset()
+    assert checked.log.drain() == ([], [])
+    checked.serve(range(8))
+    checked.log.drain()
+    checked.reset()
+    checked.serve(range(12))
+    stored, evicted = checked.log.drain()
     assert (len(stored), evicted) == (1, [])
 
 
 def test_namespaces_have_nothing_in_common() -> None:
-    w = listener(num_pages=8, page_size=4, block_tokens=4)
+    checked = listener(num_pages=8, page_size=4, block_tokens=4)
     for namespace in NAMESPACES:
-        w.serve(range(8), namespace)
-    stored, _ = w.log.drain()
+        checked.serve(range(8), namespace)
+    stored, _ = checked.log.drain()
     assert len(set(stored)) == 6
 
 
@@ -215,12 +217,12 @@ def test_the_age_of_what_goes_next_is_what_an_allocation_costs() -> None:
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(st.integers(0, 2**32), st.sampled_from((1, 4)), st.sampled_from(("lru", "lfu", "priority")))
 def test_looking_at_the_age_changes_no_order(seed: int, page_size: int, eviction: str) -> None:
-    """Two worlds with one history, in one of which everybody looks all the time: the same pages are evicted."""
-    worlds = [World(KVCacheManager(20, page_size, eviction=eviction)) for _ in range(2)]
-    drivers = [Driver(world, seed) for world in worlds]
+    """Two caches with one history, one of which is asked for its ages all the time: the same pages are evicted."""
+    caches = [CheckedCache(KVCacheManager(20, page_size, eviction=eviction)) for _ in range(2)]
+    drivers = [RandomOperations(checked, seed) for checked in caches]
     for _ in range(200):
         for driver in drivers:
             driver.step()
-        ages = worlds[0].cache.eviction_age(worlds[0].now)
+        ages = caches[0].cache.eviction_age(caches[0].now)
         assert ages is None or ages >= 0.0
-        assert worlds[0].held == worlds[1].held
+        assert caches[0].held == caches[1].held

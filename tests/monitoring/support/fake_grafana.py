@@ -29,7 +29,7 @@ class FakeGrafana:
     groups: dict[tuple[str, str], Json] = field(default_factory=dict)
     writes: list[str] = field(default_factory=list)
     before_write: Callable[[str], None] = lambda path: None
-    """Called before a dashboard is written: what somebody else does in between."""
+    """What a user does right before a dashboard is written."""
 
     def start(self) -> str:
         """Serve on a free port; returns the URL."""
@@ -63,7 +63,7 @@ class FakeGrafana:
         self._server.server_close()
 
     def edit(self, uid: str, title: str, by: str = "alice") -> None:
-        """Somebody saves a dashboard in the browser."""
+        """A user saves a dashboard in the browser."""
         latest = deepcopy(self.dashboards[uid][-1])
         latest["dashboard"].update(title=title, version=len(self.dashboards[uid]) + 1)
         self.dashboards[uid].append({**latest, "message": "", "createdBy": by})

@@ -1,7 +1,8 @@
-"""A brute-force model of the cache: KV memory that remembers what was written, and a set of all held prefixes.
+"""A cache that is checked after every operation, against a brute-force model of what it ought to hold.
 
-The KV of a token is a number that stands for the token and everything before it. Reading a wrong page, one that
-somebody else wrote on in, or one that was never written, thus shows as a wrong number.
+The model is KV memory that remembers what was written, and a set of all held prefixes. The KV of a token
+is a number that stands for the token and everything before it. A wrong number shows that a page was read
+that is not its own, that another request has written to since, or that was never written.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Client:
 
 
 @dataclass
-class World:
+class CheckedCache:
     """The cache under test, the memory it manages, and what the cache ought to hold.
 
     Copies are done as late as the contract allows, so that a source given up early shows.
@@ -167,7 +168,7 @@ class World:
 
     @property
     def is_copying(self) -> bool:
-        """Whether the source of a copy is held for anyone."""
+        """Whether the source of a copy is held for any client."""
         return any(client.lease.source is not None for client in self.clients)
 
     @property
@@ -270,7 +271,7 @@ class World:
             assert self.memory[client.copy.source, client.copy.num_tokens - 1] == content[lease.num_cached - 1]
 
     def check_tails(self, node: Node) -> None:
-        """A page that a node ends in, with others behind it, is one that somebody goes on in or copies."""
+        """A page that a node ends in, with others behind it, is one that a client writes on in or copies."""
         slot, inside = divmod(node.end, self.cache.page_size)
         if inside and node.children and not any(child.first_slot > slot for child in node.children.values()):
             is_held = node.pins > sum(child.is_locked for child in node.children.values())
@@ -322,3 +323,8 @@ class World:
             assert self.cache.shared_tokens(client.lease) == max(ends, default=0)
         private = sum(len(c.lease.pages) - c.lease.num_shared for c in self.clients)
         assert self.cache.account().private == private
+
+
+def checked_cache(num_pages: int = 64, page_size: int = 4) -> CheckedCache:
+    """An empty cache with the default eviction."""
+    return CheckedCache(KVCacheManager(num_pages, page_size))
