@@ -13,8 +13,7 @@ from monitoring.metrics import Metrics
 from monitoring.ray_mirror import RayMirror
 from tests.e2e.conftest import PATIENCE_S, Service, kill
 from tests.e2e.test_metrics import complete, read, settled
-from tests.monitoring.test_hub_restart import totals_of
-from tests.monitoring.test_page import promtool
+from tests.monitoring.support.metrics_pages import check_with_promtool, totals_of
 
 pytestmark = pytest.mark.e2e
 
@@ -63,7 +62,7 @@ def test_promtool_finds_no_fault_with_the_real_page(base_url: str) -> None:
     complete(base_url, stream=True)
     httpx.get(f"{base_url}/no/such/path", timeout=60)
     settled(base_url)
-    checked = promtool(httpx.get(f"{base_url}/metrics", timeout=60).content)
+    checked = check_with_promtool(httpx.get(f"{base_url}/metrics", timeout=60).content)
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
 
 

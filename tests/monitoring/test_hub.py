@@ -9,24 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from monitoring.hub import MAX_SNAPSHOT_BYTES, Hub
 from monitoring.metrics import METRICS, PREFIX, Metrics, Snapshot
 from monitoring.page import CONTENT_TYPE
-
-Page = dict[tuple[str, tuple[tuple[str, str], ...]], float]
-
-
-def page(hub: Hub, now: float) -> Page:
-    samples = {}
-    for family in text_string_to_metric_families(hub.render(now).decode()):
-        for sample in family.samples:
-            key = (sample.name.removeprefix(PREFIX), tuple(sorted(sample.labels.items())))
-            assert key not in samples, "a series must not appear twice"
-            samples[key] = sample.value
-    return samples
-
-
-def value(samples: Page, name: str, **labels: str) -> float | None:
-    """Sum of the series with these labels among theirs; None when there is none."""
-    found = [v for (n, series), v in samples.items() if n == name and labels.items() <= dict(series).items()]
-    return sum(found) if found else None
+from tests.monitoring.support.metrics_pages import page_of, sum_of
 
 
 def engine(replica: str, tokens: int, running: int = 0) -> Metrics:
@@ -53,55 +36,55 @@ def test_an_ingress_that_serves_two_models_is_one_process_with_two_names() -> No
         metrics = Metrics(model, "i1", "ingress")
         metrics.inc("stream_disconnects_total", count)
         assert hub.push(f"i1/{model}", metrics.snapshot(), 0.0)
-    samples = page(hub, 1.0)
-    assert value(samples, "metrics_processes") == 1
-    assert [value(samples, "stream_disconnects_total", model_name=model) for model in "ab"] == [2, 5]
+    samples = page_of(hub, 1.0)
+    assert sum_of(samples, "metrics_processes") == 1
+    assert [sum_of(samples, "stream_disconnects_total", model_name=model) for model in "ab"] == [2, 5]
 
 
 def test_replicas_are_labelled_and_histograms_summed() -> None:
     hub = Hub()
     hub.push("a", engine("r1", 3, running=1).snapshot(), 0.0)
     hub.push("b", engine("r2", 4, running=2).snapshot(), 0.0)
-    samples = page(hub, 1.0)
-    assert value(samples, "generation_tokens_total", replica="r1", model_name="demo") == 3
-    assert value(samples, "generation_tokens_total", replica="r2") == 4
-    assert value(samples, "requests_running", replica="r2") == 2
-    assert value(samples, "engine_step_seconds_count", phase="decode") == 7
-    assert value(samples, "engine_step_seconds_bucket", phase="decode", le="0.005") == 7
-    assert value(samples, "engine_step_seconds_bucket", phase="decode", le="0.003") == 0
-    assert value(samples, "engine_step_seconds_sum", phase="decode") == pytest.approx(0.028)
-    assert value(samples, "metrics_processes") == 2
+    samples = page_of(hub, 1.0)
+    assert sum_of(samples, "generation_tokens_total", replica="r1", model_name="demo") == 3
+    assert sum_of(samples, "generation_tokens_total", replica="r2") == 4
+    assert sum_of(samples, "requests_running", replica="r2") == 2
+    assert sum_of(samples, "engine_step_seconds_count", phase="decode") == 7
+    assert sum_of(samples, "engine_step_seconds_bucket", phase="decode", le="0.005") == 7
+    assert sum_of(samples, "engine_step_seconds_bucket", phase="decode", le="0.003") == 0
+    assert sum_of(samples, "engine_step_seconds_sum", phase="decode") == pytest.approx(0.028)
+    assert sum_of(samples, "metrics_processes") == 2
 
 
 def test_a_restart_continues_the_totals() -> None:
     hub = Hub()
     hub.push("a", engine("r1", 5).snapshot(), 0.0)
     hub.push("a", engine("r1", 2).snapshot(), 1.0)
-    assert value(page(hub, 1.0), "generation_tokens_total", replica="r1") == 7
+    assert sum_of(page_of(hub, 1.0), "generation_tokens_total", replica="r1") == 7
     hub.push("a again", engine("r1", 1).snapshot(), 2.0)
-    samples = page(hub, 2.0)
-    assert value(samples, "generation_tokens_total", replica="r1") == 8
-    assert value(samples, "engine_step_seconds_count", phase="decode") == 8
+    samples = page_of(hub, 2.0)
+    assert sum_of(samples, "generation_tokens_total", replica="r1") == 8
+    assert sum_of(samples, "engine_step_seconds_count", phase="decode") == 8
 
 
 def test_a_silent_process_loses_its_gauges_but_not_its_totals() -> None:
     hub = Hub(gauge_ttl=10)
     metrics = engine("r1", 5, running=3)
     hub.push("a", metrics.snapshot(), 0.0)
-    assert value(page(hub, 10.0), "requests_running") == 3
-    silent = page(hub, 10.5)
-    assert value(silent, "requests_running") is None
-    assert value(silent, "generation_tokens_total", replica="r1") == 5
-    assert value(silent, "metrics_processes") == 0
+    assert sum_of(page_of(hub, 10.0), "requests_running") == 3
+    silent = page_of(hub, 10.5)
+    assert sum_of(silent, "requests_running") is None
+    assert sum_of(silent, "generation_tokens_total", replica="r1") == 5
+    assert sum_of(silent, "metrics_processes") == 0
     hub.push("a", metrics.snapshot(), 20.0)
-    assert value(page(hub, 20.0), "requests_running") == 3
+    assert sum_of(page_of(hub, 20.0), "requests_running") == 3
 
 
 def test_after_a_restart_the_new_process_has_the_say_over_gauges() -> None:
     hub = Hub()
     hub.push("old", engine("r1", 5, running=3).snapshot(), 0.0)
     hub.push("new", engine("r1", 0, running=1).snapshot(), 1.0)
-    assert value(page(hub, 1.0), "requests_running", replica="r1") == 1
+    assert sum_of(page_of(hub, 1.0), "requests_running", replica="r1") == 1
 
 
 def test_a_replica_gone_for_good_gives_up_its_label_and_keeps_its_counts() -> None:
@@ -110,25 +93,25 @@ def test_a_replica_gone_for_good_gives_up_its_label_and_keeps_its_counts() -> No
     survivor = engine("r2", 1)
     for now in (0.0, 200.0):
         hub.push("b", survivor.snapshot(), now)
-    samples = page(hub, 200.0)
-    assert value(samples, "generation_tokens_total", replica="r1") is None
-    assert value(samples, "generation_tokens_total", replica="gone") == 5
-    assert value(samples, "generation_tokens_total", replica="r2") == 1
-    assert value(samples, "engine_step_seconds_count", phase="decode") == 6
+    samples = page_of(hub, 200.0)
+    assert sum_of(samples, "generation_tokens_total", replica="r1") is None
+    assert sum_of(samples, "generation_tokens_total", replica="gone") == 5
+    assert sum_of(samples, "generation_tokens_total", replica="r2") == 1
+    assert sum_of(samples, "engine_step_seconds_count", phase="decode") == 6
 
 
 def test_a_process_that_comes_back_is_not_counted_twice() -> None:
     hub = Hub(gone_after=100)
     metrics = engine("r1", 5)
     hub.push("a", metrics.snapshot(), 0.0)
-    page(hub, 200.0)
+    page_of(hub, 200.0)
     metrics.inc("generation_tokens_total", 2)
     hub.push("a", metrics.snapshot(), 201.0)
-    samples = page(hub, 201.0)
-    assert value(samples, "generation_tokens_total", replica="gone") == 5
-    assert value(samples, "generation_tokens_total", replica="r1") == 2
-    samples = page(hub, 400.0)
-    assert value(samples, "generation_tokens_total") == 7
+    samples = page_of(hub, 201.0)
+    assert sum_of(samples, "generation_tokens_total", replica="gone") == 5
+    assert sum_of(samples, "generation_tokens_total", replica="r1") == 2
+    samples = page_of(hub, 400.0)
+    assert sum_of(samples, "generation_tokens_total") == 7
 
 
 def test_replicas_that_come_and_go_leave_no_series_behind() -> None:
@@ -136,9 +119,9 @@ def test_replicas_that_come_and_go_leave_no_series_behind() -> None:
     for i in range(3000):
         hub.push(f"p{i}", engine(f"r{i}", 1).snapshot(), i * 2.0)
         if i % 500 == 0:
-            page(hub, i * 2.0)
-    samples = page(hub, 10_000.0)
-    assert value(samples, "generation_tokens_total") == 3000
+            page_of(hub, i * 2.0)
+    samples = page_of(hub, 10_000.0)
+    assert sum_of(samples, "generation_tokens_total") == 3000
     assert {dict(series).get("replica") for _, series in samples} == {None, "gone", "hub"}
 
 
@@ -164,9 +147,9 @@ def malformed() -> dict[str, bytes]:
 def test_malformed_snapshots_are_dropped_and_counted(name: str) -> None:
     hub = Hub()
     assert not hub.push("x", malformed()[name], 0.0)
-    samples = page(hub, 0.0)
-    assert value(samples, "metrics_snapshots_dropped_total", reason="malformed") == 1
-    assert value(samples, "metrics_processes") == 0
+    samples = page_of(hub, 0.0)
+    assert sum_of(samples, "metrics_snapshots_dropped_total", reason="malformed") == 1
+    assert sum_of(samples, "metrics_processes") == 0
 
 
 def test_oversized_and_late_snapshots_are_dropped_too() -> None:
@@ -176,9 +159,9 @@ def test_oversized_and_late_snapshots_are_dropped_too() -> None:
     assert hub.push("a", metrics.snapshot(), 0.0)
     assert not hub.push("a", early, 1.0)
     assert not hub.push("b", b"\x00" * (MAX_SNAPSHOT_BYTES + 1), 1.0)
-    samples = page(hub, 1.0)
-    assert value(samples, "generation_tokens_total") == 2
-    assert value(samples, "metrics_snapshots_dropped_total") == 2
+    samples = page_of(hub, 1.0)
+    assert sum_of(samples, "generation_tokens_total") == 2
+    assert sum_of(samples, "metrics_snapshots_dropped_total") == 2
 
 
 def test_metrics_of_a_newer_version_are_passed_over() -> None:
@@ -186,14 +169,14 @@ def test_metrics_of_a_newer_version_are_passed_over() -> None:
     snapshot.values["invented_later_total"] = [(("x", "y"), 1.0)]
     hub = Hub()
     assert hub.push("a", msgspec.msgpack.encode(snapshot), 0.0)
-    assert value(page(hub, 0.0), "generation_tokens_total", replica="r1") == 4
+    assert sum_of(page_of(hub, 0.0), "generation_tokens_total", replica="r1") == 4
 
 
 def test_label_values_are_escaped() -> None:
     metrics = Metrics('mo"del\n\\', "r1", "engine")
     hub = Hub()
     hub.push("a", metrics.snapshot(), 0.0)
-    assert value(page(hub, 0.0), "requests_running", model_name='mo"del\n\\') == 0
+    assert sum_of(page_of(hub, 0.0), "requests_running", model_name='mo"del\n\\') == 0
 
 
 STEPS = st.lists(
@@ -219,6 +202,6 @@ def test_totals_never_run_backwards_and_lose_nothing(steps: list[tuple[str, int,
             metrics[i], unpushed[i] = engine(f"r{i}", 0), 0
         else:
             now += amount * 3
-        total = value(page(hub, now), "generation_tokens_total") or 0.0
+        total = sum_of(page_of(hub, now), "generation_tokens_total") or 0.0
         assert total == pushed >= last
         last = total

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from monitoring.checkpoint import Kept, decode
 from monitoring.hub import Hub, NotReady
 from monitoring.metrics import Metrics
-from tests.monitoring.test_hub import page, value
+from tests.monitoring.support.metrics_pages import page_of, sum_of, totals_of
 
 NUM_KEEPERS = 2
 STEPS = (
@@ -159,17 +159,6 @@ class Application:
         self.last = new
 
 
-def totals_of(text: str) -> dict[str, float]:
-    """Counters, and the buckets, counts and sums of histograms, by name and labels as they stand on the page."""
-    found: dict[str, float] = {}
-    for family in text.split("# TYPE ")[1:]:
-        lines = family.splitlines()
-        if lines[0].endswith(("counter", "histogram")):
-            samples = (line.rsplit(" ", 1) for line in lines[1:] if not line.startswith("#"))
-            found |= {series: float(number) for series, number in samples}
-    return found
-
-
 def check(before: dict[str, float], after: dict[str, float]) -> None:
     """No total that is still there is smaller, and none that is gone is missing from the sum over replicas."""
     for series, old in before.items():
@@ -211,7 +200,7 @@ def test_sums_of_seconds_do_not_depend_on_who_reported_last() -> None:
     for now, name in enumerate("abccbacabbca"):
         hub.push(name, processes[name].snapshot(), float(now))
         if now >= 2:
-            sums.add(value(page(hub, float(now)), "engine_step_seconds_sum", phase="decode"))
+            sums.add(sum_of(page_of(hub, float(now)), "engine_step_seconds_sum", phase="decode"))
     assert len(sums) == 1
 
 
@@ -236,9 +225,9 @@ def test_a_new_hub_goes_on_where_the_old_one_left_off() -> None:
     with pytest.raises(NotReady):  # the third process is known to have lived a moment ago
         app.hub.render(app.now)
     app.now += 10.0
-    new = page(app.hub, app.now)
-    assert value(new, "generation_tokens_total") == 2 + 1 + 3 + 5
-    assert value(new, "engine_step_seconds_count", phase="decode") == 11
+    new = page_of(app.hub, app.now)
+    assert sum_of(new, "generation_tokens_total") == 2 + 1 + 3 + 5
+    assert sum_of(new, "engine_step_seconds_count", phase="decode") == 11
 
 
 def test_a_new_hub_is_ready_as_soon_as_all_have_reported() -> None:
@@ -251,7 +240,7 @@ def test_a_new_hub_is_ready_as_soon_as_all_have_reported() -> None:
         app.push(i, 1)
     for i in range(NUM_KEEPERS):
         app.keep(i, 1)
-    assert value(page(app.hub, app.now), "metrics_processes") == 3
+    assert sum_of(page_of(app.hub, app.now), "metrics_processes") == 3
 
 
 def test_the_first_hub_of_all_waits_for_its_ingresses_only() -> None:
@@ -272,8 +261,8 @@ def test_gauges_of_those_that_died_with_the_hub_do_not_come_back() -> None:
     app.kill_hub(0, 1)
     app.push(0, 1)
     app.now += 10.0
-    assert value(page(app.hub, app.now), "requests_running") == 4
-    assert value(page(app.hub, app.now), "metrics_processes") == 1
+    assert sum_of(page_of(app.hub, app.now), "requests_running") == 4
+    assert sum_of(page_of(app.hub, app.now), "metrics_processes") == 1
 
 
 def test_what_was_dropped_before_the_restart_stays_counted() -> None:
@@ -284,7 +273,7 @@ def test_what_was_dropped_before_the_restart_stays_counted() -> None:
     app.kill_hub(0, 1)
     app.hub.push("x", b"nonsense", app.now)
     app.wait(0, 4)
-    assert value(page(app.hub, app.now), "metrics_snapshots_dropped_total", reason="malformed") == 2
+    assert sum_of(page_of(app.hub, app.now), "metrics_snapshots_dropped_total", reason="malformed") == 2
 
 
 @pytest.mark.parametrize("broken", [b"", b"\xc1", b"\x80", b'{"version": 1}'])
@@ -294,7 +283,7 @@ def test_a_checkpoint_that_cannot_be_read_is_no_reason_to_wait(broken: bytes) ->
     hub = Hub(num_keepers=1)
     assert hub.keep("i", (1, 1), 0.0) == (True, None)
     hub.restore("i", broken, 0.0)
-    assert value(page(hub, 0.0), "metrics_snapshots_dropped_total", reason="malformed") == 1
+    assert sum_of(page_of(hub, 0.0), "metrics_snapshots_dropped_total", reason="malformed") == 1
 
 
 def test_a_process_whose_snapshots_overtake_each_other_is_counted_once() -> None:
@@ -306,8 +295,8 @@ def test_a_process_whose_snapshots_overtake_each_other_is_counted_once() -> None
         snapshots.append(metrics.snapshot())
     for i in (1, 0, 3, 2, 1, 0):
         hub.push("p", snapshots[i], 0.0)
-        page(hub, 0.0)
-    assert value(page(hub, 0.0), "generation_tokens_total") == 20 + 20
-    page(hub, 100.0)
+        page_of(hub, 0.0)
+    assert sum_of(page_of(hub, 0.0), "generation_tokens_total") == 20 + 20
+    page_of(hub, 100.0)
     assert not hub.push("p", snapshots[2], 100.0), "late, and its process taken for gone"
-    assert value(page(hub, 100.0), "generation_tokens_total") == 40
+    assert sum_of(page_of(hub, 100.0), "generation_tokens_total") == 40

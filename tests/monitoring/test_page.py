@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import shutil
-import subprocess
 import tracemalloc
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from monitoring.gateway import gateway_gauges
 from monitoring.hub import Hub
 from monitoring.metrics import METRICS, Metrics
-from tests.monitoring.test_hub import page, value
+from tests.monitoring.support.metrics_pages import check_with_promtool, page_of, sum_of
 
 
 def full(replica: str, part: str = "engine") -> Metrics:
@@ -39,20 +37,13 @@ def hub() -> Hub:
     return made
 
 
-def promtool(page: bytes) -> subprocess.CompletedProcess[bytes]:
-    tool = shutil.which("promtool")
-    if tool is None:
-        pytest.skip("promtool (Debian's prometheus) is not installed")
-    return subprocess.run([tool, "check", "metrics"], input=page, capture_output=True, timeout=120, check=False)
-
-
 def test_promtool_finds_no_fault_with_any_metric(hub: Hub) -> None:
-    checked = promtool(hub.render(1.0))
+    checked = check_with_promtool(hub.render(1.0))
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
 
 
 def test_promtool_would_find_a_fault() -> None:
-    assert promtool(b"# TYPE things_total gauge\nthings_total 1\n").returncode == 3
+    assert check_with_promtool(b"# TYPE things_total gauge\nthings_total 1\n").returncode == 3
 
 
 def test_the_inference_gateways_gauges_sum_over_replicas_by_model() -> None:
@@ -72,21 +63,21 @@ def test_the_inference_gateways_gauges_sum_over_replicas_by_model() -> None:
     ingress = Metrics("a", "i1", "ingress")
     ingress.set("admission_waiting_requests", 5)
     hub.push("i1", ingress.snapshot(), 0.0)
-    samples = page(hub, 1.0)
-    assert value(samples, "vllm:num_requests_running", model_name="a") == 4
-    assert value(samples, "vllm:num_requests_waiting", model_name="a") == 8 + 5
-    assert value(samples, "vllm:kv_cache_usage_perc", model_name="a") == pytest.approx(0.2)
-    assert value(samples, "vllm:kv_cache_usage_perc", model_name="b") == 0
+    samples = page_of(hub, 1.0)
+    assert sum_of(samples, "vllm:num_requests_running", model_name="a") == 4
+    assert sum_of(samples, "vllm:num_requests_waiting", model_name="a") == 8 + 5
+    assert sum_of(samples, "vllm:kv_cache_usage_perc", model_name="a") == pytest.approx(0.2)
+    assert sum_of(samples, "vllm:kv_cache_usage_perc", model_name="b") == 0
     info = {"model_name": "a", "block_size": "16", "num_gpu_blocks": "200"}
-    assert value(samples, "vllm:cache_config_info", **info) == 1
+    assert sum_of(samples, "vllm:cache_config_info", **info) == 1
     adapters = {"max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""}
-    assert value(samples, "vllm:lora_requests_info", model_name="b", **adapters) == 1e9
+    assert sum_of(samples, "vllm:lora_requests_info", model_name="b", **adapters) == 1e9
     assert len([name for name, _ in samples if name.startswith("vllm:")]) == 2 * 5
 
 
 def test_without_engines_the_gateway_is_told_nothing() -> None:
     hub = Hub(mirrors=[gateway_gauges])
-    assert not [name for name, _ in page(hub, 0.0) if name.startswith("vllm:")]
+    assert not [name for name, _ in page_of(hub, 0.0) if name.startswith("vllm:")]
 
 
 def test_a_thousand_scrapes_with_processes_that_come_and_go_leave_nothing_behind() -> None:
