@@ -24,7 +24,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from router.policies import Policy, policy_named
+from router.policies import Policy
+from router.policy_names import policy_named
 from router.simulator.bounds import pooled_hit_rate
 from router.simulator.fleet import simulate
 from router.simulator.report import LEGEND, tables

@@ -21,11 +21,13 @@ from deployments.replica.deployment import EngineFactory, EngineReplica, Replica
 from deployments.replica.ranks import bundles, load_engine
 from deployments.telemetry.serve_logging import serve_logging
 from deployments.telemetry.tracing import check_tracing
+from router.policy_names import policy_named
 
 
 def build(args: AppArgs) -> Application:
     """The application that `args` describes."""
     check_tracing(args.tracing)
+    policy_named(args.router.policy)  # a class that cannot be used is refused here, and not by each ingress
     hub = serve.deployment(
         MetricsHub,
         name="MetricsHub",

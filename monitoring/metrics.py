@@ -67,11 +67,12 @@ _REQUESTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 _TOKENS = (1.0, 4.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 _REQUEST_TOKENS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5,
                    5e5, 1e6)
+_REASON = ("holder", "cheaper", "cold", "session", "hash", "spill", "load", "random", "rule", "only_one",
+           "none_available")
 # fmt: on
 
 _ENDPOINT = ("completions", "chat_completions")
 _LOSS = ("died", "silent", "failed", "undelivered")
-_REASON = ("holder", "cheaper", "cold", "session", "hash", "spill", "load", "random", "only_one", "none_available")
 _PHASE = ("prefill", "decode", "mixed")
 _STAGE = ("schedule", "prepare", "forward", "sample", "output")
 _TIER = ("device",)
@@ -178,8 +179,9 @@ METRICS: tuple[Metric, ...] = (
     _counter("warm_up_prefixes_total", "engine", "Prefixes computed before the first request.", "prefixes"),
     _counter("warm_up_tokens_total", "engine", "Tokens of prefixes computed before the first request.", "tokens"),
     _counter("warm_up_seconds_total", "engine", "Time spent on that.", "seconds"),
+    # policy="custom" stands for "package.module:Class".
     _counter("router_decisions_total", "ingress", "Requests placed, by policy and reason.", "requests",
-             policy=("cost", "session", "least_loaded", "rendezvous", "random"), reason=_REASON),
+             policy=("cost", "session", "least_loaded", "rendezvous", "random", "custom"), reason=_REASON),
     _histogram("router_decision_seconds", "ingress", "Time to decide where a request goes.", "seconds", _DECISION),
     Metric("router_index_lag_seconds", "gauge",
            "Age of the oldest news of a connected replica's cache: what the router does not know yet.", "seconds",

@@ -12,7 +12,7 @@ Pure functions of what a router knows at a moment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -56,7 +56,7 @@ class RouteQuery:
     session: str | None
     utilisation: float
     """Share of the fleet's prefill capacity in use, 0..1."""
-    chain: tuple[int, ...] = ()
+    chain: Sequence[int] = ()
     """The prompt's block hashes, for policies that keep a tree of their own; no policy of Raydix reads it."""
 
 

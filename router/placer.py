@@ -24,7 +24,8 @@ from router.cost import RouteQuery, uncached_tokens
 from router.decisions import DecisionLog, DecisionRecord
 from router.fleet import Fleet
 from router.hot_prefixes import HotPrefix, HotPrefixes
-from router.policies import Decision, Policy, policy_named
+from router.policies import Decision, Policy
+from router.policy_names import policy_named
 from router.prefix_index import PrefixIndex
 
 
@@ -72,7 +73,7 @@ class PlacerSettings:
     """How a process places requests."""
 
     policy: str = "cost"
-    """A name of `router.policies.POLICIES`."""
+    """A name of `router.policies.POLICIES`, or a class of one's own as "package.module:Class"."""
     block_tokens: int = 16
     """Tokens to a block of the prefix index; the engines' `block_tokens`."""
     key_blocks: int = 4
@@ -156,7 +157,7 @@ class Placer:
             usable = chain[: request.num_reusable // block_tokens]
             held = self._index.match(usable, now)
             overlap = {replica: blocks * block_tokens for replica, blocks in held.items()}
-            query = RouteQuery(len(tokens), overlap, key, request.session_id, utilisation)
+            query = RouteQuery(len(tokens), overlap, key, request.session_id, utilisation, chain)
             decision = self._policy.decide(query, replicas, self._rng)
             if not decision.order:
                 return decision

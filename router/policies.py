@@ -1,7 +1,14 @@
-"""Which replica a prompt goes to: strategies, by the name under which YAML and the simulator know them.
+"""Routing policies: the protocol, and those of Raydix by the name that YAML and the simulator know them by.
 
 A policy orders *all* replicas: the first is chosen, the second is the runner-up, and so on down to those that are
-unavailable, which come last whatever else holds. It sees one moment and keeps no state; chance comes in as `rng`.
+unavailable, which come last whatever else holds. Those of Raydix keep no state; chance comes in as `rng`. A policy
+of your own is a class of this shape, named as "package.module:Class" (`router/policy_names.py`):
+
+    class Spread:
+        def decide(self, query, replicas, rng):
+            split = Split(replicas)
+            fewest_first = sorted(split.serving, key=lambda candidate: candidate.num_running)
+            return split.decision([candidate.replica for candidate in fewest_first], "rule", "spread", query)
 """
 
 from __future__ import annotations
@@ -35,7 +42,7 @@ cheaper         another holds more, and would still cost more
 cold            nobody holds any of the prompt
 session, hash   where the session or the prompt's beginning belongs; spill: that place was too busy
 load, random    the policy looked at nothing else
-rule            a simulated rival's rule
+rule            the rule of a policy of one's own, or of a simulated rival
 only_one        no choice; none_available: no replica can serve, they are tried in the policy's order all the same
 """
 
@@ -55,10 +62,21 @@ class Decision:
 
 
 class Policy(Protocol):
-    """Orders the replicas for one prompt."""
+    """Orders the replicas for one prompt.
+
+    Each ingress process makes one policy for each model, and the simulator one for each ingress. It is called in
+    the thread of Serve's router, for one prompt at a time, and all prompts of that ingress wait meanwhile: it must
+    not block (no I/O, no locks held for long), and 0.1 ms is a good time to take. `raydix_router_decision_seconds`
+    shows it. When it raises, the request goes to the replica with the fewest requests, and
+    `raydix_router_errors_total` counts it.
+    """
 
     def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
-        """Deterministic in its arguments and the state of `rng`. `replicas` may be empty, then so is the order."""
+        """Order `replicas` for the prompt `query`; `Split.decision` makes the result.
+
+        `replicas` are all there are, the unavailable ones included. The result depends only on the arguments, the
+        state of `rng` and what the policy remembers of earlier calls, so that a simulation can be repeated.
+        """
         ...
 
 
@@ -246,11 +264,4 @@ POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
         "random": RandomPolicy,
     }
 )
-"""Policies to serve with: what `router.policy` in YAML may be."""
-
-
-def policy_named(name: str, policies: Mapping[str, Callable[[], Policy]] = POLICIES) -> Policy:
-    """A new policy of that name. Raises ValueError, naming those there are."""
-    if name not in policies:
-        raise ValueError(f"unknown routing policy {name!r}; there are {', '.join(policies)}")
-    return policies[name]()
+"""Raydix's policies to serve with, by their name as `router.policy` in YAML."""

@@ -319,7 +319,11 @@ def simulate(
     ],
     replicas: Annotated[int, typer.Option(help="Engine replicas.", min=1, rich_help_panel=_FLEET)] = 16,
     policy: Annotated[
-        str, typer.Option(help="Routing policies, with commas between; [bold]all[/] compares everything.")
+        str,
+        typer.Option(
+            help="Routing policies, with commas between: names, or classes of yours as package.module:Class; "
+            "[bold]all[/] compares everything."
+        ),
     ] = "cost,least_loaded,random",
     load: Annotated[
         str,

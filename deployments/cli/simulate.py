@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,7 +14,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from deployments.cli.errors import UserError, one_line
-from router.policies import Policy, policy_named
+from router.policies import Policy
+from router.policy_names import policy_named
 from router.simulator.bounds import pooled_hit_rate
 from router.simulator.fleet import simulate
 from router.simulator.report import LEGEND, tables
@@ -38,6 +41,8 @@ def run(
 ) -> None:
     """Simulate, print, write. Raises UserError for a trace, policy or setting that is wrong."""
     console = Console()
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # for policies of one's own, as `serve run` has it
     try:
         draw = _plotter() if plot_path is not None else None
         names = _names(policies)
@@ -87,7 +92,7 @@ def _factory(name: str) -> Callable[[], Policy]:
 
 
 def _names(policies: str) -> list[str]:
-    """Policies by name, "all" for all; each is made once to see that it can be."""
+    """Policies by name, "all" for ours and the rivals'; each is made once to see that it can be."""
     names = list(SIMULATED) if policies == "all" else [name.strip() for name in policies.split(",")]
     for name in names:
         policy_named(name, SIMULATED)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-PolicyName = Literal["cost", "session", "least_loaded", "rendezvous", "random"]
+from router.policy_names import check_policy_name
+
+PolicyName = Annotated[str, AfterValidator(check_policy_name)]
 
 
 class Settings(BaseModel):
@@ -21,7 +23,7 @@ class RouterSettings(Settings):
 
     policy: PolicyName = "cost"
     """What decides: the cheapest replica; or "session" (sticky by x-session-id), "least_loaded", "rendezvous",
-    "random"."""
+    "random", or a class of one's own as "package.module:Class"."""
     key_blocks: int = Field(default=4, ge=1)
     """Prompts that nobody holds are kept together by their first so many blocks (of `engine.block_tokens`)."""
     max_blocks: int = Field(default=4_000_000, ge=1)

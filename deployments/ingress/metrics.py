@@ -8,6 +8,7 @@ from typing import Protocol
 from monitoring.metrics import Metrics
 from router.fleet import Fleet
 from router.placer import Placer
+from router.policies import POLICIES
 
 
 class Connections(Protocol):
@@ -33,7 +34,8 @@ class IngressMetrics:
         """The state of things. `num_expected` replicas are what the configuration asks for."""
         metrics, totals = self._metrics, self._placer.totals()
         for (policy, reason), count in self._placer.counts().items():
-            metrics.count_to("router_decisions_total", count, policy=policy, reason=reason)
+            label = policy if policy in POLICIES else "custom"
+            metrics.count_to("router_decisions_total", count, policy=label, reason=reason)
         metrics.count_to("router_errors_total", self._placer.num_errors)
         metrics.count_to("router_regret_tokens_total", totals["regret"])
         metrics.count_to("router_hit_tokens_total", totals["predicted"], kind="predicted")

@@ -237,7 +237,7 @@ def test_every_policy_places_everything_and_its_reasons_are_metrics(policy: str)
 
 
 def test_the_metric_knows_every_reason() -> None:
-    assert set(BY_NAME["router_decisions_total"].labels["reason"] or ()) == set(get_args(Reason)) - {"rule"}
+    assert set(BY_NAME["router_decisions_total"].labels["reason"] or ()) == set(get_args(Reason))
 
 
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:

@@ -19,8 +19,8 @@ from router.policies import (
     LeastLoadedPolicy,
     LoadGuard,
     PlacePolicy,
-    policy_named,
 )
+from router.policy_names import policy_named
 from router.rendezvous import rendezvous_order
 from tests.router.support.fleets import NAMES, candidate, fleets, queries, query
 

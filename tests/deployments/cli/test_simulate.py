@@ -14,6 +14,16 @@ from deployments.cli.errors import UserError
 from tests.router.support.traffic import conversations, write_mooncake
 
 RUNNER = CliRunner()
+OWN_POLICY = """
+from router.policies import Split
+
+
+class Fewest:
+    def decide(self, query, replicas, rng):
+        split = Split(replicas)
+        fewest_first = sorted(split.serving, key=lambda candidate: candidate.num_running)
+        return split.decision([candidate.replica for candidate in fewest_first], "rule", "fewest", query)
+"""
 
 
 @pytest.fixture
@@ -43,6 +53,18 @@ def test_a_table_json_and_a_picture(trace: Path, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_policy_of_ones_own_is_found_in_the_current_directory(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fewest_first.py").write_text(OWN_POLICY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    simulate(trace, "--replicas", 4, "--policy", "cost,fewest_first:Fewest", "--json", "out.json")
+    rows = json.loads(Path("out.json").read_text())["results"]
+    assert [row["policy"] for row in rows] == ["cost", "fewest_first:Fewest"]
+    assert 0 <= rows[1]["hit_rate"] < rows[0]["hit_rate"]
+
+
 def test_a_calibration_sets_the_speeds(trace: Path, tmp_path: Path) -> None:
     speeds = {"prefill_rate": 500.0, "decode_base_s": 0.01, "decode_per_request_s": 0.0}
     calibration = tmp_path / "speeds.json"
@@ -65,6 +87,7 @@ def test_a_trace_without_prefixes_comes_with_a_warning(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--policy", "best"], "unknown routing policy 'best'; there are cost"),
+        (["--policy", "no_such_module:Mine"], "the module no_such_module cannot be imported"),
         (["--load", "high"], "--load: expected numbers such as 0.6,0.85, got 'high'"),
         (["--load", "0"], "load must be above 0"),
         (["--kill", "9@5", "--replicas", "4"], "there is no replica 9 to kill"),

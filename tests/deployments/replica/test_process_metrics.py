@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -17,8 +19,10 @@ from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
 from engine.scheduling.swap import HostAccount
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics, Snapshot
+from router.cost import Candidate, RouteQuery
 from router.fleet import Fleet
-from router.placer import Placer
+from router.placer import Placer, PlacerSettings
+from router.policies import Decision, Split
 from tests.router.test_placer import Prompt
 
 Values = dict[tuple[str, ...], float]
@@ -96,6 +100,22 @@ def test_an_ingresss_routing_becomes_its_metrics() -> None:
     assert values["wire_dropped_messages_total"]["gaps",] == 3
     routing.collect(None, num_expected=0)
     assert taken(metrics)[0]["replicas_expected"] == {(): 0}
+
+
+class Mine:
+    def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
+        split = Split(replicas)
+        return split.decision([candidate.replica for candidate in split.serving], "rule", "mine", query)
+
+
+def test_a_policy_of_ones_own_is_one_label_whatever_its_name() -> None:
+    metrics, fleet = Metrics("m", "i", "ingress"), Fleet()
+    fleet.update({"a": None, "b": None})
+    placer = Placer(fleet, PlacerSettings(policy=f"{__name__}:Mine"))
+    fleet.open("r")
+    placer.place(Prompt("r", list(range(64))), fleet.names())
+    IngressMetrics(metrics, placer, fleet).collect(None, num_expected=2)
+    assert taken(metrics)[0]["router_decisions_total"]["custom", "rule"] == 1
 
 
 def test_an_engine_on_cpus_has_no_gpu_to_be_busy() -> None:

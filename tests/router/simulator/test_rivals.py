@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.cost import Candidate, RouteQuery
-from router.policies import policy_named
+from router.policy_names import policy_named
 from router.simulator.affinity import PrefixCacheAffinity
 from router.simulator.rivals import RIVALS, SIMULATED, Linear, PowerOfTwo, Product, RoundRobin, Threshold
 from tests.router.support.fleets import candidate, fleets, queries, query

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from router.policies import Policy, policy_named
+from router.policies import Policy
+from router.policy_names import policy_named
 from router.simulator.bounds import pooled_hit_rate
 from router.simulator.fleet import simulate
 from router.simulator.result import Result, percentile
