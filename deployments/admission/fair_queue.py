@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
-from engine.scheduling.round_robin import RoundRobin
+from engine.scheduling.round_robin import DeficitRoundRobin
 
 T = TypeVar("T")
 
@@ -99,7 +99,7 @@ class FairQueue(Generic[T]):
         self, weights: Mapping[str, float], quantum: int = 2048, bounds: QueueBounds | None = None
     ) -> None:
         """`quantum` is what the tenant of the least weight gets per turn, in tokens; unknown tenants weigh 1."""
-        self._turns = RoundRobin(quantum, weights)
+        self._turns = DeficitRoundRobin(quantum, weights)
         self._bounds = bounds or QueueBounds()
         self._lines: dict[str, _Line[T]] = {}  # of tenants with requests
         self.num_waiting = 0

@@ -1,16 +1,17 @@
-"""Who holds KV pages: admission, growth, preemption, release. Everything that takes pages or gives them back.
+"""Which requests hold KV pages: admission, growth, preemption and release. All pages are taken and freed here.
 
-    waiting ── admit: its prompt fits ──▶ running ── grow, page by page ──▶ release
+    waiting ── admit: the prompt fits ──▶ running ── grow, page by page ──▶ release
        ▲                                     │
-       └──────────── preempt ────────────────┘   when one before it cannot grow, or, of a higher priority, not
-                                                 start: the last in order first
+       └──────────── preempt ────────────────┘   the last in order first, when a request before it cannot grow,
+                                                 or one of higher priority cannot start
 
-Pages are taken from running requests only while no step is in flight: what it writes must go somewhere.
+Pages are taken from running requests only while no step is in flight, because a step in flight writes to them.
 """
 
 from __future__ import annotations
 
 import bisect
+import enum
 from collections.abc import Sequence
 
 from cache import KVCacheManager, Lease, OutOfPages
@@ -21,13 +22,23 @@ from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.swap import SwapSpace
 from engine.scheduling.waiting_queue import WaitingQueue, precedence
 
-# Tokens that a request must have room to grow by when it comes back, and all who run with it: twice this after the
-# first preemption.
+# Tokens by which a preempted request, and all that run beside it, must have room to grow before it is admitted
+# again: twice this after the first preemption.
 _GROWTH = 8
 
 
+class Admission(enum.Enum):
+    """What became of an attempt to start a waiting request."""
+
+    STARTED = "started"
+    DEFERRED = "deferred"
+    """It waits a step because a running prompt computes the page that it would begin with."""
+    NO_MEMORY = "no memory"
+    """Its prompt does not fit beside the running requests."""
+
+
 class KVAllocator:
-    """The requests that hold pages, and those that wait for some."""
+    """Gives KV pages to requests and takes them back. Owns the running requests and admits the waiting ones."""
 
     def __init__(
         self,
@@ -43,66 +54,66 @@ class KVAllocator:
         self.running: list[Request] = []
         """In order of precedence."""
         self.is_in_flight = False
-        """Whether a step is, so that nobody can be preempted."""
+        """Whether a step is in flight, so that no request can be preempted."""
         self.is_starved = False
-        """Whether somebody could not grow because of that: the step in flight has to end first."""
-        self.refused: Request | None = None
-        """Who found no room in the last step."""
+        """Whether a request could not grow or start because of that: the step in flight has to end first."""
+        self.denied: Request | None = None
+        """Request that was denied admission in the last step."""
         self.is_swapping = False
-        """Whether the last step copies to the host: nothing is read from there before that is known to be done."""
+        """Whether the last step copies to the host: nothing may be read from there before it has ended."""
         self.num_preemptions = 0
         self.num_swapped = 0
-        """Preemptions with a copy to the host."""
+        """Preemptions that copied KV to the host."""
         self.num_deferred = 0
-        """Prompts that the last step passed over: another one computes their beginning."""
+        """Times that the last step deferred a prompt because another one computes its beginning."""
         self._max_running = max_running
         self._budget = budget
 
     def begin_step(self, *, is_in_flight: bool) -> None:
-        """A new step is planned."""
+        """Begin to plan a step."""
         self.is_in_flight, self.is_starved, self.is_swapping = is_in_flight, False, False
         self.num_deferred = 0
         self.swap.begin_step()
 
     def enqueue(self, request: Request) -> None:
-        """Put a request in the queue, at its place."""
+        """Put a request at its position in the queue."""
         num_found = self.cache.peek(request.namespace, request.reusable)
         request.num_expected_cached = self.swap.reach(request.request_id, num_found)
         self.waiting.add(request)
 
-    # --- more ----------------------------------------------------------------------------------------------
+    # --- pages are taken -----------------------------------------------------------------------------------
 
-    def admit(self, step: StepBuilder, request: Request, now: float) -> bool:
-        """Start a waiting request if its whole prompt fits beside what is running. Takes no page yet.
+    def admit(self, step: StepBuilder, request: Request, now: float) -> Admission:
+        """Start a waiting request if its whole prompt fits beside the running requests. Takes no page yet.
 
-        Returns whether there was room, so that a younger request may be tried; the request's status says whether
-        it was started: it also waits while a running prompt computes what it could share in the next step.
+        After NO_MEMORY no other request may be tried in this step: none overtakes another one into the memory that
+        it waits for.
         """
         if step.preempted:
-            return False
-        has_room = self._start_if_it_fits(step, request, now)
-        if not has_room:
-            self.refused = request
-        return has_room
+            return Admission.NO_MEMORY
+        outcome = self._start_if_it_fits(step, request, now)
+        if outcome is Admission.NO_MEMORY:
+            self.denied = request
+        return outcome
 
-    def preempt_for_refused(self, step: StepBuilder, now: float) -> None:
-        """Let who was refused have the place of running requests that it may push out, if theirs is enough."""
-        request, self.refused = self.refused, None
+    def preempt_for_denied(self, step: StepBuilder, now: float) -> None:
+        """Preempt requests of lower priority if that makes the request fit that was denied admission."""
+        request, self.denied = self.denied, None
         if request is None or request.status is not Status.WAITING:
             return
         victims = [other for other in self.running if request.queue_position.can_preempt(other.queue_position)]
         if not victims or not self._would_fit(request, victims):
             return
         if self.is_in_flight:
-            self.is_starved, self.refused = True, request
+            self.is_starved, self.denied = True, request
             return
         while victims:
             self._preempt(step, victims.pop(), now)
-            if self._start_if_it_fits(step, request, now):
+            if self._start_if_it_fits(step, request, now) is not Admission.NO_MEMORY:
                 return
 
     def _would_fit(self, request: Request, victims: Sequence[Request]) -> bool:
-        """Whether there would be room for it without these; more than there would be when they share pages."""
+        """Whether `request` would fit without `victims`; overestimates the room if they share pages."""
         others = [other for other in self.running if other not in victims]
         if not self._has_rows(request, others):
             return False
@@ -117,48 +128,48 @@ class KVAllocator:
         return num_missing <= room * self.cache.page_size
 
     def _has_rows(self, request: Request, running: Sequence[Request]) -> bool:
-        """Whether a batch has places for it beside these."""
+        """Whether a batch has rows for `request` beside `running`."""
         return sum([other.width for other in running]) + request.width <= self._max_running
 
-    def _start_if_it_fits(self, step: StepBuilder, request: Request, now: float) -> bool:
+    def _start_if_it_fits(self, step: StepBuilder, request: Request, now: float) -> Admission:
         if not self._has_rows(request, self.running):
-            return False
+            return Admission.NO_MEMORY
         match = self.cache.match(request.namespace, request.reusable, now)
         num_reached = self.swap.reach(request.request_id, match.length)
-        if self._is_being_computed(step, request, num_reached):
+        if self._is_being_computed(request, num_reached):
             self.num_deferred += 1
-            return True
+            return Admission.DEFERRED
         lease = self.cache.lock(match, priority=request.priority)
-        # The host has the page that the match ends in. And without room a copy may be what is too much.
+        # The copy is not needed if the host has the page that the match ends in, and it may be one page too many.
         if num_reached > match.length or not self._fits(request, lease):
             self.cache.drop_partial(lease)
         if not self._fits(request, lease):
             if self.running:
                 self.cache.finish(lease, [], now)
-                return False
-            self.cache.reset()  # It fits alone, but for pages that others went on in.
+                return Admission.NO_MEMORY
+            self.cache.reset()  # It fits alone, except for pages that other requests extended.
         self.waiting.remove(request)
         bisect.insort(self.running, request, key=precedence)
         self._start(request, lease.num_cached, now)
         request.lease = lease
-        return True
+        return Admission.STARTED
 
     def _fits(self, request: Request, lease: Lease) -> bool:
-        """Whether there is room for a request beside what is running, for a while at least.
+        """Whether there is room for a request beside the running ones, with some room for all of them to grow.
 
-        Locking the lease may have made evictable pages unavailable: what counts is the room left after it.
+        Call it after locking the lease, which may have made evictable pages unavailable.
         """
         growth = _growth(request)
         needed = self._pages_after(request, lease, growth)
         return needed + self._pages_promised(self.running, growth) <= self.cache.available
 
     def has_spare(self, lease: Lease, num_tokens: int) -> bool:
-        """Whether a running request could cover `num_tokens` tokens with pages that nobody else counts on."""
+        """Whether a running request can cover `num_tokens` tokens with pages promised to no other one."""
         needed = self.cache.pages_needed(lease, num_tokens)
         return not needed or needed <= self.cache.available - self._pages_promised(self.running, 1)
 
     def grow(self, step: StepBuilder, request: Request, num_tokens: int, now: float) -> bool:
-        """Make a running request's pages cover `num_tokens` tokens; False when it has to sit this step out."""
+        """Make a running request's pages cover `num_tokens` tokens; False when it has to skip this step."""
         lease = request.lease
         assert lease is not None
         begins = not lease.is_admitted
@@ -176,9 +187,9 @@ class KVAllocator:
         return True
 
     def grow_beams(self, step: StepBuilder, request: Request, now: float) -> bool:
-        """Make the pages of every beam cover its tokens, or of none; False when all have to sit this step out."""
+        """Make the pages of every beam cover its tokens, or of none; False when all have to skip this step."""
         while sum([self._pages_after(beam, beam.lease, 0) for beam in request.beams]) > self.cache.available:
-            # All that can be evicted is too little, but without it the tree may need fewer pages for the rest.
+            # Even evicting everything frees too little; but after it the tree may need fewer pages for the rest.
             if not self.cache.evict(self.cache.num_pages, now) and not self._make_room(step, request, now):
                 if self.running == [request] and not self.is_in_flight:
                     self._start_over(step, request, now)
@@ -189,12 +200,12 @@ class KVAllocator:
         return True
 
     def _start_over(self, step: StepBuilder, request: Request, now: float) -> None:
-        """A search that is alone and lacks pages copies some that others left. Without these it has enough."""
+        """Restart a search that runs alone and still lacks pages: without the pages in the tree it has enough."""
         self._preempt(step, request, now)
         self.cache.reset()
 
     def _make_room(self, step: StepBuilder, request: Request, now: float) -> bool:
-        """Preempt somebody for a running request, if there is who may be."""
+        """Preempt a request for a running one; False when none may be preempted now."""
         if self.is_in_flight:
             self.is_starved = True
             return False
@@ -203,10 +214,10 @@ class KVAllocator:
             self._preempt(step, victim, now)
         return victim is not None
 
-    def _is_being_computed(self, step: StepBuilder, request: Request, num_cached: int) -> bool:
+    def _is_being_computed(self, request: Request, num_cached: int) -> bool:
         """Whether a running prompt is computing the page that `request` would begin with.
 
-        A burst of prompts that begin alike then computes the common part once, not once each.
+        Deferring `request` lets a burst of prompts that begin alike compute the common part once.
         """
         end = num_cached + self.cache.page_size
         tokens = request.reusable
@@ -221,7 +232,7 @@ class KVAllocator:
         )
 
     def _start(self, request: Request, num_cached: int, now: float) -> None:
-        """Book an admission. Hits count once, at the first; what preemption or migration repeats is kept apart."""
+        """Record an admission. Cache hits count at the first one only; later ones count as recomputation."""
         is_repeat = request.num_cached is not None or request.num_resumed > 0
         num_reached = self.swap.reach(request.request_id, num_cached)
         self.cache.record_admission(
@@ -231,14 +242,14 @@ class KVAllocator:
         if request.num_cached is None:
             request.num_cached = min(num_cached, request.num_prompt)
             request.admitted_at = now
-            if request.num_resumed:  # the engine it comes from had computed all but its last token
+            if request.num_resumed:  # the previous engine had computed all but its last token
                 num_before = request.num_tokens - 1
         request.num_recomputed += max(0, num_before - num_reached)
         request.num_computed = request.num_planned = num_reached
         request.status = Status.RUNNING
 
     def _pages_promised(self, running: Sequence[Request], growth: int) -> int:
-        """Pages that running requests still need for the tokens they have and `growth` more each."""
+        """Pages that `running` requests still need for their tokens and `growth` more each."""
         return sum(
             self._pages_after(part, part.lease, growth)
             for request in running
@@ -246,7 +257,7 @@ class KVAllocator:
         )
 
     def _pages_after(self, request: Request, lease: Lease | None, growth: int) -> int:
-        """Pages that a request needs for its tokens and `growth` more; after a search's prompt, each beam does."""
+        """Pages that a request needs for its tokens and `growth` more; each beam its own, after the prompt."""
         if lease is None:
             return 0
         length = _length_after(request, growth)
@@ -256,13 +267,12 @@ class KVAllocator:
             needed += (request.width - 1) * (-(-length // size) - request.num_tokens // size)
         return needed
 
-    # --- less ----------------------------------------------------------------------------------------------
+    # --- pages are freed -----------------------------------------------------------------------------------
 
     def release(self, request: Request, now: float, *, keep: bool) -> None:
-        """Take a request out of the queue or the batch, with all that it holds; with `keep`, what it computed
-        stays in the tree.
+        """Take a request out of the queue or the batch and free its pages; with `keep`, its KV stays in the tree.
 
-        Its pages may still be written by a step in flight. Whoever gets them next writes in a later step.
+        A step in flight may still write to its pages. That is safe: their next owner writes in a later step.
         """
         self._release_pages(request, now, keep)
         self.swap.forget(request.request_id)
@@ -272,7 +282,7 @@ class KVAllocator:
             self.waiting.remove(request)
 
     def _victim(self, step: StepBuilder, request: Request) -> Request | None:
-        """The lowest-priority, newest running request after `request` that is not part of this step."""
+        """Return the last running request after `request` in order that is not part of this step."""
         placed = {(chunk.request.leader or chunk.request).request_id for chunk in step.chunks}
         for candidate in reversed(self.running):
             if candidate is request:
@@ -282,8 +292,8 @@ class KVAllocator:
         return None
 
     def _preempt(self, step: StepBuilder, request: Request, now: float) -> None:
-        """Take a request's pages; what it computed stays in the tree while there is room, and goes to the host if
-        that pays.
+        """Take a request's pages. Its KV stays in the tree while there is room, and is copied to the host if that
+        pays off.
         """
         if request.lease is not None:
             start, end = self.cache.shared_tokens(request.lease), len(self._held_tokens(request))
@@ -294,13 +304,13 @@ class KVAllocator:
             self.num_swapped += bool(copies)
         self._release_pages(request, now, keep=True)
         if request.search is not None:
-            beam_group.begin(request)  # again, after its prompt
+            beam_group.begin(request)  # the search restarts after the prompt
         request.status = Status.WAITING
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.running.remove(request)
         step.preempted.append(request)
-        self.enqueue(request)  # at its place, which it keeps
+        self.enqueue(request)  # at its old position, which it keeps
 
     def _release_pages(self, request: Request, now: float, keep: bool) -> None:
         beam_group.end(self.cache, request, now)
@@ -310,16 +320,16 @@ class KVAllocator:
         request.lease = None
 
     def _held_tokens(self, request: Request) -> Sequence[int]:
-        """The tokens whose KV its pages hold."""
+        """Return the tokens whose KV its pages hold."""
         assert request.lease is not None
-        # Admitted but not placed yet: the page that its match ends in has not been copied.
+        # If it was admitted but is in no step yet, the page that its match ends in has not been copied.
         return request.tokens[: min(request.num_computed, len(request.lease.pages) * self.cache.page_size)]
 
 
 def _growth(request: Request) -> int:
-    """Tokens for which there must be room when it is admitted: more after a preemption, twice as many each time.
+    """Tokens of growth for which there must be room at admission: they double with each preemption.
 
-    So it is preempted about as often as its tokens can be doubled, not every few tokens.
+    The number of preemptions is then logarithmic in the number of tokens, instead of one every few tokens.
     """
     return _GROWTH << request.num_preemptions if request.num_preemptions else 1
 

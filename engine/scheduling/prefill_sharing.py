@@ -1,50 +1,51 @@
 """How a step's prefill is shared among the prompts that wait for it.
 
-Between queues, turns: `room` goes round in quanta (engine/scheduling/round_robin.py). Within a queue:
+Queues take turns: `room` goes round in quanta (engine/scheduling/round_robin.py). Within a queue:
 
-    the first in order      a sixteenth: it always gets on
-    all of them             what is left, of the highest priority first and then of the shortest remainder:
-                            a 100k-token prompt does not hold up a 50-token one
+    the first in order      a sixteenth, so that it always gets on
+    all prompts             the rest, the highest priority first and then the shortest remainder, so that a
+                            prompt of 100k tokens does not delay one of 50
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 
 from engine.request import Request, Status
+from engine.scheduling.kv_allocator import Admission, KVAllocator
 from engine.scheduling.plan import Chunk
 from engine.scheduling.prefill_budget import Room
-from engine.scheduling.round_robin import RoundRobin
-from engine.scheduling.waiting_queue import WaitingQueue, precedence
+from engine.scheduling.round_robin import DeficitRoundRobin
+from engine.scheduling.step_builder import StepBuilder
+from engine.scheduling.waiting_queue import precedence
 
-# Waiting prompts of a queue beyond this many are not looked at for the step's remaining room.
+# Waiting prompts of a queue beyond this many are not considered for the step's remaining room.
 _WINDOW = 64
-# The guaranteed part of the first in order. So small, ten prompts of 1k tokens take at most two steps more beside
-# one of 100k than without it, even when a step has but 256 tokens.
+# The guaranteed share of the first in order. It is so small that ten prompts of 1k tokens take at most two steps
+# more beside a prompt of 100k tokens than without it, even if a step has only 256 tokens.
 _FIRST_SHARE = 1 / 16
-
-Admit = Callable[[Request], bool]
-"""Starts a waiting request, unless it should wait a step for another one's pages, which its status tells. False:
-there is no room for it."""
 
 
 class PrefillSharing:
-    """Knows whose turn it is, from step to step."""
+    """Shares prefill among prompts, and remembers from step to step which queue has its turn."""
 
     def __init__(self, quantum: int) -> None:
         """`quantum`: tokens of a queue's turn."""
-        self._turns = RoundRobin(quantum)
+        self._turns = DeficitRoundRobin(quantum)
 
-    def share(
-        self, running: Sequence[Request], waiting: WaitingQueue, room: Room, admit: Admit
-    ) -> dict[Request, int]:
-        """Tokens for each prompt that gets some, in order of their places; those that wait are admitted before."""
-        queues: dict[str, list[Request]] = {queue: [] for queue in waiting.queues}
-        for request in running:
-            queues.setdefault(request.queue_position.queue, []).append(request)
+    def share(self, step: StepBuilder, allocator: KVAllocator, room: Room, now: float) -> dict[Request, int]:
+        """Return the tokens for each prompt that gets some, in order of precedence.
+
+        The prompts are those of `step` that run; waiting requests are admitted while `room` and memory last.
+        """
+        waiting = allocator.waiting
+        queues: dict[str, list[Request]] = {name: [] for name in waiting.queues}
+        for prompt in step.prompts:
+            if prompt.status is Status.RUNNING:  # else it was preempted
+                queues.setdefault(prompt.queue_position.queue, []).append(prompt)
         self._turns.take_part(queues)
-        step = _Shares(room, admit)
+        shares = _StepShares(step, allocator, room, now)
         open_queues: dict[str, _Queue | None] = dict.fromkeys(queues)
         while not room.is_full and (name := self._turns.turn(among=open_queues)) is not None:
             queue = open_queues[name]
@@ -52,43 +53,40 @@ class PrefillSharing:
                 queue = open_queues[name] = _Queue([*queues[name], *waiting.first(name, _WINDOW)])
             is_alone = len(open_queues) == 1
             most = room.tokens if is_alone else min(room.tokens, math.ceil(self._turns.credit(name)))
-            used = queue.take(step, most)
+            used = queue.take(shares, most)
             self._turns.charge(name, used)
-            if is_alone:  # nobody else wants the turns by which it pays for all it took
+            if is_alone:  # no other queue wants the turns with which it pays for all it took
                 self._turns.turn(among=open_queues)
             if used < most:
-                del open_queues[name]  # nobody in it can use more
-            if not step.has_memory:  # nor can anybody in queues where all wait for admission
+                del open_queues[name]  # none of its prompts can use more
+            if not shares.has_memory:  # nor can queues in which all prompts wait for admission
                 open_queues = {name: queue for name, queue in open_queues.items() if queue or queues[name]}
-        return {request: step.given[request] for request in sorted(step.given, key=precedence)}
+        return {request: shares.given[request] for request in sorted(shares.given, key=precedence)}
 
     def charge(self, chunks: Iterable[Chunk]) -> None:
-        """These are computed besides what is shared: decodes."""
+        """Charge the queues for chunks that are not shared here: decodes."""
         if self._turns.num_known > 1:
             for chunk in chunks:
                 self._turns.charge(chunk.request.queue_position.queue, chunk.num_tokens)
 
     def give_back(self, request: Request, num_tokens: int) -> None:
-        """A share was not computed after all."""
+        """Refund a share that was not computed."""
         self._turns.charge(request.queue_position.queue, -num_tokens)
 
 
-class _Shares:
-    """What a step gives to prompts, while it is worked out."""
+class _StepShares:
+    """The shares of one step while they are worked out."""
 
-    def __init__(self, room: Room, admit: Admit) -> None:
+    def __init__(self, step: StepBuilder, allocator: KVAllocator, room: Room, now: float) -> None:
         self.room = room
         self.given: dict[Request, int] = {}
         self.has_memory = True
-        """Whether nobody was refused any."""
-        self._admit = admit
+        """Whether no request was denied admission so far."""
+        self._step, self._allocator, self._now = step, allocator, now
 
     def give(self, prompt: Request, most: int, share: float = 1.0) -> int:
-        """Let a prompt have up to `most` tokens, and up to this share of the room; how many it got."""
-        if prompt.status is Status.WAITING and self.has_memory:
-            # Nobody overtakes another one into the memory that it waits for.
-            self.has_memory = self._admit(prompt)
-        if prompt.status is not Status.RUNNING:
+        """Give a prompt up to `most` tokens and up to this share of the room; returns how many it got."""
+        if prompt.status is not Status.RUNNING and not self._starts(prompt):
             return 0
         given = self.given.get(prompt, 0)
         start = prompt.num_planned + given
@@ -97,6 +95,14 @@ class _Shares:
             self.room.take(start, num_tokens)
             self.given[prompt] = given + num_tokens
         return num_tokens
+
+    def _starts(self, prompt: Request) -> bool:
+        """Try to admit a waiting prompt, unless another one was denied: none overtakes it."""
+        if not self.has_memory:
+            return False
+        outcome = self._allocator.admit(self._step, prompt, self._now)
+        self.has_memory = outcome is not Admission.NO_MEMORY
+        return outcome is Admission.STARTED
 
 
 class _Queue:
@@ -113,11 +119,11 @@ class _Queue:
             ),
         )
 
-    def take(self, step: _Shares, most: int) -> int:
-        """Give up to `most` tokens to its prompts; how many they took."""
-        used = step.give(self._first, math.ceil(most * _FIRST_SHARE), _FIRST_SHARE)
+    def take(self, shares: _StepShares, most: int) -> int:
+        """Give up to `most` tokens to its prompts; returns how many they took."""
+        used = shares.give(self._first, math.ceil(most * _FIRST_SHARE), _FIRST_SHARE)
         for prompt in self._prompts:
-            if used >= most or step.room.is_full:
+            if used >= most or shares.room.is_full:
                 break
-            used += step.give(prompt, most - used)
+            used += shares.give(prompt, most - used)
         return used

@@ -40,7 +40,7 @@ class _Account:
     """The round in which it last left."""
 
 
-class RoundRobin:
+class DeficitRoundRobin:
     """Turns among names, in tokens. Belongs to one thread."""
 
     def __init__(self, quantum: int, weights: Mapping[str, float] | None = None) -> None:

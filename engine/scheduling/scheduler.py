@@ -135,7 +135,7 @@ class Scheduler:
         ended = [self._end(self._requests[id_], reason, now) for id_, reason in list(self._ending.items())]
         step, allocator = StepBuilder(), self.allocator
         allocator.begin_step(is_in_flight=self._num_in_flight > 0)
-        allocator.preempt_for_refused(step, now)
+        allocator.preempt_for_denied(step, now)
         self._place_decodes(step, now)
         self._sharing.charge(step.chunks)
         self._place_prompts(step, now)
@@ -166,14 +166,12 @@ class Scheduler:
                 self._place(step, request, 1, now, drafts)
 
     def _place_prompts(self, step: StepBuilder, now: float) -> None:
-        """Share what the step has room for, and admit whoever gets some of it."""
-        running = [prompt for prompt in step.prompts if prompt.status is Status.RUNNING]
+        """Share the step's room for prefill, and admit waiting requests that get some of it."""
+        num_running = sum(prompt.status is Status.RUNNING for prompt in step.prompts)
         num_startable = min(len(self.waiting), self._max_running - len(self.allocator.running))
         num_decodes = sum([chunk.num_tokens for chunk in step.chunks])
-        room = self._budget.room(num_decodes, len(running) + num_startable)
-        shares = self._sharing.share(
-            running, self.waiting, room, admit=lambda prompt: self.allocator.admit(step, prompt, now)
-        )
+        room = self._budget.room(num_decodes, num_running + num_startable)
+        shares = self._sharing.share(step, self.allocator, room, now)
         for prompt, num_tokens in shares.items():
             if prompt.status is not Status.RUNNING or not self._place(step, prompt, num_tokens, now):
                 self._sharing.give_back(prompt, num_tokens)

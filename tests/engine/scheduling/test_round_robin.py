@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from engine.scheduling.round_robin import RoundRobin
+from engine.scheduling.round_robin import DeficitRoundRobin
 
 
 def test_who_cannot_go_on_now_keeps_its_turn() -> None:
-    turns = RoundRobin(100)
+    turns = DeficitRoundRobin(100)
     for name in ("a", "b", "c"):
         turns.join(name)
     first = turns.turn()
@@ -21,14 +21,14 @@ def test_who_cannot_go_on_now_keeps_its_turn() -> None:
 
 
 def test_nobody_of_those_asked_for_takes_part() -> None:
-    turns = RoundRobin(100)
+    turns = DeficitRoundRobin(100)
     assert turns.turn() is None
     turns.join("a")
     assert turns.turn(among={"b"}) is None
 
 
 def test_only_those_named_take_part_and_debts_outlast_a_change_of_all() -> None:
-    turns = RoundRobin(100)
+    turns = DeficitRoundRobin(100)
     turns.take_part(["a", "b"])
     turns.charge("a", 250)
     turns.take_part(["c"])
@@ -41,7 +41,7 @@ def test_only_those_named_take_part_and_debts_outlast_a_change_of_all() -> None:
 
 
 def test_who_is_alone_pays_its_debt_at_once_and_others_begin_level() -> None:
-    turns = RoundRobin(100)
+    turns = DeficitRoundRobin(100)
     turns.join("a")
     turns.charge("a", 5000)
     assert turns.turn() == "a"
