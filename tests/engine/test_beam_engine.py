@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,21 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
-from tests.engine.support.oracle import VOCAB, oracle_beams, oracle_greedy, save_tiny
-from tests.engine.test_beam_search import EOS, assert_same
+from tests.engine.support.oracle import (
+    BEAM_EOS,
+    assert_same_hypotheses,
+    oracle_beams,
+    oracle_greedy,
+    random_ids,
+    save_tiny,
+)
 
 FAMILIES = ["llama3.1", "mistral", "qwen3"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(request.param, tmp_path_factory.mktemp("model"), eos_token_id=EOS)
-
-
-def ids_of(seed: int, length: int) -> list[int]:
-    return random.Random(seed).choices(range(VOCAB), k=length)
+    return save_tiny(request.param, tmp_path_factory.mktemp("model"), eos_token_id=BEAM_EOS)
 
 
 def engine_for(model: Path, page_size: int = 4, num_tokens: int = 2048, **settings: Any) -> Engine:
@@ -70,9 +71,9 @@ def assert_found(
     """One event, with what transformers finds."""
     prompt, params = job
     assert params.beams is not None and len(events) == 1, events
-    eos = [] if params.ignore_eos else EOS
+    eos = [] if params.ignore_eos else BEAM_EOS
     expected = oracle_beams(model, prompt, params.beams, params.max_tokens, eos, **options)
-    assert_same(events[0].alternatives, expected)
+    assert_same_hypotheses(events[0].alternatives, expected)
     assert (events[0].token_ids, events[0].finish_reason) == (
         list(expected[0].token_ids),
         expected[0].finish_reason,
@@ -86,11 +87,11 @@ def test_widths_and_penalties_together_in_one_batch(
 ) -> None:
     """Six searches beside plain requests, prompts that begin alike and in chunks; the second time warm."""
     engine = engine_for(model, max_step_tokens=32, max_running=32, overlap=overlap)
-    base = ids_of(1, 30)
+    base = random_ids(1, 30)
     jobs = []
     for width in range(1, 7):
         penalty = (0.0, 1.0, 1.7, -0.5, 1.0, 0.3)[width - 1]
-        prompt = [*base[: 7 * width % 31], *ids_of(width, 5)]
+        prompt = [*base[: 7 * width % 31], *random_ids(width, 5)]
         num_returned = (width + 1) // 2
         params = searching(width, 6 + width, num_returned, penalty, early_stopping, ignore_eos=width % 3 == 0)
         jobs += [(prompt, params), (prompt, SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))]
@@ -110,8 +111,8 @@ def test_under_preemption_it_ends_with_the_same_result(
     """Memory for little more than the largest search alone."""
     settings = {"max_step_tokens": 24, "max_running": 24, "prefix_cache": prefix_cache}
     engine = engine_for(model, page_size, num_tokens, **settings)
-    jobs = [(ids_of(20 + i, 14 + i), searching(2 + i % 3, 24, 2, ignore_eos=True)) for i in range(5)]
-    jobs.append((ids_of(40, 20), SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)))
+    jobs = [(random_ids(20 + i, 14 + i), searching(2 + i % 3, 24, 2, ignore_eos=True)) for i in range(5)]
+    jobs.append((random_ids(40, 20), SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)))
     found = run(engine, jobs)
     for job, events in zip(jobs[:5], found, strict=False):
         assert_found(model, job, events)
@@ -125,7 +126,7 @@ def test_penalties_bias_and_least_lengths_are_those_of_transformers(model: Path)
     for options, theirs in (
         ({"repetition_penalty": 1.4}, {"repetition_penalty": 1.4}),
         ({"min_tokens": 6}, {"min_new_tokens": 6}),
-        ({"logit_bias": {EOS[0]: 4.0, 7: -3.0}}, {"sequence_bias": [[[EOS[0]], 4.0], [[7], -3.0]]}),
+        ({"logit_bias": {BEAM_EOS[0]: 4.0, 7: -3.0}}, {"sequence_bias": [[[BEAM_EOS[0]], 4.0], [[7], -3.0]]}),
     ):
-        job = (ids_of(3, 12), searching(4, 10, 3, **options))
+        job = (random_ids(3, 12), searching(4, 10, 3, **options))
         assert_found(model, job, run(engine, [job])[0], **theirs)

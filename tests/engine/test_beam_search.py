@@ -10,9 +10,14 @@ import pytest
 import torch
 
 from engine.beam_search import BeamParams, BeamSearch, Candidate, EarlyStopping, Hypothesis, best_candidates
-from tests.engine.support.oracle import VOCAB, oracle_beams, oracle_logits, save_tiny
-
-EOS = [5, 17, 23, 42, 66, 71, 88, 90]
+from tests.engine.support.oracle import (
+    BEAM_EOS,
+    VOCAB,
+    assert_same_hypotheses,
+    oracle_beams,
+    oracle_logits,
+    save_tiny,
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,30 +41,25 @@ def search(model: Path, prompt: list[int], params: BeamParams, n: int, eos: Sequ
     return found.finished[: params.num_returned]
 
 
-def assert_same(ours: Sequence[Hypothesis], theirs: Sequence[Hypothesis]) -> None:
-    assert [(h.token_ids, h.finish_reason) for h in ours] == [(h.token_ids, h.finish_reason) for h in theirs]
-    assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], rel=1e-4, abs=1e-4)
-
-
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("length_penalty", [-0.7, 0.0, 1.0, 2.5])
 @pytest.mark.parametrize("with_eos", [False, True])
 def test_tokens_and_scores_are_those_of_transformers(
     model: Path, length_penalty: float, early_stopping: EarlyStopping, with_eos: bool
 ) -> None:
-    eos = EOS if with_eos else []
+    eos = BEAM_EOS if with_eos else []
     for width in range(1, 7):
         draw = random.Random(width)
         prompt, n = draw.choices(range(VOCAB), k=7), draw.randint(1, 16)
         params = BeamParams(width, draw.randint(1, width), length_penalty, early_stopping)
         ours = search(model, prompt, params, n, eos)
-        assert_same(ours, oracle_beams(model, prompt, params, n, eos))
+        assert_same_hypotheses(ours, oracle_beams(model, prompt, params, n, eos))
 
 
 def test_the_ends_of_text_play_a_part(model: Path) -> None:
     """Else the test above would say nothing of them."""
-    found = search(model, [1, 2, 3], BeamParams(4, 4), 9, EOS)
-    ended = [hypothesis for hypothesis in found if hypothesis.token_ids[-1] in EOS]
+    found = search(model, [1, 2, 3], BeamParams(4, 4), 9, BEAM_EOS)
+    ended = [hypothesis for hypothesis in found if hypothesis.token_ids[-1] in BEAM_EOS]
     assert ended and any(len(hypothesis.token_ids) < 9 for hypothesis in ended)
 
 

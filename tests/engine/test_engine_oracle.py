@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.sampling_params import SamplingParams
-from engine.stream_delta import StreamDelta
-from tests.engine.support.oracle import VOCAB, oracle_greedy, save_tiny
+from tests.engine.support.oracle import oracle_greedy, random_ids, save_tiny
+from tests.engine.support.whole_engines import GREEDY, engine_for, run_prompts, tokens_of
 
-GREEDY = SamplingParams(temperature=0, max_tokens=10)
 FAMILIES = ["llama2", "llama3.1", "mistral", "qwen2", "qwen3", "qwen3_tied", "mqa", "mixtral", "qwen3_moe_mixed"]
 
 
@@ -24,51 +19,16 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return save_tiny(request.param, tmp_path_factory.mktemp("model"))
 
 
-def ids_of(seed: int, length: int) -> list[int]:
-    return random.Random(seed).choices(range(VOCAB), k=length)
-
-
-def engine_for(model: Path, page_size: int, num_tokens: int, **settings: Any) -> Engine:
-    config = EngineConfig(
-        model=str(model), device="cpu", page_size=page_size, kv_pages=num_tokens // page_size, **settings
-    )
-    return Engine.from_config(config)
-
-
-def run(
-    engine: Engine, prompts: Sequence[list[int]], params: SamplingParams = GREEDY, abort: int | None = None
-) -> list[list[StreamDelta]]:
-    """All prompts at once, to the end; `abort` ends one of them after five steps."""
-    events: list[list[StreamDelta]] = [[] for _ in prompts]
-    for index, prompt in enumerate(prompts):
-        engine.loop.submit(engine.new_request(str(index), prompt, params))
-    for step in range(10_000):
-        if not engine.loop.has_work:
-            break
-        if step == 5 and abort is not None:
-            engine.loop.abort(str(abort))
-        for event in engine.loop.step():
-            events[int(event.request_id)].append(event)
-        assert sum(engine.cache.account()) == engine.cache.num_pages
-    account = engine.cache.account()
-    assert account.locked == account.private == 0
-    return events
-
-
-def tokens(events: list[StreamDelta]) -> list[int]:
-    return [token for event in events for token in event.token_ids]
-
-
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_greedy_tokens_cold_and_warm(model: Path, page_size: int) -> None:
     """Prompts that share prefixes of odd lengths, then the same again: identical tokens, found in the cache."""
     engine = engine_for(model, page_size, 4096, max_step_tokens=32, max_running=16)
-    base = ids_of(6, 50)
-    prompts = [base, base[:33], [*base[:21], *ids_of(7, 12)], ids_of(8, 3), ids_of(9, 70)]
+    base = random_ids(6, 50)
+    prompts = [base, base[:33], [*base[:21], *random_ids(7, 12)], random_ids(8, 3), random_ids(9, 70)]
     expected = [oracle_greedy(model, prompt, GREEDY.max_tokens) for prompt in prompts]
-    cold, warm = run(engine, prompts), run(engine, prompts)
-    assert [tokens(events) for events in cold] == expected
-    assert [tokens(events) for events in warm] == expected
+    cold, warm = run_prompts(engine, prompts), run_prompts(engine, prompts)
+    assert [tokens_of(events) for events in cold] == expected
+    assert [tokens_of(events) for events in warm] == expected
     assert [events[-1].num_cached for events in warm] == [len(prompt) - 1 for prompt in prompts]
 
 
@@ -79,11 +39,11 @@ def test_greedy_tokens_under_preemption_and_aborts(model: Path, page_size: int, 
     host = {"preemption": preemption, "host_kv_gib": 2**-10}  # 1 MiB
     engine = engine_for(model, page_size, 112, max_step_tokens=24, max_running=6, **host)
     params = SamplingParams(temperature=0, max_tokens=20)
-    prompts = [ids_of(20 + i, 25 + i) for i in range(6)]
-    streams = run(engine, prompts, params, abort=2)
+    prompts = [random_ids(20 + i, 25 + i) for i in range(6)]
+    streams = run_prompts(engine, prompts, params, abort=2)
     assert streams[2][-1].finish_reason in ("abort", "length")
     for index in (0, 1, 3, 4, 5):
-        assert tokens(streams[index]) == oracle_greedy(model, prompts[index], 20)
+        assert tokens_of(streams[index]) == oracle_greedy(model, prompts[index], 20)
     load = engine.loop.load()
     assert load.num_preemptions > 0
     assert (load.num_swapped > 0, load.cache.recompute_host_tokens > 0) == (preemption == "swap",) * 2
@@ -91,8 +51,8 @@ def test_greedy_tokens_under_preemption_and_aborts(model: Path, page_size: int, 
 
 def test_sampled_tokens_are_the_same_alone_in_a_batch_cold_and_warm(model: Path) -> None:
     params = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=12, seed=5)
-    prompts = [ids_of(30 + i, 20) for i in range(4)]
-    together = run(engine_for(model, 16, 1024), prompts, params)
+    prompts = [random_ids(30 + i, 20) for i in range(4)]
+    together = run_prompts(engine_for(model, 16, 1024), prompts, params)
     engine = engine_for(model, 16, 1024)
     for _ in range(2):
-        assert tokens(run(engine, prompts[:1], params)[0]) == tokens(together[0])
+        assert tokens_of(run_prompts(engine, prompts[:1], params)[0]) == tokens_of(together[0])

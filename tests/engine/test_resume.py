@@ -17,6 +17,7 @@ from engine.stream_delta import StreamDelta
 from tests.engine.support.hash_model import says
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.script import EOS, Script, next_token
+from tests.engine.support.whole_engines import tokens_of
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3]
 NUM_TOKENS = 14
@@ -75,10 +76,6 @@ def check_every_cut(model: Path, sampling: SamplingParams) -> list[int]:
             assert resumed.logprob == pytest.approx(undisturbed.logprob, abs=1e-4)
             assert dict(resumed.top) == pytest.approx(dict(undisturbed.top), abs=1e-4)
     return tokens
-
-
-def tokens_of(events: list[StreamDelta]) -> list[int]:
-    return [token for event in events for token in event.token_ids]
 
 
 def logprobs_of(events: list[StreamDelta]) -> list[TokenLogprobs]:

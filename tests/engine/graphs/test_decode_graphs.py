@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import random
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from cache import Namespace
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.graphs.step_graphs import StepGraphs, sizes_up_to
@@ -18,59 +15,16 @@ from engine.loading.load_model import load_model
 from engine.request import Request
 from engine.sampling.graph_chooser import _uniform, fits_graph, torch_graph_chooser
 from engine.sampling.noise import uniform
-from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Chunk, StepPlan
-from engine.scheduling.stats import EngineLoad
-from tests.engine.support.oracle import VOCAB, save_tiny
+from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_workload
 from tests.engine.support.recorded_graphs import Recording, graphed
 
 PAGE_SIZE = 4
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny("qwen2_sliding", tmp_path_factory.mktemp("graphs"), eos_token_id=7)
-
-
 def config_for(model: Path, **settings: Any) -> EngineConfig:
     given = {"page_size": PAGE_SIZE, "kv_pages": 64, "max_running": 7, "max_step_tokens": 24, "threads": 1}
     return EngineConfig(str(model), device="cpu", attention="reference", max_model_len=80, **{**given, **settings})
-
-
-def sampling_of(rng: random.Random) -> SamplingParams:
-    """Mostly what graphs hold: greedy and temperature; now and then something that they do not."""
-    if rng.random() < 0.8:
-        temperature = rng.choice([0.0, 0.0, 0.7, 1.3])
-        min_tokens = rng.choice([0, 0, 5])
-        return SamplingParams(
-            temperature, max_tokens=rng.randint(5, 40), min_tokens=min_tokens, seed=rng.getrandbits(60)
-        )
-    asked: dict[str, Any] = rng.choice(
-        [{"top_k": 5}, {"repetition_penalty": 1.3}, {"logprobs": 2}, {"prompt_logprobs": 1}, {"min_p": 0.1}]
-    )
-    return SamplingParams(1.0, max_tokens=rng.randint(1, 20), seed=rng.getrandbits(60), **asked)
-
-
-def play(engine: Engine, seed: int) -> tuple[dict[str, list[int]], EngineLoad]:
-    """Requests come in bursts, some of them begun elsewhere, some are aborted: what each got, the load after."""
-    rng, tokens = random.Random(seed), defaultdict[str, list[int]](list)
-    shared = [rng.randrange(8, VOCAB) for _ in range(14)]
-    for number in range(26):
-        prompt = shared[: rng.choice([0, 9, 14])] + [rng.randrange(8, VOCAB) for _ in range(rng.randint(1, 20))]
-        given = [rng.randrange(8, VOCAB) for _ in range(rng.choice([0, 0, 3]))]
-        engine.loop.submit(engine.new_request(f"r{number}", prompt, sampling_of(rng), output_ids=given))
-        for _ in range(rng.choice([0, 0, 1, 9])):
-            for event in engine.loop.step():
-                tokens[event.request_id] += event.token_ids
-        if rng.random() < 0.1:
-            engine.loop.abort(f"r{number}")
-    while engine.loop.has_work:
-        for event in engine.loop.step():
-            tokens[event.request_id] += event.token_ids
-    account = engine.cache.account()
-    assert account.locked == account.private == 0
-    engine.loop.stop()
-    return tokens, engine.scheduler.load(0.0)
 
 
 @pytest.mark.parametrize("settings", [{}, {"overlap": True}, {"preemption": "swap", "host_kv_gib": 0.001}])
@@ -81,8 +35,8 @@ def test_workloads_get_the_tokens_of_steps_without_graphs(model: Path, settings:
         config = config_for(model, kv_pages=36, **{"overlap": False, **settings})
         runner, recording = graphed(config)
         assert runner.num_pages == 36
-        got, load = play(Engine(config, runner), seed)
-        expected, _ = play(Engine(config, load_model(config)), seed)
+        got, load = play_workload(Engine(config, runner), seed)
+        expected, _ = play_workload(Engine(config, load_model(config)), seed)
         for name in expected:  # an abort strikes earlier or later
             length = min(len(got[name]), len(expected[name]))
             assert got[name][:length] == expected[name][:length]
@@ -93,20 +47,10 @@ def test_workloads_get_the_tokens_of_steps_without_graphs(model: Path, settings:
     assert swapped > 0 or "preemption" not in settings
 
 
-def request(name: str, length: int, **params: Any) -> Request:
-    sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 50, **params})
-    return Request.make(name, range(10, 10 + length), sampling, arrival=0.0, seed=5, namespace=Namespace("m"))
-
-
-def chunk_of(request: Request, pages: list[int]) -> Chunk:
-    """Its last token, all others computed."""
-    return Chunk(request, request.num_tokens - 1, 1, request.tokens[-1:], pages, samples=True)
-
-
 def test_padding_writes_into_the_page_of_empty_rows_alone(model: Path) -> None:
     """Three rows by a graph of four: three slots of theirs change, and one that nobody has."""
     runner, recording = graphed(config_for(model))
-    chunks = [chunk_of(request(f"r{i}", 6), [2 * i, 2 * i + 1]) for i in range(3)]
+    chunks = [last_chunk_of(greedy_request(f"r{i}", 6), [2 * i, 2 * i + 1]) for i in range(3)]
     for _ in range(2):
         assert runner._decodes is not None
         runner._pages.data.fill_(0.5)
@@ -122,16 +66,16 @@ def test_a_step_says_whether_it_was_replayed(model: Path) -> None:
     runner, _ = graphed(config_for(model))
 
     def replayed(*requests: Request) -> bool:
-        chunks = [chunk_of(r, list(range(4 * i, 4 * i + 4))) for i, r in enumerate(requests)]
+        chunks = [last_chunk_of(r, list(range(4 * i, 4 * i + 4))) for i, r in enumerate(requests)]
         return runner.run(StepPlan(tuple(chunks))).is_replayed
 
-    plain = request("a", 6)
+    plain = greedy_request("a", 6)
     assert not replayed(plain), "its size comes for the first time"
     assert replayed(plain)
-    assert replayed(request("b", 9, temperature=0.7))
-    assert replayed(request("b", 9, top_k=3)), "greedy it is"
+    assert replayed(greedy_request("b", 9, temperature=0.7))
+    assert replayed(greedy_request("b", 9, top_k=3)), "greedy it is"
     for asked in ({"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
-        assert not replayed(request("c", 6, temperature=0.7, **asked))
+        assert not replayed(greedy_request("c", 6, temperature=0.7, **asked))
     others: list[dict[str, Any]] = [
         {"logprobs": 1},
         {"presence_penalty": 1.0},
@@ -139,39 +83,39 @@ def test_a_step_says_whether_it_was_replayed(model: Path) -> None:
         {"logit_bias": {3: 1.0}},
     ]
     for asked in others:
-        assert not replayed(request("c", 6, **asked))
-    assert not replayed(plain, request("c", 6, logprobs=0)), "one is enough"
+        assert not replayed(greedy_request("c", 6, **asked))
+    assert not replayed(plain, greedy_request("c", 6, logprobs=0)), "one is enough"
     assert replayed(plain)
-    prompt = Chunk(request("d", 6), 3, 3, [13, 14, 15], [0, 1], samples=True)
+    prompt = Chunk(greedy_request("d", 6), 3, 3, [13, 14, 15], [0, 1], samples=True)
     assert not runner.run(StepPlan((prompt,))).is_replayed
-    part = Chunk(request("d", 6), 3, 1, [13], [0, 1], samples=False)
+    part = Chunk(greedy_request("d", 6), 3, 1, [13], [0, 1], samples=False)
     assert not runner.run(StepPlan((part,))).is_replayed
     assert not runner.run(StepPlan()).is_replayed
 
 
 def test_min_tokens_and_prompt_logprobs_hold_graphs_up_no_longer_than_they_last() -> None:
-    late = request("a", 6, min_tokens=2)
-    assert not fits_graph(chunk_of(late, [])), "no token was generated yet"
+    late = greedy_request("a", 6, min_tokens=2)
+    assert not fits_graph(last_chunk_of(late, [])), "no token was generated yet"
     late.tokens += [1]
-    assert not fits_graph(chunk_of(late, []))
+    assert not fits_graph(last_chunk_of(late, []))
     late.tokens += [1]
-    assert fits_graph(chunk_of(late, []))
-    scored = request("a", 6, prompt_logprobs=1)
+    assert fits_graph(last_chunk_of(late, []))
+    scored = greedy_request("a", 6, prompt_logprobs=1)
     assert not fits_graph(Chunk(scored, 4, 1, [14], [], samples=True))
     scored.tokens += [1]
-    assert fits_graph(chunk_of(scored, []))
+    assert fits_graph(last_chunk_of(scored, []))
 
 
 def test_after_a_step_that_failed_rows_are_written_anew(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was prepared before the failure was known fails too; what comes after it does not."""
     runner, _ = graphed(config_for(model))
-    r, pages = request("a", 6), [0, 1, 2, 3]
+    r, pages = greedy_request("a", 6), [0, 1, 2, 3]
     expected = []
     for _ in range(3):
-        expected.append(runner.run(StepPlan((chunk_of(r, pages),))).token_ids[0])
+        expected.append(runner.run(StepPlan((last_chunk_of(r, pages),))).token_ids[0])
         r.tokens.append(expected[-1])
     del r.tokens[-2:]
-    plan = StepPlan((chunk_of(r, pages),))
+    plan = StepPlan((last_chunk_of(r, pages),))
     failing, after = runner.prepare(plan), runner.prepare(plan)
     with monkeypatch.context() as patch:
         patch.setattr(type(runner._pages), "copy", lambda *_: 1 / 0)
@@ -179,12 +123,12 @@ def test_after_a_step_that_failed_rows_are_written_anew(model: Path, monkeypatch
             failing()
     with pytest.raises(RuntimeError, match="half advanced"):
         after()
-    assert runner.run(StepPlan((chunk_of(r, pages),))).token_ids[0] == expected[1]
+    assert runner.run(StepPlan((last_chunk_of(r, pages),))).token_ids[0] == expected[1]
 
 
 def test_a_row_without_valid_choice_gets_none_and_its_neighbour_does_not_notice(model: Path) -> None:
     runner, _ = graphed(config_for(model))
-    healthy, broken = chunk_of(request("a", 6), [0, 1]), chunk_of(request("b", 6), [2, 3])
+    healthy, broken = last_chunk_of(greedy_request("a", 6), [0, 1]), last_chunk_of(greedy_request("b", 6), [2, 3])
     alone = runner.run(StepPlan((healthy,))).token_ids[0]
     runner._pages.data[:, :, 2] = torch.nan
     for _ in range(2):

@@ -11,7 +11,7 @@ from engine.config import CudaGraphs, EngineConfig
 from engine.engine import Engine
 from engine.loading.load_model import load_model
 from engine.scheduling.plan import StepPlan
-from tests.engine.graphs.test_decode_graphs import chunk_of, play, request
+from tests.engine.support.graph_workloads import greedy_request, last_chunk_of, play_workload
 from tests.engine.support.oracle import save_tiny
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -36,7 +36,9 @@ def config_for(model: Path, mode: CudaGraphs) -> EngineConfig:
 
 @pytest.mark.parametrize("mode", ["start", "lazy"])
 def test_workloads_get_the_tokens_of_steps_without_graphs(model: Path, mode: CudaGraphs) -> None:
-    got, expected = (play(Engine.from_config(config_for(model, each)), seed=1)[0] for each in (mode, "off"))
+    got, expected = (
+        play_workload(Engine.from_config(config_for(model, each)), seed=1)[0] for each in (mode, "off")
+    )
     assert set(got) == set(expected)
     for name in got:  # an abort strikes earlier or later
         length = min(len(got[name]), len(expected[name]))
@@ -45,10 +47,10 @@ def test_workloads_get_the_tokens_of_steps_without_graphs(model: Path, mode: Cud
 
 def test_a_steady_step_is_launched_without_waiting_for_the_device(model: Path) -> None:
     runner = load_model(config_for(model, "start"))
-    requests = [request(f"r{i}", 6) for i in range(3)]
+    requests = [greedy_request(f"r{i}", 6) for i in range(3)]
 
     def prepared() -> StepPlan:
-        return StepPlan(tuple(chunk_of(r, list(range(8 * i, 8 * i + 8))) for i, r in enumerate(requests)))
+        return StepPlan(tuple(last_chunk_of(r, list(range(8 * i, 8 * i + 8))) for i, r in enumerate(requests)))
 
     def go_on() -> None:
         for r, token in zip(requests, runner.run(prepared()).token_ids, strict=True):

@@ -14,7 +14,6 @@ from engine.graphs import setup
 from engine.graphs.setup import capture_all, graph_bytes, why_not
 from engine.graphs.step_graphs import StepGraphs
 from engine.models.config import ModelConfig
-from tests.engine.graphs.test_decode_graphs import model as model  # a fixture
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 MIB = 2**20

@@ -13,8 +13,8 @@ from engine.kernels import native
 from engine.models.native_decoder import NativeDecoder
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.plan import StepPlan
-from tests.engine.runner.test_model_runner import Sequenced, load, pages_of, prompt
 from tests.engine.support.oracle import save_tiny
+from tests.engine.support.steps_by_hand import RequestByHand, load_runner, pages_of, random_prompt
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_hidden_layers": 2}
 
@@ -51,7 +51,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def steps(runner: ModelRunner) -> torch.Tensor:
     """The logits of a long prompt, and of three rows beside it: one goes on, two begin."""
-    a, b, c = (Sequenced(prompt(n, n), pages_of(16, 128 * i, 120)) for i, n in enumerate((97, 1, 30)))
+    a, b, c = (RequestByHand(random_prompt(n, n), pages_of(16, 128 * i, 120)) for i, n in enumerate((97, 1, 30)))
     first = runner.logits(StepPlan((a.chunk(),)))
     a.request.tokens.append(5)
     return torch.cat([first, runner.logits(StepPlan((a.chunk(), b.chunk(), c.chunk())))])
@@ -65,7 +65,7 @@ def test_any_number_of_threads_computes_the_same(
     native.forget()
     results = []
     for threads in (1, 2, 5):
-        runner = load(model, dtype=dtype)
+        runner = load_runner(model, dtype=dtype)
         assert isinstance(runner._decoder, NativeDecoder) and runner._decoder._kernels.isa == isa
         torch.set_num_threads(threads)
         results.append(steps(runner))

@@ -20,8 +20,8 @@ from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder, Layer
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import StepPlan
-from tests.engine.runner.test_model_runner import Sequenced, load, prompt
 from tests.engine.support.oracle import save_tiny
+from tests.engine.support.steps_by_hand import RequestByHand, load_runner, random_prompt
 
 CPU = torch.device("cpu")
 
@@ -31,8 +31,8 @@ def test_logits_are_nearly_those_of_unrounded_kv(family: str, tmp_path: Path) ->
     model = save_tiny(family, tmp_path)
     logits = {}
     for kv_dtype in ("auto", "fp8"):
-        runner = load(model, kv_dtype=kv_dtype, attention="reference")
-        plan = StepPlan((Sequenced(prompt(60, 0), range(4)).chunk(),))
+        runner = load_runner(model, kv_dtype=kv_dtype, attention="reference")
+        plan = StepPlan((RequestByHand(random_prompt(60, 0), range(4)).chunk(),))
         logits[kv_dtype] = runner.logits(plan)
     error = (logits["fp8"] - logits["auto"]).abs().mean() / logits["auto"].std()
     assert 0 < error < 0.25
@@ -40,7 +40,7 @@ def test_logits_are_nearly_those_of_unrounded_kv(family: str, tmp_path: Path) ->
 
 def test_pages_take_a_byte_a_number_and_are_read_by_reference(tmp_path: Path) -> None:
     model = save_tiny("qwen3", tmp_path)
-    whole, rounded = load(model), load(model, kv_dtype="fp8")
+    whole, rounded = load_runner(model), load_runner(model, kv_dtype="fp8")
     assert whole.kv_bytes_per_token == 4 * rounded.kv_bytes_per_token
     assert (rounded.kv_dtype, rounded.attention_name) == (FP8, "reference")
     assert rounded.with_pages(3).kv_dtype == FP8

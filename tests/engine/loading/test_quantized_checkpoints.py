@@ -37,8 +37,8 @@ from tests.engine.support.checkpoints import (
     make,
     rewrite,
 )
-from tests.engine.support.oracle import oracle_greedy, oracle_logits, oracle_model, save_tiny
-from tests.engine.test_engine_oracle import GREEDY, engine_for, ids_of, run, tokens
+from tests.engine.support.oracle import oracle_greedy, oracle_logits, oracle_model, random_ids, save_tiny
+from tests.engine.support.whole_engines import GREEDY, engine_for, run_prompts, tokens_of
 
 CPU = torch.device("cpu")
 FIRST = "model.layers.0.self_attn.q_proj"
@@ -94,10 +94,10 @@ def test_layers_hold_what_the_checkpoint_stands_for(name: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", ["gptq 1", "gptq, asymmetric", "awq", "awq, biased"])
 def test_the_engine_says_what_the_model_of_plain_weights_says(name: str, tmp_path: Path) -> None:
     made = MAKERS[name](tmp_path)
-    prompts = [ids_of(1, 5), ids_of(2, 40)]
-    events = run(engine_for(made.quantized, 16, 1024), prompts)
+    prompts = [random_ids(1, 5), random_ids(2, 40)]
+    events = run_prompts(engine_for(made.quantized, 16, 1024), prompts)
     expected = [oracle_greedy(made.plain, prompt, GREEDY.max_tokens) for prompt in prompts]
-    assert [tokens(each) for each in events] == expected
+    assert [tokens_of(each) for each in events] == expected
 
 
 @pytest.mark.parametrize("name", ["fp8 by outputs", "fp8 with biases", "fp8 with one scale", "fp8 in blocks"])
@@ -105,7 +105,7 @@ def test_fp8_models_are_plain_ones_with_rounded_activations(name: str, tmp_path:
     """What transformers computes when inputs of its layers are rounded. A number between two that fp8
     knows may be rounded either way: that is a sixteenth of it, of few."""
     made = MAKERS[name](tmp_path)
-    prompt = ids_of(3, 30)
+    prompt = random_ids(3, 30)
     plain = oracle_logits(made.plain, prompt)[-1]
     model = oracle_model(made.plain)
     for layer, module in model.named_modules():

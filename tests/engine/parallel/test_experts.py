@@ -16,7 +16,7 @@ from engine.models.config import ModelConfig
 from engine.models.experts import Experts
 from engine.parallel.collective import Collective
 from engine.parallel.shard import Shard, check_divides
-from tests.engine.parallel.test_ranks import PROMPTS, run, tokens
+from tests.engine.support.engines_on_ranks import PROMPTS, run_on_ranks, tokens_of_each
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.rank_processes import Threads
 
@@ -40,9 +40,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe_plain", "qwen3_moe_mixed"])
 def test_whole_experts_on_each_rank_give_the_same_tokens(tiny: Tiny, family: str, size: int) -> None:
-    alone, _ = run(tiny(family), 1, PROMPTS)
-    shared, _ = run(tiny(family), size, PROMPTS, expert_parallel=True)
-    assert tokens(shared) == tokens(alone)
+    alone, _ = run_on_ranks(tiny(family), 1, PROMPTS)
+    shared, _ = run_on_ranks(tiny(family), size, PROMPTS, expert_parallel=True)
+    assert tokens_of_each(shared) == tokens_of_each(alone)
 
 
 def layers_of(model: Path, size: int, splits_experts: bool) -> list[Experts]:

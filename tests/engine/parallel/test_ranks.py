@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
 from engine.drafting.settings import Speculation
-from engine.engine import Engine
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
-from tests.engine.support.oracle import FAMILIES, VOCAB, save_tiny
-from tests.engine.support.rank_processes import Threads
+from tests.engine.support.engines_on_ranks import PROMPTS, run_on_ranks, tokens_of_each
+from tests.engine.support.oracle import FAMILIES, random_ids, save_tiny
 
-GREEDY = SamplingParams(temperature=0, max_tokens=8)
 Tiny = Callable[[str], Path]
 
 
@@ -35,52 +31,22 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return get
 
 
-def ids_of(seed: int, length: int) -> list[int]:
-    return random.Random(seed).choices(range(VOCAB), k=length)
-
-
-PROMPTS = [ids_of(seed, length) for seed, length in enumerate((3, 40, 25, 61, 1))]
-
-
-def run(
-    model: Path, size: int, prompts: Sequence[list[int]], params: SamplingParams = GREEDY, **settings: Any
-) -> tuple[list[list[StreamDelta]], Engine]:
-    """All prompts at once on `size` ranks, to the end, and the engine, closed."""
-    defaults = {"device": "cpu", "page_size": 16, "kv_pages": 64, "max_step_tokens": 32, "max_running": 8}
-    config = EngineConfig(model=str(model), threads=1, tensor_parallel_size=size, **{**defaults, **settings})
-    engine = Engine.from_config(config, launcher=Threads())
-    events: list[list[StreamDelta]] = [[] for _ in prompts]
-    try:
-        for index, prompt in enumerate(prompts):
-            engine.loop.submit(engine.new_request(str(index), prompt, params))
-        while engine.loop.has_work:
-            for event in engine.loop.step():
-                events[int(event.request_id)].append(event)
-    finally:
-        engine.close()
-    return events, engine
-
-
-def tokens(streams: Sequence[Sequence[StreamDelta]]) -> list[list[int]]:
-    return [[token for event in events for token in event.token_ids] for events in streams]
-
-
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_gives_the_same_greedy_tokens(tiny: Tiny, family: str, size: int) -> None:
     """On four ranks two key-value heads, or one, are held by several."""
-    alone, _ = run(tiny(family), 1, PROMPTS)
-    shared, _ = run(tiny(family), size, PROMPTS)
-    assert tokens(shared) == tokens(alone)
+    alone, _ = run_on_ranks(tiny(family), 1, PROMPTS)
+    shared, _ = run_on_ranks(tiny(family), size, PROMPTS)
+    assert tokens_of_each(shared) == tokens_of_each(alone)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_sampled_tokens_and_their_logprobs_are_the_same(tiny: Tiny, overlap: bool) -> None:
     """Drawn with noise, under penalties; the next step begins with tokens that only rank 0 chose."""
     params = SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.1, max_tokens=12, seed=3, logprobs=2)
-    alone, _ = run(tiny("qwen3"), 1, PROMPTS, params, overlap=overlap)
-    shared, _ = run(tiny("qwen3"), 2, PROMPTS, params, overlap=overlap)
-    assert tokens(shared) == tokens(alone)
+    alone, _ = run_on_ranks(tiny("qwen3"), 1, PROMPTS, params, overlap=overlap)
+    shared, _ = run_on_ranks(tiny("qwen3"), 2, PROMPTS, params, overlap=overlap)
+    assert tokens_of_each(shared) == tokens_of_each(alone)
     for ours, theirs in zip(shared, alone, strict=True):
         scores = [[found.logprob for event in events for found in event.logprobs] for events in (ours, theirs)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-4)
@@ -90,30 +56,30 @@ def test_sampled_tokens_and_their_logprobs_are_the_same(tiny: Tiny, overlap: boo
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_preempted_requests_continue_with_the_same_tokens(tiny: Tiny, preemption: Any) -> None:
     """Memory for about two of six requests: every rank swaps its own pages out and in, or computes them again."""
-    prompts = [ids_of(20 + index, 25 + index) for index in range(6)]
+    prompts = [random_ids(20 + index, 25 + index) for index in range(6)]
     params = SamplingParams(temperature=0, max_tokens=20)
     memory = {"kv_pages": 14, "page_size": 8, "preemption": preemption, "host_kv_gib": 2**-9, "max_running": 6}
-    alone, _ = run(tiny("mistral"), 1, prompts, params)
-    shared, engine = run(tiny("mistral"), 2, prompts, params, **memory)
-    assert tokens(shared) == tokens(alone)
+    alone, _ = run_on_ranks(tiny("mistral"), 1, prompts, params)
+    shared, engine = run_on_ranks(tiny("mistral"), 2, prompts, params, **memory)
+    assert tokens_of_each(shared) == tokens_of_each(alone)
     load = engine.loop.load()
     assert load.num_preemptions > 0
     assert (load.num_swapped > 0) == (preemption == "swap")
 
 
 def test_pages_that_end_a_shared_prefix_are_copied_on_every_rank(tiny: Tiny) -> None:
-    base = ids_of(6, 50)
-    prompts = [base, [*base[:21], *ids_of(7, 12)], base[:33]]
-    alone, _ = run(tiny("llama3.1"), 1, prompts, max_running=1)
-    shared, _ = run(tiny("llama3.1"), 4, prompts, max_running=1)
-    assert tokens(shared) == tokens(alone)
+    base = random_ids(6, 50)
+    prompts = [base, [*base[:21], *random_ids(7, 12)], base[:33]]
+    alone, _ = run_on_ranks(tiny("llama3.1"), 1, prompts, max_running=1)
+    shared, _ = run_on_ranks(tiny("llama3.1"), 4, prompts, max_running=1)
+    assert tokens_of_each(shared) == tokens_of_each(alone)
     assert [events[-1].num_cached for events in shared] == [0, 21, 32]
 
 
 def test_prompts_are_scored_alike(tiny: Tiny) -> None:
     params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=3)
-    alone, _ = run(tiny("qwen2"), 1, PROMPTS, params)
-    shared, _ = run(tiny("qwen2"), 2, PROMPTS, params)
+    alone, _ = run_on_ranks(tiny("qwen2"), 1, PROMPTS, params)
+    shared, _ = run_on_ranks(tiny("qwen2"), 2, PROMPTS, params)
     for prompt, ours, theirs in zip(PROMPTS, shared, alone, strict=True):
         (got, expected) = (scores_of(prompt, ours), scores_of(prompt, theirs))
         assert len(got) == len(prompt) - 1
@@ -130,24 +96,24 @@ def test_guesses_are_verified_by_all_ranks(tiny: Tiny, method: Any) -> None:
     """The draft model is rank 0's alone."""
     model = tiny("llama_tied")
     guessing = Speculation(method=method, model=str(model) if method == "draft_model" else None, adaptive=False)
-    repeated = [ids_of(1, 7) * 5, ids_of(2, 30)]
+    repeated = [random_ids(1, 7) * 5, random_ids(2, 30)]
     params = SamplingParams(temperature=0, max_tokens=20)
-    alone, _ = run(model, 1, repeated, params)
-    shared, engine = run(model, 2, repeated, params, speculation=guessing)
-    assert tokens(shared) == tokens(alone)
+    alone, _ = run_on_ranks(model, 1, repeated, params)
+    shared, engine = run_on_ranks(model, 2, repeated, params, speculation=guessing)
+    assert tokens_of_each(shared) == tokens_of_each(alone)
     if method == "draft_model":  # the same model: its guesses are right
         assert engine.loop.load().num_steps < 20
 
 
 def test_kv_in_eight_bits_is_scaled_by_all_ranks_together(tiny: Tiny) -> None:
     """Finding the scales is a step that all of them run."""
-    shared, _ = run(tiny("qwen3"), 2, PROMPTS, kv_dtype="fp8")
+    shared, _ = run_on_ranks(tiny("qwen3"), 2, PROMPTS, kv_dtype="fp8")
     assert [events[-1].finish_reason for events in shared] == ["length"] * len(PROMPTS)
 
 
 def test_pages_are_as_many_as_the_poorest_rank_has(tiny: Tiny) -> None:
     """And those of a rank hold its heads only: a quarter of the model's takes a quarter of the memory."""
-    _, engine = run(tiny("llama2"), 4, PROMPTS[:1], kv_pages=None, kv_memory_share=1e-4, max_running=4)
+    _, engine = run_on_ranks(tiny("llama2"), 4, PROMPTS[:1], kv_pages=None, kv_memory_share=1e-4, max_running=4)
     runner: Any = engine.runner
     whole = 2 * 2 * 8 * 32 * 4
     assert runner.kv_bytes_per_token * 4 == whole

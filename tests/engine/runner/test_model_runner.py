@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from cache import Namespace, PageCopy
+from cache import PageCopy
 from engine.config import EngineConfig
-from engine.loading.load_model import load_model
-from engine.request import Request
-from engine.runner.model_runner import ModelRunner
-from engine.sampling_params import SamplingParams
-from engine.scheduling.plan import Chunk, StepPlan
+from engine.scheduling.plan import StepPlan
 from tests.engine.support.oracle import FAMILIES, VOCAB, oracle_greedy, oracle_logits, save_tiny
+from tests.engine.support.steps_by_hand import RequestByHand, load_runner, pages_of, random_prompt, run_step
 
 PAGE_SIZES = (1, 16, 64)
 MIXED = ("llama2", "llama3.1", "mistral", "qwen2", "qwen2_sliding", "qwen3", "mqa", "mixtral", "qwen3_moe_mixed")
@@ -36,59 +33,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return get
 
 
-def load(model: Path, page_size: int = 16, kv_tokens: int = 1024, **settings: Any) -> ModelRunner:
-    pages = kv_tokens // page_size
-    return load_model(EngineConfig(model=str(model), page_size=page_size, kv_pages=pages, threads=1, **settings))
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, VOCAB, (length,), generator=generator).tolist()
-
-
-class Sequenced:
-    """A request, its page table and how far it is computed: what a scheduler would know of it."""
-
-    def __init__(self, tokens: Sequence[int], pages: Sequence[int], computed: int = 0) -> None:
-        sampling = SamplingParams(temperature=0.0, max_tokens=1000)
-        self.request = Request.make("r", list(tokens), sampling, arrival=0.0, seed=0, namespace=Namespace("m"))
-        self.pages = list(pages)
-        self.computed = computed
-
-    def chunk(self, num_tokens: int | None = None) -> Chunk:
-        """The next tokens of this request: all that are left when no number is given."""
-        tokens = self.request.tokens
-        start, end = self.computed, len(tokens) if num_tokens is None else self.computed + num_tokens
-        self.computed = end
-        return Chunk(self.request, start, end - start, tokens[start:end], self.pages, samples=end == len(tokens))
-
-
-def pages_of(page_size: int, first_token: int, num_tokens: int) -> range:
-    """Pages for `num_tokens` tokens, from token slot `first_token` of the pool on."""
-    first = first_token // page_size
-    return range(first, first + -(-num_tokens // page_size))
-
-
-def run(
-    runner: ModelRunner, rows: Sequence[tuple[Sequenced, int | None]], copies: Sequence[PageCopy] = ()
-) -> None:
-    """One step; sampled tokens are appended to their requests."""
-    plan = StepPlan(tuple(row.chunk(n) for row, n in rows), tuple(copies))
-    result = runner.run(plan)
-    for chunk, token in zip(plan.sampling_chunks, result.token_ids, strict=True):
-        chunk.request.tokens.append(token)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_transformers(tiny: Tiny, family: str) -> None:
     """A prompt in two chunks, then token by token: the logits at every border are within 1e-4."""
-    tokens = prompt(90, seed=1)
+    tokens = random_prompt(90, seed=1)
     expected = oracle_logits(tiny(family), tokens)
-    runner = load(tiny(family))
+    runner = load_runner(tiny(family))
     pages = range(5, 12)
     borders = [0, 40, 80, *range(81, 91)]
     for start, end in pairwise(borders):
-        row = Sequenced(tokens[:end], pages, computed=start)
+        row = RequestByHand(tokens[:end], pages, computed=start)
         got = runner.logits(StepPlan((row.chunk(),)))
         assert (got[0] - expected[end - 1]).abs().max() < 1e-4, f"after token {end}"
 
@@ -98,17 +52,17 @@ def test_logits_are_those_of_transformers(tiny: Tiny, family: str) -> None:
 def test_greedy_tokens_in_mixed_batches(tiny: Tiny, family: str, page_size: int) -> None:
     """Requests join while others decode, prompts come in chunks: everybody's tokens are the oracle's."""
     model = tiny(family)
-    runner = load(model, page_size)
-    prompts = [prompt(length, seed) for seed, length in enumerate((3, 70, 25, 1))]
-    rows = [Sequenced(p, pages_of(page_size, 128 * i, 120)) for i, p in enumerate(prompts)]
+    runner = load_runner(model, page_size)
+    prompts = [random_prompt(length, seed) for seed, length in enumerate((3, 70, 25, 1))]
+    rows = [RequestByHand(p, pages_of(page_size, 128 * i, 120)) for i, p in enumerate(prompts)]
     a, b, c, d = rows
-    run(runner, [(a, None)])
-    run(runner, [(a, None), (b, 30)])  # a decodes, b begins
-    run(runner, [(a, None), (b, 17), (c, None)])
-    run(runner, [(a, None), (c, None), (b, 22)])
-    run(runner, [(c, None), (a, None), (b, 1), (d, None)])  # b's last prompt token is a row of one
+    run_step(runner, [(a, None)])
+    run_step(runner, [(a, None), (b, 30)])  # a decodes, b begins
+    run_step(runner, [(a, None), (b, 17), (c, None)])
+    run_step(runner, [(a, None), (c, None), (b, 22)])
+    run_step(runner, [(c, None), (a, None), (b, 1), (d, None)])  # b's last prompt token is a row of one
     for _ in range(12):
-        run(runner, [(row, None) for row in rows])
+        run_step(runner, [(row, None) for row in rows])
     for row, p in zip(rows, prompts, strict=True):
         assert row.request.output_ids == oracle_greedy(model, p, row.request.num_output)
 
@@ -118,27 +72,27 @@ def test_greedy_tokens_in_mixed_batches(tiny: Tiny, family: str, page_size: int)
 def test_a_prefix_found_in_pages_gives_the_same_tokens(tiny: Tiny, family: str, page_size: int) -> None:
     """Warm requests share whole pages and copy the one in which the prefix ends; cold ones compute all."""
     model = tiny(family)
-    runner = load(model, page_size)
-    shared = prompt(75, seed=5)
-    prompts = [shared + prompt(9, seed=6), shared + prompt(20, seed=7)]
-    cold = Sequenced(prompts[0], pages_of(page_size, 0, 120))
+    runner = load_runner(model, page_size)
+    shared = random_prompt(75, seed=5)
+    prompts = [shared + random_prompt(9, seed=6), shared + random_prompt(20, seed=7)]
+    cold = RequestByHand(prompts[0], pages_of(page_size, 0, 120))
     for _ in range(10):
-        run(runner, [(cold, None)])
+        run_step(runner, [(cold, None)])
     whole = len(shared) // page_size
     own = pages_of(page_size, 256, 120 - whole * page_size)
-    warm = Sequenced(prompts[1], [*cold.pages[:whole], *own], computed=len(shared))
+    warm = RequestByHand(prompts[1], [*cold.pages[:whole], *own], computed=len(shared))
     inside = len(shared) % page_size
     copies = [PageCopy(cold.pages[whole], own[0], inside)] if inside else []
-    run(runner, [(cold, None), (warm, None)], copies)
+    run_step(runner, [(cold, None), (warm, None)], copies)
     for _ in range(10):
-        run(runner, [(warm, None), (cold, None)])
+        run_step(runner, [(warm, None), (cold, None)])
     assert cold.request.output_ids == oracle_greedy(model, prompts[0], cold.request.num_output)
     assert warm.request.output_ids == oracle_greedy(model, prompts[1], warm.request.num_output)
 
 
 def test_copies_read_all_sources_before_writing_any_target(tiny: Tiny) -> None:
     """One page may be the target of one copy and the source of another."""
-    runner = load(tiny("llama2"), page_size=4, kv_tokens=16)
+    runner = load_runner(tiny("llama2"), page_size=4, kv_tokens=16)
     data = runner._pages.data
     data.copy_(torch.arange(5).view(1, 1, 5, 1, 1, 1).expand_as(data))
     runner.run(StepPlan(copies=(PageCopy(0, 1, 4), PageCopy(1, 2, 4), PageCopy(3, 0, 2))))
@@ -148,12 +102,12 @@ def test_copies_read_all_sources_before_writing_any_target(tiny: Tiny) -> None:
 def test_what_a_page_held_before_does_not_matter(tiny: Tiny) -> None:
     """NaN left behind by a former owner is in nobody's attention: not in padding, not in a page's unused rest."""
     model = tiny("llama3.1")
-    runner = load(model)
+    runner = load_runner(model)
     runner._pages.data[:, :, : runner.num_pages] = torch.nan
-    prompts = [prompt(5, seed=1), prompt(50, seed=2), prompt(33, seed=3)]
-    rows = [Sequenced(p, pages_of(16, 128 * i, 70)) for i, p in enumerate(prompts)]
+    prompts = [random_prompt(5, seed=1), random_prompt(50, seed=2), random_prompt(33, seed=3)]
+    rows = [RequestByHand(p, pages_of(16, 128 * i, 70)) for i, p in enumerate(prompts)]
     for _ in range(6):
-        run(runner, [(row, None) for row in rows])
+        run_step(runner, [(row, None) for row in rows])
     for row, p in zip(rows, prompts, strict=True):
         assert row.request.output_ids == oracle_greedy(model, p, 6)
 
@@ -161,31 +115,31 @@ def test_what_a_page_held_before_does_not_matter(tiny: Tiny) -> None:
 def test_a_row_without_valid_logits_fails_alone(tiny: Tiny) -> None:
     """A request whose KV is broken gets -1; its neighbour in the batch does not notice."""
     model = tiny("qwen3")
-    runner = load(model)
-    tokens = prompt(20, seed=1)
-    healthy, broken = Sequenced(tokens, [0, 1, 2]), Sequenced(tokens, [3, 4, 5])
-    run(runner, [(healthy, None), (broken, None)])
+    runner = load_runner(model)
+    tokens = random_prompt(20, seed=1)
+    healthy, broken = RequestByHand(tokens, [0, 1, 2]), RequestByHand(tokens, [3, 4, 5])
+    run_step(runner, [(healthy, None), (broken, None)])
     runner._pages.data[:, :, 3] = torch.nan
-    run(runner, [(healthy, None), (broken, None)])
+    run_step(runner, [(healthy, None), (broken, None)])
     assert broken.request.output_ids[-1] == -1
     assert healthy.request.output_ids == oracle_greedy(model, tokens, 2)
 
 
 def test_chunks_that_do_not_reach_the_end_are_not_sampled(tiny: Tiny) -> None:
-    runner = load(tiny("llama2"))
-    row = Sequenced(prompt(20, seed=1), [0, 1])
+    runner = load_runner(tiny("llama2"))
+    row = RequestByHand(random_prompt(20, seed=1), [0, 1])
     result = runner.run(StepPlan((row.chunk(10),)))
     assert len(result.token_ids) == len(result.logprobs) == 0
     assert runner.run(StepPlan()).token_ids == ()
 
 
 def test_settings_reach_the_runner(tiny: Tiny) -> None:
-    runner = load(tiny("qwen3"), page_size=8, max_model_len=100, dtype="bfloat16", attention="reference")
+    runner = load_runner(tiny("qwen3"), page_size=8, max_model_len=100, dtype="bfloat16", attention="reference")
     assert (runner.page_size, runner.num_pages, runner.max_model_len) == (8, 128, 100)
     assert (runner.kv_dtype, runner.attention_name) == (torch.bfloat16, "reference")
-    row = Sequenced(prompt(20, seed=1), [0, 1, 2, 3])
-    run(runner, [(row, None)])
-    run(runner, [(row, None)])
+    row = RequestByHand(random_prompt(20, seed=1), [0, 1, 2, 3])
+    run_step(runner, [(row, None)])
+    run_step(runner, [(row, None)])
     assert all(0 <= token < VOCAB for token in row.request.output_ids)
 
 
@@ -199,14 +153,14 @@ def test_settings_reach_the_runner(tiny: Tiny) -> None:
 )
 def test_settings_that_cannot_be_met_are_refused(tiny: Tiny, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        load(tiny("llama2"), **settings)
+        load_runner(tiny("llama2"), **settings)
 
 
 def test_the_worst_step_runs(tiny: Tiny) -> None:
     """What GPU memory is measured with must be a plan any runner can run."""
     from engine.loading.warmup import worst_step
 
-    runner = load(tiny("llama2"))
+    runner = load_runner(tiny("llama2"))
     config = EngineConfig(max_running=5, max_step_tokens=40)
     plan = worst_step(config, runner.max_model_len)
     assert plan.num_tokens == 40
@@ -214,8 +168,8 @@ def test_the_worst_step_runs(tiny: Tiny) -> None:
 
 
 def test_a_step_says_how_long_it_prepared_and_sampled(tiny: Tiny) -> None:
-    runner = load(tiny("mistral"))
-    sequence = Sequenced(prompt(9, 1), [0])
+    runner = load_runner(tiny("mistral"))
+    sequence = RequestByHand(random_prompt(9, 1), [0])
     result = runner.run(StepPlan((sequence.chunk(4),)))
     assert result.prepare_seconds > 0 == result.sample_seconds, "the chunk ends before its last token"
     sequence.computed = 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from engine.loading.warmup import worst_step
 from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
-from tests.engine.support.oracle import VOCAB, oracle_greedy, oracle_logits, save_tiny
+from tests.engine.support.oracle import VOCAB, oracle_greedy, oracle_logits, random_ids, save_tiny
 
 TOP = 4
 SCORED = SamplingParams(temperature=0, max_tokens=6, prompt_logprobs=TOP, logprobs=1)
@@ -29,10 +28,6 @@ PLAIN = SamplingParams(temperature=0, max_tokens=6)
 @pytest.fixture(scope="module", params=["llama3.1", "mistral", "qwen3_tied"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(request.param, tmp_path_factory.mktemp("model"))
-
-
-def ids_of(seed: int, length: int) -> list[int]:
-    return random.Random(seed).choices(range(VOCAB), k=length)
 
 
 def engine_for(model: Path, **settings: Any) -> Engine:
@@ -83,8 +78,8 @@ def check(model: Path, prompt: list[int], scores: Sequence[TokenLogprobs], top: 
 @pytest.mark.parametrize("chunk", [8, 13, 64, 512])
 def test_scores_in_chunks_of_any_size_and_mixed_batches(model: Path, chunk: int, overlap: bool) -> None:
     engine = engine_for(model, max_step_tokens=chunk, overlap=overlap)
-    prompts = [ids_of(1, 70), ids_of(2, 9), ids_of(3, 2), ids_of(4, 33), ids_of(5, 1)]
-    plain = [ids_of(6, 20), ids_of(7, 40)]
+    prompts = [random_ids(1, 70), random_ids(2, 9), random_ids(3, 2), random_ids(4, 33), random_ids(5, 1)]
+    plain = [random_ids(6, 20), random_ids(7, 40)]
     params = [SCORED] * len(prompts) + [PLAIN] * len(plain)
     streams = run(engine, [*prompts, *plain], params)
     for prompt, events in zip([*prompts, *plain], streams, strict=True):
@@ -98,7 +93,7 @@ def test_scores_in_chunks_of_any_size_and_mixed_batches(model: Path, chunk: int,
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_warm_cache_hides_nothing_and_gains_what_was_computed(model: Path, overlap: bool) -> None:
     engine = engine_for(model, max_step_tokens=24, overlap=overlap)
-    prompt = ids_of(10, 61)
+    prompt = random_ids(10, 61)
     for _ in range(2):
         (events,) = run(engine, [prompt])
         check(model, prompt, scores_of(events, prompt))
@@ -109,9 +104,9 @@ def test_a_warm_cache_hides_nothing_and_gains_what_was_computed(model: Path, ove
 
 def test_speculation_changes_no_score(model: Path) -> None:
     engine = engine_for(model, max_step_tokens=24, speculation=Speculation("ngram", adaptive=False, min_match=1))
-    repeating = ids_of(15, 7) * 6
+    repeating = random_ids(15, 7) * 6
     guessing = SamplingParams(temperature=0, max_tokens=12, prompt_logprobs=TOP, logprobs=TOP)
-    prompts = [repeating, ids_of(16, 50), repeating[3:]]
+    prompts = [repeating, random_ids(16, 50), repeating[3:]]
     streams = run(engine, prompts, guessing)
     for prompt, events in zip(prompts, streams, strict=True):
         check(model, prompt, scores_of(events, prompt))
@@ -130,7 +125,7 @@ def ranked_first(at: TokenLogprobs) -> TokenLogprobs:
 def test_different_numbers_of_alternatives_in_one_step(model: Path) -> None:
     tops = [0, 3, 20]
     params = [SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=top) for top in tops]
-    prompts = [ids_of(20 + top, 15 + top) for top in tops]
+    prompts = [random_ids(20 + top, 15 + top) for top in tops]
     for prompt, top, events in zip(prompts, tops, run(engine_for(model), prompts, params), strict=True):
         check(model, prompt, scores_of(events, prompt), top)
 
@@ -142,7 +137,7 @@ def test_preemption_neither_repeats_nor_loses_any(model: Path, overlap: bool, pr
     memory = {"preemption": preemption, "host_kv_gib": 0.01}
     engine = engine_for(model, kv_pages=18, max_step_tokens=16, overlap=overlap, **memory)
     params = SamplingParams(temperature=0, max_tokens=40, prompt_logprobs=TOP)
-    prompts = [ids_of(30 + i, 40 + i) for i in range(5)]
+    prompts = [random_ids(30 + i, 40 + i) for i in range(5)]
     for prompt, events in zip(prompts, run(engine, prompts, params), strict=True):
         check(model, prompt, scores_of(events, prompt))
         assert [t for event in events for t in event.token_ids] == oracle_greedy(model, prompt, 40)
@@ -154,7 +149,7 @@ def test_preemption_neither_repeats_nor_loses_any(model: Path, overlap: bool, pr
 def test_a_prompt_pushed_out_half_way_reports_the_rest(model: Path, overlap: bool, preemption: str) -> None:
     memory = {"preemption": preemption, "host_kv_gib": 0.01}
     engine = engine_for(model, kv_pages=12, max_step_tokens=8, overlap=overlap, **memory)
-    prompts = [ids_of(45, 66), ids_of(46, 70)]
+    prompts = [random_ids(45, 66), random_ids(46, 70)]
     requests = [engine.new_request(str(at), prompt, SCORED, priority=at) for at, prompt in enumerate(prompts)]
     events: list[list[StreamDelta]] = [[], []]
     reported: set[int] = set()  # after it was pushed out
@@ -174,7 +169,7 @@ def test_a_prompt_pushed_out_half_way_reports_the_rest(model: Path, overlap: boo
 
 def test_another_engine_goes_on_where_the_first_one_was_lost(model: Path) -> None:
     """After each of its events: what is reported elsewhere is the rest, exactly."""
-    prompt = ids_of(40, 50)
+    prompt = random_ids(40, 50)
     (whole,) = run(engine_for(model, max_step_tokens=16), [prompt])
     expected = scores_of(whole, prompt)
     for num_events in range(len(whole)):
@@ -218,7 +213,7 @@ def test_no_more_logits_at_a_time_than_the_bound(model: Path, monkeypatch: pytes
         return scored
 
     monkeypatch.setattr(decoder, "logits", spy)
-    prompts = [ids_of(50, 90), ids_of(51, 30)]
+    prompts = [random_ids(50, 90), random_ids(51, 30)]
     for prompt, events in zip(prompts, run(engine, prompts), strict=True):
         check(model, prompt, scores_of(events, prompt))
     assert max(counted) == rows_at_once
@@ -228,7 +223,7 @@ def test_no_more_logits_at_a_time_than_the_bound(model: Path, monkeypatch: pytes
 def test_prompts_that_begin_alike_are_computed_once_beside_one_that_is_scored(model: Path) -> None:
     """What the API makes of `n`: one choice scores the prompt, the others take its KV."""
     engine = engine_for(model, max_step_tokens=32)
-    prompt = ids_of(60, 64)
+    prompt = random_ids(60, 64)
     scored, *others = run(engine, [prompt] * 4, [SCORED, PLAIN, PLAIN, PLAIN])
     check(model, prompt, scores_of(scored, prompt))
     assert all(events[-1].num_cached >= len(prompt) - engine.config.page_size for events in others)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 
 from engine.beam_search import BeamParams, Hypothesis
 
 VOCAB = 101
+BEAM_EOS = [5, 17, 23, 42, 66, 71, 88, 90]
+"""Enough ends of text that some beams end and others go on."""
 _COMMON: Mapping[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 96,
@@ -164,3 +168,14 @@ def oracle_beams(
 def _up_to(tokens: Sequence[int], ends: Sequence[int]) -> Sequence[int]:
     stops = [position for position, token in enumerate(tokens) if token in ends]
     return tokens[: stops[0] + 1] if stops else tokens
+
+
+def random_ids(seed: int, length: int) -> list[int]:
+    """A prompt of that many tokens."""
+    return random.Random(seed).choices(range(VOCAB), k=length)
+
+
+def assert_same_hypotheses(ours: Sequence[Hypothesis], theirs: Sequence[Hypothesis]) -> None:
+    """The same tokens and ends in the same order, with scores that differ by rounding alone."""
+    assert [(h.token_ids, h.finish_reason) for h in ours] == [(h.token_ids, h.finish_reason) for h in theirs]
+    assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], rel=1e-4, abs=1e-4)

@@ -19,7 +19,7 @@ from engine.models.triton_operations import TritonOperations
 from engine.request import PENDING
 from engine.sampling.graph_chooser import torch_graph_chooser, triton_graph_chooser
 from engine.scheduling.plan import Chunk, StepPlan
-from tests.engine.graphs.test_decode_graphs import request
+from tests.engine.support.graph_workloads import greedy_request
 from tests.engine.support.oracle import save_tiny
 from tests.engine.support.recorded_graphs import Recording
 
@@ -46,7 +46,7 @@ def test_steps_of_our_kernels_give_the_tokens_of_plain_torch(tmp_path: Path) -> 
     assert isinstance(runner._decodes, DecodeGraphs)
     runner._decodes._choose = triton_graph_chooser(CPU)
 
-    rows = [request(f"r{i}", 5 + i, temperature=0.8 * (i % 2)) for i in range(4)]
+    rows = [greedy_request(f"r{i}", 5 + i, temperature=0.8 * (i % 2)) for i in range(4)]
     pages = [list(range(6 * i, 6 * i + 6)) for i in range(4)]
     for i, row in enumerate(rows):  # prompts, but for their last tokens, are not what this is about
         chunk = Chunk(row, 0, row.num_tokens - 1, row.tokens[:-1], pages[i], samples=False)

@@ -8,23 +8,23 @@ import pytest
 
 pytest.importorskip("triton")
 from engine.attention.triton_step import TritonStep
-from tests.engine.runner.test_model_runner import Sequenced, load, pages_of, prompt, run
 from tests.engine.support.oracle import save_tiny
+from tests.engine.support.steps_by_hand import RequestByHand, load_runner, pages_of, random_prompt, run_step
 
 
 def tokens(model: Path, attention: str, **settings: object) -> list[list[int]]:
     """Of three requests: a long prompt in two chunks beside another's decodes, and one that comes later."""
-    runner = load(model, page_size=3, kv_tokens=600, attention=attention, **settings)
+    runner = load_runner(model, page_size=3, kv_tokens=600, attention=attention, **settings)
     assert runner.attention_name == attention
     first, second, third = (
-        Sequenced(prompt(length, seed=length), pages_of(3, 180 * index, 180))
+        RequestByHand(random_prompt(length, seed=length), pages_of(3, 180 * index, 180))
         for index, length in enumerate((9, 100, 5))
     )
-    run(runner, [(first, None)])
-    run(runner, [(first, None), (second, 80)])
-    run(runner, [(first, None), (second, None), (third, None)])
+    run_step(runner, [(first, None)])
+    run_step(runner, [(first, None), (second, 80)])
+    run_step(runner, [(first, None), (second, None), (third, None)])
     for _ in range(4):
-        run(runner, [(first, None), (second, None), (third, None)])
+        run_step(runner, [(first, None), (second, None), (third, None)])
     return [row.request.tokens for row in (first, second, third)]
 
 

@@ -19,8 +19,8 @@ from engine.models.rope import RopeConfig
 from engine.models.torch_operations import TorchOperations
 from engine.models.triton_operations import TritonOperations
 from engine.scheduling.plan import StepPlan
-from tests.engine.runner.test_model_runner import Sequenced, load, pages_of, prompt
 from tests.engine.support.oracle import FAMILIES, save_tiny
+from tests.engine.support.steps_by_hand import RequestByHand, load_runner, pages_of, random_prompt
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -170,11 +170,14 @@ def test_a_whole_model_computes_the_same(family: str, tmp_path: Path) -> None:
     model = save_tiny(family, tmp_path, num_hidden_layers=2)
     made = []
     for kind in (TorchOperations, TritonOperations):
-        runner = load(model, attention="reference", kv_tokens=128)
+        runner = load_runner(model, attention="reference", kv_tokens=128)
         config, decoder = runner.model_config, runner._decoder
         rotary = Rotary.of(config.rope, config.head_dim, runner.kv_dtype, runner.device)
         decoder.operations = partial(kind, rotary)  # type: ignore[union-attr]
-        a, b = Sequenced(prompt(14, 1), pages_of(16, 0, 32)), Sequenced(prompt(3, 2), pages_of(16, 64, 16))
+        a, b = (
+            RequestByHand(random_prompt(14, 1), pages_of(16, 0, 32)),
+            RequestByHand(random_prompt(3, 2), pages_of(16, 64, 16)),
+        )
         first = runner.logits(StepPlan((a.chunk(),)))
         a.request.tokens.append(5)
         made.append(torch.cat([first, runner.logits(StepPlan((a.chunk(), b.chunk())))]))

@@ -17,8 +17,8 @@ from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import Sampler, sampler_for
 from engine.sampling.triton_chooser import TritonChooser
 from engine.scheduling.plan import GRAMMAR_FAILED
-from tests.engine.sampling.test_native_sampler import EOS, PARAMS, assert_same, row
 from tests.engine.support.grammar_models import NUM_TOKENS, compiler, ids
+from tests.engine.support.sampling_rows import EOS, PARAMS, assert_same_logprobs, row
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -38,7 +38,7 @@ def agree(sampler: Sampler, logits: torch.Tensor, rows: list[SamplingRow]) -> li
     assert tokens.tolist() == expected.tolist()
     torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-6, atol=1e-6, equal_nan=True)
     for mine, other in zip(reports, expected_reports, strict=True):
-        assert_same(mine, other)
+        assert_same_logprobs(mine, other)
     return tokens.tolist()
 
 

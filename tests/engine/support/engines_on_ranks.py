@@ -1,0 +1,42 @@
+"""Run prompts through an engine whose ranks are threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.sampling_params import SamplingParams
+from engine.stream_delta import StreamDelta
+from tests.engine.support.oracle import random_ids
+from tests.engine.support.rank_processes import Threads
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+PROMPTS = [random_ids(seed, length) for seed, length in enumerate((3, 40, 25, 61, 1))]
+
+
+def run_on_ranks(
+    model: Path, size: int, prompts: Sequence[list[int]], params: SamplingParams = GREEDY, **settings: Any
+) -> tuple[list[list[StreamDelta]], Engine]:
+    """All prompts at once on `size` ranks, to the end, and the engine, closed."""
+    defaults = {"device": "cpu", "page_size": 16, "kv_pages": 64, "max_step_tokens": 32, "max_running": 8}
+    config = EngineConfig(model=str(model), threads=1, tensor_parallel_size=size, **{**defaults, **settings})
+    engine = Engine.from_config(config, launcher=Threads())
+    events: list[list[StreamDelta]] = [[] for _ in prompts]
+    try:
+        for index, prompt in enumerate(prompts):
+            engine.loop.submit(engine.new_request(str(index), prompt, params))
+        while engine.loop.has_work:
+            for event in engine.loop.step():
+                events[int(event.request_id)].append(event)
+    finally:
+        engine.close()
+    return events, engine
+
+
+def tokens_of_each(streams: Sequence[Sequence[StreamDelta]]) -> list[list[int]]:
+    return [[token for event in events for token in event.token_ids] for events in streams]
