@@ -1,4 +1,4 @@
-"""`serve run deployments.yaml` calls `build`: the application's deployments, wired together.
+"""Builds the application: `serve run deployments.yaml` calls `build`, which wires the deployments together.
 
 Ingress ──handle with PrefixRouter, one per model──▶ EngineReplica
    └──────────────────▶ MetricsHub ◀────────────────────┘
@@ -17,6 +17,7 @@ from deployments.config.args import ENGINE_DEPLOYMENT, AppArgs, ModelArgs
 from deployments.config.settings import Replicas
 from deployments.hub.deployment import MetricsHub
 from deployments.ingress.deployment import Ingress
+from deployments.replica.autoscaling import TARGETS
 from deployments.replica.deployment import EngineFactory, EngineReplica, ReplicaSettings
 from deployments.replica.ranks import bundles, load_engine
 from deployments.telemetry.serve_logging import serve_logging
@@ -25,7 +26,7 @@ from router.policy_names import policy_named
 
 
 def build(args: AppArgs) -> Application:
-    """The application that `args` describes."""
+    """Build the application that `args` describes."""
     check_tracing(args.tracing)
     policy_named(args.router.policy)  # a class that cannot be used is refused here, and not by each ingress
     hub = serve.deployment(
@@ -49,7 +50,7 @@ def bind_engines(
     name: str = ENGINE_DEPLOYMENT,
     engine_factory: EngineFactory = load_engine,
 ) -> Application:
-    """One model's engine replicas, behind their router, as the deployment `name`."""
+    """Bind one model's engine replicas, behind their router, as the deployment `name`."""
     router = RequestRouterConfig(
         request_router_class="router.ray_router:PrefixRouter",
         request_router_kwargs=asdict(args.placer(model)),
@@ -80,30 +81,29 @@ def bind_engines(
 
 
 def bind_ingress(args: AppArgs, engines: dict[str, Application], hub: Any) -> Application:
-    """The ingress replicas, in front of the engines of each model, by its name."""
+    """Bind the ingress replicas in front of the models' engines; `engines` has them by model name."""
     options = _options(args, args.ingresses, args.ingresses.num_gpus or 0.0)
     return serve.deployment(Ingress, name="Ingress", **options).bind(args, engines, hub)
 
 
 def _autoscaling(model: ModelArgs) -> AutoscalingConfig:
-    """Serve's autoscaling, with the policy that counts work.
+    """Serve's autoscaling settings, with the policy that counts work.
 
     Serve's minimum is always 0, so that an unloaded model stays unloaded (`control/model_switch.py`); the policy
     keeps to the configured minimum while the model is loaded.
     """
     settings = model.engines.autoscaling
-    if settings is None:  # not loaded at the start: Serve begins without replicas only where something scales
+    if settings is None:  # not loaded at the start: only an autoscaled deployment can start with no replicas
         policy = AutoscalingPolicy(policy_function="deployments.replica.autoscaling:keep")
-        most = model.engines.count
-        return AutoscalingConfig(min_replicas=0, initial_replicas=0, max_replicas=most, policy=policy)
+        count = model.engines.count
+        return AutoscalingConfig(min_replicas=0, initial_replicas=0, max_replicas=count, policy=policy)
     initial = settings.min if settings.initial is None else settings.initial
-    targets = ("ttft_target_s", "max_busy_share", "max_kv_share", "headroom")
     policy = AutoscalingPolicy(
         policy_function="deployments.replica.autoscaling:WorkPolicy",
-        policy_kwargs={"least": settings.min, **{name: getattr(settings, name) for name in targets}},
+        policy_kwargs={"least": settings.min, **settings.model_dump(include=set(TARGETS))},
     )
     with warnings.catch_warnings():
-        # In Ray 2.60 `metrics_interval_s` is what counts; the variables said to replace it are not read yet.
+        # Ray 2.60 reads `metrics_interval_s`, and not yet the environment variables that are to replace it.
         warnings.simplefilter("ignore", DeprecationWarning)
         return AutoscalingConfig(
             min_replicas=0,
@@ -119,7 +119,7 @@ def _autoscaling(model: ModelArgs) -> AutoscalingConfig:
 
 
 def _options(args: AppArgs, replicas: Replicas, num_gpus: float) -> dict[str, Any]:
-    """Serve's options of a deployment."""
+    """Serve's options for a deployment."""
     return {
         "num_replicas": replicas.count,
         "max_ongoing_requests": replicas.max_ongoing,

@@ -1,4 +1,4 @@
-"""The application's arguments, as `deployments.yaml` gives them. Unknown keys are refused."""
+"""The arguments of the application, which `deployments.yaml` gives. Unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from engine.drafting.settings import Speculation
 from router.placer import PlacerSettings
 
 ENGINE_DEPLOYMENT = "EngineReplica"
-"""The engine deployment of an application with one model; of several, each name begins with it."""
+"""Name of the only model's engine deployment. Where there are several models, each name begins with it."""
 
 
 def _known_engine_keys(value: Any) -> Any:
-    """Pydantic lets a dataclass ignore keys it does not know; a typing error must not go unnoticed."""
+    """Refuse unknown keys: pydantic would ignore them in a dataclass, and a typo would go unnoticed."""
     if isinstance(value, dict):
         _refuse_unknown("engine", value, EngineConfig)
         _refuse_unknown("engine.speculation", value.get("speculation"), Speculation)
@@ -58,13 +58,13 @@ class ModelArgs(Settings):
     """One model and the replicas that serve it."""
 
     engine: CheckedEngineConfig = EngineConfig()
-    """Model and engine of each replica. `served_name` tells models of one directory apart."""
+    """Model and engine of each replica. `served_name` distinguishes models of one directory."""
     engines: EngineReplicas = EngineReplicas()
-    """Engine replicas."""
+    """Number of engine replicas, and what each reserves."""
     chat: ChatSettings = ChatSettings()
-    """What its answers hold besides text."""
+    """What its answers contain besides text."""
     load_at_start: bool = True
-    """Whether it has replicas from the start; False: from POST /v1/models/{name}/load on."""
+    """Whether the model has replicas from the start; False: only after POST /v1/models/{name}/load."""
 
     @property
     def name(self) -> str:
@@ -88,28 +88,28 @@ class ModelArgs(Settings):
         size, num_gpus = self.engine.tensor_parallel_size, self.engines.num_gpus
         if size > 1 and num_gpus not in (None, 0, 1):
             raise ValueError(
-                f"engines.num_gpus is {num_gpus:g}, but it is for each of the {size} ranks that "
-                "engine.tensor_parallel_size makes, which take one GPU each; leave it out"
+                f"engines.num_gpus is {num_gpus:g}, but each of the {size} ranks that engine.tensor_parallel_size "
+                "makes reserves it and needs exactly one GPU; leave it out"
             )
         return self
 
     @property
     def num_when_loaded(self) -> int:
-        """Replicas that loading it starts."""
+        """Number of replicas that loading the model starts."""
         scaling = self.engines.autoscaling
         return self.engines.count if scaling is None else max(1, scaling.initial or scaling.min)
 
 
 class AccessSettings(Settings):
-    """Who may ask, and who may administer."""
+    """Who may send requests, and who may administer the service."""
 
     tenants: Annotated[tuple[TenantSettings, ...], AfterValidator(distinct_tenants)] = ()
-    """Who may ask. None: the service is open to everybody who can reach it, without limits."""
+    """Who may send requests. Empty: everybody who can reach the service may, without limits."""
     admin_key_hash: KeyHash | None = None
-    """SHA-256 of the key that administration needs, in hex (`raydix hash-key`). None: it is off."""
+    """SHA-256 of the key that administration needs, in hex (`raydix hash-key`). None: administration is off."""
 
     @model_validator(mode="after")
-    def _admin_is_nobody_else(self) -> Self:
+    def _admin_key_is_no_tenants(self) -> Self:
         for tenant in self.tenants:
             if self.admin_key_hash in tenant.key_hashes:
                 raise ValueError(f"admin_key_hash is a key of the tenant {tenant.name!r} too; use another")
@@ -120,21 +120,21 @@ class AppArgs(AccessSettings):
     """Arguments of `deployments.app:build`: one model as `engine` and `engines`, or several as `models`."""
 
     engine: CheckedEngineConfig = EngineConfig()
-    """Model and engine of each replica, where there is one model."""
+    """Model and engine of each replica, for an application with one model."""
     engines: EngineReplicas = EngineReplicas()
-    """Engine replicas, where there is one model."""
+    """Number of engine replicas, and what each reserves, for an application with one model."""
     chat: ChatSettings = ChatSettings()
-    """What its answers hold besides text, where there is one model."""
+    """What answers contain besides text, for an application with one model."""
     models: tuple[ModelArgs, ...] = ()
-    """Several models, each with engine replicas of its own. Not together with `engine`, `engines` and `chat`."""
+    """Several models, each with engine replicas of its own; given instead of `engine`, `engines` and `chat`."""
     ingresses: Replicas = Replicas(max_ongoing=1000)
-    """Ingress replicas: HTTP, chat template, tokenizer. CPU only."""
+    """Ingress replicas, which handle HTTP, the chat template and the tokenizer on CPUs alone."""
     limits: Limits = Field(default_factory=lambda: Limits.model_validate({}))
     """Bounds of a single HTTP request."""
     router: RouterSettings = RouterSettings()
-    """Where requests go."""
+    """Which replica a request goes to."""
     health: HealthSettings = HealthSettings()
-    """When a replica counts as lost."""
+    """When a replica counts as lost, and what happens to its requests."""
     wire: WireSettings = WireSettings()
     """Where engine replicas listen for ingresses."""
     warm_up: WarmUpSettings = WarmUpSettings()
@@ -143,16 +143,16 @@ class AppArgs(AccessSettings):
     admission: AdmissionSettings = AdmissionSettings()
     """When requests wait in the ingress, and for how long."""
     access_file: str | None = None
-    """YAML file that holds `tenants` and `admin_key_hash` instead, read by each ingress at its start: a mounted
-    Secret. None: they are here."""
+    """YAML file with `tenants` and `admin_key_hash`, such as a mounted Secret; each ingress reads it at its start.
+    None: they are given here."""
     protect_metrics: bool = False
-    """Whether /metrics needs the admin key; /health and /version never need one."""
+    """Whether /metrics needs the admin key; /health and /version never need a key."""
     slo: SloSettings = SloSettings()
-    """Targets that requests are measured by."""
+    """Service-level targets that requests are measured against."""
     metrics: MetricsSettings = MetricsSettings()
-    """Other ways to the metrics."""
+    """Where the metrics can be read besides /metrics."""
     logging: LogSettings = LogSettings()
-    """What is logged, and how."""
+    """What is logged, and in which format."""
     tracing: TracingSettings = TracingSettings()
     """Where OpenTelemetry traces go."""
 
@@ -176,7 +176,7 @@ class AppArgs(AccessSettings):
         return self
 
     def placer(self, model: ModelArgs) -> PlacerSettings:
-        """How each ingress places a model's requests."""
+        """How each ingress chooses replicas for a model's requests."""
         return PlacerSettings(
             policy=self.router.policy,
             block_tokens=model.engine.block_tokens,
@@ -191,20 +191,24 @@ class AppArgs(AccessSettings):
     @model_validator(mode="after")
     def _keys_are_in_one_place(self) -> Self:
         if self.access_file is not None and (self.tenants or self.admin_key_hash):
-            raise ValueError("tenants and admin_key_hash are in access_file where there is one; move them there")
+            raise ValueError(
+                "tenants and admin_key_hash are given both here and by access_file; move them all into that file"
+            )
         if self.protect_metrics and self.admin_key_hash is None and self.access_file is None:
-            raise ValueError("protect_metrics needs an admin_key_hash: it is the admin key that opens /metrics")
+            raise ValueError(
+                "protect_metrics needs an admin_key_hash, as /metrics then asks for the admin key; set one"
+            )
         return self
 
     @property
     def served(self) -> dict[str, ModelArgs]:
-        """All models by the name of their engine deployment, which stays the same when others come or go."""
+        """All models by the names of their engine deployments, which do not depend on the other models."""
         if not self.models:
             return {ENGINE_DEPLOYMENT: ModelArgs(engine=self.engine, engines=self.engines, chat=self.chat)}
         return {f"{ENGINE_DEPLOYMENT}-{_slug(model.name)}": model for model in self.models}
 
 
 def _slug(name: str) -> str:
-    """`name` as part of a deployment's name: where characters had to go, a digest keeps different names apart."""
+    """`name` as part of a deployment's name; where characters are replaced, a digest keeps it distinct."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
     return plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -1,4 +1,4 @@
-"""How much one HTTP request may ask for. Every limit is a field, with its unit, and can be set in the YAML.
+"""Bounds of a single HTTP request. Each is a field with its unit, and can be set in the YAML.
 
 Where the engine has a bound of its own (`engine.sampling_params`), a limit can be set below it, not above.
 """
@@ -20,39 +20,39 @@ class Limits(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     max_body_bytes: int = Field(default=8 * MIB, ge=1024)
-    """Largest request body, in bytes; larger ones are refused with 413 while they are read."""
+    """Largest request body, in bytes; a larger one is refused with 413 while it is read."""
     max_json_depth: int = Field(default=64, ge=8)
     """Deepest nesting of arrays and objects in a body."""
     max_header_bytes: int = Field(default=64 * 1024, ge=1024)
-    """Names and values of all headers of a request, in bytes."""
+    """Largest size of all headers of a request, names and values, in bytes."""
     max_headers: int = Field(default=100, ge=10)
-    """Headers of a request."""
+    """Most headers of a request."""
     max_choices: int = Field(default=8, ge=1)
-    """Largest `n`: choices per prompt."""
+    """Largest `n`, the number of choices per prompt."""
     max_best_of: int = Field(default=16, ge=1)
-    """Largest `best_of`: answers generated per prompt, of which `n` are given."""
+    """Largest `best_of`, the number of answers generated per prompt, of which `n` are returned."""
     max_beam_width: int = Field(default=8, ge=1, le=engine_bounds.MAX_BEAM_WIDTH)
-    """Most beams of a search: its `best_of`, or `n`."""
+    """Most beams of a beam search, which its `best_of` or `n` asks for."""
     max_prompts: int = Field(default=64, ge=1)
-    """Prompts in one completions request."""
+    """Most prompts in one completions request."""
     max_messages: int = Field(default=4096, ge=1)
-    """Messages in one conversation."""
+    """Most messages in one conversation."""
     max_content_parts: int = Field(default=256, ge=1)
-    """Text parts in one message."""
+    """Most text parts in one message."""
     max_tools: int = Field(default=128, ge=0)
-    """Tools of a request, and calls of one message."""
+    """Most tools of a request, and most tool calls of one message."""
     max_stop_strings: int = Field(default=engine_bounds.MAX_STOP_STRINGS, ge=0, le=engine_bounds.MAX_STOP_STRINGS)
-    """Strings in `stop`."""
+    """Most strings in `stop`."""
     max_stop_string_chars: int = Field(
         default=engine_bounds.MAX_STOP_STRING_CHARS, ge=1, le=engine_bounds.MAX_STOP_STRING_CHARS
     )
-    """Characters of one stop string."""
+    """Most characters of one stop string."""
     max_stop_token_ids: int = Field(
         default=engine_bounds.MAX_STOP_TOKEN_IDS, ge=0, le=engine_bounds.MAX_STOP_TOKEN_IDS
     )
-    """Ids in `stop_token_ids`."""
+    """Most ids in `stop_token_ids`."""
     max_logit_bias: int = Field(default=engine_bounds.MAX_LOGIT_BIAS, ge=0, le=engine_bounds.MAX_LOGIT_BIAS)
-    """Entries in `logit_bias`."""
+    """Most entries in `logit_bias`."""
     max_top_logprobs: int = Field(default=engine_bounds.MAX_LOGPROBS, ge=0, le=engine_bounds.MAX_LOGPROBS)
     """Largest `top_logprobs` of a chat completion."""
     max_completion_logprobs: int = Field(default=5, ge=0, le=engine_bounds.MAX_LOGPROBS)
@@ -60,43 +60,43 @@ class Limits(BaseModel):
     max_prompt_logprobs: int = Field(default=5, ge=0, le=engine_bounds.MAX_LOGPROBS)
     """Largest `prompt_logprobs`."""
     max_prompt_logprob_entries: int = Field(default=200_000, ge=0)
-    """Log-probabilities of prompt tokens in one answer, echoed ones too: tokens x (alternatives + 1) x `n`."""
+    """Most log-probabilities of prompt tokens in one answer, also echoed: tokens x (alternatives + 1) x `n`."""
     max_priority: int = Field(default=100, ge=0)
-    """`priority` lies between minus this and this."""
+    """Largest `priority`; the smallest is its negative."""
     max_hint_chars: int = Field(default=256, ge=1)
-    """Characters of a session id, a cache salt or a prompt cache key."""
+    """Most characters of a session id, a cache salt or a prompt cache key."""
     max_grammar_bytes: int = Field(default=64 * 1024, ge=1)
     """Largest JSON schema, regular expression, list of choices or grammar, in bytes."""
     max_schema_depth: int = Field(default=32, ge=1)
     """Deepest nesting of objects and arrays in a JSON schema."""
     max_regex_chars: int = Field(default=2048, ge=1)
-    """Characters of a regular expression."""
+    """Most characters of a regular expression."""
     max_grammar_choices: int = Field(default=1000, ge=1)
-    """Entries in `structured_outputs.choice`."""
+    """Most entries in `structured_outputs.choice`."""
     grammar_compile_s: float = Field(default=2.0, gt=0)
-    """Seconds of processor time that compiling a grammar may take, in a process that is killed then."""
+    """Seconds of processor time that compiling a grammar may take; then its process is killed."""
     grammar_compile_bytes: int = Field(default=512 * MIB, ge=16 * MIB)
-    """Memory that it may take there, besides the tokenizer's."""
+    """Bytes of memory that compiling a grammar may take, besides the tokenizer's."""
     grammar_processes: int = Field(default=2, ge=1)
-    """Such processes of each ingress and model; started when the first grammar comes."""
+    """Processes that compile grammars, for each ingress and model; they start with the first grammar."""
     max_waiting_grammars: int = Field(default=64, ge=1)
-    """Grammars that are tried or wait for it; more are refused with 429."""
+    """Most grammars that are being compiled or wait for it; more are refused with 429."""
     max_known_grammars: int = Field(default=4096, ge=0)
-    """Grammars of which an ingress remembers whether they can be used, about 300 bytes each."""
+    """Most grammars of which an ingress remembers whether they can be used, about 300 bytes each."""
     body_timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds a client may take to send its body."""
+    """Seconds that a client may take to send its body."""
     request_timeout_s: float = Field(default=3600.0, gt=0)
     """Seconds from a request's arrival to the end of its answer."""
     idle_timeout_s: float = Field(default=300.0, gt=0)
-    """Seconds between two events of a generation, the wait for the first included."""
+    """Most seconds between two events of a generation, and before the first."""
     slow_reader_timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds a client may leave a chunk of its stream unread."""
+    """Seconds that a client may leave a chunk of its stream unread."""
     max_chunks_per_s: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
-    """Chunks that the streams of an ingress write together, per second; faster tokens share chunks. "auto": 250
-    for each core of its machine, 1,000 at most. None: no bound."""
+    """Most chunks that all streams of an ingress write per second; faster tokens share chunks. "auto": 250 for
+    each core of its machine, at most 1,000. None: no bound."""
     inline_text_chars: int = Field(default=8192, ge=0)
     """Texts longer than this many characters are tokenized in a thread, so that no stream waits for them."""
     inline_logprobs: int = Field(default=2048, ge=0)
-    """Answers with more log-probabilities than this are spelled in a thread."""
+    """Answers with more log-probabilities than this are encoded in a thread."""
     inline_body_bytes: int = Field(default=256 * 1024, ge=0)
     """Bodies larger than this many bytes are parsed in a thread."""

@@ -1,4 +1,4 @@
-"""A Serve config file as Ray Serve takes it, without what Serve would pass over in silence."""
+"""Reads a Serve config file as Ray Serve does, but refuses the options that Serve would silently ignore."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from ray.serve.schema import ServeDeploySchema
 
 
 def read_serve_config(config: Mapping[str, Any]) -> ServeDeploySchema:
-    """Raises ValueError: Serve refuses it (pydantic's ValidationError), or would ignore an option of it."""
+    """Parse a config. Raises ValueError when Serve refuses it (a ValidationError) or would ignore an option."""
     schema = ServeDeploySchema.model_validate(config)
     ignored = list(_ignored(config, schema.model_dump(exclude_unset=True)))
     if ignored:
-        raise ValueError(f"Ray Serve has no option {', '.join(ignored)}: check the spelling, and where it stands")
+        raise ValueError(
+            f"Ray Serve has no option {', '.join(ignored)}: check the spelling and the place in the file"
+        )
     return schema
 
 
 def _ignored(written: Any, taken: Any, where: str = "") -> Iterator[str]:
+    """Paths of the keys in `written` that are not in `taken`."""
     if isinstance(written, Mapping) and isinstance(taken, Mapping):
         for key, item in written.items():
             if key in taken:

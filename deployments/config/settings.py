@@ -13,7 +13,7 @@ PolicyName = Annotated[str, AfterValidator(check_policy_name)]
 
 
 class Settings(BaseModel):
-    """Frozen; unknown keys are refused; each field says what it means."""
+    """Base of all sections: frozen, with unknown keys refused and a docstring for each field."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -22,55 +22,56 @@ class RouterSettings(Settings):
     """Where requests go; see `router/policies.py` and `router/cost.py`."""
 
     policy: PolicyName = "cost"
-    """What decides: the cheapest replica; or "session" (sticky by x-session-id), "least_loaded", "rendezvous",
-    "random", or a class of one's own as "package.module:Class"."""
+    """How a replica is chosen: "cost" takes the cheapest, "session" keeps to the one of the x-session-id; also
+    "least_loaded", "rendezvous", "random", or a class of your own as "package.module:Class"."""
     key_blocks: int = Field(default=4, ge=1)
-    """Prompts that nobody holds are kept together by their first so many blocks (of `engine.block_tokens`)."""
+    """Prompts that no replica has cached go to the same one if they share this many first blocks (of
+    `engine.block_tokens`)."""
     max_blocks: int = Field(default=4_000_000, ge=1)
-    """Distinct blocks that each ingress's index of cached prefixes keeps, of about 130 bytes each."""
+    """Most blocks that each ingress's index of cached prefixes holds, at about 130 bytes each."""
     expect_s: float = Field(default=10.0, ge=0)
     """Seconds for which a dispatched prompt counts as cached before its replica confirms it."""
     decisions_kept: int = Field(default=1000, ge=1)
-    """Decisions that /v1/router/decisions can show."""
+    """Number of latest decisions that /v1/router/decisions can show."""
     sync_timeout_s: float = Field(default=10.0, ge=0)
-    """Seconds a new ingress waits for the replicas' prefixes before it takes requests without them."""
+    """Seconds that a new ingress waits to learn the replicas' cached prefixes before it takes requests anyway."""
 
 
 class HealthSettings(Settings):
-    """When a replica counts as lost, and what becomes of its requests."""
+    """When a replica counts as lost, and what happens to its requests."""
 
     check_period_s: float = Field(default=2.0, gt=0)
     """Seconds between Serve's health checks."""
     check_timeout_s: float = Field(default=10.0, gt=0)
     """Seconds a health check may take."""
     stall_timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds without a finished engine step, while there is work, after which a replica is replaced."""
+    """Seconds without a finished engine step, while there is work, after which Serve replaces a replica."""
     beat_directory: str | None = None
-    """Directory in which each engine replica keeps an empty file as old as the last health check it passed, for
-    supervisors outside Serve (`deployments/replica/pod.py`); None: no files."""
+    """Directory in which each engine replica touches a file whenever it passes a health check, for supervisors
+    outside Serve (`deployments/replica/pod.py`); None: no files."""
     heartbeat_s: float = Field(default=0.05, gt=0, le=1)
     """Longest silence of a replica on the wire, in seconds."""
     status_timeout_s: float = Field(default=3.0, gt=0)
-    """Seconds that an ingress waits for Ray or Serve to tell the state of things; then it does without."""
+    """Seconds that an ingress waits for Ray or Serve to report their state; then it goes on without."""
     lost_after_s: float = Field(default=3.0, gt=0)
-    """Seconds of silence on the wire after which an ingress takes a replica's streams elsewhere."""
+    """Seconds of silence on the wire after which an ingress moves a replica's streams to another."""
     max_retries: int = Field(default=2, ge=0)
-    """Replicas that may be lost with a request before its first token."""
+    """Most replicas that a request may lose before its first token; then it fails."""
     max_migrations: int = Field(default=3, ge=0)
-    """Replicas that may be lost with a stream after its first token; then it ends with an error."""
+    """Most replicas that a stream may lose after its first token; then it ends with an error."""
     migration_wait_s: float = Field(default=30.0, ge=0)
-    """Seconds a stream that lost its replica waits for another one with room."""
+    """Seconds that a stream which lost its replica waits for room at another one."""
     hedge_after_s: float | None = Field(default=None, gt=0)
     """Seconds without a first token after which a second replica is asked too; None: never."""
     hedge_share: float = Field(default=0.05, ge=0, le=1)
-    """Most requests of which that is done, as a share of all."""
+    """Largest share of all requests that may be sent to a second replica."""
 
 
 class WireSettings(Settings):
     """Where engine replicas listen for ingresses."""
 
     ports: tuple[int, int] | None = None
-    """Lowest and highest TCP port; each replica takes the first that is free on its node. None: any free port.
+    """Lowest and highest TCP port; each replica takes the first free one of its node. None: any free port.
     Firewalls and NetworkPolicies need a range."""
 
     @model_validator(mode="after")
@@ -82,16 +83,16 @@ class WireSettings(Settings):
 
 
 class LogSettings(Settings):
-    """What ingresses and engines log, through Ray Serve; see `deployments/telemetry/request_log.py`."""
+    """What ingresses and engines log, through Ray Serve's logger; see `deployments/telemetry/request_log.py`."""
 
     encoding: Literal["text", "json"] | None = None
-    """Of the log files: "json" is one object a line. None leaves it to Serve's own `logging_config`."""
+    """Format of the log files; "json" writes one object per line. None: as Serve's own `logging_config` says."""
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """The least that is logged. Requests that failed are warnings, all others are information."""
+    """Lowest level that is logged. Failed requests are logged as WARNING, all others as INFO."""
     directory: str | None = None
-    """Where the files go; None: `logs/serve` in Ray's session directory."""
+    """Directory of the log files; None: `logs/serve` in Ray's session directory."""
     requests: bool = True
-    """Whether each request to generate is logged when it is over."""
+    """Whether each generation request is logged when it has ended."""
 
 
 class TracingSettings(Settings):
@@ -101,17 +102,17 @@ class TracingSettings(Settings):
     """
 
     otlp_endpoint: str | None = None
-    """URL of an OTLP/HTTP collector, /v1/traces being added where it has no path. None: no traces."""
+    """URL of an OTLP/HTTP collector; /v1/traces is appended where it has no path. None: no traces."""
     service_name: str = "raydix"
-    """What traces call this service."""
+    """Name of this service in traces."""
     sample_ratio: float = Field(default=1.0, ge=0, le=1)
-    """Share of requests that are traced; one that comes with a `traceparent` follows its caller's decision."""
+    """Share of requests that are traced; a request with a `traceparent` header follows its caller's decision."""
     max_waiting_spans: int = Field(default=8192, ge=1)
-    """Finished spans that wait for the collector, about 2 kB each; the oldest are dropped."""
+    """Most finished spans that wait for the collector, about 2 kB each; beyond it the oldest are dropped."""
     export_period_s: float = Field(default=2.0, gt=0)
     """Seconds between exports."""
     export_timeout_s: float = Field(default=10.0, gt=0)
-    """Seconds that an export may take, with its retries; as long as an ingress waits for the last one."""
+    """Seconds that an export may take with its retries; a stopping ingress waits as long for the last one."""
 
     @field_validator("otlp_endpoint")
     @classmethod
@@ -125,85 +126,85 @@ class TracingSettings(Settings):
 
 
 class ChatSettings(Settings):
-    """What a model's answers hold besides text; see `deployments/api/output/dialect.py`."""
+    """What a model's answers contain besides text; see `deployments/api/output/dialect.py`."""
 
     tools: Literal["auto", "hermes", "llama3", "none"] = "auto"
-    """How the model writes tool calls; "auto" finds it out from the chat template, "none" refuses tools."""
+    """Format of the model's tool calls; "auto" reads it off the chat template, "none" refuses tools."""
     reasoning: Literal["auto", "think", "none"] = "auto"
-    """Whether <think>...</think> at the beginning of an answer is told apart from it; "auto" looks at the chat
-    template and the vocabulary."""
+    """Whether a <think>...</think> section that begins an answer is returned separately; "auto" decides by the
+    chat template and the vocabulary."""
 
 
 class Replicas(Settings):
-    """How many replicas of a deployment, and what each takes."""
+    """How many replicas a deployment has, and what each reserves."""
 
     count: int = Field(default=1, ge=1)
-    """Replicas."""
+    """Number of replicas."""
     num_cpus: float = Field(default=1.0, ge=0)
-    """CPUs each reserves in Ray."""
+    """CPUs that each replica reserves in Ray."""
     num_gpus: float | None = Field(default=None, ge=0)
-    """GPUs each reserves in Ray; None takes 1 for an engine on "cuda" and 0 otherwise. Where an engine has several
-    ranks (`engine.tensor_parallel_size`), each of them reserves this, and CPUs and resources as well."""
+    """GPUs that each replica reserves in Ray; None: 1 for an engine on "cuda", otherwise 0. Where an engine has
+    several ranks (`engine.tensor_parallel_size`), each rank reserves this many, and as many CPUs and resources."""
     resources: dict[str, float] = {}
-    """Custom Ray resources each reserves."""
+    """Custom Ray resources that each replica reserves."""
     max_ongoing: int = Field(default=4096, ge=1)
-    """Requests in one replica at once; an engine's real bounds are `engine.max_waiting` and `max_running`."""
+    """Most requests in one replica at once; an engine's own bounds are `engine.max_waiting` and `max_running`."""
     max_queued: int = Field(default=1024, ge=-1)
-    """Requests that may wait in a caller for a replica; more are refused. -1: no bound."""
+    """Most requests that wait for a replica in each caller; more are refused. -1: no bound."""
     drain_timeout_s: float = Field(default=120.0, ge=0)
-    """Seconds a replica's streams may take to end when it is stopped."""
+    """Seconds that the streams of a stopping replica may take to end."""
 
 
 class AdmissionSettings(Settings):
     """When requests wait in the ingress instead of at an engine, and how long (`deployments/admission/`).
 
-    While they wait, tenants take turns; at an engine `engine.policy` decides. Bounds are per ingress.
+    Here tenants take turns; at an engine, `engine.policy` decides. Bounds are per ingress.
     """
 
     ttft_target_s: float = Field(default=0.15, gt=0)
-    """Seconds of work queued at the least busy engine above which requests wait: about what a tenant's flood adds
-    to another's time to first token. An engine runs dry when it is shorter than a few of its steps."""
+    """Seconds of work queued at the least busy engine above which requests wait here. It is about what one
+    tenant's flood adds to another's time to first token. Below a few step times, engines run out of work."""
     max_wait_s: float = Field(default=30.0, gt=0)
-    """Longest wait, in seconds; a request may ask for less. Those that would wait longer are refused at once."""
+    """Longest wait, in seconds; a request may ask for less. A request that would wait longer is refused."""
     quantum_tokens: int = Field(default=2048, ge=1)
-    """Uncached prompt tokens that the tenant of the least weight may send each time it is its turn."""
+    """Uncached prompt tokens that the tenant with the lowest weight may send on each of its turns."""
     max_waiting: int = Field(default=4096, ge=1)
-    """Requests that wait, of all tenants."""
+    """Most waiting requests of all tenants together."""
     max_waiting_tokens: int = Field(default=16_000_000, ge=1)
-    """Uncached prompt tokens that wait, of all tenants."""
+    """Most uncached prompt tokens that wait, of all tenants together."""
     max_waiting_per_tenant: int = Field(default=1024, ge=1)
-    """Requests of one tenant that wait."""
+    """Most waiting requests of one tenant."""
     max_waiting_tokens_per_tenant: int = Field(default=4_000_000, ge=1)
-    """Uncached prompt tokens of one tenant that wait; a single request may be larger."""
+    """Most uncached prompt tokens of one tenant that wait; a single request may have more."""
 
 
 class AutoscalingSettings(Settings):
-    """As many engine replicas as the work needs; see `deployments/replica/autoscaling.py`."""
+    """Runs as many engine replicas as the work needs; see `deployments/replica/autoscaling.py`."""
 
     min: int = Field(default=1, ge=0)
-    """Fewest replicas. With 0, a model without any is brought back by POST /v1/models/NAME/load."""
+    """Fewest replicas. With 0, a model that has none is loaded again by POST /v1/models/NAME/load."""
     max: int = Field(ge=1)
     """Most replicas."""
     initial: int | None = Field(default=None, ge=0)
-    """Replicas to begin with; None begins with `min`."""
+    """Replicas at the start; None: `min`."""
     ttft_target_s: float = Field(default=1.0, gt=0)
-    """Seconds that a prompt may wait behind the prefill of others, on average over the replicas."""
+    """Seconds that a prompt may wait for the prefill of others, on average over the replicas."""
     max_busy_share: float = Field(default=0.85, gt=0, le=1)
-    """Share of a replica's measured prefill rate that may be in use."""
+    """Largest share of a replica's measured prefill rate that may be in use."""
     max_kv_share: float = Field(default=0.85, gt=0, le=1)
-    """Share of a replica's KV pages, and of its places in the batch, that may be in use or waited for."""
+    """Largest share of a replica's KV pages, and of its places in the batch, that may be in use or waited for."""
     headroom: float = Field(default=0.3, ge=0, lt=1)
-    """Share of all of these that stays unused after going down: what keeps the number from going up and down."""
+    """Share of these limits that stays free after scaling down, so that the number does not go up and down."""
     upscale_delay_s: float = Field(default=10.0, ge=0)
-    """Seconds for which more replicas must be wanted before they are started."""
+    """Seconds for which more replicas must be needed before they are started."""
     downscale_delay_s: float = Field(default=300.0, ge=0)
-    """Seconds for which fewer must be wanted before some are stopped."""
+    """Seconds for which fewer replicas must be needed before some are stopped."""
     downscale_to_zero_delay_s: float | None = Field(default=None, ge=0)
-    """The same for the last replica, where `min` is 0; None takes `downscale_delay_s`."""
+    """The same for the last replica, where `min` is 0; None: `downscale_delay_s`."""
     look_back_s: float = Field(default=15.0, gt=0)
-    """Seconds of work that a decision looks at."""
+    """Seconds of past reports that a decision averages over."""
     report_s: float = Field(default=2.0, gt=0)
-    """Seconds between a replica's reports."""
+    """Seconds between two reports of a replica."""
 
     @model_validator(mode="after")
     def _bounds_fit(self) -> Self:
@@ -215,14 +216,14 @@ class AutoscalingSettings(Settings):
 
 
 class EngineReplicas(Replicas):
-    """Engine replicas: a fixed `count`, or as many as the work needs."""
+    """Engine replicas: a fixed `count`, or as many as the work needs (`autoscaling`)."""
 
     autoscaling: AutoscalingSettings | None = None
-    """Replaces `count`."""
+    """Scales the number of replicas; given instead of `count`."""
 
     @property
     def num_expected(self) -> int:
-        """Replicas that there are when all is well, at least."""
+        """Least number of replicas that are up when all is well."""
         return self.count if self.autoscaling is None else self.autoscaling.min
 
     @model_validator(mode="after")
@@ -236,26 +237,26 @@ class EngineReplicas(Replicas):
 
 
 class SloSettings(Settings):
-    """What counts as a good answer: `raydix_slo_requests_total` says how many requests met each target."""
+    """Service-level targets: `raydix_slo_requests_total` counts the requests that met each of them."""
 
     ttft_s: float = Field(default=1.0, gt=0)
-    """Seconds to the first token, of every request that got one."""
+    """Target for the time to first token, in seconds; applies to every request that got one."""
     itl_s: float = Field(default=0.1, gt=0)
-    """Seconds between tokens, on average over a request, of those with two tokens and more."""
+    """Target for a request's mean inter-token latency, in seconds; applies to requests of at least two tokens."""
     e2e_s: float = Field(default=30.0, gt=0)
-    """Seconds to the end, of requests that were answered in full."""
+    """Target for the time to the end, in seconds; applies to requests that were answered in full."""
 
 
 class MetricsSettings(Settings):
     """Where the metrics can be read besides /metrics, and under which other names."""
 
     port: int | None = Field(default=None, ge=1, le=65535)
-    """Port on which the hub serves /metrics by itself, on the node it runs on; None: on none."""
+    """Port on which the hub itself serves /metrics on its node; None: it serves none."""
     host: str = "127.0.0.1"
-    """Address it listens on there. Whoever reaches it can read the metrics: this port knows no keys."""
+    """Address that the hub listens on. This port asks for no key: all who can reach it can read the metrics."""
     inference_gateway: bool = False
     """Whether the page has the gauges that Kubernetes' inference gateway reads, under their vllm: names; promtool
-    finds fault with the colon."""
+    complains about the colon."""
     ray: bool = False
     """Whether every process also reports to Ray's own metrics, as ray_raydix_*; see `monitoring/ray_mirror.py`."""
 
@@ -264,16 +265,16 @@ class WarmUpSettings(Settings):
     """What a new engine replica computes before it takes requests; see `deployments/replica/warm_up.py`."""
 
     max_seconds: float = Field(default=30.0, ge=0)
-    """Seconds it may take; 0 lets replicas start cold."""
+    """Seconds that warm-up may take; 0: replicas start with an empty cache."""
     max_kv_share: float = Field(default=0.5, gt=0, le=1)
-    """Share of its KV pages that may be filled."""
+    """Largest share of the replica's KV pages that warm-up may fill."""
     ask_timeout_s: float = Field(default=3.0, gt=0)
-    """Seconds to wait for the answer what to compute."""
+    """Seconds that the replica waits to be told what to compute; then it starts with an empty cache."""
     half_life_s: float = Field(default=600.0, gt=0)
     """Seconds after which the use of a prefix counts half."""
     track_tokens: int = Field(default=4_000_000, ge=1024)
-    """Tokens of prompts' beginnings that each ingress keeps track of: 0.5 bytes each, and 4 more where shared."""
+    """Most tokens of prompts' beginnings that each ingress tracks: 0.5 bytes each, and 4 more where shared."""
     max_tokens: int = Field(default=250_000, ge=1)
-    """Most tokens of prefixes that an ingress tells of, 4 bytes each."""
+    """Most tokens of prefixes in an ingress's report to the hub, 4 bytes each."""
     tell_period_s: float = Field(default=5.0, gt=0)
-    """Seconds between that."""
+    """Seconds between two such reports."""

@@ -1,9 +1,9 @@
-"""Who may ask, and for how much: tenants as the configuration names them, found by their API keys.
+"""Who may send requests, and how many: the tenants of the configuration, found by their API keys.
 
     "Authorization: Bearer rdx-..." ── sha256 ──▶ compared with every hash ──▶ Tenant
 
-Keys themselves are nowhere: the configuration holds their SHA-256, which is enough for keys drawn at random
-(`raydix hash-key` draws them). Without tenants the service is open and everybody is `ANONYMOUS`.
+Keys are stored nowhere: the configuration holds their SHA-256, which is safe for keys drawn at random
+(`raydix hash-key` draws them). Without tenants the service is open, and every request is `ANONYMOUS`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RESERVED_NAMES = frozenset({"anonymous", "admin"})
 
 
 def hash_key(key: str) -> str:
-    """What the configuration holds of an API key: its SHA-256, in hex."""
+    """Hash an API key as the configuration holds it: SHA-256, in hex."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -45,31 +45,31 @@ KeyHash = Annotated[str, AfterValidator(_check_hash)]
 
 
 class TenantSettings(BaseModel):
-    """One tenant. Limits count requests that generate; each ingress allows its share: limit / ingresses.count."""
+    """One tenant. Limits apply to generation requests; each ingress allows its share, limit / ingresses.count."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"), AfterValidator(_check_name)]
-    """Unique; shown in metrics, logs and error messages. Letters, digits, dot, dash and underscore."""
+    """Unique name, shown in metrics, logs and error messages: letters, digits, dot, dash and underscore."""
     key_hashes: tuple[KeyHash, ...] = Field(min_length=1)
-    """SHA-256 of each of its API keys, in hex; several let keys be changed without a gap."""
+    """SHA-256 of each of the tenant's API keys, in hex; with several, keys can be replaced one by one."""
     weight: float = Field(default=1.0, gt=0, le=1000, allow_inf_nan=False)
-    """Share of the engines beside other tenants when all are busy: twice the weight, twice the tokens."""
+    """Share of busy engines relative to other tenants: twice the weight gets twice the tokens."""
     max_concurrency: int | None = Field(default=None, ge=1)
-    """Generations at once; a request with n choices counts n. None: no limit."""
+    """Most generations at once; a request with n choices counts as n. None: no limit."""
     requests_per_minute: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Requests a minute, and at most a minute's worth at once. None: no limit."""
+    """Most requests per minute, and most in one burst. None: no limit."""
     tokens_per_minute: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Tokens a minute: prompts when they are admitted, generated tokens as they come. None: no limit."""
+    """Most tokens per minute; prompts count when admitted, generated tokens as they come. None: no limit."""
     isolate_cache: bool = False
-    """Share no cached prefix with other tenants, so that none can tell from timing what it has asked."""
+    """Whether cached prefixes are kept from other tenants, so that timing tells them nothing about its prompts."""
     priority: int = Field(default=0, ge=-100, le=100)
-    """In an engine, requests of a higher one go first and are preempted last."""
+    """Requests of a higher priority go first in an engine and are preempted last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Whom a request belongs to."""
+    """The owner of a request: a `TenantSettings` without its keys."""
 
     name: str
     weight: float = 1.0
@@ -78,13 +78,13 @@ class Tenant:
     tokens_per_minute: float | None = None
     isolate_cache: bool = False
     priority: int | None = None
-    """None: each request's own, where nobody is to be protected from anybody."""
+    """None: each request says its own, as where there are no tenants to protect from each other."""
 
     def salt(self, cache_salt: str) -> str:
-        """What roots its prefixes in the cache, of a request's own `cache_salt`.
+        """The salt that roots a request's prefixes in the cache, given the request's own `cache_salt`.
 
-        Different tenants or salts never give the same one: names hold no colon. Empty only when nothing asks
-        for a salt.
+        Different tenants or salts never give the same result, as names contain no colon. Empty only where neither
+        the tenant nor the request asks for a salt.
         """
         if self.isolate_cache:
             return f"tenant:{self.name}:{cache_salt}"
@@ -93,11 +93,11 @@ class Tenant:
 
 ANONYMOUS = Tenant("anonymous")
 ADMIN = Tenant("admin")
-"""Whom requests with the admin key belong to: weight 1, no limits."""
+"""Owner of requests with the admin key: weight 1, no limits."""
 
 
 def distinct_tenants(tenants: tuple[TenantSettings, ...]) -> tuple[TenantSettings, ...]:
-    """`tenants`, when no name and no key appears twice. Raises ValueError."""
+    """Return `tenants`. Raises ValueError when a name or a key appears twice."""
     names = Counter(tenant.name for tenant in tenants)
     if twice := [name for name, count in names.items() if count > 1]:
         raise ValueError(f"tenants: the name {twice[0]!r} is used twice")
@@ -112,7 +112,7 @@ def distinct_tenants(tenants: tuple[TenantSettings, ...]) -> tuple[TenantSetting
 
 
 class KeyRing:
-    """All keys' hashes and what each opens."""
+    """The hashes of all keys, and the tenant that each belongs to."""
 
     def __init__(self, tenants: Sequence[TenantSettings] = (), admin_key_hash: str | None = None) -> None:
         self.tenants = tuple(_tenant(settings) for settings in tenants)
@@ -130,7 +130,7 @@ class KeyRing:
         return not self.tenants
 
     def find(self, key: str) -> Tenant | None:
-        """Whom a key belongs to. Compares with every hash, each in constant time: nothing leaks of where it is."""
+        """The tenant a key belongs to. Compares with every hash in constant time: timing reveals nothing."""
         digest = hashlib.sha256(key.encode()).digest()
         found: Tenant | None = None
         for key_digest, tenant in self._owners:
@@ -140,12 +140,4 @@ class KeyRing:
 
 
 def _tenant(settings: TenantSettings) -> Tenant:
-    return Tenant(
-        settings.name,
-        settings.weight,
-        settings.max_concurrency,
-        settings.requests_per_minute,
-        settings.tokens_per_minute,
-        settings.isolate_cache,
-        settings.priority,
-    )
+    return Tenant(**settings.model_dump(exclude={"key_hashes"}))

@@ -1,1 +1,1 @@
-"""The cluster and Serve's controller: what runs where, and loading and unloading models."""
+"""Serve's controller and the cluster's state: what runs where, and the loading and unloading of models."""

@@ -1,1 +1,1 @@
-"""The metrics hub deployment: the numbers of all processes on one page."""
+"""The hub deployment: one metrics page for all processes, and the prefixes that are worth most to the fleet."""

@@ -1,6 +1,6 @@
-"""The hub as a deployment: every process pushes its numbers here, every ingress reads the page.
+"""The hub deployment: every process pushes its metrics to it, and every ingress reads the page from it.
 
-It is also where ingresses tell which prefixes are worth most, and where new replicas ask for them.
+Ingresses also report to it which prefixes are worth most, and new replicas ask it for them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from router.hot_prefixes import HotPrefix
 
 NOT_READY = "The metrics hub is new and still asks what was counted before it; try again in a few seconds."
 RenderedPage = tuple[bytes, str, Kept | None]
-"""Its text, its content type, and what it was made of."""
+"""The page's text, its content type, and the checkpoint it was made from."""
 
 
 class MetricsHub:
-    """One replica holds the numbers of the whole application."""
+    """The metrics of the whole application, in one replica."""
 
     def __init__(self, num_ingresses: int = 0, settings: MetricsSettings | None = None) -> None:
-        """The ingresses keep what a hub needs that comes after this one: see `deployments/hub/keeper.py`.
+        """`num_ingresses` ingresses keep the checkpoint for the next hub (`deployments/hub/keeper.py`).
 
-        Raises MetricsPortError when the settings name a port that cannot be had.
+        Raises MetricsPortError when the hub cannot listen on the port in the settings.
         """
         settings = settings or MetricsSettings()
         mirrors = (gateway_gauges,) if settings.inference_gateway else ()
@@ -41,17 +41,17 @@ class MetricsHub:
             self._server = MetricsServer(listen(settings.host, settings.port), self._read_page)
 
     async def record_replica_metadata(self) -> dict[str, str]:
-        """Serve calls this once, after the constructor, on the event loop."""
+        """Start the server. Serve calls this once, after the constructor, on the event loop."""
         if self._server is not None:
             self._server.start()
         return {}
 
     async def push(self, process: str, snapshot: bytes) -> None:
-        """Take a process's snapshot."""
+        """Take a process's snapshot of its metrics."""
         self._hub.push(process, snapshot, time.monotonic())
 
     async def render(self) -> RenderedPage | None:
-        """The page; None while this hub is new and does not know yet what was counted before it."""
+        """Render the page; None while this hub is new and does not know yet what was counted before it."""
         try:
             return self._hub.render(time.monotonic()), CONTENT_TYPE, self._hub.checkpoint
         except NotReady:
@@ -64,11 +64,11 @@ class MetricsHub:
         return page[:2]
 
     async def keep(self, keeper: str, held: Stamp | None) -> tuple[bool, Kept | None]:
-        """An ingress says what it holds: whether to `restore` it here, and what to hold in its place."""
+        """Return whether the ingress should `restore` what it holds, and a newer checkpoint to hold, if any."""
         return self._hub.keep(keeper, held, time.monotonic())
 
     async def restore(self, keeper: str, checkpoint: bytes) -> None:
-        """Take what an ingress holds."""
+        """Take the checkpoint that an ingress holds."""
         self._hub.restore(keeper, checkpoint, time.monotonic())
 
     async def report_prefixes(self, ingress: str, report: PrefixReport) -> None:

@@ -1,7 +1,7 @@
-"""An ingress's side of the hub: it reads the page for whoever asks, and keeps what the next hub needs to go on.
+"""An ingress's side of the hub: it reads the metrics page and keeps the checkpoint that the next hub needs.
 
-The hub has no memory but its own. So each page comes with what it was made of, each ingress keeps the newest, and
-a hub that Serve has just started asks for it before it shows a page: to Prometheus, nothing was ever forgotten.
+The hub holds its totals in memory alone. So each page comes with the checkpoint it was made from, each ingress
+keeps the newest, and a new hub asks for it before it shows a page: Prometheus sees no counter reset.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class MetricsKeeper:
     """Belongs to the ingress's event loop."""
 
     def __init__(self, hub: Any, name: str, timeout_s: float = 5.0) -> None:
-        """`name` tells this ingress from others; the hub has `timeout_s` to answer a call."""
+        """`name` identifies this ingress; the hub has `timeout_s` to answer a call."""
         self._hub, self._name, self._timeout_s = hub, name, timeout_s
         self._kept: Kept | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to keep, on the running event loop."""
+        """Begin to keep checkpoints, on the running event loop."""
         self._task = asyncio.create_task(self._keep_forever())
 
     def stop(self) -> None:
@@ -37,14 +37,14 @@ class MetricsKeeper:
             self._task = None
 
     async def read_page(self) -> tuple[bytes, str]:
-        """The page and its content type. Raises Unavailable when there is none that is complete."""
+        """Read the page and its content type. Raises Unavailable when there is no complete page."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 page = await self._hub.render.remote()
         except Exception as error:
             reason = "in time" if isinstance(error, TimeoutError) else f"({type(error).__name__})"
             raise Unavailable(
-                f"The metrics hub does not answer {reason}. Serve replaces it by itself if it has died; try again."
+                f"The metrics hub does not answer {reason}. If it has died, Serve replaces it; try again."
             ) from None
         if page is None:
             raise Unavailable(NOT_READY)
@@ -54,7 +54,7 @@ class MetricsKeeper:
 
     async def _keep_forever(self) -> None:
         while True:
-            with contextlib.suppress(Exception):  # the hub is away, and is asked again
+            with contextlib.suppress(Exception):  # the hub does not answer; ask it again
                 async with asyncio.timeout(self._timeout_s):
                     await self._keep()
             await asyncio.sleep(_PERIOD_S)

@@ -1,6 +1,6 @@
-"""/metrics on a port of its own, served by the hub itself: for scrapers that should not pass the ingresses.
+"""Serves /metrics from the hub itself, on a port of its own, for scrapers that should not go through an ingress.
 
-Whoever reaches the port can read the metrics; by default only the hub's own node can.
+All who can reach the port can read the metrics; by default only processes on the hub's own node can.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from deployments.client.protocol import Unavailable
 
 
 class MetricsPortError(RuntimeError):
-    """The port cannot be had; the message says which, which setting names it, and what to do."""
+    """The hub cannot listen on the port; the message names the port, the setting, and what to do."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises MetricsPortError."""
+    """Open a listening socket. Raises MetricsPortError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a hub before this one may linger
+            listener.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # the connections of an earlier hub may linger
             listener.bind(address)
             listener.listen()
         except OSError:
@@ -46,7 +48,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class MetricsServer:
-    """Belongs to one event loop."""
+    """The HTTP server. Belongs to one event loop."""
 
     def __init__(self, listener: socket.socket, read_page: Callable[[], Awaitable[tuple[bytes, str]]]) -> None:
         """`read_page` raises Unavailable when there is no page."""
@@ -56,7 +58,7 @@ class MetricsServer:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to answer, on the running event loop."""
+        """Begin to answer requests, on the running event loop."""
         self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
 
     async def stop(self) -> None:

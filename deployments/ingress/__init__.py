@@ -1,1 +1,1 @@
-"""The ingress deployment: one process that serves the HTTP API and holds connections to all engines."""
+"""The ingress deployment: the process that serves the HTTP API and holds the connections to all engines."""

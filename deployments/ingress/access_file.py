@@ -1,4 +1,4 @@
-"""API keys' hashes from a file beside the configuration: a Secret that is mounted into ingress pods."""
+"""Reads API keys' hashes from a file beside the configuration, such as a Secret mounted into ingress pods."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from deployments.config.args import AccessSettings, AppArgs
 
 
 def with_access_file(args: AppArgs) -> AppArgs:
-    """`args` with what its `access_file` says of tenants and administration; without such a file, `args` itself.
+    """Return `args` with the tenants and admin key of its `access_file`; without such a file, `args` itself.
 
-    Raises ValueError when the file cannot be read or would leave the service open. No hash is in its message.
+    Raises ValueError when the file cannot be read or would leave the service open. The message contains no hash.
     """
     if args.access_file is None:
         return args
     access = _read(Path(args.access_file))
     if not access.tenants:
         raise ValueError(
-            f"access_file: {args.access_file} names no tenant, so everybody might ask; name one, or leave out "
-            "access_file to have that"
+            f"access_file: {args.access_file} names no tenant, so everybody could use the service; name one, or "
+            "leave out access_file if that is what you want"
         )
     if args.protect_metrics and access.admin_key_hash is None:
-        raise ValueError(f"access_file: {args.access_file} has no admin_key_hash, which protect_metrics needs")
+        raise ValueError(
+            f"access_file: {args.access_file} has no admin_key_hash, which protect_metrics needs; add one"
+        )
     return args.model_copy(update={**dict(access), "access_file": None})
 
 
@@ -34,7 +36,9 @@ def _read(path: Path) -> AccessSettings:
     except OSError as error:
         raise ValueError(f"access_file: cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError):
-        raise ValueError(f"access_file: {path} is not YAML; expected tenants and admin_key_hash") from None
+        raise ValueError(
+            f"access_file: {path} is not YAML; it should contain tenants and admin_key_hash"
+        ) from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))

@@ -1,4 +1,4 @@
-"""The ingress deployment: the OpenAI API on one side, the engines on the other. CPU only, any number of them."""
+"""The ingress deployment: the OpenAI API over the engines. It needs CPUs alone, and any number of them may run."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from monitoring.metrics import Metrics
 
 @serve.ingress()
 class Ingress:
-    """Builds the API around this process's connections to the engines."""
+    """Builds the API over this process's connections to the engines."""
 
     def __init__(self, args: AppArgs, engines: dict[str, Any], hub: Any) -> None:
-        """`engines` are handles by model name."""
+        """`engines` has the models' deployment handles by model name."""
         args = with_access_file(args)
         self._args = args
         context = serve.get_replica_context()
@@ -44,7 +44,7 @@ class Ingress:
             ModelLink(args, model, engines[model.name], name, controller) for model in args.served.values()
         ]
         snapshots = {f"{name}/{link.name}": link.snapshot for link in self._links}
-        # A request that names no model served here counts for the only one, or for none where there are several.
+        # A request that names no served model is counted for the only model, or for none where there are several.
         self._metrics = self._links[0].metrics
         if len(self._links) > 1:
             self._metrics = Metrics("", name, "ingress")
@@ -59,7 +59,7 @@ class Ingress:
         ]
 
     async def __serve_build_asgi_app__(self) -> Any:
-        """Called by Serve once in the replica, on the event loop that will serve requests."""
+        """Connect and build the API. Serve calls this once, on the event loop that will serve requests."""
         self._keeper.start()
         await asyncio.gather(*(link.start() for link in self._links))
         for pusher in self._pushers:
@@ -88,7 +88,7 @@ class Ingress:
         )
 
     def _listeners(self) -> tuple[Listener, ...]:
-        """The tracer first: what is logged names the trace."""
+        """The tracer comes first, because the log line names the trace."""
         traced: tuple[Listener, ...] = () if self._tracer is None else (self._tracer,)
         return (*traced, RequestLog(self._name)) if self._args.logging.requests else traced
 

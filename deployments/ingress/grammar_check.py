@@ -1,6 +1,6 @@
-"""Which grammars a model's engines can follow: found out in processes of their own, and remembered.
+"""Checks whether a model's engines can follow a grammar, by compiling it in a process that can be killed.
 
-check ──▶ known already? ──▶ being tried for somebody else? ──▶ a thread with its process: `engine.grammar.trial`
+check ──▶ verdict known? ──▶ same grammar being compiled? ──▶ a thread with a process: `engine.grammar.trial`
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Verdict = InvalidGrammar | None
 
 
 class GrammarCheck:
-    """Checks grammars for one model. Used on one event loop; no process is started before the first grammar."""
+    """Checks grammars for one model. Belongs to one event loop; no process is started before the first grammar."""
 
     def __init__(
         self, vocabulary: Callable[[], Vocabulary], limits: Limits, metrics: Metrics | None = None
@@ -47,14 +47,14 @@ class GrammarCheck:
             self._known.move_to_end(key)
             verdict = self._known[key]
         else:
-            # Shielded: who else waits for it must not lose it because one client went away.
+            # Shielded, because other requests may wait for the same grammar when this one is cancelled.
             verdict = await asyncio.shield(self._running.get(key) or self._start(key, grammar))
         self._count(verdict, is_known)
         if verdict is not None:
             raise type(verdict)(str(verdict))
 
     def close(self) -> None:
-        """End all processes, a busy one when it is done or its time is up. Idempotent."""
+        """End all processes, busy ones when they have finished or their time is up. Idempotent."""
         self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._end_idle()
@@ -76,7 +76,7 @@ class GrammarCheck:
             self._known.popitem(last=False)
 
     def _try(self, grammar: Grammar) -> Verdict:
-        """In one of the threads, of which there are as many as there may be processes."""
+        """Compile a grammar, in one of the threads; there are as many as there may be processes."""
         started = time.monotonic()
         try:
             trial = self._idle.pop() if self._idle else Trial(self._vocabulary(), self._trial_limits)

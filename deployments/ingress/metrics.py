@@ -1,4 +1,4 @@
-"""What an ingress knows of one model's engines, and how it sends requests to them, as metrics."""
+"""Turns an ingress's view of one model's engines, and its routing decisions, into metrics."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from router.policies import POLICIES
 
 
 class Connections(Protocol):
-    """What is asked of the connections to the engines."""
+    """The part of the connections to the engines that is counted."""
 
     def wire_counts(self) -> Mapping[str, int]:
-        """Messages that were not taken in, by kind."""
+        """Number of dropped messages, by kind."""
         ...
 
     def index_lag(self) -> float:
-        """Age of the oldest news of a connected replica's cache, in seconds."""
+        """Age of the oldest cache update among the connected replicas, in seconds."""
         ...
 
 
 class IngressMetrics:
-    """Writes one model's routing metrics, before each snapshot; decisions' times as they are made."""
+    """Writes one model's routing metrics before each snapshot, and the time of each decision when it is made."""
 
     def __init__(self, metrics: Metrics, placer: Placer, fleet: Fleet) -> None:
         self._metrics, self._placer, self._fleet = metrics, placer, fleet
         placer.on_decided = lambda seconds: metrics.observe("router_decision_seconds", seconds)
 
     def collect(self, connections: Connections | None, num_expected: int) -> None:
-        """The state of things. `num_expected` replicas are what the configuration asks for."""
+        """Set gauges and totals. `num_expected` is the number of replicas that the configuration asks for."""
         metrics, totals = self._metrics, self._placer.totals()
         for (policy, reason), count in self._placer.counts().items():
             label = policy if policy in POLICIES else "custom"

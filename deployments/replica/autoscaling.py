@@ -1,17 +1,17 @@
-"""How many engine replicas the work needs. Serve's controller asks `WorkPolicy` several times a second.
+"""Decides how many engine replicas the work needs. Serve's controller calls `WorkPolicy` several times a second.
 
     needed   the largest of    seconds of prefill that wait in all replicas  / ttft_target_s
                                prefill capacity in use, in replicas          / max_busy_share
                                KV memory in use or waited for, in replicas   / max_kv_share
 
     more     ceil(needed), when that is above the target
-    fewer    ceil(needed / (1 - headroom)), when that is below it: those that stay have room to spare
+    fewer    ceil(needed / (1 - headroom)), when that is below it: the replicas that stay have room to spare
 
-What is needed is a sum over the fleet, so it does not depend on how many replicas share it: under constant work
-the target moves once and then rests, as ceil(needed) <= ceil(needed / (1 - headroom)). Uneven queues call for the
-router, not for replicas. Serve applies its delays, factors and bounds to what comes out.
+The need is a sum over the fleet, so it does not depend on how many replicas share it: under constant work the
+target moves once and then rests, as ceil(needed) <= ceil(needed / (1 - headroom)). Uneven queues are for the
+router to solve, not for more replicas. Serve applies its delays, factors and bounds to the result.
 
-Imports nothing of ours: Serve carries this file by value into its controller.
+This module imports nothing of Raydix: Serve pickles it by value into its controller.
 """
 
 from __future__ import annotations
@@ -24,31 +24,32 @@ from typing import Any
 
 logger = logging.getLogger("ray.serve")
 
-# Sums of floats: 3 replicas' worth of work must not ask for a fourth.
+# Float sums are inexact: the work of 3 replicas must not ask for a fourth.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaWork:
-    """One replica's work, a mean over the look-back. The fields are the keys of `record_autoscaling_stats`."""
+    """One replica's mean work over the look-back. The fields are the keys of `record_autoscaling_stats`."""
 
     queued_prefill_s: float = 0.0
-    """Seconds that its waiting prompts take to prefill at the measured rate."""
+    """Seconds that prefill of the waiting prompts takes at the measured rate."""
     busy_share: float = 0.0
-    """Prefilled tokens per second as a share of the measured rate."""
+    """Tokens prefilled per second, as a share of the measured rate."""
     kv_share: float = 0.0
-    """KV pages in use or waited for by all there are, or the same of places in the batch. Above 1: some wait."""
+    """KV pages in use or waited for, as a share of all pages; or, if more, the same for places in the batch. Above
+    1 while some wait."""
     preemptions_per_s: float = 0.0
-    """Requests put back in the queue for want of pages."""
+    """Requests preempted per second for lack of pages."""
 
 
 STATS = tuple(ReplicaWork.__dataclass_fields__)
-"""Names of the stats a replica has to report to be counted."""
+"""Names of the stats that a replica has to report to be counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What a replica should be kept at. The fields of `deployments.config.args.AutoscalingSettings` say more."""
+    """The fields of `deployments.config.settings.AutoscalingSettings` that set what a replica is kept at."""
 
     ttft_target_s: float = 1.0
     max_busy_share: float = 0.85
@@ -56,8 +57,11 @@ class Targets:
     headroom: float = 0.3
 
 
+TARGETS = tuple(Targets.__dataclass_fields__)
+
+
 def needed_replicas(targets: Targets, work: Sequence[ReplicaWork]) -> float:
-    """Replicas, not rounded, among which this work would be at the targets."""
+    """Number of replicas, not rounded, that would do this work at the targets."""
     return max(
         sum(replica.queued_prefill_s for replica in work) / targets.ttft_target_s,
         sum(replica.busy_share for replica in work) / targets.max_busy_share,
@@ -66,10 +70,11 @@ def needed_replicas(targets: Targets, work: Sequence[ReplicaWork]) -> float:
 
 
 def desired_replicas(targets: Targets, work: Sequence[ReplicaWork], num_running: int, target: int) -> int:
-    """The target to have, when it is `target` now; `work` is that of those of `num_running` that have reported.
+    """The new target, where the present one is `target`.
 
-    A replica that has not reported yet is new and idle: it takes nothing away from what is needed, but nobody is
-    sent home on an incomplete picture, nor while requests are preempted. Never falls when work grows.
+    `work` is the work of those of `num_running` replicas that have reported. The others are new and idle: they do
+    not change the need, but no replica is stopped before all have reported, nor while requests are preempted. The
+    result never falls when work grows.
     """
     if not work:
         return target
@@ -83,9 +88,9 @@ def desired_replicas(targets: Targets, work: Sequence[ReplicaWork], num_running:
 
 
 class WorkPolicy:
-    """A Serve autoscaling policy; its targets are its `policy_kwargs`.
+    """A Serve autoscaling policy, constructed from its `policy_kwargs`.
 
-    Called with an `AutoscalingContext` (Ray Serve 2.60), returns the desired number of replicas and no state.
+    Serve 2.60 calls it with an `AutoscalingContext`; it returns the desired number of replicas and no state.
     """
 
     def __init__(self, least: int = 0, **targets: float) -> None:
@@ -94,7 +99,7 @@ class WorkPolicy:
         self._last: int | None = None
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """Within the deployment's bounds; at least one replica while any request is there."""
+        """Stays within the deployment's bounds, and at 1 or more while there is any request."""
         work = reported_work(context.aggregated_metrics or {})
         target = context.target_num_replicas
         desired = desired_replicas(self._targets, work, context.current_num_replicas, target)
@@ -111,12 +116,12 @@ class WorkPolicy:
 
 
 def keep(context: Any) -> tuple[int, dict[str, Any]]:
-    """The policy of a model whose number of replicas is only changed from outside."""
+    """A policy that keeps the target, for models whose number of replicas is changed by load and unload alone."""
     return context.target_num_replicas, {}
 
 
 def reported_work(metrics: Mapping[str, Mapping[Any, float]]) -> list[ReplicaWork]:
-    """The work of the replicas that reported all stats; `metrics` is by stat, then by replica."""
+    """The work of each replica that reported all stats. `metrics` has them by stat, then by replica."""
     known = [metrics.get(name, {}) for name in STATS]
     return [
         ReplicaWork(*(_sane(values[replica]) for values in known))

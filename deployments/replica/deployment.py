@@ -1,9 +1,9 @@
-"""One engine in one Serve replica: takes requests through Serve, sends tokens over the wire.
+"""One engine in one Serve replica: it takes requests through Serve and sends tokens over the wire.
 
     event loop     generate() ── open for as long as the request runs ─────────▶ final record
     engine thread  step, step, step ──▶ on_events ──▶ wire, metrics, futures of finished requests
 
-The engine's loop never runs on the event loop, and `check_health` asks whether steps still finish.
+The engine has a thread of its own beside the event loop; `check_health` checks that its steps still finish.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class ReplicaSettings:
 
 def serve_whereabouts() -> tuple[str, str]:
     """This Serve replica's id and its node's address."""
-    import ray  # only here: everything else in this file runs without Ray
+    import ray  # here alone, so that the rest of this module can be used without Ray
     from ray import serve
 
     return serve.get_replica_context().replica_id.unique_id, ray.util.get_node_ip_address()
 
 
 def _with_threads(config: EngineConfig, num_sharing: int | None) -> EngineConfig:
-    """A config that says how many threads compute, where neither it, nor the environment, nor Ray's CPUs do."""
+    """Set the number of threads where neither the config nor the environment nor Ray's CPUs determine it."""
     if config.threads is not None or num_sharing is None or was_started_with("OMP_NUM_THREADS"):
         return config
     prepare_process(config.cpus)
@@ -74,7 +74,7 @@ def _with_threads(config: EngineConfig, num_sharing: int | None) -> EngineConfig
 
 
 class EngineReplica:
-    """Serve's view of one engine."""
+    """The class that Serve runs: one engine, its end of the wire, and its metrics."""
 
     def __init__(
         self,
@@ -129,10 +129,10 @@ class EngineReplica:
     # --- Serve's hooks -------------------------------------------------------------------------------------
 
     async def record_replica_metadata(self) -> dict[str, str]:
-        """Where the wire is, and the secret that a hello must bear: Ray carries both to the ingresses' routers.
+        """Warm up, then return the wire's address and secret, which Ray carries to the ingresses' routers.
 
-        Serve calls this once, after the constructor, and sends no request before it has returned: the engine warms
-        up here, where the hub can be waited for.
+        Serve calls this once, after the constructor, and sends no request before it has returned. Warm-up is done
+        here because the constructor cannot await the hub.
         """
         if self._pusher is not None:
             await asyncio.to_thread(prove_step, self._engine)
@@ -146,20 +146,20 @@ class EngineReplica:
         }
 
     async def check_health(self) -> None:
-        """Raise EngineUnhealthy when the loop has ended, or has work and finishes no step."""
+        """Raise EngineUnhealthy when the loop has ended, or has work but finishes no step."""
         if self._loop.failure is not None:
             raise EngineUnhealthy(self._loop.failure)
         silence = self._loop.clock() - self._loop.last_progress
         if self._loop.has_work and silence > self._settings.health.stall_timeout_s:
-            raise EngineUnhealthy(f"no engine step has finished for {silence:.0f} s, and there is work")
+            raise EngineUnhealthy(f"no engine step has finished for {silence:.0f} s although there is work")
         self._beat.mark()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """This replica's work, for `deployments.replica.autoscaling.WorkPolicy`."""
+        """Report this replica's work to `deployments.replica.autoscaling.WorkPolicy`."""
         return self._work.read(self._loop.load(), time.monotonic())
 
     async def describe(self) -> dict[str, Any]:
-        """What this replica serves, and on what."""
+        """Describe this replica: its longest context in tokens, and its GPUs."""
         device = str(getattr(self._engine.runner, "device", "none"))
         gpus = await asyncio.to_thread(gpus_of, device)
         return {"replica": self.replica, "max_model_len": self._engine.max_model_len, "gpus": gpus}
@@ -173,7 +173,7 @@ class EngineReplica:
         self._wire.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # construction failed half-way
+        with contextlib.suppress(AttributeError):  # the constructor failed half-way
             self.close()
 
     # --- requests ------------------------------------------------------------------------------------------
@@ -181,10 +181,10 @@ class EngineReplica:
     async def generate(
         self, request: GenerateRequest, ingress_id: str, avoid: tuple[str, ...] = ()
     ) -> dict[str, Any]:
-        """Run a request; its tokens go over the wire. Returns when it has ended, or was refused.
+        """Run a request, whose tokens go over the wire. Returns when it has ended or was refused.
 
-        A refusal is a record, not an exception: it is an ordinary answer, and Serve logs a traceback for each
-        exception. `avoid` is for the router. Cancelling aborts the request.
+        A refusal is an ordinary result, returned as a record: Serve would log a traceback for an exception.
+        `avoid` is for the router. Cancelling aborts the request.
         """
         self._event_loop = asyncio.get_running_loop()
         request_id = request.request_id
@@ -210,7 +210,7 @@ class EngineReplica:
             self._ends.pop(request_id, None)
 
     async def _compile(self, request: GenerateRequest) -> dict[str, Any] | None:
-        """Have the request's grammar compiled, in a thread as it may take long; what to answer if it cannot."""
+        """Compile the request's grammar in a thread, as it may take long; return a refusal if that fails."""
         if request.sampling.grammar is None:
             return None
         try:
@@ -220,7 +220,7 @@ class EngineReplica:
             return {"refused": "never_fits", "reason": f"the grammar cannot be used: {error}"}
 
     def _submit(self, request: GenerateRequest, ingress_id: str) -> dict[str, Any] | None:
-        """Hand a request to the engine; what to answer when it does not take it."""
+        """Hand a request to the engine; return a refusal if the engine does not take it."""
         try:
             made = self._engine.new_request(
                 request.request_id,
@@ -264,9 +264,9 @@ class EngineReplica:
         self._drain.observe(time.monotonic(), stats.num_prefill_tokens, self._loop.load().num_finished)
 
     def _on_failure(self, reason: str) -> None:
-        """Requests need not wait until this replica is replaced: their streams go on elsewhere."""
+        """Fail all requests at once, so that their streams resume elsewhere before this replica is replaced."""
         if self._event_loop is not None:
-            with contextlib.suppress(RuntimeError):  # it is closed: nobody waits
+            with contextlib.suppress(RuntimeError):  # the event loop is closed, so no call waits
                 self._event_loop.call_soon_threadsafe(self._fail, EngineUnhealthy(reason))
 
     def _fail(self, error: EngineUnhealthy) -> None:

@@ -1,4 +1,4 @@
-"""The GPUs that this process may use, as torch sees them: Ray counts GPUs and does not know their memory."""
+"""The GPUs that this process may use, as torch sees them, since Ray does not know their memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def gpu_utilization(device: str) -> float | None:
-    """Share of the last fraction of a second in which the engine's GPU computed, 0 to 1, as NVML tells.
+    """Share of the last fraction of a second in which the engine's GPU computed, 0 to 1, measured by NVML.
 
     None for an engine on CPUs, and where NVML or its Python binding (nvidia-ml-py, the extra `gpu`) is missing.
     Does not wait for the device.
@@ -17,14 +17,14 @@ def gpu_utilization(device: str) -> float | None:
 
     try:
         return float(torch.cuda.utilization(torch.device(device))) / 100
-    except Exception:  # the module, the library or the driver is missing, each with an error of its own
+    except Exception:  # a missing module, library or driver each raises another error
         return None
 
 
 def gpus_of(device: str) -> list[dict[str, Any]]:
-    """Name, uuid and memory in bytes of each GPU of an engine on `device`; none for one on CPUs.
+    """Name, uuid and memory in bytes of each GPU of an engine on `device`; an empty list for one on CPUs.
 
-    An engine on CPUs does not look: looking would take memory on a GPU that is not its own.
+    For an engine on CPUs no GPU is queried, as a query would take memory on a GPU that is not the engine's.
     """
     if not device.startswith("cuda"):
         return []

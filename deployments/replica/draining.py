@@ -1,8 +1,8 @@
-"""Whether Serve is stopping the replica that this process is.
+"""Tells whether Serve is stopping this process's replica.
 
-Serve 2.60 stops routing to a replica, waits until its requests have ended, and only then calls `__del__`: user
-code hears nothing before. Serve's own object in this process knows from the first moment; it is asked here, and
-only here. Where it cannot be asked the answer is no: a replica that drains then takes what still reaches it.
+Serve 2.60 stops routing to a replica, waits until its requests have ended, and calls `__del__` only then: user
+code is not told before. Serve's own object in this process knows from the first moment, and this module alone
+reads it. Where it cannot be read the answer is no, and a draining replica still takes the requests that reach it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Proof that an engine computes: one step before it takes requests, and a mark for each health check it passes.
+"""Proves that an engine computes: by one step before it takes requests, and by a file per replica afterwards.
 
-A supervisor outside Serve (a Kubernetes probe, `pod.py` beside this) reads the mark's age: an old one, or none,
-means that no engine on this machine finishes steps.
+The replica touches its file at each health check that it passes. A supervisor outside Serve (a Kubernetes probe,
+`pod.py`) reads the file's age: without a recent one, no engine on this node finishes steps.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ class EngineUnhealthy(RuntimeError):
 
 
 class Beat:
-    """One replica's mark: an empty file, as old as the last health check that passed."""
+    """One replica's file, which is empty and as old as the last health check that passed."""
 
     def __init__(self, directory: str | None, replica: str) -> None:
-        """None leaves no marks. The directory is made when it is missing. Raises OSError."""
+        """With None, no file is kept. Creates the directory if it is missing. Raises OSError."""
         self._path = None if directory is None else Path(directory, replica)
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def mark(self) -> None:
-        """The engine is well, now. A mark that cannot be made grows old, which tells the supervisor enough."""
+        """Touch the file: the engine is healthy now. Where that fails the file grows old, as for a sick engine."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._path.touch()
 
     def clear(self) -> None:
-        """The replica is going. Idempotent."""
+        """Remove the file when the replica stops. Idempotent."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
@@ -43,11 +43,11 @@ class Beat:
 def prove_step(engine: Engine) -> None:
     """Compute one token on an engine whose loop has not started. Raises EngineUnhealthy when that fails.
 
-    A step that fails ends its requests and no more, so an engine whose device is broken would otherwise look well.
+    A failed step merely ends its requests, so an engine whose device is broken would otherwise look healthy.
     """
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
     request = engine.new_request("proof", [0], sampling, salt="proof")
     if precompute(engine.loop, [request], math.inf).num_prompts != 1:
         raise EngineUnhealthy("the engine's first step failed: see the traceback above in this replica's log")
-    engine.cache.reset()  # nobody asks for that token again
+    engine.cache.reset()  # no request will ask for that token
     engine.loop.forget_totals()

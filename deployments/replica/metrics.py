@@ -1,4 +1,4 @@
-"""An engine's steps, load and finished requests as metrics: the one place that knows both vocabularies."""
+"""Turns an engine's steps, load and finished requests into metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from monitoring.metrics import Metrics
 
 _TIER = "device"
 _HOST = "host"
-"""Where the KV of preempted requests may wait."""
+"""Tier that may keep the KV of preempted requests."""
 
 
 class EngineMetrics:
@@ -20,23 +20,23 @@ class EngineMetrics:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        # Counted in plain numbers, passed on before each snapshot: a step of a small model takes little longer.
+        # Plain numbers, copied before each snapshot: updating a metric costs too much beside a small model's step.
         self._stage_seconds = dict.fromkeys(StageSeconds._fields, 0.0)
         self._num_generated = self._num_steps = self._num_replayed = self._num_drafts = self._num_accepted = 0
 
     def describe(self, *, version: str, attention: str, device: str, dtype: str, page_size: int) -> None:
-        """What does not change while the engine runs."""
+        """Set the metrics that do not change while the engine runs."""
         self._metrics.set("build_info", 1, version=version, attention=attention, device=device, dtype=dtype)
         self._metrics.set("kv_page_size_tokens", page_size)
 
     def on_warm_up(self, done: Precomputed) -> None:
-        """What was computed before the first request."""
+        """Count what was computed before the first request."""
         self._metrics.inc("warm_up_prefixes_total", done.num_prompts)
         self._metrics.inc("warm_up_tokens_total", done.num_tokens)
         self._metrics.inc("warm_up_seconds_total", done.seconds)
 
     def on_step(self, stats: StepStats) -> None:
-        """One step."""
+        """Count one step."""
         metrics, phase = self._metrics, stats.phase
         metrics.observe("engine_step_seconds", sum(stats.stages), phase=phase)
         metrics.observe("engine_batch_requests", stats.num_requests, phase=phase)
@@ -50,7 +50,7 @@ class EngineMetrics:
             self._stage_seconds[stage] += spent
 
     def on_events(self, events: Sequence[StreamDelta]) -> None:
-        """What a step brought for its requests."""
+        """Count what a step produced for its requests."""
         for event in events:
             self._num_generated += len(event.token_ids)
             for hypothesis in event.alternatives[1:]:
@@ -61,13 +61,13 @@ class EngineMetrics:
                 self._metrics.observe("request_decode_seconds", event.timings.decode)
 
     def on_evicted(self, pages: Sequence[EvictedPage]) -> None:
-        """A sample of the pages evicted since the last call."""
+        """Observe a sample of the pages evicted since the last call."""
         for page in pages:
             self._metrics.observe("kv_page_lifetime_seconds", page.lifetime)
             self._metrics.observe("kv_page_idle_before_evict_seconds", page.idle)
 
     def on_load(self, load: EngineLoad) -> None:
-        """The state of things; before each snapshot."""
+        """Set gauges and totals; called before each snapshot."""
         metrics, pages, cache = self._metrics, load.pages, load.cache
         metrics.set("requests_running", load.num_running)
         metrics.set("requests_waiting", load.num_waiting - load.num_deferred, reason="capacity")

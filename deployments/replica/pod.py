@@ -1,10 +1,10 @@
-"""What a pod's readiness probe asks: `python -m deployments.replica.pod ready ingress|engine`.
+"""Answers a pod's readiness probe: `python -m deployments.replica.pod ready ingress|engine`.
 
     ready ingress   this node's Serve proxy takes requests, and behind it some engine serves each of them
     ready engine    an engine replica on this node passed its health check just now: its steps finish
 
-Probes run every few seconds, so this is the standard library alone. Exit status 0 is yes; otherwise stderr says
-why.
+As probes run every few seconds, this module imports the standard library alone. Exit status 0 means ready;
+otherwise stderr says why not.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from pathlib import Path
 
 BEATS = "/tmp/raydix/beats"  # health.beat_directory in k8s/*/serve.yaml
 BEAT_AGE_S = 30.0
-"""Serve checks every `health.check_period_s` (2), waits `check_timeout_s` (10) and lets three fail."""
+"""Oldest acceptable file: Serve checks every `check_period_s` (2 s), waits `check_timeout_s` (10 s) and allows
+three failures."""
 
 
 class NotReadyError(Exception):
-    """The answer is no; the message says why."""
+    """The pod is not ready; the message says why."""
 
 
 def ready_ingress(url: str = "http://127.0.0.1:8000", timeout_s: float = 4.0) -> None:
     """Raise NotReadyError unless this node's proxy takes requests and some engine serves them."""
-    for path in ("/-/healthz", "/health"):  # the proxy's own, 503 while it drains; the application's
+    for path in ("/-/healthz", "/health"):  # the proxy's (503 while it drains), the application's
         try:
             urllib.request.urlopen(url + path, timeout=timeout_s).close()
         except urllib.error.HTTPError as error:
@@ -48,7 +49,7 @@ def ready_engine(beats: str = BEATS, max_age_s: float = BEAT_AGE_S) -> None:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """`command`, and of what `part`. Raises SystemExit."""
+    """Parse the command line into `command` and `part`. Raises SystemExit."""
     parser = argparse.ArgumentParser(prog="python -m deployments.replica.pod")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("ready").add_argument("part", choices=["ingress", "engine"])
@@ -56,7 +57,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line and return its exit status."""
     asked = parse(arguments)
     try:
         if asked.part == "ingress":

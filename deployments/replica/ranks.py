@@ -1,7 +1,7 @@
-"""A replica's ranks after the first, as Ray actors: each in a bundle of the replica's own placement group.
+"""Runs a replica's ranks after the first as Ray actors, each in a bundle of the replica's own placement group.
 
 bundle 0  EngineReplica = rank 0 ─┐
-bundle 1  Rank                    ├─ on one node (STRICT_PACK), and gone with the replica
+bundle 1  Rank                    ├─ on one node (STRICT_PACK), ended with the replica
 bundle 2  Rank                   ─┘
 """
 
@@ -21,50 +21,52 @@ if TYPE_CHECKING:
 
 
 def load_engine(config: EngineConfig) -> Engine:
-    """The engine of a Serve replica. Raises as `Engine.from_config`."""
+    """Load the engine of a Serve replica. Raises as `Engine.from_config` does."""
     return Engine.from_config(config, launcher=RayRanks() if config.tensor_parallel_size > 1 else None)
 
 
 def bundles(config: EngineConfig, options: Mapping[str, Any]) -> list[dict[str, float]]:
-    """What the ranks of a replica reserve, each the same. `options` are the replica's `ray_actor_options`.
+    """The resources of each of a replica's ranks, all the same; `options` are the replica's `ray_actor_options`.
 
-    Raises ValueError where that is nothing: Ray knows no such bundles.
+    Raises ValueError where a rank reserves nothing, as Ray has no empty bundles.
     """
     named = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **options["resources"]}
     each = {name: float(amount) for name, amount in named.items() if amount}
     if not each:
         raise ValueError(
-            f"{config.name}: tensor_parallel_size is {config.tensor_parallel_size}, but engines reserve nothing "
-            "that could be kept on one machine; set engines.num_cpus above 0, or device to cuda"
+            f"{config.name}: tensor_parallel_size is {config.tensor_parallel_size}, but its engines reserve "
+            "nothing that Ray could keep on one machine; set engines.num_cpus above 0, or device to cuda"
         )
     return [each] * config.tensor_parallel_size
 
 
 class Rank:
-    """One of them. Ends its process when rank 0 is gone."""
+    """A rank after the first. It ends its process when rank 0 is gone."""
 
     def work(self, spec: RankSpec) -> None:
-        """Return when rank 0 is gone."""
+        """Compute as rank 0 says, until it is gone."""
         prepare_process()
-        from engine.ranks.worker import work  # torch, whose threads then know how to wait
+        from engine.ranks.worker import work  # imports torch, which reads how its threads wait
 
         work(spec, lambda: os._exit(0))
 
 
 class RayRanks:
-    """Starts them; for use inside the replica."""
+    """Starts a replica's other ranks, from inside the replica."""
 
     shares_gpus = False
 
     def launch(self, specs: Sequence[RankSpec]) -> RayActors:
-        """One in each bundle but the first. Raises RuntimeError outside of a placement group."""
+        """Start one rank in each bundle after the first. Raises RuntimeError outside of a placement group."""
         import ray
         from ray.util.placement_group import get_current_placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         group = get_current_placement_group()
         if group is None:
-            raise RuntimeError("ranks as Ray actors need the replica's placement group, and there is none")
+            raise RuntimeError(
+                "ranks as Ray actors need the replica's placement group, but this process is in none"
+            )
         kind, actors = ray.remote(Rank), {}
         for spec in specs:
             needs = dict(group.bundle_specs[spec.rank])
@@ -76,13 +78,13 @@ class RayRanks:
 
 
 class RayActors:
-    """Ranks that were started: each actor, and the call that is its work."""
+    """The started ranks: each actor, and its running call of `work`."""
 
     def __init__(self, actors: Mapping[Any, Any]) -> None:
         self._actors = actors
 
     def ended(self) -> str | None:
-        """As `Workers.ended`."""
+        """Do what `Workers.ended` says."""
         import ray
 
         calls = list(self._actors.values())
@@ -97,11 +99,10 @@ class RayActors:
         return f"rank {rank} ended"
 
     def close(self) -> None:
-        """As `Workers.close`."""
+        """Do what `Workers.close` says."""
         import ray
 
-        with contextlib.suppress(
-            Exception
-        ):  # of a process that ends: Ray is gone, and they with their connections
+        # When the process ends, Ray may be gone before; the ranks then end with their connections to rank 0.
+        with contextlib.suppress(Exception):
             for actor in self._actors:
                 ray.kill(actor)

@@ -1,1 +1,1 @@
-"""Request logs, traces, and the pushing and reading of metrics."""
+"""What processes report: the request log, traces, and metrics pushed to the hub; and how /metrics is read back."""

@@ -1,7 +1,7 @@
-"""A /metrics page as numbers, and what happened between two of them.
+"""Reads /metrics pages as numbers, and computes what happened between two of them.
 
-Labels that are not asked for are summed over, so that pages with more labels than ours have the same meaning. NaN
-and infinity are as if they were not there.
+Values are summed over all labels that a query does not name, so a page with additional labels gives the same
+results. NaN and infinite values are ignored.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from monitoring.totals import GONE
 
 Labels = frozenset[tuple[str, str]]
 Samples = Mapping[Labels, float]
+"""The values of one metric, by labels."""
 LARGEST = 1e100
-"""Values beyond it are no measurements, and their sums would be no numbers."""
+"""Larger values are ignored: they are no measurements, and their sums might overflow."""
 
 
 class MetricsPage:
-    """One page; names are without their prefix. Frozen."""
+    """One page. Metrics are named without their prefix. Immutable."""
 
     def __init__(self, samples: Mapping[str, Samples], is_raydix: bool = True) -> None:
         self._samples = samples
         self.is_raydix = is_raydix
-        """Whether any metric on it is one of ours."""
+        """Whether any metric on the page is one of Raydix's."""
 
     @classmethod
     def parse(cls, text: str) -> MetricsPage:
-        """Read Prometheus' text format. Raises ValueError for what is none."""
+        """Read Prometheus' text format. Raises ValueError where the text is malformed."""
         samples: dict[str, dict[Labels, float]] = {}
         is_raydix = False
         for family in text_string_to_metric_families(text):
@@ -45,38 +46,38 @@ class MetricsPage:
         return cls(samples, is_raydix)
 
     def series(self, name: str, **labels: str) -> Samples:
-        """The series of a metric that have these labels among theirs."""
+        """The samples of a metric whose labels include these."""
         wanted = labels.items()
         return {key: value for key, value in self._samples.get(name, {}).items() if wanted <= key}
 
     def has(self, name: str) -> bool:
-        """Whether the page knows the metric, be it without any series yet."""
+        """Whether the page names the metric, even if it has no samples yet."""
         return name in self._samples
 
     def total(self, name: str, **labels: str) -> float | None:
-        """Their sum; None when there are none."""
+        """The sum of these samples; None when there are none."""
         values = self.series(name, **labels).values()
         return sum(values) if values else None
 
     def values(self, name: str, label: str) -> set[str]:
-        """The values that a label has in a metric."""
+        """The values of a label in a metric's samples."""
         return {value for key in self._samples.get(name, {}) for known, value in key if known == label}
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What happened from one page to the next; from the processes' start on when there is none before."""
+    """What happened between two pages, or since the processes started when there is no earlier page."""
 
     before: MetricsPage | None
     after: MetricsPage
     seconds: float | None
-    """Between them; None from the start on: how long that is, no page says."""
+    """Seconds between the pages; None without an earlier page, as no page tells when the processes started."""
 
     def increase(self, name: str, **labels: str) -> float | None:
-        """By how much a counter rose; None when the page does not know it, or nobody with these labels.
+        """By how much a counter rose; None when the page lacks the metric, or samples with these labels.
 
-        A series that fell began anew. Those that came or went are taken together with what "gone" replicas had
-        counted: the totals of a replica move there when it is given up, and back when it was not gone after all.
+        A sample that fell was reset. Samples that appeared or vanished are taken together with those of "gone"
+        replicas: the totals of a replica move there when it is given up, and back if it returns.
         """
         after = self.after.series(name, **labels)
         if not after and (labels or not self.after.has(name)):
@@ -88,24 +89,24 @@ class Interval:
         return risen + max(moved, 0.0)
 
     def rate(self, name: str, **labels: str) -> float | None:
-        """The same per second."""
+        """The increase per second."""
         increase = self.increase(name, **labels)
         return increase / self.seconds if increase is not None and self.seconds else None
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """Increases by a label's values, those that rose, the largest first."""
+        """Increase for each value of a label, without those that did not rise, largest first."""
         found = {value: self.increase(name, **{label: value}) or 0.0 for value in self.after.values(name, label)}
         return dict(sorted(((v, n) for v, n in found.items() if n > 0), key=lambda item: (-item[1], item[0])))
 
     def ratio(self, part: str, whole: str, **labels: str) -> float | None:
-        """One counter's increase as a share of another's; None when that did not rise."""
+        """One counter's increase as a share of another's; None when the other did not rise."""
         of = self.increase(whole, **labels)
         return min((self.increase(part, **labels) or 0.0) / of, 1.0) if of else None
 
     def quantile(self, name: str, q: float, **labels: str) -> float | None:
         """A histogram's q-quantile, 0 to 1, linear within a bucket; None when nothing was observed.
 
-        What lies above all bounds counts as the highest of them, as in Prometheus' histogram_quantile.
+        Observations above all bounds count as the highest bound, as in Prometheus' histogram_quantile.
         """
         counts = self._bucket_counts(name, labels)
         bounds = sorted(counts)
@@ -119,7 +120,7 @@ class Interval:
         return low
 
     def _bucket_counts(self, name: str, labels: Mapping[str, str]) -> dict[float, float]:
-        """New observations up to each bound, all matching histograms together."""
+        """New observations up to each bound, summed over all matching histograms."""
         counts: dict[float, float] = {}
         before = _histograms(self.before, name, labels) if self.before is not None else {}
         for key, buckets in _histograms(self.after, name, labels).items():
@@ -139,7 +140,7 @@ def _sum_without(samples: Samples, keys: set[Labels]) -> float:
 
 
 def _histograms(page: MetricsPage, name: str, labels: Mapping[str, str]) -> dict[Labels, dict[float, float]]:
-    """Cumulative counts by upper bound, of each histogram."""
+    """Cumulative counts by upper bound, for each histogram."""
     found: dict[Labels, dict[float, float]] = {}
     for key, count in page.series(f"{name}_bucket", **labels).items():
         rest = frozenset(item for item in key if item[0] != "le")

@@ -1,8 +1,8 @@
-"""Where this application's processes log: to Ray Serve's logger, in the encoding that Serve is told.
+"""Sends what this application's processes log to Ray Serve's logger, in the encoding that Serve is told.
 
-What is logged in the course of a request bears its x-request-id: in an ingress because Serve knows the request, in
-what delivers it and in the engine replica's call because `HandleControl` passes the id on. An engine's own thread
-names requests by their ids on the wire, "<response id>-<choice>".
+Log records of a request bear its x-request-id: in an ingress because Serve knows the request, in its delivery and
+in the engine replica's call because `HandleControl` passes the id on. An engine's own thread names requests by
+their ids on the wire, "<response id>-<choice>".
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from deployments.config.settings import LogSettings
 
 _serve_logger = logging.getLogger("ray.serve")
 REPEAT_S = 60.0
-"""Seconds between messages of one kind, of libraries that repeat themselves."""
+"""Fewest seconds between two messages of one kind from a library that repeats itself."""
 _PACKAGES = ("deployments", "engine", "router", "monitoring")
 
 
 class _ToServe(logging.Handler):
-    """Hands records on; Serve's logger may get other handlers at any time."""
+    """Passes records to Serve's logger, which may get other handlers at any time."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if _serve_logger.isEnabledFor(record.levelno):
@@ -28,7 +28,7 @@ class _ToServe(logging.Handler):
 
 
 class _Seldom(logging.Filter):
-    """Lets each kind of message pass once in a while."""
+    """Lets each kind of message pass once every `REPEAT_S`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,22 +41,20 @@ class _Seldom(logging.Filter):
 
 
 def log_through_serve() -> None:
-    """Have what our modules log in this process written where Serve writes, in its encoding. Idempotent."""
+    """Write what Raydix's modules log in this process where Serve writes, in its encoding. Idempotent."""
     for package in _PACKAGES:
         if _join(package):
             logging.getLogger(package).setLevel(logging.DEBUG)
 
 
 def log_seldom_through_serve(package: str) -> None:
-    """The same for a library that repeats itself: what it warns of is written there, and nowhere else, at most
-    every `REPEAT_S`.
-    """
+    """Write what a library logs where Serve writes and nowhere else, a kind of message once every `REPEAT_S`."""
     if _join(package, _Seldom()):
         logging.getLogger(package).propagate = False
 
 
 def _join(package: str, *filters: logging.Filter) -> bool:
-    """False when that was done before."""
+    """Add the handler; return False when it was there before."""
     logger = logging.getLogger(package)
     if any(isinstance(handler, _ToServe) for handler in logger.handlers):
         return False
@@ -68,7 +66,7 @@ def _join(package: str, *filters: logging.Filter) -> bool:
 
 
 def serve_logging(settings: LogSettings) -> dict[str, Any] | None:
-    """Serve's `logging_config` of a deployment; None leaves it to the application's."""
+    """Serve's `logging_config` for a deployment; None leaves it to the application's."""
     if settings == LogSettings(requests=settings.requests):
         return None
     config: dict[str, Any] = {"log_level": settings.level, "logs_dir": settings.directory}

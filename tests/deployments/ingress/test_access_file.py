@@ -63,5 +63,5 @@ def test_protected_metrics_need_the_files_admin(tmp_path: Path) -> None:
 
 
 def test_keys_are_in_one_place() -> None:
-    with pytest.raises(ValidationError, match="move them there"):
+    with pytest.raises(ValidationError, match="move them all into that file"):
         AppArgs.model_validate({"access_file": "x", "tenants": [TENANT]})
