@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+
+from setuptools import find_namespace_packages
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_ROOMS = 14
@@ -15,6 +18,13 @@ def test_deployments_consists_of_few_rooms() -> None:
     entries.remove(ROOT / "deployments/app.py")
     assert len(entries) <= MAX_ROOMS
     assert sorted(path.name for path in entries if path.is_file()) == ["__init__.py"]
+
+
+def test_only_the_packages_are_installed() -> None:
+    """Neither `tests` nor `examples` nor `benchmarks` may stand in the way of a user's own folder of that name."""
+    find = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    installed = {package.partition(".")[0] for package in find_namespace_packages(str(ROOT), **find)}
+    assert installed == {"cache", "engine", "router", "monitoring", "deployments"}
 
 
 def test_tests_lie_in_folders_named_like_what_they_test() -> None:
