@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cache import Lease, Namespace
 from engine.beam_search import BeamSearch
 from engine.sampling_params import SamplingParams
+from engine.stream_delta import Timings
 
 if TYPE_CHECKING:
     from engine.grammar.constraint import Constraint
@@ -195,3 +196,16 @@ class Request:
     def is_prefilling(self) -> bool:
         """Whether it computes tokens that it has had for longer than since the step before."""
         return len(self.tokens) - self.num_computed - (self.tokens[-1] == PENDING) > 1
+
+    def timings(self, now: float) -> Timings | None:
+        """Where its time went until `now`; None before its first admission."""
+        if self.admitted_at is None:
+            return None
+        first = now if self.first_token_at is None else self.first_token_at
+        return Timings(
+            queue=self.admitted_at - self.arrival,
+            prefill=first - self.admitted_at,
+            decode=now - first,
+            num_preemptions=self.num_preemptions,
+            num_recomputed=self.num_recomputed,
+        )

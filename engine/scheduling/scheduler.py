@@ -32,7 +32,7 @@ from engine.scheduling.stats import EngineLoad
 from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.swap import HostMemory, SwapSpace
 from engine.scheduling.waiting_queue import WaitingQueue
-from engine.stream_delta import FinishReason, StreamDelta, Timings
+from engine.stream_delta import FinishReason, StreamDelta
 
 
 class Scheduler:
@@ -289,7 +289,7 @@ class Scheduler:
             return self._end(request, reason, now, tokens=tokens, logprobs=reported)
         timings = None
         if request.num_preemptions_reported != request.num_preemptions:
-            request.num_preemptions_reported, timings = request.num_preemptions, _timings(request, now)
+            request.num_preemptions_reported, timings = request.num_preemptions, request.timings(now)
         return StreamDelta(request.request_id, tokens, 0, request.num_cached or 0, None, timings, reported)
 
     def _searched(self, request: Request, rows: Sequence[TokenLogprobs | None], now: float) -> list[StreamDelta]:
@@ -339,7 +339,7 @@ class Scheduler:
             0,
             request.num_cached or 0,
             reason,
-            _timings(request, now),
+            request.timings(now),
             logprobs or [],
             error,
         )
@@ -389,16 +389,3 @@ def _why(token: int) -> str:
     if token == GRAMMAR_FAILED:
         return "the request's grammar became too complex to follow"
     return "the model computed no valid probabilities"
-
-
-def _timings(request: Request, now: float) -> Timings | None:
-    if request.admitted_at is None:
-        return None
-    first = now if request.first_token_at is None else request.first_token_at
-    return Timings(
-        queue=request.admitted_at - request.arrival,
-        prefill=first - request.admitted_at,
-        decode=now - first,
-        num_preemptions=request.num_preemptions,
-        num_recomputed=request.num_recomputed,
-    )
