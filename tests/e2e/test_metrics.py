@@ -2,75 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from monitoring.metrics import METRICS, PREFIX
-from tests.e2e.conftest import PATIENCE_S
+from tests.e2e.support.served_metrics import (
+    Page,
+    complete,
+    read_until,
+    read_when_settled,
+    replicas_of,
+    sum_of,
+)
 
 pytestmark = pytest.mark.e2e
-
-Labels = frozenset[tuple[str, str]]
-Page = dict[str, dict[Labels, float]]
-PUSH_S = 1.0
-PROMPT = "What does itertools.chain do? And what is the difference to itertools.product, in one sentence?"
-
-
-def read(base_url: str) -> Page:
-    response = httpx.get(f"{base_url}/metrics", timeout=60).raise_for_status()
-    assert response.headers["content-type"].startswith("text/plain; version=")
-    page: Page = {}
-    for family in text_string_to_metric_families(response.text):
-        for sample in family.samples:
-            series = page.setdefault(sample.name.removeprefix(PREFIX), {})
-            labels = frozenset(sample.labels.items())
-            assert labels not in series, f"{sample.name} has a series twice"
-            series[labels] = sample.value
-    return page
-
-
-def total(page: Page, name: str, **labels: str) -> float:
-    """Sum over all series with these labels among theirs."""
-    return sum(value for series, value in page.get(name, {}).items() if labels.items() <= set(series))
-
-
-def replicas(page: Page, name: str) -> set[str]:
-    return {dict(series)["replica"] for series in page.get(name, {})}
-
-
-def eventually(base_url: str, holds: Callable[[Page], bool], seconds: float = PATIENCE_S) -> Page:
-    """The page once `holds`, or the last one: processes report once a second."""
-    deadline = time.monotonic() + seconds
-    while not holds(page := read(base_url)) and time.monotonic() < deadline:
-        time.sleep(PUSH_S / 4)
-    return page
-
-
-def settled(base_url: str) -> Page:
-    """The page when earlier tests' requests have ended and been reported: two reports later it is the same."""
-    eventually(base_url, lambda page: total(page, "requests_running") + total(page, "requests_waiting") == 0)
-    page = read(base_url)
-    while True:
-        time.sleep(2 * PUSH_S)
-        before, page = page, read(base_url)
-        if all(page[name] == before[name] for name in ("requests_total", "generation_tokens_total")):
-            return page
-
-
-def complete(base_url: str, stream: bool) -> dict[str, int]:
-    """One completion of 12 tokens; its usage."""
-    model = httpx.get(f"{base_url}/v1/models", timeout=60).json()["data"][0]["id"]
-    body = {"model": model, "prompt": PROMPT, "max_tokens": 12, "ignore_eos": True, "stream": stream}
-    response = httpx.post(f"{base_url}/v1/completions", json=body, timeout=60).raise_for_status()
-    if stream:
-        assert response.text.rstrip().endswith("[DONE]")
-        return {}
-    usage = response.json()["usage"]
-    return {**usage, "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]}
 
 
 def test_every_metric_of_the_table_is_served(base_url: str) -> None:
@@ -81,17 +26,17 @@ def test_every_metric_of_the_table_is_served(base_url: str) -> None:
 
 
 def test_both_replicas_are_labelled_and_account_for_their_pages(base_url: str) -> None:
-    page = eventually(base_url, lambda page: len(replicas(page, "kv_pages")) == 2)
-    engines = replicas(page, "kv_pages")
+    page = read_until(base_url, lambda page: len(replicas_of(page, "kv_pages")) == 2)
+    engines = replicas_of(page, "kv_pages")
     assert len(engines) == 2
     for name in ("requests_running", "requests_waiting", "generation_tokens_total", "build_info"):
-        assert engines <= replicas(page, name)
+        assert engines <= replicas_of(page, name)
     for replica in engines:
-        assert total(page, "kv_pages", replica=replica) == total(page, "kv_pages_capacity", replica=replica) > 0
+        assert sum_of(page, "kv_pages", replica=replica) == sum_of(page, "kv_pages_capacity", replica=replica) > 0
 
 
 def test_counters_rise_by_what_a_request_used(base_url: str) -> None:
-    before = settled(base_url)
+    before = read_when_settled(base_url)
     first, second = complete(base_url, stream=False), complete(base_url, stream=False)
     prompt = first["prompt_tokens"] + second["prompt_tokens"]
     cached = first["cached_tokens"] + second["cached_tokens"]
@@ -111,13 +56,13 @@ def test_counters_rise_by_what_a_request_used(base_url: str) -> None:
     }
 
     def rises(page: Page) -> dict[str, float]:
-        return {name: total(page, name) - total(before, name) for name in expected}
+        return {name: sum_of(page, name) - sum_of(before, name) for name in expected}
 
-    after = eventually(base_url, lambda page: rises(page) == expected)
+    after = read_until(base_url, lambda page: rises(page) == expected)
     assert rises(after) == expected
 
     def rise(name: str, **labels: str) -> float:
-        return total(after, name, **labels) - total(before, name, **labels)
+        return sum_of(after, name, **labels) - sum_of(before, name, **labels)
 
     # A request's first tokens may come together: then there is no time between them.
     assert 0 < rise("inter_token_latency_seconds_count") <= 22
@@ -130,28 +75,28 @@ def test_counters_rise_by_what_a_request_used(base_url: str) -> None:
 
 
 def test_streamed_requests_and_errors_are_told_apart(base_url: str) -> None:
-    before = settled(base_url)
+    before = read_when_settled(base_url)
     complete(base_url, stream=True)
     assert httpx.post(f"{base_url}/v1/completions", json={"model": "no-such"}, timeout=60).is_client_error
     streamed = {"endpoint": "completions", "streaming": "true", "finish_reason": "length"}
-    after = eventually(
+    after = read_until(
         base_url,
         lambda page: (
-            total(page, "requests_total", **streamed) > total(before, "requests_total", **streamed)
-            and total(page, "request_errors_total") > total(before, "request_errors_total")
+            sum_of(page, "requests_total", **streamed) > sum_of(before, "requests_total", **streamed)
+            and sum_of(page, "request_errors_total") > sum_of(before, "request_errors_total")
         ),
     )
-    assert total(after, "requests_total", **streamed) == total(before, "requests_total", **streamed) + 1
-    assert total(after, "request_errors_total") == total(before, "request_errors_total") + 1
+    assert sum_of(after, "requests_total", **streamed) == sum_of(before, "requests_total", **streamed) + 1
+    assert sum_of(after, "request_errors_total") == sum_of(before, "request_errors_total") + 1
     assert not any("no-such" in value for series in after["request_errors_total"] for _, value in series)
 
 
 def test_latencies_lie_in_buckets_that_can_tell_them(base_url: str) -> None:
     """Counts are cumulative and end in +Inf, and what a laptop takes does not fall into the first bucket."""
     complete(base_url, stream=False)
-    page = eventually(base_url, lambda page: total(page, "inter_token_latency_seconds_count") > 0)
+    page = read_until(base_url, lambda page: sum_of(page, "inter_token_latency_seconds_count") > 0)
     for name in ("time_to_first_token_seconds", "inter_token_latency_seconds", "request_duration_seconds"):
         buckets = sorted((float(dict(series)["le"]), value) for series, value in page[f"{name}_bucket"].items())
         counts = [count for _, count in buckets]
-        assert counts == sorted(counts) and buckets[-1] == (float("inf"), total(page, f"{name}_count"))
+        assert counts == sorted(counts) and buckets[-1] == (float("inf"), sum_of(page, f"{name}_count"))
         assert counts[0] < counts[-1]

@@ -12,7 +12,7 @@ import pytest
 from monitoring.metrics import Metrics
 from monitoring.ray_mirror import RayMirror
 from tests.e2e.conftest import PATIENCE_S, Service, kill
-from tests.e2e.test_metrics import complete, read, settled
+from tests.e2e.support.served_metrics import complete, read_page, read_when_settled
 from tests.monitoring.support.metrics_pages import check_with_promtool, totals_of
 
 pytestmark = pytest.mark.e2e
@@ -43,7 +43,7 @@ def next_page(service: Service) -> str:
 def test_no_counter_runs_backwards_when_the_hub_is_killed(service: Service) -> None:
     for stream in (False, True):
         complete(service.url, stream=stream)
-    settled(service.url)
+    read_when_settled(service.url)
     before = totals_of(httpx.get(f"{service.url}/metrics", timeout=60).text)
     assert any(name.startswith("raydix_generation_tokens_total") for name in before)
     [pid] = hub_pids()
@@ -53,15 +53,15 @@ def test_no_counter_runs_backwards_when_the_hub_is_killed(service: Service) -> N
     assert pid not in hub_pids(), "the page comes from another hub"
     smaller = {series: (old, after.get(series)) for series, old in before.items() if after.get(series, -1) < old}
     assert smaller == {}
-    requests = sum(read(service.url)["requests_total"].values())
+    requests = sum(read_page(service.url)["requests_total"].values())
     complete(service.url, stream=False)
-    assert sum(settled(service.url)["requests_total"].values()) == requests + 1
+    assert sum(read_when_settled(service.url)["requests_total"].values()) == requests + 1
 
 
 def test_promtool_finds_no_fault_with_the_real_page(base_url: str) -> None:
     complete(base_url, stream=True)
     httpx.get(f"{base_url}/no/such/path", timeout=60)
-    settled(base_url)
+    read_when_settled(base_url)
     checked = check_with_promtool(httpx.get(f"{base_url}/metrics", timeout=60).content)
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
 

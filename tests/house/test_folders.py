@@ -8,6 +8,8 @@ from pathlib import Path
 
 from setuptools import find_namespace_packages
 
+from tests.house.support.import_graph import read_import_graph
+
 ROOT = Path(__file__).resolve().parents[2]
 MAX_ROOMS = 14
 
@@ -33,6 +35,18 @@ def test_tests_lie_in_folders_named_like_what_they_test() -> None:
 
 def test_helpers_of_tests_lie_in_support_folders() -> None:
     assert list(misplaced_helpers(ROOT)) == []
+
+
+def test_no_test_imports_another() -> None:
+    """What two of them use is a helper."""
+    graph = read_import_graph(ROOT, ["tests"])
+    importers = {
+        f"{graph.files[module].relative_to(ROOT)}:{line}: {imported}"
+        for module, lines in graph.lines.items()
+        for imported, line in lines.items()
+        if imported.rpartition(".")[2].startswith("test_")
+    }
+    assert sorted(importers) == []
 
 
 def test_what_lies_in_the_wrong_folder_is_noticed(tmp_path: Path) -> None:

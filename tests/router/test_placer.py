@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -15,24 +15,10 @@ from monitoring.metrics import BY_NAME
 from router.fleet import Fleet, ReplicaAddress, ReplicaLoad
 from router.placer import Placer, PlacerSettings
 from router.policies import POLICIES, Reason
+from tests.router.support.fleets import Prompt
 
 BLOCK = 4
 IDLE = ReplicaLoad(pages_free=1000, pages_total=1000, prefill_rate=1000.0)
-
-
-@dataclass
-class Prompt:
-    request_id: str
-    prompt_ids: list[int]
-    output_ids: list[int] = field(default_factory=list)
-    model: str = "m"
-    salt: str = ""
-    session_id: str | None = None
-    most_reusable: int = 10**9
-
-    @property
-    def num_reusable(self) -> int:
-        return min(self.most_reusable, len(self.prompt_ids) + len(self.output_ids))
 
 
 def made(*names: str, policy: str = "cost") -> tuple[Fleet, Placer]:

@@ -14,8 +14,7 @@ from router.fleet import Fleet
 from router.placer import Placer, PlacerSettings
 from router.policies import Decision, Split
 from router.policy_names import CustomPolicy, PolicyError, check_policy_name, policy_named
-from tests.router.support.fleets import candidate, query
-from tests.router.test_placer import Prompt
+from tests.router.support.fleets import Prompt, candidate, query
 
 HERE = __name__
 

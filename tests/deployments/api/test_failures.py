@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
-from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
 from deployments.api import ApiService, Limits, create_app
 from deployments.client.protocol import Overloaded, Rejected, ReplicaLost, Unavailable
 from engine.stream_delta import StreamDelta
-from monitoring.metrics import BY_NAME, Metrics, Snapshot
-from tests.deployments.support.scripted_api import Client, ScriptedEngine
+from monitoring.metrics import Metrics
+from tests.deployments.support.metric_values import count_of
+from tests.deployments.support.scripted_api import Client, ScriptedEngine, hang_up
 
 ASK = {"model": "demo", "prompt": "hi", "max_tokens": 50}
 
@@ -85,8 +84,8 @@ def test_a_client_who_leaves_ends_the_generation(
     assert engine.generations and all(generation.closed for generation in engine.generations)
     assert bool(sent) == stream
     labels = {"endpoint": "completions", "streaming": str(stream).lower(), "finish_reason": "abort"}
-    assert counted(metrics, "requests_total", **labels) == 1
-    assert counted(metrics, "stream_disconnects_total") == stream
+    assert count_of(metrics, "requests_total", **labels) == 1
+    assert count_of(metrics, "stream_disconnects_total") == stream
 
 
 def test_what_is_counted(client: Client, metrics: Metrics) -> None:
@@ -95,42 +94,10 @@ def test_what_is_counted(client: Client, metrics: Metrics) -> None:
     client.post("/v1/completions", ASK | {"n": 0})
     for streaming in ("true", "false"):
         labels = {"endpoint": "completions", "streaming": streaming, "finish_reason": "stop"}
-        assert counted(metrics, "requests_total", **labels) == 1
+        assert count_of(metrics, "requests_total", **labels) == 1
     labels = {"endpoint": "completions", "status": "400", "error_type": "invalid_request_error"}
-    assert counted(metrics, "request_errors_total", **labels) == 1
-    assert counted(metrics, "stream_disconnects_total") == 0
-
-
-def counted(metrics: Metrics, name: str, **labels: str) -> float:
-    """A counter's value, by way of the snapshot that travels to the hub."""
-    snapshot = msgspec.msgpack.decode(metrics.snapshot(), type=Snapshot)
-    key = tuple(labels[label] for label in BY_NAME[name].labels)
-    return dict(snapshot.values[name]).get(key, 0.0)
-
-
-async def hang_up(service: ApiService, body: dict[str, Any]) -> bytes:
-    """A client that sends a request, waits until the engine has spoken, and closes the connection."""
-    content = json.dumps(body).encode()
-    sent = bytearray()
-    inbox = [{"type": "http.request", "body": content, "more_body": False}]
-
-    async def receive() -> dict[str, Any]:
-        if inbox:
-            return inbox.pop()
-        await asyncio.sleep(0.1)
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        sent.extend(message.get("body", b""))
-
-    scope = {
-        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST",
-        "path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"", "root_path": "",
-        "scheme": "http", "headers": [(b"content-type", b"application/json")], "server": ("test", 80),
-        "client": ("test", 1),
-    }  # fmt: skip
-    await asyncio.wait_for(create_app(service)(scope, receive, send), 60)
-    return bytes(sent)
+    assert count_of(metrics, "request_errors_total", **labels) == 1
+    assert count_of(metrics, "stream_disconnects_total") == 0
 
 
 @pytest.mark.parametrize(
@@ -141,7 +108,7 @@ def test_refusals_are_counted_by_reason(
 ) -> None:
     engine.refuse_with = error
     client.post("/v1/completions", ASK)
-    assert counted(metrics, "admission_rejections_total", reason=reason) == 1
+    assert count_of(metrics, "admission_rejections_total", reason=reason) == 1
     assert (
-        sum(counted(metrics, "admission_rejections_total", reason=r) for r in ("queue_full", "unavailable")) == 1
+        sum(count_of(metrics, "admission_rejections_total", reason=r) for r in ("queue_full", "unavailable")) == 1
     )

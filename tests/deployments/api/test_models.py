@@ -13,7 +13,7 @@ from deployments.api import ApiService, Limits, ModelCard, ServedModel, TextCode
 from deployments.client.protocol import ModelState, NotSwitchable, Unavailable
 from deployments.control.model_switch import SwitchedEngines
 from monitoring.metrics import Metrics
-from tests.deployments.api.test_failures import counted
+from tests.deployments.support.metric_values import count_of
 from tests.deployments.support.scripted_api import Client, ScriptedEngine
 
 KEY = "the key"
@@ -105,7 +105,7 @@ def test_the_model_named_answers_and_counts(two: Two) -> None:
     assert [request.model for request in (*two.large.requests, *two.small.requests)] == ["org/large", "small"]
     labels = {"endpoint": "completions", "streaming": "false", "finish_reason": "stop"}
     for served in two.service.models.values():
-        assert served.metrics is not None and counted(served.metrics, "requests_total", **labels) == 1
+        assert served.metrics is not None and count_of(served.metrics, "requests_total", **labels) == 1
 
 
 def test_each_model_has_its_own_limits(two: Two) -> None:
@@ -136,9 +136,9 @@ def test_strangers_count_for_no_model(two: Two) -> None:
     labels = {"endpoint": "completions", "error_type": "invalid_request_error"}
     small, strangers = two.service.models["small"].metrics, two.service.metrics
     assert small is not None and strangers is not None
-    assert counted(small, "request_errors_total", status="400", **labels) == 1
+    assert count_of(small, "request_errors_total", status="400", **labels) == 1
     labels["error_type"] = "not_found_error"
-    assert counted(strangers, "request_errors_total", status="404", **labels) == 1
+    assert count_of(strangers, "request_errors_total", status="404", **labels) == 1
 
 
 def test_models_are_listed_with_their_states(two: Two) -> None:

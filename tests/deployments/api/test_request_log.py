@@ -28,8 +28,7 @@ from deployments.config.settings import LogSettings
 from deployments.config.tenants import KeyRing, TenantSettings, hash_key
 from deployments.telemetry.request_log import RequestLog
 from deployments.telemetry.serve_logging import log_through_serve, serve_logging
-from tests.deployments.api.test_failures import hang_up
-from tests.deployments.support.scripted_api import Client, ScriptedEngine
+from tests.deployments.support.scripted_api import Client, ScriptedEngine, hang_up
 
 PROMPT = "a very private prompt"
 ASK: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 5}

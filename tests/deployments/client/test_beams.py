@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any
-
 from deployments.client.protocol import GenerateRequest
 from deployments.wire import messages
 from deployments.wire.outbox import StreamLogs
@@ -14,10 +10,7 @@ from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 from tests.deployments.support.api_over_engines import PROMPT, api_over
 from tests.deployments.support.fleet_of_engines import World, until
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 120))
+from tests.deployments.support.time_limit import run_scenario
 
 
 def request(request_id: str) -> GenerateRequest:
@@ -53,7 +46,7 @@ def test_a_lost_replica_s_search_starts_over_elsewhere_with_the_same_result() ->
             assert found[0].alternatives == alone[0].alternatives
             assert found[0].token_ids == alone[0].token_ids == list(found[0].alternatives[0].token_ids)
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_an_answer_has_what_the_engine_found() -> None:
@@ -70,7 +63,7 @@ def test_an_answer_has_what_the_engine_found() -> None:
             assert [first["token_ids"], second["token_ids"]] == [list(h.token_ids) for h in event.alternatives]
             assert len(first["token_ids"]) == 6 and response.json()["usage"]["completion_tokens"] == 12
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_search_too_wide_for_the_engine_is_refused_with_a_reason() -> None:
@@ -80,4 +73,4 @@ def test_a_search_too_wide_for_the_engine_is_refused_with_a_reason() -> None:
             assert refused.status_code == 400
             assert "3 beams, but this engine runs at most 2" in refused.json()["error"]["message"]
 
-    run(scenario())
+    run_scenario(scenario())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +17,7 @@ from router.fleet import Fleet
 from router.placer import Placer
 from router.state import RouterState
 from tests.deployments.support.fleet_of_engines import TIMINGS, World, request, until
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 120))
+from tests.deployments.support.time_limit import run_scenario
 
 
 async def tokens_of(stream: Stream) -> list[int]:
@@ -38,7 +34,7 @@ def test_a_request_gets_its_tokens_in_order_and_its_end() -> None:
             assert stream.replica == "r0"
             assert events[-1].timings is not None
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_the_first_token_comes_while_the_second_step_is_still_held_back() -> None:
@@ -50,7 +46,7 @@ def test_the_first_token_comes_while_the_second_step_is_still_held_back() -> Non
             assert event.token_ids == [1]
             await stream.aclose()
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_slow_reader_gets_merged_events() -> None:
@@ -64,7 +60,7 @@ def test_a_slow_reader_gets_merged_events() -> None:
             with pytest.raises(StopAsyncIteration):
                 await anext(stream)
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_leaving_a_stream_frees_its_pages_within_a_step() -> None:
@@ -82,7 +78,7 @@ def test_leaving_a_stream_frees_its_pages_within_a_step() -> None:
             await until(lambda: client.num_streams == 0)
             assert engines.fleet.loads() == {"r0": 0}
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_full_queue_elsewhere_is_tried_before_the_client_hears_of_overload() -> None:
@@ -103,7 +99,7 @@ def test_a_full_queue_elsewhere_is_tried_before_the_client_hears_of_overload() -
             for stream in streams:
                 assert await tokens_of(stream) == [1, 2]
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_request_that_never_fits_is_rejected_at_once() -> None:
@@ -115,7 +111,7 @@ def test_a_request_that_never_fits_is_rejected_at_once() -> None:
                 await client.generate(request("b", prompt_len=2000))
             assert engines.replicas[0]._wire.num_live == 0
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_without_replicas_a_request_is_refused_and_does_not_wait() -> None:
@@ -125,7 +121,7 @@ def test_without_replicas_a_request_is_refused_and_does_not_wait() -> None:
             with pytest.raises(Unavailable):
                 await client.generate(request("a"))
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_replica_that_falls_silent_before_the_first_token_is_replaced_unnoticed() -> None:
@@ -140,7 +136,7 @@ def test_a_replica_that_falls_silent_before_the_first_token_is_replaced_unnotice
             assert stream.replica == "r1"
             assert (await client.health()).state == "degraded"
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_replica_lost_after_the_first_token_costs_its_streams_a_pause() -> None:
@@ -159,7 +155,7 @@ def test_a_replica_lost_after_the_first_token_costs_its_streams_a_pause() -> Non
                 assert (stream.replica, len(stream.course.migrations)) == ("r1", 1)
             await until(lambda: all(_is_idle(replica) for replica in engines.replicas))
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_stream_migrates_at_most_so_often() -> None:
@@ -173,7 +169,7 @@ def test_a_stream_migrates_at_most_so_often() -> None:
                 await tokens_of(stream)
             assert engines.calls == ["r0"]
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_when_no_replica_is_left_the_stream_ends_with_a_reason() -> None:
@@ -187,7 +183,7 @@ def test_when_no_replica_is_left_the_stream_ends_with_a_reason() -> None:
                 await tokens_of(stream)
             assert (await client.health()).state == "unhealthy"
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_stream_goes_on_at_the_replica_that_comes_back() -> None:
@@ -203,7 +199,7 @@ def test_a_stream_goes_on_at_the_replica_that_comes_back() -> None:
             assert await tokens_of(stream) == list(range(2, 41))
             assert engines.calls == ["r0", "r0"]
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_broken_stream_waits_for_room_instead_of_being_refused() -> None:
@@ -225,7 +221,7 @@ def test_a_broken_stream_waits_for_room_instead_of_being_refused() -> None:
             for other in others:
                 assert await tokens_of(other) == [1, 2, 3]
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_stream_that_loses_one_replica_after_the_other_goes_on() -> None:
@@ -241,7 +237,7 @@ def test_a_stream_that_loses_one_replica_after_the_other_goes_on() -> None:
             assert await tokens_of(stream) == list(range(2, 121))
             assert engines.calls == ["r0", "r1", "r2"]
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_request_that_is_slow_to_begin_is_asked_of_a_second_replica() -> None:
@@ -256,7 +252,7 @@ def test_a_request_that_is_slow_to_begin_is_asked_of_a_second_replica() -> None:
             await until(lambda: all(_is_idle(replica) for replica in engines.replicas))
             assert sum(engines.fleet.loads().values()) == 0
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_of_two_replicas_that_accepted_the_one_that_begins_counts() -> None:
@@ -271,7 +267,7 @@ def test_of_two_replicas_that_accepted_the_one_that_begins_counts() -> None:
             assert await tokens_of(stream) == [1, 2, 3, 4, 5]
             assert stream.replica == "r0" and [leg.replica for leg in stream.course.legs] == ["r0"]
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_hedging_stays_within_its_budget() -> None:
@@ -286,7 +282,7 @@ def test_hedging_stays_within_its_budget() -> None:
             for stream in streams:
                 assert await tokens_of(stream) == [1, 2, 3]
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_failing_control_call_is_a_lost_replica() -> None:
@@ -301,7 +297,7 @@ def test_a_failing_control_call_is_a_lost_replica() -> None:
                 await client.generate(request("a"))
             assert len(engines.calls) == 3  # two retries
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_many_streams_over_two_replicas_keep_apart() -> None:
@@ -317,7 +313,7 @@ def test_many_streams_over_two_replicas_keep_apart() -> None:
             await until(lambda: sum(engines.fleet.loads().values()) == 0)
             assert (await client.health()).state == "healthy"
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_tokens_lost_on_the_way_are_asked_for_again() -> None:
@@ -340,7 +336,7 @@ def test_tokens_lost_on_the_way_are_asked_for_again() -> None:
             assert dropped
             assert connection.counts["gaps"] >= 1
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_client_learns_what_replicas_hold_from_a_snapshot_and_then_from_deltas() -> None:
@@ -358,7 +354,7 @@ def test_a_client_learns_what_replicas_hold_from_a_snapshot_and_then_from_deltas
             finally:
                 await other.aclose()
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_lost_delta_is_made_good_by_a_snapshot() -> None:
@@ -381,7 +377,7 @@ def test_a_lost_delta_is_made_good_by_a_snapshot() -> None:
             await until(lambda: client.placer.uncached_tokens(request("b", prompt_len=64)) == 1)
             assert connection.counts["gaps"] >= 1
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_the_index_lags_while_a_replica_says_nothing_and_while_its_news_cannot_be_used() -> None:
@@ -403,7 +399,7 @@ def test_the_index_lags_while_a_replica_says_nothing_and_while_its_news_cannot_b
             engines.fleet.update({})
             await until(lambda: client.index_lag() == 0.0)
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_what_is_sent_twice_or_by_another_start_is_dropped_and_counted() -> None:
@@ -419,7 +415,7 @@ def test_what_is_sent_twice_or_by_another_start_is_dropped_and_counted() -> None
             assert client.placer._index.match(poisoned, 0.0) == {}
             assert client.wire_counts()["replayed"] == 1
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 @pytest.mark.parametrize("what", ["epoch", "model"])
@@ -439,7 +435,7 @@ def test_a_replica_of_another_start_or_model_is_not_used(what: str) -> None:
                 await other.aclose()
             assert await tokens_of(await client.generate(request("b", max_tokens=2))) == [1, 2]
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_ingresses_see_each_others_dispatches() -> None:
@@ -458,7 +454,7 @@ def test_ingresses_see_each_others_dispatches() -> None:
             finally:
                 await other.aclose()
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def _router_like(engines: Any, epoch_shift: int = 0) -> RouterState:

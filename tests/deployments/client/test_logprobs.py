@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -19,13 +17,10 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Step, StepPlan
 from engine.stream_delta import StreamDelta
 from tests.deployments.support.fleet_of_engines import CountingRunner, World, until
+from tests.deployments.support.time_limit import run_scenario
 
 PROMPT = list(range(40))
 SMALL_STEPS: dict[str, Any] = {"max_running": 2, "max_step_tokens": 8, "max_step_ms": None}
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 120))
 
 
 def request(request_id: str = "a") -> GenerateRequest:
@@ -66,7 +61,7 @@ def test_all_come_in_order_and_merge_for_a_slow_reader() -> None:
             assert len(merged) == 1
             check(merged)
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 @pytest.mark.parametrize("num_steps", [3, 15])
@@ -86,7 +81,7 @@ def test_another_replica_goes_on_with_log_probabilities_where_the_first_was_lost
             check(events)
             assert engines.calls == ["r0", "r1"]
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_scores_lost_on_the_way_are_asked_for_again() -> None:
@@ -110,7 +105,7 @@ def test_scores_lost_on_the_way_are_asked_for_again() -> None:
             check([event async for event in stream])
             assert len(dropped) == 2
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def hang_after(runner: CountingRunner, num_steps: int) -> None:
@@ -195,4 +190,4 @@ def test_a_stream_drops_what_it_has() -> None:
         assert stream.feed(last, 0.0)
         assert (await anext(stream)).prompt_logprobs == part(30, 40)
 
-    run(scenario())
+    run_scenario(scenario())

@@ -11,9 +11,10 @@ import pytest
 from deployments.config.settings import HealthSettings
 from deployments.ingress.model_link import _persistence
 from monitoring.metrics import Metrics
-from tests.deployments.api.test_failures import counted
 from tests.deployments.support.api_over_engines import api_over
 from tests.deployments.support.fleet_of_engines import until
+from tests.deployments.support.metric_values import count_of
+from tests.deployments.support.time_limit import run_scenario
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,6 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error(health: dict[str, Any], o
                 *said, last = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
                 assert said and not any("error" in event for event in said)
                 assert "lost" in last["error"]["message"]
-        assert counted(metrics, "migrations_total", reason="silent", outcome=outcome) == len(asked)
+        assert count_of(metrics, "migrations_total", reason="silent", outcome=outcome) == len(asked)
 
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    run_scenario(scenario())

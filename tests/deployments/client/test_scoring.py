@@ -5,8 +5,6 @@ The requests and what is read from the answers are those of lm-evaluation-harnes
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 import deployments.demo_model
 from engine.loading.load_model import load_model
 from tests.deployments.support.api_over_engines import Api, api_over
+from tests.deployments.support.time_limit import run_scenario
 from tests.engine.support.oracle import oracle_logits
 
 MODEL = Path(deployments.demo_model.__file__).parent
@@ -27,10 +26,6 @@ PAIRS = [
     ("a", "b"),
 ]
 """Contexts and continuations, likely and unlikely ones."""
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 120))
 
 
 async def ask(api: Api, prompts: list[list[int]], **options: Any) -> list[Any]:
@@ -78,7 +73,7 @@ def test_log_likelihoods_are_those_of_transformers(max_tokens: int) -> None:
                     assert (continued == tops) == is_greedy
                     assert choice["text"].startswith(api.codec.decode(prompt))
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_text_is_scored_as_its_tokens_are_and_beside_what_is_generated() -> None:
@@ -98,4 +93,4 @@ def test_a_text_is_scored_as_its_tokens_are_and_beside_what_is_generated() -> No
             assert is_greedy
             assert sum(whole["logprobs"]["token_logprobs"][num:]) == pytest.approx(likelihood, abs=1e-3)
 
-    run(scenario())
+    run_scenario(scenario())

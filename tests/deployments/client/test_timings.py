@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -11,15 +10,12 @@ import pytest
 from deployments.client.stream import Stream
 from tests.deployments.support.api_over_engines import PROMPT, Api, api_over, events
 from tests.deployments.support.fleet_of_engines import until
+from tests.deployments.support.time_limit import run_scenario
 
 FIELDS = {
     *("total_s", "time_to_first_token_s", "admission_s", "queue_s", "prefill_s", "decode_s", "prompt_tokens"),
     *("cached_tokens", "recomputed_tokens", "output_tokens", "preemptions", "migrations", "replica"),
 }
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 120))
 
 
 def check(timings: dict[str, Any]) -> None:
@@ -47,7 +43,7 @@ def test_a_whole_answer_says_where_its_time_went() -> None:
             assert (await api.complete()).json()["timings"]["cached_tokens"] == 19
             assert "timings" not in (await api.complete(include_timings=False)).json()
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 @pytest.mark.parametrize("with_usage", [True, False])
@@ -62,7 +58,7 @@ def test_a_stream_says_it_in_its_last_event(with_usage: bool) -> None:
             assert not any("timings" in event for event in others)
             check(last["timings"])
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_of_several_choices_it_tells_all_and_each() -> None:
@@ -82,7 +78,7 @@ def test_of_several_choices_it_tells_all_and_each() -> None:
                 each["time_to_first_token_s"] for each in timings["choices"]
             )
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def stream_of(api: Api) -> Stream:
@@ -114,7 +110,7 @@ def test_a_stream_that_moved_sums_its_parts() -> None:
             # The silence in between belongs to no phase.
             assert timings["total_s"] > timings["queue_s"] + timings["prefill_s"] + timings["decode_s"] + 0.5
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_preempted_request_says_so() -> None:
@@ -135,7 +131,7 @@ def test_a_preempted_request_says_so() -> None:
                 assert (timings["preemptions"] > 0) == (timings["recomputed_tokens"] > 0)
             assert sum(timings["preemptions"] for timings in both) > 0
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_stop_string_ends_it_before_the_engine_can_tell_its_end() -> None:
@@ -150,7 +146,7 @@ def test_a_stop_string_ends_it_before_the_engine_can_tell_its_end() -> None:
             assert timings["decode_s"] >= 0.01 * (timings["output_tokens"] - 2)
             assert timings["preemptions"] == timings["recomputed_tokens"] == 0
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_what_was_never_generated_has_no_phases() -> None:
@@ -161,7 +157,7 @@ def test_what_was_never_generated_has_no_phases() -> None:
             counts = {"prompt_tokens": 20, "output_tokens": 0, "cached_tokens": 0, "migrations": 0}
             assert timings == dict.fromkeys(FIELDS - {"total_s"}) | counts
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 @pytest.mark.parametrize("value", ["yes", 1, [True]])
@@ -171,4 +167,4 @@ def test_only_a_boolean_asks_for_it(value: object) -> None:
             refused = await api.complete(include_timings=value)
             assert refused.status_code == 400 and refused.json()["error"]["param"] == "include_timings"
 
-    run(scenario())
+    run_scenario(scenario())

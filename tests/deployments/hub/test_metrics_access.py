@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from deployments.hub.keeper import MetricsKeeper
 from deployments.hub.server import MetricsPortError, listen
 from deployments.telemetry.metrics_push import MetricsPusher
 from monitoring.metrics import Metrics
+from tests.deployments.support.time_limit import run_scenario
 
 
 class Handle:
@@ -36,10 +37,6 @@ class Handle:
             return await getattr(self.hub, method)(*args)
 
         return type("Method", (), {"remote": staticmethod(remote)})
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 120))
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -83,7 +80,7 @@ def test_an_ingress_carries_the_totals_over_the_death_of_the_hub() -> None:
         keeper.stop()
         pusher.stop()
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_hub_that_takes_too_long_is_said_to() -> None:
@@ -95,7 +92,7 @@ def test_a_hub_that_takes_too_long_is_said_to() -> None:
         with pytest.raises(Unavailable, match="does not answer in time"):
             await MetricsKeeper(Handle(Slow()), "i", timeout_s=0.01).read_page()
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 @pytest.fixture
@@ -118,7 +115,7 @@ def test_the_hub_answers_on_a_port_of_its_own() -> None:
             assert (await client.get("/v1/models")).status_code == 404
         await hub._server.stop()
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_new_hub_says_on_its_port_that_it_is_not_ready() -> None:
@@ -133,7 +130,7 @@ def test_a_new_hub_says_on_its_port_that_it_is_not_ready() -> None:
         assert answer.status_code == 503 and "try again in a few seconds" in answer.text
         await hub._server.stop()
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_port_in_use_is_named_with_its_setting_and_what_to_do(taken_port: int) -> None:
@@ -173,4 +170,4 @@ def test_a_mirror_that_breaks_does_not_keep_numbers_from_the_hub() -> None:
         pusher.stop()
         assert asked == 1 and pusher.num_failed == 0
 
-    run(scenario())
+    run_scenario(scenario())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from deployments.client.protocol import Unavailable
 from tests.deployments.support.fleet_of_engines import World, request, until
+from tests.deployments.support.time_limit import run_scenario
 
 
 def test_a_draining_replica_ends_its_streams_and_new_ones_go_elsewhere() -> None:
@@ -23,7 +22,7 @@ def test_a_draining_replica_ends_its_streams_and_new_ones_go_elsewhere() -> None
             assert [token async for event in before for token in event.token_ids] == list(range(1, 41))
             assert before.replica == "r0"
 
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    run_scenario(scenario())
 
 
 def test_when_every_replica_drains_a_request_is_told_so_at_once() -> None:
@@ -33,4 +32,4 @@ def test_when_every_replica_drains_a_request_is_told_so_at_once() -> None:
             with pytest.raises(Unavailable, match="being stopped"):
                 await client.generate(request("late"))
 
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    run_scenario(scenario())

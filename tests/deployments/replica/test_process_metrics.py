@@ -23,7 +23,7 @@ from router.cost import Candidate, RouteQuery
 from router.fleet import Fleet
 from router.placer import Placer, PlacerSettings
 from router.policies import Decision, Split
-from tests.router.test_placer import Prompt
+from tests.router.support.fleets import Prompt
 
 Values = dict[tuple[str, ...], float]
 

@@ -18,6 +18,7 @@ from router.fleet import Fleet
 from router.placer import Placer, PlacerSettings
 from tests.deployments.support.fleet_of_engines import CountingRunner, request, until
 from tests.deployments.support.prefix_reports import BLOCK, report, tokens_of
+from tests.deployments.support.time_limit import run_scenario
 
 SYSTEM = list(range(100, 140))
 
@@ -88,7 +89,7 @@ def test_a_new_replica_holds_what_is_worth_most_before_it_is_ready() -> None:
         assert await cached_tokens(made, "c", [7] * 20) == 0
         made.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    run_scenario(scenario())
 
 
 def test_its_pages_are_filled_to_a_share_with_the_best() -> None:
@@ -103,7 +104,7 @@ def test_its_pages_are_filled_to_a_share_with_the_best() -> None:
         assert await cached_tokens(made, "b", [*next_best, 5]) == 64
         made.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    run_scenario(scenario())
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_seconds": 0}])
@@ -121,4 +122,4 @@ def test_without_an_answer_or_a_wish_a_replica_starts_cold(
         assert await cached_tokens(made, "a", [*SYSTEM, 5]) == 0
         made.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    run_scenario(scenario())

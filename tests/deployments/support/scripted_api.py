@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,11 @@ import pytest
 
 import deployments.demo_model
 from deployments.api import ApiService, Limits, ModelCard, ServedModel, TextCodec, create_app
-from deployments.client.protocol import FleetHealth, GenerateRequest, ReplicaHealth
+from deployments.client.protocol import (
+    FleetHealth,
+    GenerateRequest,
+    ReplicaHealth,
+)
 from deployments.client.timeline import Course
 from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.stream_delta import StreamDelta
@@ -202,3 +207,28 @@ class Client:
 @pytest.fixture
 def client(transport: httpx.ASGITransport) -> Client:
     return Client(transport)
+
+
+async def hang_up(service: ApiService, body: dict[str, Any]) -> bytes:
+    """A client that sends a request, waits until the engine has spoken, and closes the connection."""
+    content = json.dumps(body).encode()
+    sent = bytearray()
+    inbox = [{"type": "http.request", "body": content, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if inbox:
+            return inbox.pop()
+        await asyncio.sleep(0.1)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.extend(message.get("body", b""))
+
+    scope = {
+        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST",
+        "path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"", "root_path": "",
+        "scheme": "http", "headers": [(b"content-type", b"application/json")], "server": ("test", 80),
+        "client": ("test", 1),
+    }  # fmt: skip
+    await asyncio.wait_for(create_app(service)(scope, receive, send), 60)
+    return bytes(sent)

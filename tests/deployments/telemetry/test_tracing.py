@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,14 +21,11 @@ from deployments.telemetry.tracing import open_tracing
 from tests.deployments.support.api_over_engines import PROMPT, api_over, events
 from tests.deployments.support.fleet_of_engines import until
 from tests.deployments.support.otlp_receiver import Collector, Received, collector
+from tests.deployments.support.time_limit import run_scenario
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 SECRET = "stop here, please"
 PHASES = ["route", "queue", "prefill", "decode"]
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 120))
 
 
 def settings(url: str | None, **fields: Any) -> TracingSettings:
@@ -106,7 +103,7 @@ def test_a_request_s_spans_follow_each_other_inside_its_own(sink: Collector, tra
         for span in spans:
             assert SECRET not in str(span) and body["choices"][0]["text"] not in str(span)
 
-    run(scenario())
+    run_scenario(scenario())
     assert sink.paths == {"/v1/traces"}
 
 
@@ -129,7 +126,7 @@ def test_a_stream_that_moved_shows_both_replicas_and_the_loss(sink: Collector, t
         first = last["timings"]["time_to_first_token_s"]
         assert root.attributes["gen_ai.response.time_to_first_chunk"] == pytest.approx(first, abs=1e-5)
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_request_with_many_choices_has_a_bounded_number_of_spans(
@@ -142,7 +139,7 @@ def test_a_request_with_many_choices_has_a_bounded_number_of_spans(
         assert root.attributes["gen_ai.usage.output_tokens"] == 20
         assert len({child.attributes.get("raydix.choice") for child in children} - {None}) == 8
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_each_choice_has_spans_of_its_own(sink: Collector, tracer: tracing.Tracer) -> None:
@@ -156,7 +153,7 @@ def test_each_choice_has_spans_of_its_own(sink: Collector, tracer: tracing.Trace
             own = [child.name for child in children if child.attributes.get("raydix.choice") == choice]
             assert own == ["admission", *PHASES]
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 @pytest.mark.parametrize(
@@ -178,7 +175,7 @@ def test_a_refused_request_is_one_span(
         assert root.attributes["error.type"] in ("invalid_request_error", "not_found_error")
         assert "such" not in str(root)
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 @pytest.mark.parametrize(("ratio", "flags", "is_traced"), [(0, "01", True), (0, None, False), (1, "00", False)])
@@ -194,7 +191,7 @@ def test_a_share_is_traced_and_a_caller_s_decision_followed(
             await api.complete(headers)
             assert (api.reports[0].trace_id is not None) == is_traced
 
-    run(scenario())
+    run_scenario(scenario())
     tracer.close()
     tracer.close()
     assert bool(sink.spans) == is_traced
@@ -228,7 +225,7 @@ def test_a_collector_that_is_away_costs_requests_nothing_and_few_warnings() -> N
                     await asyncio.sleep(0.02)
 
         try:
-            run(scenario())
+            run_scenario(scenario())
             tracer.close()
         finally:
             logger.removeHandler(warnings)
@@ -248,7 +245,7 @@ def test_a_collector_that_refuses_is_tried_again_with_what_comes_next(sink: Coll
             await api.complete()
         await asyncio.to_thread(sink.traces, 1)
 
-    run(scenario())
+    run_scenario(scenario())
     tracer.close()
 
 

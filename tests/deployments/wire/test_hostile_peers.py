@@ -18,7 +18,7 @@ from deployments.wire.server import WireServer, WireTimings
 from deployments.wire.sockets import MAX_HELLO_BYTES
 from engine.stream_delta import StreamDelta
 from router.fleet import ReplicaAddress
-from tests.deployments.wire.test_server import Dealer, hello, until
+from tests.deployments.support.wire_peer import BarePeer, hello, wait_until
 
 NESTED = b"\x92\x03" + b"\x91" * 200_000 + b"\xc0"
 """A well-formed Resync with one field too many, which is an array in an array in an array ..."""
@@ -70,15 +70,15 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 
 
 @pytest.fixture
-def friend(server: WireServer, context: zmq.Context[zmq.Socket[bytes]]) -> Dealer:
+def friend(server: WireServer, context: zmq.Context[zmq.Socket[bytes]]) -> BarePeer:
     """An ingress that behaves."""
-    made = Dealer(context, server.endpoint)
+    made = BarePeer(context, server.endpoint)
     made.say(hello(server, "friend"))
     made.hear(messages.Welcome)
     return made
 
 
-def catch_up(friend: Dealer) -> None:
+def catch_up(friend: BarePeer) -> None:
     """Read all that has come: an ingress that does not read, on a slow machine, is given up."""
     while friend.socket.poll(0):
         friend.socket.recv()
@@ -91,21 +91,21 @@ def rejected(server: WireServer) -> int:
 @pytest.mark.parametrize("name", MALFORMED)
 @pytest.mark.parametrize("is_known", [False, True])
 def test_a_malformed_message_is_counted_and_that_is_all(
-    server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: Dealer, name: str, is_known: bool
+    server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer, name: str, is_known: bool
 ) -> None:
-    sender = friend if is_known else Dealer(context, server.endpoint)
+    sender = friend if is_known else BarePeer(context, server.endpoint)
     before = server.counts["malformed"]
     sender.say(MALFORMED[name])
-    until(lambda: server.counts["malformed"] == before + 1)
+    wait_until(lambda: server.counts["malformed"] == before + 1)
     friend.hear(messages.Heartbeat)
     assert server.counts["failed"] == 0
 
 
 def test_a_malformed_message_does_not_end_the_engine_s_thread(
-    server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: Dealer
+    server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer
 ) -> None:
     """`publish`, which the engine's own thread calls, takes in what has come."""
-    stranger = Dealer(context, server.endpoint)
+    stranger = BarePeer(context, server.endpoint)
     server.open("s", "friend")
     before = server.counts["malformed"]
     for number in range(50):
@@ -115,19 +115,19 @@ def test_a_malformed_message_does_not_end_the_engine_s_thread(
     while len(tokens) < 50:
         tokens += [token for output in friend.hear(messages.Tokens).deltas for token in output.token_ids]
     assert tokens == list(range(50))
-    until(lambda: server.counts["malformed"] == before + 50)
+    wait_until(lambda: server.counts["malformed"] == before + 50)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=st.lists(shapeless | tagged, min_size=1, max_size=10))
 def test_whatever_a_stranger_says_is_counted(
-    server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: Dealer, batch: list[bytes]
+    server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer, batch: list[bytes]
 ) -> None:
-    stranger = Dealer(context, server.endpoint)
+    stranger = BarePeer(context, server.endpoint)
     before = rejected(server)
     for message in batch:
         stranger.say(message)
-    until(lambda: rejected(server) == before + len(batch))
+    wait_until(lambda: rejected(server) == before + len(batch))
     stranger.socket.close()
     assert server.counts["failed"] == 0
     assert server.is_connected("friend")
@@ -137,10 +137,10 @@ def test_whatever_a_stranger_says_is_counted(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=st.lists(shapeless | tagged, min_size=1, max_size=10))
 def test_whatever_an_ingress_says_others_are_served(
-    server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: Dealer, batch: list[bytes]
+    server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer, batch: list[bytes]
 ) -> None:
     """Even with the secret: it can spoil its own session, not the server."""
-    confused = Dealer(context, server.endpoint)
+    confused = BarePeer(context, server.endpoint)
     confused.say(hello(server, f"confused {time.time_ns()}"))
     confused.hear(messages.Welcome)
     for message in batch:
@@ -154,9 +154,9 @@ def test_whatever_an_ingress_says_others_are_served(
 
 
 def test_a_message_larger_than_any_hello_ends_its_own_connection(
-    server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: Dealer
+    server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer
 ) -> None:
-    stranger = Dealer(context, server.endpoint)
+    stranger = BarePeer(context, server.endpoint)
     stranger.say(b"\x00" * (MAX_HELLO_BYTES + 1))
     for _ in range(5):
         friend.hear(messages.Heartbeat)
@@ -164,9 +164,9 @@ def test_a_message_larger_than_any_hello_ends_its_own_connection(
 
 
 def test_a_hello_in_another_s_name_needs_the_secret(
-    server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: Dealer
+    server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer
 ) -> None:
-    thief = Dealer(context, server.endpoint)
+    thief = BarePeer(context, server.endpoint)
     thief.say(messages.Hello(messages.WIRE_VERSION, "guess", time.time_ns(), "friend", "", {}))
     assert "secret" in thief.hear(messages.Refused).reason
     server.open("private", "friend")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import zmq
@@ -14,29 +13,9 @@ from deployments.wire import messages
 from deployments.wire.server import WireServer, WireTimings
 from deployments.wire.sockets import bind_router
 from engine.stream_delta import StreamDelta, Timings
+from tests.deployments.support.wire_peer import BarePeer, hello, wait_until
 
-Peer = Callable[[], "Dealer"]
-
-
-class Dealer:
-    """A bare peer."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
-        self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.connect(endpoint)
-
-    def say(self, message: Any) -> None:
-        self.socket.send(message if isinstance(message, bytes) else messages.encode(message))
-
-    def hear(self, kind: type, timeout: float = 60.0) -> Any:
-        """The next message of that kind."""
-        deadline = time.monotonic() + timeout
-        while self.socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
-            message = messages.decode_to_ingress(self.socket.recv())
-            if isinstance(message, kind):
-                return message
-        raise TimeoutError(kind.__name__)
+Peer = Callable[[], BarePeer]
 
 
 @pytest.fixture
@@ -60,19 +39,8 @@ def server(aborted: list[str], prefixes: PrefixLog) -> Iterator[WireServer]:
 @pytest.fixture
 def peer(server: WireServer) -> Iterator[Peer]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield lambda: Dealer(context, server.endpoint)
+    yield lambda: BarePeer(context, server.endpoint)
     context.destroy(linger=0)
-
-
-def hello(server: WireServer, ingress: str = "i", **received: int) -> messages.Hello:
-    return messages.Hello(messages.WIRE_VERSION, server.secret, time.time_ns(), ingress, "", received)
-
-
-def until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_a_wrong_secret_is_refused_and_hears_nothing_else(server: WireServer, peer: Peer) -> None:
@@ -97,7 +65,7 @@ def test_garbage_and_messages_before_a_hello_are_dropped_and_counted(
     for message in (b"", b"\xff" * 100, b"\x93\x01", messages.Abort("a"), messages.Resume({"a": 0})):
         stranger.say(message)
     stranger.socket.send_multipart([b"three", b"frames"])
-    until(lambda: sum(server.counts.values()) == 6)
+    wait_until(lambda: sum(server.counts.values()) == 6)
     assert server.counts == {"malformed": 4, "unauthenticated": 2}
     assert aborted == []
     friend = peer()
@@ -112,7 +80,7 @@ def test_heartbeats_come_as_long_as_somebody_listens(server: WireServer, peer: P
     for number in range(5):
         assert ingress.hear(messages.Heartbeat).seq == first.seq + 1 + number
     ingress.socket.close()
-    until(lambda: not server.is_connected("i"))
+    wait_until(lambda: not server.is_connected("i"))
 
 
 def test_tokens_produced_before_the_hello_wait_for_it(server: WireServer, peer: Peer) -> None:
@@ -178,13 +146,13 @@ def test_an_ingress_ends_only_its_own_requests(server: WireServer, peer: Peer, a
     server.open("theirs", "two")
     one.say(messages.Abort("theirs"))
     one.say(messages.Abort("mine"))
-    until(lambda: "mine" in aborted)
+    wait_until(lambda: "mine" in aborted)
     assert "theirs" not in aborted
 
 
 def test_requests_of_an_ingress_that_never_comes_back_are_aborted(server: WireServer, aborted: list[str]) -> None:
     server.open("a", "gone")
-    until(lambda: "a" in aborted)
+    wait_until(lambda: "a" in aborted)
 
 
 def test_a_stream_that_was_forgotten_is_reported_lost(server: WireServer, peer: Peer) -> None:
@@ -207,7 +175,7 @@ def test_a_hello_that_is_sent_again_by_somebody_else_is_dropped(server: WireServ
     friend.say(recorded)
     friend.hear(messages.Welcome)
     thief.say(recorded)
-    until(lambda: server.counts["replayed"] == 1)
+    wait_until(lambda: server.counts["replayed"] == 1)
     friend.hear(messages.Heartbeat)
     with pytest.raises(TimeoutError):
         thief.hear(messages.Heartbeat, timeout=0.1)
@@ -257,7 +225,7 @@ def test_what_one_ingress_dispatches_the_other_hears_of(server: WireServer, peer
     one.hear(messages.Welcome), two.hear(messages.Welcome)
     one.say(messages.Dispatch(1, "a", 500))
 
-    def load_at(ingress: Dealer, condition: Callable[[messages.Load], bool]) -> messages.Load:
+    def load_at(ingress: BarePeer, condition: Callable[[messages.Load], bool]) -> messages.Load:
         deadline = time.monotonic() + 60
         while True:
             load: messages.Load = ingress.hear(messages.Heartbeat).load
@@ -270,7 +238,7 @@ def test_what_one_ingress_dispatches_the_other_hears_of(server: WireServer, peer
     seen = load_at(one, lambda load: load.dispatches_seen == 1)
     assert (seen.queued_prefill_tokens, seen.num_own) == (500, 1)
     one.say(messages.Dispatch(1, "a", 500))
-    until(lambda: server.counts["replayed"] == 1)
+    wait_until(lambda: server.counts["replayed"] == 1)
     server.open("a", "one")  # it has arrived: the engine counts it from now on
     load_at(two, lambda load: (load.queued_prefill_tokens, load.num_requests) == (0, 1))
     one.say(messages.Dispatch(2, "b", 70))  # never arrives

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import strategies as st
@@ -68,3 +69,18 @@ def queries(draw: st.DrawFn) -> RouteQuery:
         utilisation=draw(st.floats(0, 1)),
         chain=tuple(draw(st.lists(st.integers(1, 50), max_size=8))),
     )
+
+
+@dataclass
+class Prompt:
+    request_id: str
+    prompt_ids: list[int]
+    output_ids: list[int] = field(default_factory=list)
+    model: str = "m"
+    salt: str = ""
+    session_id: str | None = None
+    most_reusable: int = 10**9
+
+    @property
+    def num_reusable(self) -> int:
+        return min(self.most_reusable, len(self.prompt_ids) + len(self.output_ids))
