@@ -1,15 +1,15 @@
-# The two commands: `make serve` and `make test`. Both make .venv and install on their first run.
+# The two commands are `make serve` and `make test`. Both create .venv and install Raydix on their first run.
 
 PYTHON ?= python3
 VENV   ?= .venv
 PORT   ?= 8000
-# On Linux, PyPI's torch brings CUDA. A machine without a GPU saves gigabytes by naming PyTorch's CPU wheel index
+# On Linux, PyPI's torch comes with CUDA. On a machine without a GPU, PyTorch's index of CPU wheels saves gigabytes
 # (see pytorch.org, "Get Started"):  make serve TORCH_INDEX=<url of the CPU wheels>
 TORCH_INDEX ?=
 
 BIN       := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# What publishes to Grafana replaces urllib3, so it lives apart from Ray.
+# The publisher to Grafana needs another urllib3 than Ray does, so it has a virtual environment of its own.
 PUBLISHER := .venv-grafana
 INDEX     := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
@@ -36,14 +36,15 @@ $(INSTALLED): pyproject.toml constraints.txt setup.py engine/kernels/build.py $(
 	@test ! -e engine/kernels/libraydix.log || { echo "The native kernels:"; cat engine/kernels/libraydix.log; } >&2
 	@touch $@
 
-# The CPU kernels again; then under sanitizers, which are no part of `make test`: they take minutes.
+# Builds the CPU kernels again. The two targets below test them under sanitizers, which takes minutes, so `make test`
+# leaves them out.
 native: $(INSTALLED)
 	$(BIN)/python -m engine.kernels.build
 
-# Not what builds: a compiler does not run under a sanitizer that it does not know of.
+# Tests that build kernels are left out: a compiler does not run under a preloaded sanitizer.
 NATIVE_TESTS ?= tests/engine/kernels tests/engine/attention/test_attention.py tests/engine/sampling/test_native_sampler.py \
 	--ignore=tests/engine/kernels/triton --ignore=tests/engine/kernels/test_build.py
-# Python itself leaks, and torch's OpenMP is not instrumented: the kernels' own threads are looked at.
+# Python itself leaks memory, and torch's OpenMP is not instrumented, so only the kernels' own threads are checked.
 native-asan: $(INSTALLED)
 	$(BIN)/python -m engine.kernels.build --sanitizer address -o build/asan/libraydix.so
 	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \

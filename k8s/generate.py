@@ -1,4 +1,4 @@
-"""Writes what kustomize cannot take as it is: `python k8s/generate.py`. tests/k8s compares it with what is there.
+"""Generates what kustomize cannot use as it is: `python k8s/generate.py`. tests/k8s checks that it is fresh.
 
 overlays/monitoring/rules.yaml    monitoring/alerts/raydix.rules.yaml as a PrometheusRule
 """
@@ -23,7 +23,7 @@ spec:
 
 
 def prometheus_rule(rules: str) -> str:
-    """The manifest: the rule file's text, one level deeper."""
+    """The manifest, which contains the rule file's text indented by one level."""
     lines = (f"  {line}".rstrip() for line in rules.splitlines())
     return _HEAD + "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""The Dockerfile, as far as it can be judged without building it."""
+"""Checks of the Dockerfile that need no build."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def of(instruction: str) -> list[str]:
 
 
 def stages() -> dict[str, str]:
-    """What each stage stands on, by name."""
+    """The base of each stage, by the stage's name."""
     return {name: base for base, name in (step.split(" AS ") for step in of("FROM"))}
 
 
@@ -50,7 +50,7 @@ def test_every_base_is_a_version() -> None:
     assert outside and all(re.search(r":\d+\.\d+\.\d+", base) for base in outside), outside
 
 
-def test_both_targets_stand_on_the_same_runtime_and_copy_their_own_build() -> None:
+def test_both_targets_build_on_the_same_runtime_and_copy_their_own_build() -> None:
     assert {"cpu", "cuda"} <= stages().keys()
     for target in ("cpu", "cuda"):
         assert "runtime" in ancestors(target)
@@ -59,7 +59,7 @@ def test_both_targets_stand_on_the_same_runtime_and_copy_their_own_build() -> No
 
 
 def test_the_kernels_are_compiled_for_the_python_and_system_they_run_on() -> None:
-    """The slim image has no compiler; the one it is cut from does."""
+    """The slim image has no compiler; the full image of the same version has one."""
     built, run = ancestors("build-cpu")[-1], ancestors("cpu")[-1]
     assert built == run.replace("-slim", "") != run
 
@@ -75,7 +75,7 @@ def test_every_package_is_pinned() -> None:
     assert installs and all("-c constraints.txt" in step for step in installs)
 
 
-def test_the_last_word_is_not_roots() -> None:
+def test_the_last_user_is_not_root() -> None:
     (user,) = of("USER")
     uid, gid = map(int, user.split(":"))
     assert uid > 0 and gid > 0
@@ -99,7 +99,7 @@ def test_the_command_is_one_that_is_installed() -> None:
 
 
 def test_what_is_copied_is_there_and_nothing_else_gets_in() -> None:
-    """The build sees what .dockerignore lets through, and that is all that the package is made of."""
+    """The build sees what .dockerignore lets through, which is exactly what the package is made of."""
     rules = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     let = {rule[1:] for rule in rules if rule.startswith("!")}
     assert "*" in rules and all((ROOT / path).exists() for path in let)

@@ -1,4 +1,4 @@
-"""The sizes that examples state are those that `raydix plan` works out for the settings that they have."""
+"""The sizes stated in the examples are those that `raydix plan` computes for their settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_stated_sizes_are_the_plans(directory: str) -> None:
     assert ran.exit_code == 0, ran.output
     plan = json.loads(ran.stdout)
     replica = plan["replica"]
-    assert f"{replica['kv_bytes_per_token']:,} B a token" in said
+    assert f"{replica['kv_bytes_per_token']:,} B per token" in said
     assert f"{plan['model']['weight_bytes']['bfloat16'] / 1e9:.4g} GB" in said
     assert f"{replica['kv_pages']:,} pages of 16 tokens, {replica['kv_tokens']:,} tokens" in said
     assert f"{replica['concurrent_requests']}" in said

@@ -1,4 +1,4 @@
-"""Files of k8s/ that are made from others, and files that others need in another form."""
+"""Files of k8s/ that are generated from others, and what the README and Ray must agree with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.k8s.support.operation_checks import DRAIN
 from tests.k8s.support.wiring_checks import described_secrets
 
 LARGEST_APPLIED = 256 * 1024
-"""Bytes of an object that `kubectl apply` can note down in an annotation."""
+"""Largest object, in bytes, that `kubectl apply` can record in an annotation."""
 
 
 def test_the_prometheus_rule_is_fresh() -> None:
@@ -55,5 +55,5 @@ def test_no_secret_is_kept_here() -> None:
 
 
 def test_ray_still_drains_on_sigterm_as_long_as_it_is_told() -> None:
-    """The variable that pods set is read by Ray at its start; a new Ray may name it otherwise."""
+    """Ray reads the variable that the pods set; a new version of Ray may rename it."""
     assert hasattr(ray_constants, DRAIN)

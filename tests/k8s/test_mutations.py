@@ -1,4 +1,4 @@
-"""Mistakes that somebody could make, one at a time: the check that each is for must find it."""
+"""Seeded mistakes: each is made alone, and the check that is meant to find it must find it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.skipif(kustomize_command() is None, reason="neither kub
 
 @dataclass(frozen=True)
 class Mistake:
-    """What goes wrong, in which build, and the check that has to say so."""
+    """One mistake, the build it is made in, and the check that has to report it."""
 
     what: str
     found_by: str
     make: Callable[[Manifests], Any]
     directory: str = "overlays/gpu"
     says: str = ""
-    """Part of what the check says."""
+    """Part of the check's message."""
 
 
 def rename(doc: Doc, old: str, new: str) -> None:
@@ -55,7 +55,7 @@ def spec(manifests: Manifests, kind: str, name: str | None = None) -> Doc:
 
 
 def serve(change: Callable[[Doc], Any]) -> Callable[[Manifests], None]:
-    """A change of serve.yaml."""
+    """Make a change to serve.yaml."""
 
     def make(manifests: Manifests) -> None:
         config = manifests.serve
@@ -66,7 +66,7 @@ def serve(change: Callable[[Doc], Any]) -> Callable[[Manifests], None]:
 
 
 def args(change: Callable[[Doc], Any]) -> Callable[[Manifests], None]:
-    """A change of Raydix's own arguments."""
+    """Make a change to Raydix's own arguments."""
     return serve(lambda config: change(config["applications"][0]["args"]))
 
 

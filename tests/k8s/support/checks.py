@@ -1,8 +1,8 @@
-"""What must hold of everything that is applied together. Each check tells what is wrong, or nothing.
+"""The registry of checks on manifests that are applied together. A check yields a message for each thing wrong.
 
-schemas    does every object have the fields its kind has, and serve.yaml those of Ray Serve and of Raydix?
-wiring     do names, labels and ports that refer to something refer to something that is there?
-operation  drain, probes, sizes, rights
+schema_checks      does every object have the fields of its kind, and serve.yaml those of Ray Serve and Raydix?
+wiring_checks      does every name, label and port that refers to something refer to something that exists?
+operation_checks   do draining, probes, sizes and permissions fit together?
 """
 
 from __future__ import annotations
@@ -16,6 +16,6 @@ CHECKS: dict[str, Check] = {}
 
 
 def check(function: Check) -> Check:
-    """Registers a check under its function's name."""
+    """Register a check under its function's name."""
     CHECKS[function.__name__] = function
     return function

@@ -1,6 +1,6 @@
-"""A custom resource against its definition, as strictly as an API server with strict field validation.
+"""Checks a custom resource against its definition, as an API server with strict field validation does.
 
-What JSON Schema does not cover are the definition's CEL rules (`x-kubernetes-validations`).
+The definition's CEL rules (`x-kubernetes-validations`) are not checked: JSON Schema cannot express them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tests.k8s.support.manifests import ROOT, Doc
 _FILE = Path("shared", "k8s", "ray.io_rayservices.yaml")
 _FOUND = [parent / _FILE for parent in ROOT.parents if (parent / _FILE).exists()]
 RAYSERVICE_CRD = _FOUND[0] if _FOUND else ROOT.parent / _FILE
-"""KubeRay 1.7.0's, where the checkout has it beside it or beside a folder it is in."""
+"""KubeRay 1.7.0's definition, if it lies beside the checkout or beside one of its parent folders."""
 _OPEN = "x-kubernetes-preserve-unknown-fields"
 
 
 @cache
 def schema(path: Path, version: str) -> Doc:
-    """The definition's schema of a version, with nothing allowed that it does not name."""
+    """The schema of one version in a definition, which allows no field that it does not name."""
     definition = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     (found,) = [v for v in definition["spec"]["versions"] if v["name"] == version]
     strict: Doc = _strict(found["schema"]["openAPIV3Schema"])
@@ -33,7 +33,7 @@ def schema(path: Path, version: str) -> Doc:
 
 
 def problems(doc: Doc, path: Path) -> Iterator[str]:
-    """What an API server would refuse `doc` for."""
+    """Yield the errors for which an API server would refuse `doc`."""
     strict = schema(path, doc["apiVersion"].rsplit("/", 1)[-1])
     filled = _with_defaults(doc, strict)
     for error in Draft7Validator(strict).iter_errors(filled):
@@ -57,7 +57,7 @@ def _strict(schema: Doc) -> Doc:
 
 
 def _with_defaults(value: Any, schema: Any) -> Any:
-    """`value` with the defaults that an API server fills in before it checks."""
+    """`value` with the defaults that an API server fills in before it validates."""
     if isinstance(value, dict):
         properties = schema.get("properties", {})
         filled = {key: sub["default"] for key, sub in properties.items() if "default" in sub} | value

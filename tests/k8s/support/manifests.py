@@ -1,4 +1,4 @@
-"""What `kubectl kustomize` makes of a directory, and the pods that KubeRay and Kubernetes would make of that."""
+"""Builds a directory with `kubectl kustomize` and finds the pods that KubeRay and Kubernetes would make of it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ ROOT = Path(__file__).resolve().parents[3]
 K8S = ROOT / "k8s"
 
 DEPLOYMENTS = ("overlays/cpu-dev", "overlays/gpu", "examples/llama-3.1-8b", "examples/qwen3-32b")
-"""Each a whole deployment."""
+"""Directories that are each a whole deployment."""
 ADDITIONS = ("overlays/monitoring", "overlays/inference-gateway")
-"""Applied beside one; here, beside overlays/gpu."""
+"""Directories that are applied beside a deployment; here, beside overlays/gpu."""
 
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod template and what it is called in messages."""
+    """A pod template, and its name in messages."""
 
     name: str
     labels: dict[str, str]
     spec: Doc
     group: Doc
-    """The RayService group it is a pod of; {} for others."""
+    """The RayService group that the pod belongs to; {} for other pods."""
 
     @property
     def containers(self) -> list[Doc]:
@@ -43,7 +43,7 @@ class Pod:
         return {port["name"]: port["containerPort"] for c in self.containers for port in c.get("ports", [])}
 
     def matches(self, selector: Doc) -> bool:
-        """Whether a label selector selects it; one with expressions is not among those we write."""
+        """Whether a label selector selects the pod. Selectors with expressions are not supported."""
         assert selector.keys() <= {"matchLabels"}, f"selector not understood: {selector}"
         wanted: dict[str, str] = selector.get("matchLabels", {})
         return wanted.items() <= self.labels.items()
@@ -69,7 +69,7 @@ class Manifests:
 
     @property
     def serve(self) -> Doc:
-        """serveConfigV2, parsed."""
+        """The parsed serveConfigV2."""
         parsed: Doc = yaml.safe_load(self.one("RayService")["spec"]["serveConfigV2"])
         return parsed
 
@@ -91,7 +91,7 @@ class Manifests:
 
     @property
     def pods(self) -> list[Pod]:
-        """Every pod template there is."""
+        """All pod templates."""
         return [self.head, *self.workers, *self._other_pods()]
 
     def _other_pods(self) -> Iterator[Pod]:
@@ -105,7 +105,7 @@ class Manifests:
 
 
 def kustomize_command() -> list[str] | None:
-    """What builds a directory; None where there is neither kubectl nor kustomize."""
+    """The command that builds a directory; None where neither kubectl nor kustomize is installed."""
     if path := shutil.which("kubectl"):
         return [path, "kustomize"]
     if path := shutil.which("kustomize"):
@@ -123,6 +123,6 @@ def _build(directory: str) -> tuple[Doc, ...]:
 
 
 def build(directory: str) -> Manifests:
-    """A directory of k8s/; an addition together with overlays/gpu."""
+    """Build a directory of k8s/; an addition is built together with overlays/gpu."""
     docs = _build(directory) if directory not in ADDITIONS else (*_build("overlays/gpu"), *_build(directory))
     return Manifests(list(docs)).copy()

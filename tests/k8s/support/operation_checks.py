@@ -1,4 +1,4 @@
-"""Checks of how it behaves: draining, probes, sizes, what containers may do."""
+"""Checks of the deployment in operation: draining, probes, sizes, and permissions of containers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def time_to_drain(manifests: Manifests) -> Iterator[str]:
         container = pod.spec["containers"][0]
         hook = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
         if hook < 5:
-            yield f"{pod.name}: no preStop hook that waits until the Service has forgotten the pod"
+            yield f"{pod.name}: no preStop hook that waits until the Service has dropped the pod"
         times = (
             ("request_timeout_s", manifests.serve["http_options"]["request_timeout_s"], min(drains)),
             ("drain_timeout_s", max(drains), _drain_seconds(container)),
@@ -50,14 +50,14 @@ def time_to_drain(manifests: Manifests) -> Iterator[str]:
 
 
 def _drain_seconds(container: Doc) -> float:
-    """How long Ray drains on SIGTERM: its default is 30 s."""
+    """Seconds that Ray drains on SIGTERM; its default is 30."""
     environment = {entry["name"]: entry.get("value") for entry in container.get("env", [])}
     return float(environment.get(DRAIN, 30))
 
 
 @check
 def probes(manifests: Manifests) -> Iterator[str]:
-    """Each kind of worker asks its own question, and the marks are where the question is answered."""
+    """Each kind of worker has its own readiness probe, and engines write their files where the probe looks."""
     for pod in manifests.workers:
         words = pod.spec["containers"][0].get("readinessProbe", {}).get("exec", {}).get("command", [])
         if words != ["python", "-m", "deployments.replica.pod", "ready", pod.name]:
@@ -70,7 +70,7 @@ def probes(manifests: Manifests) -> Iterator[str]:
 
 @check
 def disruption(manifests: Manifests) -> Iterator[str]:
-    """Groups of several keep one; groups of one can be drained."""
+    """A group of several pods keeps at least one during a drain; a group of one can be drained."""
     for pod in manifests.workers:
         least = pod.group["minReplicas"]
         budgets = [
@@ -87,9 +87,9 @@ def disruption(manifests: Manifests) -> Iterator[str]:
 
 @check
 def capacity(manifests: Manifests) -> Iterator[str]:
-    """Every replica fits a pod of exactly one group, all of them its pods, and none the head.
+    """Every replica fits the pods of exactly one group, the group has enough of them, and none runs on the head.
 
-    A pod that drains counts until it is gone, so a group has room for the one that replaces it.
+    A draining pod counts until it is gone, so a group has room for the pod that replaces it.
     """
     room = {pod.name: _ray_resources(pod) for pod in manifests.workers}
     placed: dict[str, list[tuple[str, Doc, dict[str, int]]]] = {name: [] for name in room}
@@ -111,7 +111,7 @@ def capacity(manifests: Manifests) -> Iterator[str]:
 
 
 def _replicas(manifests: Manifests) -> dict[str, tuple[Doc, int, int]]:
-    """What one replica of each deployment reserves, and the least and most of them."""
+    """What a replica of each deployment reserves, and the fewest and most replicas."""
     application = ServeDeploySchema.model_validate(manifests.serve).applications[0]
     args = AppArgs.model_validate(application.args)
     overrides = {d.name: d.ray_actor_options.model_dump(exclude_unset=True) for d in application.deployments}
@@ -138,7 +138,7 @@ def _replicas(manifests: Manifests) -> dict[str, tuple[Doc, int, int]]:
 
 
 def _ray_resources(pod: Pod) -> Doc:
-    """What a pod of a group offers, as Ray's own autoscaler reads it."""
+    """The resources that a pod of a group offers, as Ray's own autoscaler reads them."""
     offered: Doc = _get_ray_resources_from_group_spec(copy.deepcopy(pod.group), False)
     return offered
 
@@ -148,7 +148,7 @@ def _fits(needs: Doc, has: Doc) -> bool:
 
 
 def _pods_for(wanted: list[tuple[Doc, int]], room: Doc) -> int:
-    """Pods that hold so many of each, filled one after the other, the largest first."""
+    """Number of pods that hold these replicas, filled one after the other, largest replicas first."""
     pods: list[Doc] = []
     for needs, count in sorted(wanted, key=lambda one: -one[0]["CPU"]):
         for _ in range(count):
@@ -163,7 +163,7 @@ def _pods_for(wanted: list[tuple[Doc, int]], room: Doc) -> int:
 
 @check
 def resources(manifests: Manifests) -> Iterator[str]:
-    """Every container has a size, and it is what it gets: requests = limits."""
+    """Every container has CPU and memory limits, and requests exactly those."""
     sized = [(f"{pod.name}/{c['name']}", c.get("resources", {})) for pod in manifests.pods for c in pod.containers]
     sized.append(("autoscaler", manifests.cluster["autoscalerOptions"].get("resources", {})))
     for name, sizes in sized:
@@ -185,7 +185,7 @@ def _quantity(text: str) -> float:
 
 @check
 def gpus(manifests: Manifests) -> Iterator[str]:
-    """Engines on GPUs have a GPU each, and run where GPUs are kept for those who want one; nobody else does."""
+    """Engine pods for GPUs have a GPU and tolerate the taint of GPU nodes; no other pod has one."""
     wanted = any(model.gpus_per_engine for model in app_args(manifests).served.values())
     for pod in manifests.pods:
         limits = [c.get("resources", {}).get("limits", {}) for c in pod.containers]
@@ -199,7 +199,7 @@ def gpus(manifests: Manifests) -> Iterator[str]:
 
 @check
 def images(manifests: Manifests) -> Iterator[str]:
-    """Every image says which version it is."""
+    """Every image names its version."""
     for pod in manifests.pods:
         for container in pod.containers:
             image = container["image"]
@@ -210,7 +210,7 @@ def images(manifests: Manifests) -> Iterator[str]:
 
 @check
 def rights(manifests: Manifests) -> Iterator[str]:
-    """No root, no capabilities, a read-only file system with /tmp to write in, no token of Kubernetes."""
+    """Containers have no root, no capabilities, no Kubernetes token, and only /tmp to write to."""
     for pod in manifests.pods:
         user = pod.spec.get("securityContext", {})
         if not user.get("runAsNonRoot") or not user.get("runAsUser"):
@@ -240,11 +240,11 @@ def _locked(name: str, container: Doc) -> Iterator[str]:
 
 @check
 def keys(manifests: Manifests) -> Iterator[str]:
-    """On GPUs nobody is served without a key, and only ingress pods see the keys' hashes."""
+    """On GPUs no request is served without a key, and only ingress pods see the keys' hashes."""
     args = app_args(manifests)
     if args.access_file is None:
         if any(model.gpus_per_engine for model in args.served.values()) and not args.tenants:
-            yield "everybody may ask: neither access_file nor tenants"
+            yield "everybody may send requests: there are neither access_file nor tenants"
         return
     folder = args.access_file.rpartition("/")[0]
     for pod in ray_pods(manifests):
@@ -257,13 +257,13 @@ def keys(manifests: Manifests) -> Iterator[str]:
 
 @check
 def denied_by_default(manifests: Manifests) -> Iterator[str]:
-    """What no policy allows is denied, both ways."""
+    """Connections that no policy allows are denied, both ways."""
     policies = [doc["spec"] for doc in manifests.of("NetworkPolicy") if doc["spec"]["podSelector"] == {}]
     if not any(set(spec["policyTypes"]) == {"Ingress", "Egress"} and len(spec) == 2 for spec in policies):
         yield "no NetworkPolicy denies everything to all pods"
     labels = manifests.one("Namespace")["metadata"].get("labels", {})
     if labels.get("pod-security.kubernetes.io/enforce") != "restricted":
-        yield "the namespace takes pods with more rights than ours"
+        yield "the namespace admits pods with more permissions than Raydix's need"
 
 
 @check
@@ -275,7 +275,7 @@ def cluster(manifests: Manifests) -> Iterator[str]:
     if not service.get("excludeHeadPodFromServeSvc"):
         yield "the Service leads to the head, too"
     if ray.get("authOptions", {}).get("mode") != "token":
-        yield "whoever reaches Ray's ports may run code: authOptions.mode is not token"
+        yield "all who reach Ray's ports may run code: authOptions.mode is not token"
     if not ray.get("enableInTreeAutoscaling") or ray.get("autoscalerOptions", {}).get("version") != "v2":
         yield "no autoscaler v2"
     pinned = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)

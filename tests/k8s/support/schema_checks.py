@@ -29,7 +29,7 @@ CUSTOM = {
     "InferencePool": "inference.networking.k8s.io/v1",
     "HTTPRoute": "gateway.networking.k8s.io/v1",
 }
-"""Kinds that Kubernetes itself does not have, and the version we write."""
+"""Kinds that are not built into Kubernetes, and the version that k8s/ uses."""
 FIELDS = {
     "ScrapeConfig": "jobName metricsPath scrapeInterval scrapeTimeout staticConfigs.targets",
     "PodMonitor": "selector.matchLabels.* podTargetLabels podMetricsEndpoints.port podMetricsEndpoints.interval",
@@ -40,14 +40,14 @@ FIELDS = {
     "HTTPRoute": "parentRefs.name parentRefs.namespace rules.matches.path.type rules.matches.path.value "
     "rules.backendRefs.group rules.backendRefs.kind rules.backendRefs.name rules.timeouts.request",
 }
-"""Fields of specs that were checked, strictly, with the definitions of prometheus-operator 0.93.0, of the Gateway
-API's inference extension 1.6.0 and of the Gateway API 1.3.0, which are too large to keep here. A new field is
-to be looked up there before it is added."""
+"""Fields of specs that were checked by hand against the definitions of prometheus-operator 0.93.0, the Gateway
+API's inference extension 1.6.0 and the Gateway API 1.3.0, which are too large to keep here. Look a new field up
+there before you add it."""
 
 
 @check
 def built_in_kinds(manifests: Manifests) -> Iterator[str]:
-    """Kubernetes' own schemas, strict; every other kind is one that we know."""
+    """Objects satisfy Kubernetes' own schemas, strictly; every other kind is one of `CUSTOM`."""
     for doc in manifests.docs:
         if CUSTOM.get(doc["kind"]) == doc["apiVersion"]:
             continue
@@ -62,7 +62,7 @@ def built_in_kinds(manifests: Manifests) -> Iterator[str]:
 
 @check
 def custom_fields(manifests: Manifests) -> Iterator[str]:
-    """No field of a custom resource that was not looked up in its definition."""
+    """Custom resources have only fields that were looked up in their definitions."""
     for doc in manifests.of(*FIELDS):
         known = FIELDS[doc["kind"]].split()
         free = tuple(path.removesuffix("*") for path in known if path.endswith("*"))
@@ -72,7 +72,7 @@ def custom_fields(manifests: Manifests) -> Iterator[str]:
 
 
 def _paths(value: Any, before: str = "") -> Iterator[str]:
-    """Dotted names of all leaves; lists do not count."""
+    """Dotted names of all leaves, without positions in lists."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _paths(item, f"{before}.{key}" if before else key)
@@ -85,14 +85,14 @@ def _paths(value: Any, before: str = "") -> Iterator[str]:
 
 @check
 def rayservice_schema(manifests: Manifests) -> Iterator[str]:
-    """KubeRay's definition, where it is at hand."""
+    """The RayService satisfies KubeRay's definition, where that is available."""
     if crd.RAYSERVICE_CRD.exists():
         yield from crd.problems(manifests.one("RayService"), crd.RAYSERVICE_CRD)
 
 
 @check
 def serve_config(manifests: Manifests) -> Iterator[str]:
-    """Ray Serve's schema; what it calls ours takes our arguments; what it overrides is there."""
+    """serve.yaml satisfies Ray Serve's schema and Raydix's, and overrides only deployments that exist."""
     try:
         config = read_serve_config(manifests.serve)
     except ValidationError as error:
@@ -121,14 +121,14 @@ def serve_config(manifests: Manifests) -> Iterator[str]:
 
 @check
 def gateway_metrics(manifests: Manifests) -> Iterator[str]:
-    """A pool's picker finds the gauges that it reads."""
+    """The gauges that an InferencePool's picker reads are switched on."""
     if manifests.of("InferencePool") and not app_args(manifests).metrics.inference_gateway:
         yield "there is an InferencePool, and metrics.inference_gateway is off"
 
 
 @check
 def rules(manifests: Manifests) -> Iterator[str]:
-    """promtool's opinion of the rules, where it is installed."""
+    """promtool accepts the rules, where it is installed."""
     command = promtool()
     for doc in manifests.of("PrometheusRule") if command else []:
         with tempfile.TemporaryDirectory() as directory:
@@ -140,12 +140,12 @@ def rules(manifests: Manifests) -> Iterator[str]:
 
 
 def promtool() -> str | None:
-    """Prometheus' own checker, where it is installed."""
+    """The path of Prometheus' own checker; None where it is not installed."""
     return shutil.which("promtool")
 
 
 def app_args(manifests: Manifests) -> AppArgs:
-    """Raydix's arguments, read as it reads them."""
+    """Raydix's arguments, parsed as Raydix does."""
     return AppArgs.model_validate(manifests.args)
 
 

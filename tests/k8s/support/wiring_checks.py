@@ -1,4 +1,4 @@
-"""Checks of what refers to something else: labels, ports, names."""
+"""Checks of labels, ports and names that refer to other objects."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tests.k8s.support.manifests import K8S, Doc, Manifests, Pod
 from tests.k8s.support.schema_checks import app_args
 
 FOREIGN_PODS = {"inferencepool": "raydix-epp"}
-"""Pods that another chart makes."""
+"""Labels of pods that another chart installs."""
 FOREIGN_CONFIG_MAPS = {"kube-root-ca.crt"}
-"""Those that Kubernetes makes."""
+"""ConfigMaps that Kubernetes itself creates."""
 RAY_PORTS = (
     "node-manager-port",
     "object-manager-port",
@@ -24,7 +24,7 @@ RAY_PORTS = (
 
 @check
 def selectors(manifests: Manifests) -> Iterator[str]:
-    """Every selector finds a pod of ours."""
+    """Every selector selects some pod of Raydix's."""
     for where, selector in _selectors(manifests):
         if selector.get("matchLabels") == FOREIGN_PODS:
             continue
@@ -52,7 +52,7 @@ def _selectors(manifests: Manifests) -> Iterator[tuple[str, Doc]]:
 
 @check
 def ports(manifests: Manifests) -> Iterator[str]:
-    """Every port that is named is one that the pods have."""
+    """Every port that is referred to by name exists in the pods."""
     for doc in manifests.of("NetworkPolicy"):
         selected = [pod for pod in manifests.pods if pod.matches(doc["spec"]["podSelector"])]
         for rule in doc["spec"].get("ingress", []):
@@ -73,11 +73,11 @@ def ports(manifests: Manifests) -> Iterator[str]:
 
 @check
 def serving_port(manifests: Manifests) -> Iterator[str]:
-    """Serve listens where others look for it, and the Service leads to ingress pods alone."""
+    """Serve listens on the port that others use, and the Service leads to ingress pods alone."""
     http = manifests.serve["http_options"]
     (port,) = manifests.one("RayService")["spec"]["serveService"]["spec"]["ports"]
     if http["host"] != "0.0.0.0":
-        yield f"Serve listens on {http['host']}: nobody outside the pod can reach it"
+        yield f"Serve listens on {http['host']}: nothing outside the pod can reach it"
     having = [pod.name for pod in manifests.workers if port["targetPort"] in pod.ports]
     if having != ["ingress"]:
         yield f"the Service's port {port['targetPort']} is one of {having}, not of ingress pods alone"
@@ -93,11 +93,11 @@ def serving_port(manifests: Manifests) -> Iterator[str]:
 
 @check
 def scrape(manifests: Manifests) -> Iterator[str]:
-    """Prometheus asks one target, the Service that KubeRay makes."""
+    """Prometheus scrapes one target, the Service that KubeRay creates."""
     meta = manifests.one("RayService")["metadata"]
     for host, _ in _scraped(manifests):
         if host != f"{meta['name']}-serve-svc.{meta['namespace']}.svc":
-            yield f"KubeRay makes no Service {host}"
+            yield f"KubeRay creates no Service {host}"
     if manifests.of("ScrapeConfig") and len(list(_scraped(manifests))) != 1:
         yield "the page is the sum of all processes: more than one target counts them several times"
 
@@ -112,7 +112,7 @@ def _scraped(manifests: Manifests) -> Iterator[tuple[str, int]]:
 
 @check
 def cluster_ports(manifests: Manifests) -> Iterator[str]:
-    """The policy lets exactly Ray's fixed ports and the wire's through, in both directions."""
+    """The policy allows exactly Ray's fixed ports and the wire's, in both directions."""
     low, high = app_args(manifests).wire.ports or (0, 0)
     expected = {6379, 8265, 52365, *range(low, high + 1)}
     for pod in ray_pods(manifests):
@@ -139,7 +139,7 @@ def _some(numbers: set[int]) -> str:
 
 @check
 def references(manifests: Manifests) -> Iterator[str]:
-    """Volumes, Secrets, ConfigMaps and claims are there, or k8s/README.md says how to make them."""
+    """Volumes, Secrets, ConfigMaps and claims exist, or k8s/README.md says how to create them."""
     there = {(doc["kind"], doc["metadata"]["name"]) for doc in manifests.docs}
     there |= {("ConfigMap", name) for name in FOREIGN_CONFIG_MAPS}
     there |= {("Secret", name) for name in described_secrets()}
@@ -157,11 +157,11 @@ def references(manifests: Manifests) -> Iterator[str]:
             mounts += [mount["name"] for mount in manifests.cluster["autoscalerOptions"]["volumeMounts"]]
         for name in mounts:
             if name not in volumes:
-                yield f"{pod.name} mounts a volume {name} that it has not"
+                yield f"{pod.name} mounts a volume {name} that it does not have"
 
 
 def described_secrets() -> set[str]:
-    """Names in the README's commands that make Secrets."""
+    """Names of the Secrets that the README's commands create."""
     text = (K8S / "README.md").read_text(encoding="utf-8")
     return set(re.findall(r"create secret generic (\S+)", text))
 
