@@ -16,7 +16,7 @@ from engine.attention.kv_pages import UNSCALED, KVScales
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What a backend is built for."""
+    """The heads, windows and pages that a backend is built for."""
 
     num_heads: int
     num_kv_heads: int
@@ -25,57 +25,57 @@ class AttentionShape:
     windows: frozenset[int | None]
     """The sliding windows that occur in the model's layers, in positions; None is full attention."""
     kv_dtype: torch.dtype | None = None
-    """Type of the numbers in pages; None: the model's."""
+    """Type of the numbers in pages; None for the model's type."""
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied with before the softmax."""
+        """Factor of the scores before the softmax."""
         return float(self.head_dim**-0.5)
 
 
 class AttentionStep(Protocol):
-    """One step's batch, prepared: called once per layer. Whatever layers share was computed by `prepare`.
+    """One step's prepared batch, called once per layer. `prepare` has computed what all layers share.
 
-    Backends read KV and never write it: the decoder stores a layer's before it attends (`store_kv`, or a kernel
-    that does more than that).
+    Backends read KV and never write it: the decoder stores a layer's KV before it attends (`store_kv`, or a fused
+    kernel).
     """
 
     @property
     def batch(self) -> AttentionBatch:
-        """Whose step it is."""
+        """The batch that was prepared."""
         ...
 
     def attend(
         self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
     ) -> torch.Tensor:
-        """Attention of one layer.
+        """Compute the attention of one layer.
 
-        pages: [2, num_pages + 1, page_size, num_kv_heads, head_dim], which hold the step's own KV too
+        pages: [2, num_pages + 1, page_size, num_kv_heads, head_dim], the step's own KV included
         query: [N, num_heads, head_dim]; dim 0 may be strided
         window: a query at position p sees positions p - window + 1 .. p; None: 0 .. p
-        scales: what pages hold, times these, are the layer's keys and values
+        scales: the layer's keys and values are the numbers in the pages times these
         Returns [N, num_heads * head_dim], contiguous.
         """
         ...
 
 
 class AttentionBackend(Protocol):
-    """Attention over paged KV, for one model on one device. Holds no state of any batch."""
+    """Attention over paged KV for one model on one device. Holds no state of any batch."""
 
     name: str
     is_capturable: bool
-    """Whether a step of decodes depends on its batch's tensors, their shapes and bounds of `kv_lens_host` alone: a
-    CUDA graph of it then holds for whatever the tensors say later."""
+    """Whether a decode step depends only on its batch's tensors, their shapes and bounds of `kv_lens_host`: a CUDA
+    graph of it then stays valid when the tensors' values change."""
 
     def __init__(self, shape: AttentionShape) -> None: ...
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
-        """Why this backend cannot compute such heads in such a type on `device`; None when it can."""
+        """Return why this backend cannot compute such heads in `dtype` on `device`; None when it can."""
         ...
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> AttentionStep:
-        """What all layers of a step share. `null_page` is always zero: gather it for padding."""
+        """Compute what all layers of a step share. `null_page` is always zero: gather it for padding."""
         ...
 
 
@@ -88,16 +88,16 @@ _BACKENDS = (
     ("flashinfer", "engine.attention.flashinfer", "FlashInferAttention"),
     ("reference", "engine.attention.reference", "ReferenceAttention"),
 )
-"""Name, module and class, the best first. A module is imported only when its backend is considered."""
+"""Name, module and class of each backend, the best first. A module is imported only when it is considered."""
 _LAST_ON_CPUS = "triton"
-"""There it runs in an interpreter, in tests that ask for it."""
+"""Backend that is considered last on CPUs, where it runs in an interpreter, for tests that ask for it."""
 
 
 def choose_backend(name: str, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
-    """The backend called `name`, or for "auto" the best that imports and runs. Raises ValueError."""
+    """Return the backend called `name`, or for "auto" the best one that imports and runs. Raises ValueError."""
     if name not in ("auto", *(label for label, _, _ in _BACKENDS)):
         known = ", ".join(label for label, _, _ in _BACKENDS)
-        raise ValueError(f"attention: no backend is called {name!r}; there are auto, {known}")
+        raise ValueError(f"attention: no backend is called {name!r}; choose one of auto, {known}")
     reasons: list[str] = []
     for label, backend in consider(shape, dtype, device, None if name == "auto" else name):
         if not isinstance(backend, str):
@@ -105,14 +105,14 @@ def choose_backend(name: str, shape: AttentionShape, dtype: torch.dtype, device:
                 logger.info("attention: not %s", reason)
             return backend(shape)
         reasons.append(f"{label}: {backend}")
-    instead = "" if name == "auto" else '; or set attention to "auto", which takes what there is'
+    instead = "" if name == "auto" else '; or set attention to "auto", which takes the best one that runs'
     raise ValueError(f"attention: {name} cannot run on {device}: {'; '.join(reasons)}{instead}")
 
 
 def consider(
     shape: AttentionShape, dtype: torch.dtype, device: torch.device, only: str | None = None
 ) -> Iterator[tuple[str, type[AttentionBackend] | str]]:
-    """Each backend's name, the best first, and its class or the reason why it cannot run; or that of one alone."""
+    """Yield each backend's name, the best first, and its class or why it cannot run; `only` selects a single one."""
     order = sorted(_BACKENDS, key=lambda entry: entry[0] == _LAST_ON_CPUS) if device.type == "cpu" else _BACKENDS
     for label, module, class_name in order:
         if only not in (None, label):

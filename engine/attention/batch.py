@@ -1,4 +1,4 @@
-"""Where each token of a step lies: built once per step, shared by all layers and backends.
+"""The metadata of a step's ragged batch: built once per step, shared by all layers and backends.
 
 rows:        decode rows first           then prefill rows
 tokens:      [ a | b | c |               d d d d d | e e e ]          "ragged": no padding
@@ -31,19 +31,19 @@ class AttentionBatch:
     """
 
     num_decodes: int
-    """Leading rows with exactly one token. Rows after them may have any number."""
+    """Number of leading rows with exactly one token. Rows after them may have any number."""
     query_lens: Sequence[int]
-    """[R] tokens of each row in this step, on the host."""
+    """[R] number of tokens of each row in this step, on the host."""
     kv_lens_host: Sequence[int]
-    """[R] positions 0 .. kv_len of each row have KV once this step's is written, on the host."""
+    """[R] number of positions of each row that have KV once this step's KV is written, on the host."""
     qo_indptr: torch.Tensor
     """int32 [R + 1]: row r's tokens are qo_indptr[r] .. qo_indptr[r + 1]."""
     kv_lens: torch.Tensor
-    """int32 [R], as `kv_lens_host`."""
+    """int32 [R]: `kv_lens_host` on the device."""
     block_table: torch.Tensor
     """int32 [R, P]: page ids; entries past a row's own pages hold the null page."""
     slot_mapping: torch.Tensor
-    """int64 [N]: where each token's KV is written; slot = page * page_size + offset."""
+    """int64 [N]: the slot each token's KV is written to; slot = page * page_size + offset."""
     positions: torch.Tensor
     """int64 [N]: each token's position in its request."""
 
@@ -51,12 +51,12 @@ class AttentionBatch:
     def from_chunks(
         cls, chunks: Sequence[Chunk], page_size: int, null_page: int, device: torch.device
     ) -> AttentionBatch:
-        """The batch of a plan's chunks (at least one), in their order."""
+        """Build the batch of a plan's chunks (at least one), in their order."""
         query_lens = [chunk.num_tokens for chunk in chunks]
         num_decodes = next((row for row, n in enumerate(query_lens) if n != 1), len(chunks))
         ends = [chunk.start + chunk.num_tokens for chunk in chunks]
         table = _block_table(chunks, [(end - 1) // page_size + 1 for end in ends], null_page)
-        if num_decodes == len(chunks):  # as in most steps: lists are quicker than a dozen calls of numpy
+        if num_decodes == len(chunks):  # Most steps: lists are quicker here than a dozen numpy calls.
             indptr, positions = np.arange(len(chunks) + 1, dtype=np.int32), np.array(ends, dtype=np.int64) - 1
             slots = np.array(
                 [_last_slot(chunk.pages, end - 1, page_size) for chunk, end in zip(chunks, ends, strict=True)]
@@ -81,9 +81,9 @@ class AttentionBatch:
 
 
 def on_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """A tensor of them, which goes to a GPU from pinned memory, so that the host need not wait for it.
+    """Return the values as a tensor. A GPU gets them from pinned memory, so that the host need not wait.
 
-    On a CPU, where they stay, it costs a third of what asking for a copy does.
+    On a CPU nothing is copied, which costs a third of asking torch for a copy.
     """
     here = torch.from_numpy(values)
     if device.type == "cpu":
@@ -96,7 +96,7 @@ def _last_slot(pages: Sequence[int], position: int, page_size: int) -> int:
 
 
 def _block_table(chunks: Sequence[Chunk], num_pages: Sequence[int], null_page: int) -> npt.NDArray[np.int32]:
-    """[R, P] the pages that hold each row's tokens, filled up with the null page."""
+    """[R, P]: the pages that hold each row's tokens, padded with the null page."""
     width = max(num_pages)
     pages = chain.from_iterable([chunk.pages[:n] for chunk, n in zip(chunks, num_pages, strict=True)])
     used = np.fromiter(pages, dtype=np.int32, count=sum(num_pages))

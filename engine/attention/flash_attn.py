@@ -1,11 +1,11 @@
-"""Attention by FlashAttention, whichever of its packages is there: they read pages in place.
+"""Attention by FlashAttention, with whichever of its packages is installed. All of them read pages in place.
 
-Decode rows are one call, which splits each row's KV over the GPU, and prefill rows another:
+Decode rows take one call, which splits each row's KV over the GPU, and prefill rows another:
 
     tokens  [ a | b | c | d d d d | e e e ]
     calls   [  decode   |     prefill     ]     both under the same window, causal from the bottom right corner
 
-What each package is told was tested against doubles of their documented functions; none has run on a GPU yet.
+The calls are tested against doubles of the packages' documented functions; none of them has run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class FlashAttention:
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
-        self._found: FoundPackage | None = None  # at the first step, which says on which device
+        self._found: FoundPackage | None = None  # Set at the first step, which shows the device.
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
-        """It needs a CUDA GPU, 16-bit numbers, and one of the packages, with pages and heads that it takes."""
+        """Require a CUDA GPU, 16-bit numbers, and one of the packages, with pages and heads that it supports."""
         if shape.kv_dtype not in (None, dtype):
-            return "it takes pages in fp8 only with queries in fp8; set kv_dtype to auto"
+            return "it supports fp8 pages only with fp8 queries; set kv_dtype to auto"
         found = misfit(dtype, device) or find_package(shape, device)
         return found if isinstance(found, str) else None
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> FlashStep:
-        """What both calls are told of their rows. Raises RuntimeError where no package fits."""
+        """Build the arguments that both calls share. Raises RuntimeError when no package fits."""
         if self._found is None:
             found = find_package(self._shape, batch.block_table.device)
             if isinstance(found, str):
@@ -52,7 +52,7 @@ class FlashAttention:
 
 
 class FlashStep:
-    """One step's batch."""
+    """One step's batch for FlashAttention."""
 
     def __init__(self, shape: AttentionShape, batch: AttentionBatch, found: FoundPackage) -> None:
         self.batch = batch
@@ -67,7 +67,7 @@ class FlashStep:
     def attend(
         self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
     ) -> torch.Tensor:
-        """As `AttentionStep.attend` says; pages are of the queries' type."""
+        """Implement `AttentionStep.attend`; pages have the queries' type."""
         keys, values = pages
         if all(part.takes_out for part in self._parts):
             attended = query.new_empty(query.shape)
@@ -80,15 +80,15 @@ class FlashStep:
 
 
 class _Part:
-    """One call a layer, with what all layers tell it."""
+    """One call per layer, with the arguments that all layers share."""
 
     def __init__(self, found: FoundPackage, call: Call, rows: _RowArguments) -> None:
         self.takes_out = call.takes_out
         self._function = found.function(call)
         self._is_ragged = call.is_ragged
         self._tokens = rows.tokens
-        told = {name: rows.say[name]() for name in call.arguments if name in rows.say}
-        self._told = {**told, **found.extra}
+        shared = {name: rows.arguments[name]() for name in call.arguments if name in rows.arguments}
+        self._shared = {**shared, **found.extra}
 
     def __call__(
         self,
@@ -98,10 +98,10 @@ class _Part:
         window: int | None,
         out: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Attention of the part's tokens, [tokens, num_heads, head_dim]; written to the batch's `out` if given."""
+        """Attend for the part's tokens: [tokens, num_heads, head_dim], written to the batch's `out` if given."""
         seen = (-1, -1) if window is None else (window - 1, 0)  # positions before and after a query's own
-        told = self._told if out is None else {**self._told, "out": self._shaped(out)}
-        attended: torch.Tensor = self._function(self._shaped(query), keys, values, window_size=seen, **told)
+        shared = self._shared if out is None else {**self._shared, "out": self._shaped(out)}
+        attended: torch.Tensor = self._function(self._shaped(query), keys, values, window_size=seen, **shared)
         return attended if self._is_ragged else attended[:, 0]
 
     def _shaped(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -110,12 +110,12 @@ class _Part:
 
 
 class _RowArguments:
-    """Rows first .. last of a batch, in the words of the packages."""
+    """Rows first .. last of a batch, as arguments of the packages' functions."""
 
     def __init__(self, shape: AttentionShape, batch: AttentionBatch, first: int, last: int) -> None:
         lens, kv_lens = batch.query_lens[first:last], batch.kv_lens[first:last]
         self.tokens = slice(first, first + sum(lens))  # rows before these have one token each
-        self.say: dict[str, Callable[[], Any]] = {
+        self.arguments: dict[str, Callable[[], Any]] = {
             "block_table": lambda: batch.block_table[first:last],
             "page_table": lambda: batch.block_table[first:last],
             "cache_seqlens": lambda: kv_lens,
@@ -127,4 +127,4 @@ class _RowArguments:
             "softmax_scale": lambda: shape.scale,
             "causal": lambda: True,
         }
-        """What can be said of them, by the argument's name."""
+        """How each argument is computed, by its name."""

@@ -1,6 +1,6 @@
-"""The packages that FlashAttention comes in: how each is called, and what it can do.
+"""The packages that provide FlashAttention: how each is called, and what it supports.
 
-All of them take queries, keys and values first, then arguments by names which differ:
+All of them take queries, keys and values first, then keyword arguments whose names differ:
 
     package                  decode rows                     prefill rows
     flash_attn_interface     flash_attn_with_kvcache         the same, ragged
@@ -31,46 +31,46 @@ _RAGGED = ("cu_seqlens_q", "max_seqlen_q")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function over paged KV."""
+    """A package's function that attends over paged KV."""
 
     function: str
     arguments: tuple[str, ...]
-    """The names of what it is told, after queries, keys and values."""
+    """Names of its keyword arguments, after queries, keys and values."""
 
     @property
     def is_ragged(self) -> bool:
-        """Whether queries are [tokens, heads, head_dim]; else they are [rows, 1, heads, head_dim]."""
+        """Whether queries are [tokens, heads, head_dim]; otherwise they are [rows, 1, heads, head_dim]."""
         return "cu_seqlens_q" in self.arguments
 
     @property
     def takes_out(self) -> bool:
-        """Whether it writes where it is told to."""
+        """Whether it writes its result into a given tensor."""
         return "out" in self.arguments
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """What can be installed."""
+    """A package that can be installed, with its requirements."""
 
     title: str
     module: str
     install: str | None
-    """What brings it; None: nothing does that goes with the torch that Raydix needs."""
+    """What to install to get it; None when nothing that works with Raydix's torch provides it."""
     page_multiple: int
-    """Pages are a multiple of so many tokens."""
+    """The page size must be a multiple of this many tokens."""
     oldest: Capability
-    """The GPUs that it has kernels for: from this compute capability on ..."""
+    """Lowest compute capability that it has kernels for."""
     below: Capability | None
-    """... to the last one below this; None: to the newest."""
+    """Compute capability from which on it has no kernels; None when it supports the newest."""
     decode: Call
     prefill: Call
     head_multiple: int = 8
-    """Heads have a multiple of so many dimensions ..."""
+    """head_dim must be a multiple of this."""
     largest_head: int = 256
-    """... and at most so many."""
+    """Largest head_dim."""
 
     def misfit(self, shape: AttentionShape, gpu: Capability | None) -> str | None:
-        """Why it cannot compute such heads on such a GPU (None: on any); None when it can."""
+        """Return why it cannot compute such heads on such a GPU (None for any GPU); None when it can."""
         if not self.has_kernels_for(gpu):
             until = f", below {_dotted(self.below)}" if self.below else ""
             return f"it needs compute capability {_dotted(self.oldest)}{until}; this GPU has {_dotted(gpu)}"
@@ -87,7 +87,7 @@ class Package:
         return None
 
     def has_kernels_for(self, gpu: Capability | None) -> bool:
-        """Whether they run on such a GPU; None is any."""
+        """Whether it has kernels for such a GPU; None stands for any."""
         return gpu is None or (gpu >= self.oldest and (self.below is None or gpu < self.below))
 
 
@@ -137,7 +137,7 @@ PACKAGES = (
         prefill=Call("flash_attn_varlen_func", (*_VARLEN, "cu_seqlens_k")),
     ),
 )
-"""The best first."""
+"""Supported packages, the best first."""
 
 INSTALL = (
     "install FlashAttention-3 (hopper/ of its repository, any page size, Hopper GPUs), vllm (page_size 16), or "
@@ -147,21 +147,21 @@ INSTALL = (
 
 @dataclass(frozen=True, slots=True)
 class FoundPackage:
-    """A package that imports and fits."""
+    """A package that imports and supports the model and the GPU."""
 
     package: Package
     module: ModuleType
     extra: Mapping[str, Any]
-    """Arguments of both calls that no other package has."""
+    """Arguments of both calls that only this package takes."""
 
     def function(self, call: Call) -> Callable[..., Any]:
-        """Of the package's."""
+        """Return the package's function for a call."""
         found: Callable[..., Any] = getattr(self.module, call.function)
         return found
 
 
 def find_package(shape: AttentionShape, device: torch.device) -> FoundPackage | str:
-    """The first package that imports and fits a CUDA device, or why none does and what to do."""
+    """Return the first package that imports and fits a CUDA device, or why none does and what to do."""
     gpu, reasons = capability(device), []
     for package in PACKAGES:
         module = imported(package.module)
@@ -182,13 +182,13 @@ def find_package(shape: AttentionShape, device: torch.device) -> FoundPackage | 
 def _mismatch(package: Package, module: ModuleType) -> str | None:
     for call in (package.decode, package.prefill):
         if reason := lacks(module, call.function, call.arguments):
-            return f"{reason}, so it is another version than Raydix knows; {INSTALL}"
+            return f"{reason}, so this is a version that Raydix does not support; {INSTALL}"
     return None
 
 
 def _generation(module: ModuleType, device: torch.device) -> dict[str, Any] | str:
-    """Which kernels to take of vLLM's package, that has several generations and takes the second unless told; why
-    none of them runs here. Other packages have one, and are told nothing.
+    """Return the argument that selects a generation of vLLM's kernels (its default is the second), or why none
+    runs here. Other packages have one generation and get no argument.
     """
     is_supported = getattr(module, "is_fa_version_supported", None)
     if is_supported is None:
@@ -200,7 +200,7 @@ def _generation(module: ModuleType, device: torch.device) -> dict[str, Any] | st
 
 
 def _or_install(package: Package, gpu: Capability | None) -> str:
-    """Which packages take smaller pages."""
+    """Name the packages that support smaller pages."""
     others = [
         f"{other.install} ({'any' if other.page_multiple == 1 else f'multiples of {other.page_multiple}'})"
         for other in PACKAGES

@@ -1,12 +1,12 @@
-"""Attention by FlashInfer: one wrapper for decode rows and one for prefill rows, planned once a step.
+"""Attention by FlashInfer: one wrapper for decode rows and one for prefill rows, planned once per step.
 
-A plan says which part of which row each block of threads takes; it is made on the host, from what the host knows
-of the batch, so nothing waits for the GPU. Layers of another window need a plan, and so a wrapper, of their own.
+A plan assigns parts of rows to thread blocks. It is made on the host, from the batch's host-side metadata, so
+nothing waits for the GPU. Layers with another window need a plan, and thus a wrapper, of their own.
 
     row     pages [3 9 4] (5 of page 4 used)   pages [7]
     plan    kv_indptr [0 3 4]   kv_indices [3 9 4 7]   last_page_len [5 ...]
 
-What the wrappers are told was tested against doubles of their documented methods; it has not run on a GPU yet.
+The calls are tested against doubles of the wrappers' documented methods; they have not run on a GPU yet.
 Sources: flashinfer/decode.py and prefill.py of flashinfer-ai/flashinfer (Ye et al. 2025, arXiv:2501.01005).
 """
 
@@ -26,13 +26,13 @@ _DECODE, _PREFILL = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPaged
 _HEAD_DIMS = (64, 128, 256)
 _OLDEST: Capability = (8, 0)
 _WORKSPACE_BYTES = 128 << 20
-"""As FlashInfer recommends: for the partial results of rows whose KV is split."""
+"""Size FlashInfer recommends for the partial results of rows whose KV is split."""
 _GROUP_FOR_TENSOR_CORES = 4
-"""Queries a KV head from which decode goes to tensor cores: quicker there, and without them not all will do."""
+"""Query heads per KV head from which decode uses tensor cores: they are quicker, and some groups need them."""
 
 
 class FlashInferAttention:
-    """FlashInfer's paged attention, compiled when it is first used unless its cache of kernels is installed."""
+    """FlashInfer's paged attention. It is compiled at first use unless its kernel cache is installed."""
 
     name = "flashinfer"
     is_capturable = False
@@ -44,7 +44,7 @@ class FlashInferAttention:
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
-        """It needs a CUDA GPU, queries of 16 bits, heads of sizes that it has kernels for, and the package."""
+        """Require a CUDA GPU, 16-bit queries, a head size that it has kernels for, and the package."""
         if reason := misfit(dtype, device):
             return reason
         if (gpu := capability(device)) is not None and gpu < _OLDEST:
@@ -60,18 +60,18 @@ class FlashInferAttention:
         return f"there is no {missing[0]} in it: pip install -U 'raydix[flashinfer]'" if missing else None
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> FlashInferStep:
-        """Which pages each row has. Plans are made when the first layer of a window shows the type of its pages.
+        """Lay out each row's pages. Plans are made when the first layer of a window shows the type of its pages.
 
-        A wrapper holds one plan, and sends it to the GPU from pinned memory of its own: the plan of the step
-        before must have been used up. It was, when that step's results were read.
+        A wrapper holds one plan and sends it to the GPU from its own pinned memory, so the previous step's plan
+        must no longer be in use. It is not, once that step's results have been read.
         """
         return FlashInferStep(self, self._shape, batch)
 
     def wrapper(self, name: str, window: int | None, kv_type: torch.dtype, device: torch.device) -> Any:
-        """The one for such rows and layers, made when it is first asked for. It keeps the kernels that it took for
-        its first plan, so pages of another type have wrappers of their own.
+        """Return the wrapper for such rows and layers, made on first use. A wrapper keeps the kernels of its first
+        plan, so pages of another type need a wrapper of their own.
 
-        All share one workspace, as their kernels run one after the other.
+        All wrappers share one workspace, as their kernels run one after the other.
         """
         key = name, window, kv_type
         if key not in self._wrappers:
@@ -87,7 +87,7 @@ class FlashInferAttention:
 
 
 class FlashInferStep:
-    """One step's batch."""
+    """One step's batch for FlashInfer."""
 
     def __init__(self, backend: FlashInferAttention, shape: AttentionShape, batch: AttentionBatch) -> None:
         self.batch = batch
@@ -101,7 +101,7 @@ class FlashInferStep:
     def attend(
         self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
     ) -> torch.Tensor:
-        """As `AttentionStep.attend` says."""
+        """Implement `AttentionStep.attend`."""
         if window not in self._planned:
             self._planned[window] = self._plan(window, query.dtype, pages.dtype)
         keys, values = pages
@@ -136,14 +136,14 @@ class FlashInferStep:
 
 
 class _PlannedRows:
-    """Rows first .. last of a batch as FlashInfer takes them: int32, on the host but for the page ids."""
+    """Rows first .. last of a batch in FlashInfer's layout: int32, on the host except for the page ids."""
 
     def __init__(self, batch: AttentionBatch, first: int, last: int, page_size: int) -> None:
         kv_lens = np.array(batch.kv_lens_host[first:last])
         counts = (kv_lens - 1) // page_size + 1
         kv_indptr = _indptr(counts)
         table = batch.block_table
-        # Where in the flattened table each row's pages are: what is picked there stays on the device.
+        # Places of each row's pages in the flattened table: the page ids themselves stay on the device.
         starts = np.arange(first, last) * table.shape[1] - kv_indptr[:-1]
         places = np.repeat(starts, counts) + np.arange(kv_indptr[-1])
         qo_indptr = _indptr(np.array(batch.query_lens[first:last]))
@@ -156,5 +156,5 @@ class _PlannedRows:
 
 
 def _indptr(counts: Any) -> Any:
-    """int32 [R + 1]: 0, and the sums of the first 1 .. R counts."""
+    """int32 [R + 1]: 0, then the cumulated counts."""
     return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)

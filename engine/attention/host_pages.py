@@ -1,4 +1,4 @@
-"""The memory behind host page ids: where the KV of preempted requests waits."""
+"""The memory behind host page ids, which holds the KV of preempted requests."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _ROUNDS = 5
 
 
 class HostKVPages:
-    """Host pages for one device's KV pages, of the same shape and type; pinned where the device is a GPU.
+    """Host pages of the same shape and type as a device's KV pages; pinned if the device is a GPU.
 
         data: [num_layers, num_pages, 2 (keys, values), page_size, num_kv_heads, head_dim]
 
     Pages come before keys and values, so that neighbouring pages of a layer are one piece of memory: a request's
-    are gathered on the device and go over in one transfer a layer, or in a few where its host pages are not
-    neighbours. All of it is queued on the device's stream, in order with the steps; nothing here waits.
+    pages are gathered on the device and transferred at once per layer, or in a few parts where its host pages are
+    not neighbours. Copies are queued on the device's stream, in order with the steps; nothing here waits.
     """
 
     def __init__(self, device_pages: KVPages, num_pages: int) -> None:
@@ -56,7 +56,7 @@ class HostKVPages:
             layer.index_copy_(1, targets, gathered.transpose(0, 1))
 
     def measure(self) -> float:
-        """Seconds to copy one page one way, among others. The device's pages stay as they are."""
+        """Measure the seconds to copy one page one way, as one of many. The device's pages are unchanged."""
         count = min(_MEASURED_PAGES, self.num_pages, self._device.shape[2])
         pairs = [(page, page) for page in range(count)]
         seconds = []
@@ -67,11 +67,11 @@ class HostKVPages:
             if self._device.device.type == "cuda":
                 torch.cuda.synchronize(self._device.device)
             seconds.append((time.perf_counter() - began) / (2 * count))
-        return statistics.median(seconds[1:])  # the first one makes the memory real
+        return statistics.median(seconds[1:])  # The first round faults the memory in.
 
 
 def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Stretches of consecutive ids, as (start, stop, pages[start])."""
+    """Yield the runs of consecutive ids as (start, stop, pages[start])."""
     start = 0
     for stop in range(1, len(pages) + 1):
         if stop == len(pages) or pages[stop] != pages[stop - 1] + 1:

@@ -1,4 +1,4 @@
-"""The memory behind page ids."""
+"""The memory behind KV page ids, and how KV is stored into and read from it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from cache import PageCopy
 from engine.host_memory import untouched_zeros
 
 FP8 = torch.float8_e4m3fn
-"""Of pages with eight bits a number."""
+"""Element type of 8-bit pages."""
 MAX_FP8 = torch.finfo(FP8).max
 
 KVScales = tuple[float, float]
-"""What a layer's keys, and values, were divided by when they were stored."""
+"""Divisors of a layer's keys and of its values when they are stored."""
 UNSCALED: KVScales = (1.0, 1.0)
-"""Of pages of the model's own type."""
+"""Scales of pages of the model's own type."""
 
 
 class KVPages:
-    """Keys and values of all layers, in one tensor so that a page is copied in one operation for all of them.
+    """Keys and values of all layers, in one tensor, so that one operation copies a page in all layers.
 
         data: [num_layers, 2 (keys, values), num_pages + 1, page_size, num_kv_heads, head_dim]
 
-    The last page is the null page: never written, always zero. Padding points to it, so that what is gathered for
-    masked positions is finite whatever a page held before (0 * NaN would be NaN).
+    The last page is the null page: never written, always zero. Padding points to it, so that values gathered for
+    masked positions are finite whatever other pages held before (0 * NaN would be NaN).
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class KVPages:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocate the pages, zeroed. On a CPU, memory is taken from the system as pages are first written: up to
-        2 MiB for each layer's keys, and values.
+        """Allocate zeroed pages. On a CPU, memory is taken from the system when pages are first written, in units
+        of up to 2 MiB for each layer's keys and for its values.
         """
         shape = (num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim)
         self.num_pages = num_pages
@@ -53,12 +53,12 @@ class KVPages:
         )
 
     def layer(self, index: int) -> torch.Tensor:
-        """One layer's [2, num_pages + 1, page_size, num_kv_heads, head_dim], a view."""
+        """Return a view of one layer: [2, num_pages + 1, page_size, num_kv_heads, head_dim]."""
         return self.data[index]
 
     @property
     def raw(self) -> torch.Tensor:
-        """`data` for operations that only move numbers: as integers where torch has few operations for them."""
+        """`data` for operations that only move numbers: as integers where torch lacks operations for the type."""
         return _movable(self.data)
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
@@ -82,9 +82,9 @@ def store_kv(
 ) -> None:
     """Write a step's keys and values, [N, num_kv_heads, head_dim], into one layer's pages, at int64 [N] slots.
 
-    In float8 they are divided by the scales, and what is larger than the largest number becomes that.
+    For float8 pages they are divided by the scales and clamped to the largest float8 number.
     """
-    slots = pages.view(2, -1, *pages.shape[3:])  # never a copy: it is written to
+    slots = pages.view(2, -1, *pages.shape[3:])  # A view, never a copy: it is written to.
     for kind, new, scale in zip(slots, (key, value), scales, strict=True):
         if kind.dtype == FP8:
             new = (new.float() / scale).clamp(-MAX_FP8, MAX_FP8).to(FP8)
@@ -94,7 +94,7 @@ def store_kv(
 def gathered(
     pages: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, scales: KVScales
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The keys and values, each [N, num_kv_heads, head_dim], at int64 [N] slots of one layer's pages."""
+    """Gather the keys and values, each [N, num_kv_heads, head_dim], at int64 [N] slots of one layer's pages."""
     keys, values = (kind.index_select(0, slots) for kind in pages.flatten(1, 2))
     if keys.dtype != FP8:
         return keys, values
@@ -102,5 +102,5 @@ def gathered(
 
 
 def _movable(numbers: torch.Tensor) -> torch.Tensor:
-    """The same memory, of a type that all of torch's operations can move."""
+    """Return the same memory as a type that all of torch's copying operations support."""
     return numbers.view(torch.uint8) if numbers.dtype == FP8 else numbers

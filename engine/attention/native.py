@@ -1,10 +1,10 @@
-"""Attention by the native kernels, for CPUs: the pages are read in place, whatever their size and strides.
+"""Attention by the native CPU kernels, which read pages in place, whatever their size and strides.
 
-Pointers of a call, and the structs that they lead to:
+A call takes pointers to these structs:
 
-    batch  ─▶ qo_indptr, kv_lens, block_table, slot_mapping, positions      a step's, all layers share it
-    shape  ─▶ heads, window, scale                                          one for each window of the model
-    pages  ─▶ keys, values and strides                                      of the layer
+    batch  ─▶ qo_indptr, kv_lens, block_table, slot_mapping, positions      one per step, shared by all layers
+    shape  ─▶ heads, window, scale                                          one per window of the model
+    pages  ─▶ keys, values and strides                                      one per layer
     query: address and stride of tokens; out, workspace: address
 """
 
@@ -22,26 +22,26 @@ from engine.kernels import native
 
 
 class NativeAttention:
-    """The backend of choice on CPUs where the library was built."""
+    """The preferred backend on CPUs where the library was built."""
 
     name = "native"
     is_capturable = False
 
     def __init__(self, shape: AttentionShape, isa: str | None = None) -> None:
-        """With the kernels of `isa`, or the best that run here. They are looked up at the first step."""
+        """Use the kernels of `isa`, or the best that run here. They are looked up at the first step."""
         self._shape = shape
         self._isa = isa
         self._workspaces = threading.local()
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
-        """It needs a CPU, the library, a type that it has, and heads that fill vectors."""
+        """Require a CPU, the library, a type that it supports, and a head_dim that fills vectors."""
         if device.type != "cpu":
             return f"it runs on CPUs, not on {device}"
         if shape.kv_dtype not in (None, dtype):
-            return f"its pages are of the model's type, {dtype}, not {shape.kv_dtype}"
+            return f"it supports only pages of the model's type, {dtype}, not {shape.kv_dtype}"
         if shape.head_dim % 32:
-            return f"head_dim is {shape.head_dim}, no multiple of 32"
+            return f"head_dim must be a multiple of 32; the model's is {shape.head_dim}"
         try:
             native.kernels(dtype)
         except native.NativeUnavailable as error:
@@ -49,31 +49,31 @@ class NativeAttention:
         return None
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> NativeStep:
-        """Nothing is computed beforehand: the kernels follow the block table."""
+        """Wrap the batch. Nothing is computed beforehand: the kernels follow the block table."""
         if not hasattr(self._workspaces, "own"):
             self._workspaces.own = native.Workspace()
         return NativeStep(self._shape, batch, self._workspaces.own, self._isa)
 
 
 class NativeStep:
-    """One step's batch."""
+    """One step's batch for the native kernels."""
 
     def __init__(
         self, shape: AttentionShape, batch: AttentionBatch, workspace: native.Workspace, isa: str | None = None
     ) -> None:
         self._shape = shape
         self._isa = isa
-        self.batch = batch  # the struct points into it
+        self.batch = batch  # The struct points into it.
         self.struct = native.batch_struct(batch)
-        """The batch as kernels take it."""
+        """The batch in the kernels' layout."""
         self._workspace = workspace
         self._calls: dict[tuple[torch.dtype, int | None], _WindowCall] = {}
 
     def attend(
         self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
     ) -> torch.Tensor:
-        """As `AttentionStep.attend` says; nothing is scaled. Raises native.NativeUnavailable for other types than
-        float32 and bfloat16.
+        """Implement `AttentionStep.attend`; `scales` are ignored. Raises native.NativeUnavailable for types other
+        than float32 and bfloat16.
         """
         call = self._calls.get((query.dtype, window))
         if call is None:
@@ -85,7 +85,7 @@ class NativeStep:
 
 
 class _WindowCall:
-    """What the layers of one window share in a step."""
+    """The kernel call of all layers that share a window, with the arguments common to them."""
 
     def __init__(
         self, kernels: native.Kernels, shape: AttentionShape, batch: native.NativeBatch, window: int | None
@@ -113,5 +113,5 @@ class _WindowCall:
 
 
 def _with_whole_tokens(part: torch.Tensor) -> torch.Tensor:
-    """[N, heads, head_dim] in which a token's numbers lie together."""
+    """Return [N, heads, head_dim] with each token's numbers contiguous."""
     return part if part.stride(2) == 1 and part.stride(1) == part.shape[2] else part.contiguous()

@@ -1,4 +1,4 @@
-"""Optional packages with kernels for GPUs: whether they import here, and whether a GPU is one of theirs."""
+"""Optional packages with GPU kernels: whether they import here, and whether they support a GPU."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from types import ModuleType
 import torch
 
 Capability = tuple[int, int]
-"""Compute capability of a GPU: (9, 0) is Hopper's, (8, 0) the A100's."""
+"""Compute capability of a GPU: (9, 0) is Hopper, (8, 0) the A100."""
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
-"""What these packages compute in."""
+"""Types that these packages compute in."""
 
 
 def imported(name: str) -> ModuleType | str:
-    """The module, or why it does not import: "" when it is not installed at all."""
+    """Return the module, or why it does not import: "" when it is not installed at all."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
         is_absent = error.name is not None and f"{name}.".startswith(f"{error.name}.")
         return "" if is_absent else _text(error)
-    except Exception as error:  # built for another torch or CUDA, a package fails in any way it likes
+    except Exception as error:  # A package built for another torch or CUDA may raise anything.
         return _text(error)
 
 
 def lacks(module: ModuleType, function: str, arguments: Sequence[str]) -> str | None:
-    """Which of these arguments the module's function does not take; None when it takes them all."""
+    """Return which of these arguments the module's function does not take; None when it takes them all."""
     found = getattr(module, function, None)
     if found is None:
         return f"there is no {function} in it"
@@ -38,12 +38,12 @@ def lacks(module: ModuleType, function: str, arguments: Sequence[str]) -> str | 
 
 
 def capability(device: torch.device) -> Capability | None:
-    """Of the GPU; None where there is none to ask."""
+    """Return the GPU's compute capability; None where there is no GPU."""
     return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
 
 
 def misfit(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why none of these packages computes in such types on such a device; None when some may."""
+    """Return why none of these packages supports such a type on such a device; None when some may."""
     if device.type != "cuda":
         return f"it runs on CUDA GPUs, not on {device}"
     if dtype not in HALF_TYPES:

@@ -1,6 +1,6 @@
-"""Attention in plain torch: gather each row's KV from its pages, then scaled dot-product attention. The oracle.
+"""Attention in plain torch, the oracle of tests: gather each row's KV, then scaled dot-product attention.
 
-Query heads that share a key-value head become extra query positions of it, so that grouped KV is never repeated:
+Query heads that share a KV head become extra query positions of it, so that grouped KV is never repeated:
 
     decode rows, all at once                       a prefill row, in blocks of queries
     query  [B, num_kv_heads, group, head_dim]      [num_kv_heads, group * block, head_dim]
@@ -21,24 +21,24 @@ from engine.attention.batch import AttentionBatch
 from engine.attention.kv_pages import UNSCALED, KVScales, gathered
 
 _MAX_SCORES = 1 << 22
-"""Most scores of one head computed at once: bounds the memory of a long prompt's mask."""
+"""Maximum number of scores of one head computed at once: bounds the memory of a long prompt's mask."""
 _MAX_GATHERED = 1 << 17
-"""Most positions of decode rows gathered at once, unless one row alone has more: bounds memory likewise."""
+"""Maximum number of decode positions gathered at once, unless one row alone has more: also bounds memory."""
 _FREE_PADDING = 512
 """Positions of padding that cost less than another call."""
 
 
 @dataclass(frozen=True, slots=True)
 class _DecodeRows:
-    """Some decode rows under one window: what to gather and what of it to see."""
+    """Some decode rows under one window: the slots to gather and the mask of visible positions."""
 
     first: int
     last: int
-    """The rows first .. last."""
+    """The rows are first .. last."""
     slots: torch.Tensor
     """int64 [rows * longest]: slots of each row's visible positions, padded with the null page's first slot."""
     mask: torch.Tensor | None
-    """bool [rows, 1, 1, longest], True where there is a position; None when nothing is padded."""
+    """bool [rows, 1, 1, longest], True for visible positions; None when nothing is padded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class _Prefill:
     """One prefill row under one window."""
 
     slots: torch.Tensor
-    """int64 [visible]: slots of the positions that any of its queries sees."""
+    """int64 [visible]: slots of the positions that any of the row's queries sees."""
     blocks: tuple[_Block, ...]
-    """first_kv and last_kv count from the first visible position."""
+    """Blocks of queries; their first_kv and last_kv count from the first visible position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class _Windowed:
 
 
 class ReferenceAttention:
-    """The backend that runs everywhere and that others are compared with."""
+    """The backend that runs everywhere and that the other backends are compared with."""
 
     name = "reference"
     is_capturable = False
@@ -82,11 +82,11 @@ class ReferenceAttention:
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
-        """It runs wherever torch does."""
+        """Return None: it runs wherever torch does."""
         return None
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> ReferenceStep:
-        """Slots and masks for each window that occurs in the model."""
+        """Compute slots and masks for each window that occurs in the model."""
         plans = {
             window: _Windowed(
                 tuple(self._plan_decodes(batch, window, null_page)),
@@ -135,7 +135,7 @@ class ReferenceAttention:
 
 
 class ReferenceStep:
-    """One step's batch on the reference backend."""
+    """One step's batch for the reference backend."""
 
     def __init__(self, shape: AttentionShape, batch: AttentionBatch, plans: dict[int | None, _Windowed]) -> None:
         self._shape = shape
@@ -145,7 +145,7 @@ class ReferenceStep:
     def attend(
         self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
     ) -> torch.Tensor:
-        """As `AttentionStep.attend` says."""
+        """Implement `AttentionStep.attend`."""
         plan = self._plans[window]
         out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
         for decodes in plan.decodes:
@@ -204,7 +204,7 @@ def _slots(block_table: torch.Tensor, positions: torch.Tensor, page_size: int) -
 
 
 def _similar_runs(lens: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Neighbouring rows to gather together: padded to the longest, a run is at most about twice its content."""
+    """Yield runs of rows to gather together: padded to its longest row, a run at most about doubles in size."""
     first, longest, total = 0, 0, 0
     for row, length in enumerate(lens):
         padded = max(longest, length) * (row + 1 - first)

@@ -1,4 +1,4 @@
-"""The `triton` backend, for GPUs: whether it can run. What it does is in `engine/attention/triton_step.py`."""
+"""The `triton` backend for GPUs, and whether it can run. `engine/attention/triton_step.py` computes its steps."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 _MIN_CAPABILITY = (7, 5)
 _MIN_CAPABILITY_FP8 = (8, 9)
 _FP8_ARCHITECTURES = ("gfx95", "gfx12")
-"""AMD's with float8_e4m3fn; those before have a type of their own."""
+"""AMD architectures with float8_e4m3fn; earlier ones have a float8 type of their own."""
 
 
 class TritonAttention:
-    """The backend of choice on GPUs. In Triton's interpreter (TRITON_INTERPRET=1) it runs anywhere, for tests."""
+    """The preferred backend on GPUs. In Triton's interpreter (TRITON_INTERPRET=1) it runs anywhere, for tests."""
 
     name = "triton"
     is_capturable = True
@@ -31,23 +31,23 @@ class TritonAttention:
 
     @staticmethod
     def unavailable(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
-        """It needs a GPU on which its programs fit, Triton, and for pages in eight bits a GPU that knows them."""
+        """Require a GPU on which its programs fit, Triton, and for 8-bit pages a GPU that supports float8."""
         if device.type != "cuda" and environ.get("TRITON_INTERPRET") != "1":
             return f"it runs on GPUs, not on {device}"
         if find_spec("triton") is None:
-            return "Triton is not installed; CUDA builds of torch bring it, for others: pip install triton"
-        has_gpu = device.type == "cuda" and torch.cuda.is_available()  # or there is none to ask
+            return "Triton is not installed; CUDA builds of torch include it, for others: pip install triton"
+        has_gpu = device.type == "cuda" and torch.cuda.is_available()
         return _missing(shape, dtype, device) if has_gpu else None
 
     def prepare(self, batch: AttentionBatch, null_page: int) -> TritonStep:
-        """The batch alone: what can be laid out for all layers depends on the type of the queries."""
-        from engine.attention.triton_step import TritonStep  # Triton: only where it is used
+        """Wrap the batch. The shared layout depends on the queries' type, so the first layer makes it."""
+        from engine.attention.triton_step import TritonStep  # Import Triton only where it is used.
 
         return TritonStep(self._shape, batch)
 
 
 def _missing(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> str | None:
-    """What a GPU lacks."""
+    """Return what a GPU lacks for this backend; None when it lacks nothing."""
     from engine.kernels.triton.decode import decode_config
     from engine.kernels.triton.launch_config import shared_memory
 
@@ -56,7 +56,7 @@ def _missing(shape: AttentionShape, dtype: torch.dtype, device: torch.device) ->
     needed = _MIN_CAPABILITY_FP8 if is_fp8 else _MIN_CAPABILITY
     if torch.version.hip is not None:
         if is_fp8 and not facts.gcnArchName.startswith(_FP8_ARCHITECTURES):
-            return f"{facts.name} does not know float8_e4m3fn; set kv_dtype to auto"
+            return f"{facts.name} does not support float8_e4m3fn; set kv_dtype to auto"
     elif (facts.major, facts.minor) < needed:
         for_what = "pages in fp8 need" if is_fp8 else "Triton needs"
         return (

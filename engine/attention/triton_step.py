@@ -1,6 +1,6 @@
-"""A step's attention by Triton kernels: rows with one token as decodes, in pieces, all others as extends.
+"""A step's attention by Triton kernels: decode rows, split over their KV, and extend rows with several queries.
 
-Pages are read in place, whatever their size and strides. The work is laid out once, by the first layer.
+Pages are read in place, whatever their size and strides. The first layer lays out the work for all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.kernels.triton.work_list import WorkList
 
 
 class TritonStep:
-    """One step's batch."""
+    """One step's batch for the Triton kernels."""
 
     def __init__(self, shape: AttentionShape, batch: AttentionBatch) -> None:
         self._shape, self.batch = shape, batch
@@ -29,7 +29,7 @@ class TritonStep:
     def attend(
         self, pages: torch.Tensor, query: torch.Tensor, window: int | None, scales: KVScales = UNSCALED
     ) -> torch.Tensor:
-        """As `AttentionStep.attend` says."""
+        """Implement `AttentionStep.attend`."""
         query = query if query.stride(2) == 1 else query.contiguous()
         out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
         with _on(query.device):
@@ -49,12 +49,12 @@ class TritonStep:
 
 
 class _DecodeLaunch:
-    """The rows with one token: a work list for each window of the model, and room for what comes of its items."""
+    """The launch for rows with one token: a work list per window of the model, and room for the items' results."""
 
     def __init__(self, shape: AttentionShape, batch: AttentionBatch, element_size: int) -> None:
         rows, device = batch.num_decodes, batch.kv_lens.device
         program = decode_config(shape.num_heads // shape.num_kv_heads, shape.head_dim, element_size, device)
-        assert program is not None, "such a device is unavailable"
+        assert program is not None, "TritonAttention.unavailable has refused such devices"
         self._scale, self._program = shape.scale, program
         self._block_table, self._kv_lens = batch.block_table[:rows], batch.kv_lens[:rows]
         self._work: dict[int | None, WorkList] = {}
@@ -88,13 +88,13 @@ class _DecodeLaunch:
 
 
 class _ExtendLaunch:
-    """The other rows: their queries in tiles."""
+    """The launch for the other rows, whose queries are cut into tiles."""
 
     def __init__(self, shape: AttentionShape, batch: AttentionBatch, element_size: int) -> None:
         first, device = batch.num_decodes, batch.kv_lens.device
         group, longest = shape.num_heads // shape.num_kv_heads, max(batch.query_lens[first:])
         program = extend_config(group, shape.head_dim, element_size, longest, device)
-        assert program is not None, "such a device is unavailable"
+        assert program is not None, "TritonAttention.unavailable has refused such devices"
         self._scale, self._program, self._batch = shape.scale, program, batch
         tiles = query_tiles(batch.query_lens, batch.kv_lens_host, first, program.rows // group)
         self._tiles = on_device(tiles, device)
@@ -123,5 +123,5 @@ class _ExtendLaunch:
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the thread's current device."""
+    """Make `device` the thread's current device, on which Triton launches."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

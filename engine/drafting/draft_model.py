@@ -65,7 +65,7 @@ class DraftModel:
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request], max_tokens: Sequence[int]) -> list[Sequence[int]]:
-        """As `Drafter.propose`. A request that is new to it gets guesses when its prompt has been computed."""
+        """Implement `Drafter.propose`. A new request gets draft tokens once its prompt has been computed."""
         self._num_calls += 1
         room = self._max_prefill_tokens
         batch: list[_Follower] = []
@@ -84,7 +84,7 @@ class DraftModel:
         return [follower.guess if follower is not None else () for follower in guesses]
 
     def forget(self, request: Request) -> None:
-        """As `Drafter.forget`. What it computed stays in its cache while there is room."""
+        """Implement `Drafter.forget`. What it computed stays in its cache while there is room."""
         follower = self._followers.pop(request.request_id, None)
         if follower is not None:
             follower.roll_back()

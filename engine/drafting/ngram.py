@@ -25,16 +25,16 @@ class NgramDrafter:
     """Guesses from each request's own tokens. Constant work per token, bounded memory per request."""
 
     def __init__(self, min_match: int = 2, max_match: int = 8, window: int = 16_384) -> None:
-        """As in `Speculation`."""
+        """See `Speculation` for the arguments."""
         self._min_match, self._max_match, self._window = min_match, max_match, window
         self._indexes: dict[str, _Index] = {}
 
     def propose(self, requests: Sequence[Request], max_tokens: Sequence[int]) -> list[Sequence[int]]:
-        """As `Drafter.propose`."""
+        """Implement `Drafter.propose`."""
         return [self._guess(request, most) for request, most in zip(requests, max_tokens, strict=True)]
 
     def forget(self, request: Request) -> None:
-        """As `Drafter.forget`."""
+        """Implement `Drafter.forget`."""
         self._indexes.pop(request.request_id, None)
 
     def _guess(self, request: Request, most: int) -> list[int]:

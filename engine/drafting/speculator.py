@@ -16,7 +16,7 @@ class Speculator:
     """Asks a drafter for as many guesses as pay. Belongs to one scheduler."""
 
     def __init__(self, drafter: Drafter | None = None, max_drafts: int = 4, *, adaptive: bool = True) -> None:
-        """As in `Speculation`. Without `adaptive` every request gets all the guesses there are, always.
+        """See `Speculation` for the arguments. Without `adaptive` every request always gets all draft tokens.
 
         Without a drafter nothing is guessed.
         """

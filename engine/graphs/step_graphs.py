@@ -32,7 +32,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
-        """As `Capture` says. Other threads may go on to use the device, but for this stream."""
+        """Implement `Capture`. Other threads may go on to use the device, but for this stream."""
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):

@@ -1,1 +1,1 @@
-"""The models Raydix runs: one decoder whose config says which family it is."""
+"""The models Raydix runs: one decoder, whose config selects the model family."""

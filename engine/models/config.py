@@ -1,4 +1,4 @@
-"""A model's facts, from its config.json. Plain JSON: nothing here imports torch or runs a model's own code."""
+"""A model's configuration, read from its config.json. Nothing here imports torch or runs a model's own code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ELEMENT_BYTES: Mapping[WeightType, int] = {"float32": 4, "bfloat16": 2, "float16
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One decoder-only model: its shape, and which variations on the common decoder it uses."""
+    """One decoder-only model: its shape, and which variations of the common decoder it uses."""
 
     architecture: str
     vocab_size: int
@@ -28,30 +28,30 @@ class ModelConfig:
     hidden_size: int
     intermediate_size: int
     num_heads: int
-    """Query heads."""
+    """Number of query heads."""
     num_kv_heads: int
-    """Key and value heads; equal to `num_heads` (MHA), a divisor (GQA) or 1 (MQA)."""
+    """Number of key and value heads; equal to `num_heads` (MHA), a divisor (GQA) or 1 (MQA)."""
     head_dim: int
     max_position_embeddings: int
-    """The longest context the model was made for, in tokens."""
+    """The longest context the model supports, in tokens."""
     rope: RopeConfig
     layer_windows: tuple[int | None, ...]
-    """For each layer how many last positions it attends to, its own included; None for all."""
+    """For each layer, how many last positions a query attends to, its own included; None for all."""
     norm_eps: float
     qkv_bias: bool
     output_bias: bool
-    """Bias on the attention's output projection."""
+    """Whether the attention's output projection has a bias."""
     mlp_bias: bool
     qk_norm: bool
-    """RMS norm on every query and key head before rotation (Qwen3)."""
+    """Whether every query and key head gets an RMS norm before rotation (Qwen3)."""
     tied_embeddings: bool
-    """The output projection is the embedding table."""
+    """Whether the output projection is the embedding table."""
     eos_token_ids: frozenset[int]
-    """Tokens that end a text; generation_config.json goes before config.json."""
+    """Tokens that end a text; generation_config.json takes precedence over config.json."""
     dtype: WeightType
-    """Type of the checkpoint's weights, of the plain ones where others are quantized."""
+    """Type of the checkpoint's weights, or of its unquantized weights if others are quantized."""
     weight_format: WeightFormat | None = None
-    """How the layers' matrices are stored; None: as plain numbers."""
+    """How the layers' matrices are quantized; None for plain numbers."""
     experts: ExpertsConfig | None = None
     """The layers whose MLP is a mixture of experts; None when none is."""
 
@@ -63,16 +63,16 @@ class ModelConfig:
 
     @classmethod
     def from_file(cls, path: Path, generation: Mapping[str, Any] | None = None) -> ModelConfig:
-        """Read one config.json, wherever it lies. Raises ModelLoadError."""
+        """Read one config.json at any path. Raises ModelLoadError."""
         return cls.from_json(_read_json(path), generation or {}, str(path))
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], generation: Mapping[str, Any], name: str) -> ModelConfig:
-        """What a config.json says; `name` is what errors call it. Raises ModelLoadError."""
+        """Read the contents of a config.json; errors call it `name`. Raises ModelLoadError."""
         try:
             return cls._from_raw(raw, generation)
         except KeyError as missing:
-            raise ModelLoadError(f"{name} does not say {missing}") from None
+            raise ModelLoadError(f"{name} lacks the key {missing}; download the model again") from None
         except ModelLoadError:
             raise
         except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
@@ -85,7 +85,7 @@ class ModelConfig:
         stored = weight_format(raw)
         if stored is not None and family.has_experts:
             raise ModelLoadError(
-                f"quantized experts are not supported: take a plain version of this {architecture}"
+                f"quantized experts are not supported: use an unquantized version of this {architecture}"
             )
         num_heads, num_layers = int(raw["num_attention_heads"]), int(raw["num_hidden_layers"])
         num_kv_heads = raw.get("num_key_value_heads", family.num_kv_heads) or num_heads
@@ -122,25 +122,25 @@ class ModelConfig:
         )
 
     def experts_in(self, layer: int) -> ExpertsConfig | None:
-        """The experts of a sparse layer, None for a dense one."""
+        """Return the experts of a sparse layer, None for a dense one."""
         return self.experts if self.experts is not None and layer in self.experts.layers else None
 
     @property
     def num_parameters(self) -> int:
-        """Weights in the model, tied ones counted once."""
+        """Number of weights in the model; tied ones count once."""
         return round(self._parameters(0 if self.experts is None else self.experts.num_experts))
 
     @property
     def active_parameters(self) -> int:
-        """Weights that one token goes through: of the experts, only those it is sent to."""
+        """Number of weights that one token uses: of the experts, only those it is routed to."""
         return round(self._parameters(0 if self.experts is None else self.experts.per_token))
 
     def parameters_read(self, num_tokens: float) -> float:
-        """Weights that a step of so many tokens reads, on average: not experts that no token is sent to."""
+        """Average number of weights that a step of so many tokens reads: without experts that no token uses."""
         return self._parameters(0 if self.experts is None else self.experts.expected_experts(num_tokens))
 
     def _parameters(self, experts_each: float) -> float:
-        """Weights when so many experts of each sparse layer are counted."""
+        """Number of weights when `experts_each` experts of each sparse layer are counted."""
         qkv = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         query = self.num_heads * self.head_dim
         attention = (qkv + query) * self.hidden_size + qkv * self.qkv_bias + self.hidden_size * self.output_bias
@@ -156,10 +156,10 @@ class ModelConfig:
         return total + len(self.experts.layers) * (sparse - dense)
 
     def weight_bytes(self, element_bytes: int, quantization: str | None = None) -> int:
-        """Bytes of all weights in memory, at `element_bytes` per plain number.
+        """Return the bytes of all weights in memory, at `element_bytes` per plain number.
 
-        `quantization` is the engine's setting: "fp8" rounds the layers' matrices, "int8" the output head too, of
-        which it makes a copy where it is the embedding table.
+        `quantization` is the engine's setting: "fp8" rounds the layers' matrices, "int8" also the output head,
+        which it copies when that is the embedding table.
         """
         matrices = self._matrices()
         stored = Fp8Format() if quantization in ("fp8", "int8") else self.weight_format
@@ -173,7 +173,7 @@ class ModelConfig:
         return plain * element_bytes + sum(stored.matrix_bytes(*shape) for shape in matrices)
 
     def _matrices(self) -> list[tuple[int, int]]:
-        """Outputs and inputs of the layers' matrices, experts' aside, which stay plain."""
+        """List (outputs, inputs) of the layers' matrices, except experts, which are never quantized."""
         query, hidden, inner = self.num_heads * self.head_dim, self.hidden_size, self.intermediate_size
         qkv = query + 2 * self.num_kv_heads * self.head_dim
         num_dense = self.num_layers - (0 if self.experts is None else len(self.experts.layers))
@@ -183,7 +183,7 @@ class ModelConfig:
         ]
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes of keys and values one token takes in all layers, at `element_bytes` per number."""
+        """Return the bytes of one token's keys and values in all layers, at `element_bytes` per number."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
 
 
@@ -200,7 +200,7 @@ def _read_json(path: Path, *, optional: bool = False) -> Mapping[str, Any]:
     except (ValueError, OSError) as error:
         raise ModelLoadError(f"{path} is not readable JSON: {error}; download the model again") from error
     if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} must hold a JSON object, it holds {type(value).__name__}")
+        raise ModelLoadError(f"{path} must hold a JSON object, got {type(value).__name__}")
     return cast("Mapping[str, Any]", value)
 
 

@@ -1,10 +1,10 @@
-"""One decoder for all supported families; `ModelConfig` says which variation of each part a model uses.
+"""One decoder for all supported model families; `ModelConfig` selects the variation of each part.
 
     embed ─▶ x ─┬─ norm ─ qkv ─ (q/k norm) ─ rotate ─ attention ─ output ─ + ─┬─ norm ─ MLP ─ + ─▶ next layer
                 └──────────────────────────────────────────────────────────┘  └───────────────┘
 
-All tensors are ragged: dim 0 is the N tokens of a step, whatever request they belong to. A sum is one
-operation with the norm that follows it, so what a layer hands on is x and its MLP's output, not yet added.
+All tensors are ragged: dim 0 is the N tokens of a step, whatever request they belong to. A sum and the norm that
+follows it are one operation, so a layer returns x and its MLP's output, not yet added.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Attention(nn.Module):
         self._head_dim, self._eps = config.head_dim, config.norm_eps
         self._window = config.layer_windows[layer]
         self.kv_scales = UNSCALED
-        """Of float8 pages: set when the model is loaded for such."""
+        """Scales of float8 pages, set when the model is loaded for them."""
         self.qkv_proj = nn.Linear(
             config.hidden_size,
             (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
@@ -51,7 +51,7 @@ class Attention(nn.Module):
     def forward(
         self, x: torch.Tensor, operations: Operations, step: AttentionStep, pages: torch.Tensor
     ) -> torch.Tensor:
-        """[N, hidden_size] to the same."""
+        """Map [N, hidden_size] to the same shape."""
         heads = self.qkv_proj(x).view(x.shape[0], -1, self._head_dim)
         query = operations.rotate_into(pages, heads, self.qk_norm, self._eps, self.kv_scales)
         attended = step.attend(pages, query, self._window, self.kv_scales)
@@ -68,13 +68,13 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
-        """[N, hidden_size] to the same."""
+        """Map [N, hidden_size] to the same shape."""
         output: torch.Tensor = self.down_proj(operations.silu_mul(self.gate_up_proj(x)))
         return output
 
 
 class Layer(nn.Module):
-    """Attention and MLP, each on a normed input, summed up over all ranks and added to the stream."""
+    """Attention and MLP, each on a normed input, summed over all ranks and added to the residual stream."""
 
     def __init__(self, config: ModelConfig, layer: int, ranks: Collective) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Layer(nn.Module):
         step: AttentionStep,
         pages: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The stream and what is to be added to it, [N, hidden_size] each, to the same after this layer."""
+        """Map the residual stream and the branch to add, [N, hidden_size] each, to those after this layer."""
         x, normed = operations.add_norm(x, branch, self.input_norm.weight, self._eps)
         branch = self._ranks.sum(self.attention(normed, operations, step, pages))
         x, normed = operations.add_norm(x, branch, self.post_norm.weight, self._eps)
@@ -102,16 +102,16 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The whole model. Made on the meta device or empty: `load_weights` fills it."""
+    """The whole model. It is created on the meta device or empty; `load_weights` fills it."""
 
     def __init__(self, config: ModelConfig, ranks: Collective = ALONE) -> None:
-        """`config` is the shape of this rank's layers, `Shard.of`."""
+        """`config` is the shape of this rank's layers (`Shard.of`)."""
         super().__init__()
         self.config = config
         self._ranks = ranks
         self.operations: Callable[[AttentionBatch], Operations] | None = None
-        """What makes a step's operations; chosen for the device at the first step."""
-        # Handed its weight, or else it would draw random numbers, for which torch imports its compiler here.
+        """Makes a step's operations; selected for the device at the first step."""
+        # Pass the weight: otherwise nn.Embedding draws random numbers, for which torch imports its compiler.
         rows = ranks.shard.num_rows(config.vocab_size)
         table = torch.empty(rows, config.hidden_size)
         self.embed = nn.Embedding(rows, config.hidden_size, _weight=table)
@@ -120,7 +120,7 @@ class Decoder(nn.Module):
         self.lm_head = None if config.tied_embeddings else nn.Linear(config.hidden_size, rows, bias=False)
 
     def forward(self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages) -> torch.Tensor:
-        """int64 [N] ids of a step's tokens to hidden states [N, hidden_size]; writes the tokens' KV."""
+        """Map int64 [N] token ids of a step to hidden states [N, hidden_size]; writes the tokens' KV."""
         x = embed(self.embed.weight, token_ids, self._ranks)
         if self.operations is None:
             self.operations = operations_for(Rotary.of(self.config.rope, self.config.head_dim, x.dtype, x.device))
@@ -131,6 +131,6 @@ class Decoder(nn.Module):
         return x if branch is None else x + branch
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, hidden_size] to float32 [R, vocab_size]: hand in only the rows that sample."""
+        """Map [R, hidden_size] to float32 [R, vocab_size]. Pass only the rows that sample."""
         table = self.embed.weight if self.lm_head is None else self.lm_head.weight
         return self._ranks.columns(F.linear(self.norm(hidden), table), self.config.vocab_size).float()

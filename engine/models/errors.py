@@ -1,4 +1,4 @@
-"""What goes wrong when a model is loaded."""
+"""The error raised when a model cannot be loaded."""
 
 from __future__ import annotations
 

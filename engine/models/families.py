@@ -1,4 +1,4 @@
-"""The supported families: what is fixed in each, and what their config.json may leave unsaid."""
+"""The supported model families: what is fixed in each, and the defaults of keys that config.json may omit."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from engine.models.errors import ModelLoadError
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
-    """How one architecture differs from the common decoder."""
+    """Differences of one architecture from the common decoder, and its defaults."""
 
     qkv_bias: bool | None = None
-    """Bias on q, k and v; None follows the config's `attention_bias`, then also on the output projection."""
+    """Whether q, k and v have biases; None: they and the output projection follow the key `attention_bias`."""
     qk_norm: bool = False
-    """RMS norm on every query and key head before rotation."""
+    """Whether every query and key head gets an RMS norm before rotation."""
     windows: str = "none"
-    """Which layers attend to a sliding window: "none", "all", or when the config's `use_sliding_window` says so
-    those that are "listed" there or all of them ("switched")."""
+    """Layers with a sliding window: "none"; "all"; or, if the config sets `use_sliding_window`, those "listed" in
+    it or all of them ("switched")."""
     num_kv_heads: int | None = None
     head_dim: int | None = None
     sliding_window: int | None = None
@@ -27,7 +27,7 @@ class ModelFamily:
     has_experts: bool = False
     """Whether layers are mixtures of experts (`engine.models.experts_config`)."""
     renormalizes: bool = False
-    """With experts: what a missing `norm_topk_prob` stands for."""
+    """Value of a missing `norm_topk_prob`, for families with experts."""
 
 
 FAMILIES: Mapping[str, ModelFamily] = {
@@ -42,25 +42,25 @@ FAMILIES: Mapping[str, ModelFamily] = {
         qk_norm=True, windows="switched", num_kv_heads=4, sliding_window=4096, has_experts=True
     ),
 }
-"""Supported architectures by the name in config.json."""
+"""Supported architectures, by their name in config.json."""
 
 
 def family_of(raw: Mapping[str, Any]) -> tuple[str, ModelFamily]:
-    """The architecture that a config.json names. Raises ModelLoadError when it is none of the supported ones."""
+    """Return the architecture that a config.json names. Raises ModelLoadError when it is not supported."""
     named = raw.get("architectures")
     names = named if isinstance(named, list) else []
     for name in names:
         if name in FAMILIES:
             return name, FAMILIES[name]
-    latent = ", which keeps latent KV (MLA)" if "kv_lora_rank" in raw else ""
+    latent = ", which has a latent KV cache (MLA)" if "kv_lora_rank" in raw else ""
     raise ModelLoadError(
-        f"unsupported architecture {', '.join(map(str, names)) or 'none named'} "
+        f"unsupported architecture {', '.join(map(str, names)) or '(none named)'} "
         f"(model_type {raw.get('model_type')!r}){latent}; supported are {', '.join(FAMILIES)}"
     )
 
 
 def layer_windows(family: ModelFamily, raw: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    """For each layer, how many last positions it attends to (its own included), or None for all."""
+    """Return for each layer how many last positions it attends to (its own included), or None for all."""
     window = raw.get("sliding_window", family.sliding_window)
     if window is None or family.windows == "none":
         return (None,) * num_layers

@@ -3,7 +3,7 @@
     fp8    compressed-tensors `float-quantized`, and quant_method `fp8` (Qwen3-FP8: a scale for 128 x 128 weights)
     int4   GPTQ without activation order (formats 1 and 2), AWQ `gemm`
 
-What else there is, is refused by name. Plain JSON: nothing here imports torch.
+Other formats are refused by name. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ SUPPORTED = (
 
 @dataclass(frozen=True, slots=True)
 class Fp8Format:
-    """float8_e4m3fn matrices, `NAME.weight`, and scales to multiply them with.
+    """float8_e4m3fn matrices, `NAME.weight`, and their scales.
 
-    Scales for activations, `NAME.input_scale`, are not used: each token is rounded by its own largest value.
+    Activation scales, `NAME.input_scale`, are not used: each token is scaled by its own largest value.
     """
 
     name: ClassVar = "fp8"
@@ -33,10 +33,10 @@ class Fp8Format:
     """Layers that are stored as plain numbers."""
     scale_name: str = "weight_scale"
     block: tuple[int, int] | None = None
-    """Outputs and inputs that share a scale; None: a scale for each output, or one for all."""
+    """Outputs and inputs that share a scale; None: one scale per output, or one for all."""
 
     def matrix_bytes(self, outputs: int, inputs: int) -> int:
-        """Bytes of such a matrix in memory."""
+        """Return the bytes of such a matrix in memory."""
         return outputs * (inputs + 4)
 
 
@@ -47,19 +47,19 @@ class Int4Format:
     name: ClassVar = "int4"
     method: Literal["gptq", "awq"]
     group_size: int | None
-    """Inputs that share a scale; None: all of them."""
+    """Number of inputs that share a scale; None for all of them."""
     ignored: tuple[str, ...] = ()
     is_symmetric: bool = False
-    """All zero points are 8, whatever is stored: writers of format 1 and 2 confuse which of them they write."""
+    """Whether all zero points are 8, whatever is stored: some writers confuse formats 1 and 2."""
     zero_offset: int = 0
-    """What stored zero points lack: 1 in GPTQ's first format."""
+    """Number to add to stored zero points: 1 in GPTQ's first format."""
 
     def group(self, inputs: int) -> int:
-        """Inputs that share a scale in a matrix of so many."""
+        """Return how many inputs share a scale in a matrix of `inputs` inputs."""
         return self.group_size or inputs
 
     def matrix_bytes(self, outputs: int, inputs: int) -> int:
-        """Bytes of such a matrix in memory."""
+        """Return the bytes of such a matrix in memory."""
         return outputs * (inputs // 2 + 5 * (inputs // self.group(inputs)))
 
 
@@ -78,7 +78,7 @@ def is_ignored(weights: WeightFormat, name: str) -> bool:
 
 
 def weight_format(raw: Mapping[str, Any]) -> WeightFormat | None:
-    """What config.json `raw` says; None for plain numbers. Raises ModelLoadError for what is not supported."""
+    """Read the format from config.json `raw`; None for plain numbers. Raises ModelLoadError if unsupported."""
     stored = raw.get("quantization_config") or raw.get("compression_config")
     if not stored:
         return None

@@ -1,7 +1,7 @@
-"""The decoder in one native call a step, for CPUs. `engine/models/decoder.py` says what it computes.
+"""The decoder as one native call per step, for CPUs. It computes the same as `engine/models/decoder.py`.
 
-Weights are packed for the kernels, one tensor after the other; the embedding table alone stays as it is, to be
-looked up in. Activations and KV have the model's type; the residual stream is float32.
+Weights are packed for the kernels, one tensor after the other; only the embedding table keeps its layout, for
+lookups. Activations and KV have the model's type; the residual stream is float32.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from engine.models.decoder import MLP, Decoder, Layer
 
 
 def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
-    """Why the native decoder cannot compute such a model on so many ranks; None when it can."""
+    """Return why the native decoder cannot compute such a model on so many ranks; None when it can."""
     if num_ranks > 1:
-        return f"tensor_parallel_size is {num_ranks}, and it computes a step in one call, by itself"
+        return f"tensor_parallel_size is {num_ranks}, and it computes a step in one call on one rank"
     if config.experts is not None:
         return "its layers are mixtures of experts"
     sizes = {
@@ -37,21 +37,21 @@ def unsupported(config: ModelConfig, num_ranks: int = 1) -> str | None:
 
 
 class NativeDecoder:
-    """A decoder's weights, packed, and the memory its steps work in. For one thread at a time."""
+    """A decoder's packed weights and the workspace of its steps. For one thread at a time."""
 
     def __init__(self, decoder: Decoder, quantization: Quantization | None = None) -> None:
-        """Packs the weights of `decoder`, on a CPU, of float32 or bfloat16, and takes each layer's from it when
-        they are packed, so that memory never holds them all twice. Raises native.NativeUnavailable.
+        """Pack the weights of `decoder`, float32 or bfloat16 on a CPU. Each layer's own weights are freed once
+        packed, so that memory never holds all of them twice. Raises native.NativeUnavailable.
         """
         self.config = config = decoder.config
         self._quantization = quantization
         self._embed = decoder.embed.weight.detach().contiguous()
         self._kernels = native.kernels(self._embed.dtype)
-        self._kept: list[torch.Tensor] = []  # what the structs point to
+        self._kept: list[torch.Tensor] = []  # The structs point to these.
         linears = [module.weight for module in decoder.modules() if isinstance(module, torch.nn.Linear)]
         tied = [decoder.embed.weight] if decoder.lm_head is None else []
         self._packed = untouched_zeros(sum(self._packed_bytes(weight) for weight in (*linears, *tied)))
-        self._num_packed = 0  # bytes of it
+        self._num_packed = 0  # Bytes of `_packed` in use.
         self._layers = (native.NativeLayer * config.num_layers)(
             *(
                 self._take(cast("Layer", layer), window)
@@ -81,7 +81,7 @@ class NativeDecoder:
         self._logits = torch.empty(0, config.vocab_size)
 
     def __call__(self, token_ids: torch.Tensor, step: AttentionStep, pages: KVPages) -> torch.Tensor:
-        """int64 [N] token ids to hidden states, float32 [N, hidden_size], which the next call overwrites."""
+        """Map int64 [N] token ids to hidden states, float32 [N, hidden_size], which the next call overwrites."""
         assert isinstance(step, NativeStep)
         kernels, threads = self._kernels, torch.get_num_threads()
         step.struct.token_ids = token_ids.data_ptr()
@@ -96,7 +96,7 @@ class NativeDecoder:
         return self._hidden[: len(token_ids)]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, hidden_size] to float32 [R, vocab_size], which the next call overwrites."""
+        """Map [R, hidden_size] to float32 [R, vocab_size], which the next call overwrites."""
         rows, hidden = len(hidden), hidden.contiguous()
         if len(self._logits) < rows:
             self._logits = torch.empty(rows * 5 // 4 + 1, self.config.vocab_size)
@@ -150,7 +150,7 @@ class NativeDecoder:
         )
 
     def _packed_bytes(self, weight: torch.Tensor) -> int:
-        """Of a matrix [outputs, inputs]: a multiple of 64, as inputs are one of 32."""
+        """Return the bytes of a packed matrix [outputs, inputs]: a multiple of 64, as inputs are one of 32."""
         item = weight.element_size() if self._quantization is None else 1
         return -(-weight.shape[0] // 32) * 32 * weight.shape[1] * item
 

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (Su et al. 2021, arXiv:2104.09864) and the ways models stretch them."""
+"""Rotary position embeddings (Su et al. 2021, arXiv:2104.09864) and the ways in which models stretch them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """How positions become angles. Fields after `factor` are used by the types named in their comments."""
+    """How positions become angles. Fields after `factor` belong to the types named in their comments."""
 
     theta: float
     rope_type: str = "default"
     factor: float = 1.0
-    """By how much the context is stretched."""
+    """Factor by which the context is stretched."""
     original_max_position: int = 0  # llama3, yarn: the context before it was stretched, in tokens
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
@@ -27,7 +27,7 @@ class RopeConfig:
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn
     attention_factor: float = 1.0
-    """What cosines and sines are multiplied with (yarn's temperature; 1 elsewhere)."""
+    """Factor of cosines and sines (yarn's temperature; 1 for other types)."""
 
     @classmethod
     def from_config(cls, raw: Mapping[str, Any], max_position_embeddings: int) -> RopeConfig:
@@ -37,7 +37,7 @@ class RopeConfig:
         if rope_type not in ROPE_TYPES:
             raise ModelLoadError(f"unsupported rope type {rope_type!r}; supported are {', '.join(ROPE_TYPES)}")
         if said.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
-            raise ModelLoadError("partial_rotary_factor is not supported: all of a head must be rotated")
+            raise ModelLoadError("partial_rotary_factor is not supported: models must rotate whole heads")
         theta = float(said.get("rope_theta", raw.get("rope_theta", 10000.0)))
         if rope_type == "default":
             return cls(theta)
@@ -62,11 +62,11 @@ class RopeConfig:
 
     @property
     def stretched_context(self) -> int:
-        """Positions that yarn makes usable, in tokens; 0 for the other types, whose config already says."""
+        """Context that yarn makes usable, in tokens; 0 for other types, whose config already includes it."""
         return int(self.original_max_position * self.factor) if self.rope_type == "yarn" else 0
 
     def inverse_frequencies(self, head_dim: int) -> list[float]:
-        """Angle per position for each of the head_dim / 2 pairs, in radians."""
+        """Return the angle per position of each of the head_dim / 2 pairs, in radians."""
         plain = [self.theta ** -(2 * pair / head_dim) for pair in range(head_dim // 2)]
         if self.rope_type == "linear":
             return [frequency / self.factor for frequency in plain]
@@ -77,7 +77,7 @@ class RopeConfig:
         return plain
 
     def _llama3(self, frequency: float) -> float:
-        """Llama 3.1: long wavelengths are stretched, short ones kept, those between interpolated."""
+        """Scale as Llama 3.1: stretch long wavelengths, keep short ones, interpolate between them."""
         turns = self.original_max_position * frequency / (2 * math.pi)  # within the original context
         if turns > self.high_freq_factor:
             return frequency
@@ -87,10 +87,10 @@ class RopeConfig:
         return (1 - smooth) * frequency / self.factor + smooth * frequency
 
     def _yarn(self, plain: list[float], head_dim: int) -> list[float]:
-        """YaRN (Peng et al. 2023, arXiv:2309.00071), its "NTK by parts" interpolation."""
+        """Scale as YaRN (Peng et al. 2023, arXiv:2309.00071), by its "NTK by parts" interpolation."""
 
         def pair_turning(turns: float) -> float:
-            """The pair that makes `turns` turns over the original context."""
+            """Return the pair that makes `turns` turns over the original context."""
             reach = self.original_max_position / (turns * 2 * math.pi)
             return head_dim * math.log(reach) / (2 * math.log(self.theta))
 

@@ -36,13 +36,13 @@ class TorchChooser:
     """The one that runs everywhere and that others are compared with."""
 
     def adjust(self, logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]) -> None:
-        """As `Chooser` says."""
+        """Implement `Chooser`."""
         for index, row in enumerate(rows):
             if is_adjusted(row):
                 adjust(logits[index], row, eos_token_ids)
 
     def choose(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-        """As `Chooser` says."""
+        """Implement `Chooser`."""
         best, tokens = logits.max(-1)  # NaN and infinity win the maximum
         valid = torch.isfinite(best)
         drawing = [index for index, row in enumerate(rows) if draws(row)]

@@ -52,7 +52,7 @@ def inverse_temperature(params: SamplingParams) -> float:
 def torch_graph_chooser(
     logits: torch.Tensor, seeds: torch.Tensor, inverse: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """As `GraphChooser` says, in plain torch."""
+    """Implement `GraphChooser`, in plain torch."""
     best, most_likely = logits.max(-1)  # NaN and infinity win the maximum
     weights = ((logits.double() - best.double()[:, None]) * inverse[:, None]).exp()
     cumulated = weights.cumsum(-1)

@@ -22,14 +22,14 @@ from engine.sampling_params import SamplingParams
 
 
 class TritonChooser:
-    """As `Chooser` says; token for token that of torch but where sums of float64 rounded otherwise decide."""
+    """Implement `Chooser`; token for token that of torch but where sums of float64 rounded otherwise decide."""
 
     def __init__(self) -> None:
         self._asked: tuple[list[SamplingParams], list[int]] = [], []
         self._choices: sample.SamplingTensors | None = None
 
     def adjust(self, logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]) -> None:
-        """As `Chooser` says."""
+        """Implement `Chooser`."""
         changes = [
             _changes(at, row, eos_token_ids, logits.shape[1]) for at, row in enumerate(rows) if is_adjusted(row)
         ]
@@ -39,7 +39,7 @@ class TritonChooser:
             sample.change(logits, *sent[:2], *sent[2:].view(torch.float32))
 
     def choose(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-        """As `Chooser` says."""
+        """Implement `Chooser`."""
         asked = [row.request.sampling for row in rows], [row.request.seed for row in rows]
         if self._choices is None or asked != self._asked:
             self._asked, self._choices = asked, _choices(rows, logits)

@@ -1,4 +1,4 @@
-"""A machine that seems to have a Hopper GPU and none of the optional packages, until a test puts doubles there."""
+"""Fixtures that pretend there is a GPU, and that install doubles of the optional attention packages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Install = Callable[[str], ModuleType]
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int]], None]:
-    """Says which GPU there seems to be."""
+    """Pretend that there is a GPU of the given compute capability."""
 
     def pretend(capability: tuple[int, int]) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -29,7 +29,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int]], None]:
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch, gpu: Callable[[tuple[int, int]], None]) -> Install:
-    """Puts a package's double there."""
+    """Pretend that there is a Hopper GPU and no optional package; the function installs a package's double."""
     gpu((9, 0))
     for name in PACKAGES:
         monkeypatch.setitem(sys.modules, name, None)

@@ -1,4 +1,4 @@
-"""The step's metadata and the reference backend, against attention written out."""
+"""The step's metadata and the reference backend, compared with attention written out."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_reference_backend(
     free_padding: int,
     seed: int,
 ) -> None:
-    """Any mix of rows, also decode-like rows behind prefill rows."""
+    """It computes any mix of rows, also rows of one token behind prefill rows."""
     case = Paged(rows, heads, page_size, window, torch.float64, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("engine.attention.reference._MAX_SCORES", max_scores)
@@ -55,7 +55,7 @@ def test_the_reference_backend(
 
 
 def test_pages_of_eight_bits_are_read_as_what_they_stand_for() -> None:
-    """As pages of the model's type with the same numbers in them; what is too large is stored as the largest."""
+    """They give what pages of the model's type with the same numbers give; too large numbers are clamped."""
     case, scales = Paged([(70, 1), (9, 1), (20, 30)], Heads(2, 2, 8), 3, None, torch.float32), (0.25, 2**-9)
     divisors = torch.tensor(scales).view(2, 1, 1, 1, 1)
     pages = (case.pages.layer(0) / divisors).to(FP8)

@@ -1,4 +1,4 @@
-"""The `flash_attn` backend against doubles of its packages: what they are told, and which of them is taken."""
+"""The `flash_attn` backend with doubles of its packages: the arguments of calls, and which package is chosen."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Install = Callable[[str], Any]
 
 
 def assert_right(case: Paged) -> None:
-    """As attention written out, and as the reference backend computes it."""
+    """Compare with attention written out and with the reference backend."""
     attended = case.attend(FlashAttention(case.shape))
     assert attended.is_contiguous() and attended.shape == (
         sum(case.batch.query_lens),
@@ -101,7 +101,7 @@ def test_the_first_that_imports_is_taken(install: Install, first: int) -> None:
 
 
 def test_one_that_does_not_fit_is_passed_over(install: Install, gpu: Callable[[tuple[int, int]], None]) -> None:
-    """FlashAttention-3 has no kernels for an A100, so what else is installed is taken."""
+    """FlashAttention-3 has no kernels for an A100, so another installed package is chosen."""
     gpu((8, 0))
     hopper, other = install("flash_attn_interface"), install("flash_attn")
     case = Paged([(12, 1)], Heads(2, 1, 8), 256, None, BF16)
@@ -189,7 +189,7 @@ def test_asked_for_and_not_installed_it_says_what_to_install(install: Install) -
 def test_a_package_that_is_broken_says_how(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Installed for another torch, it fails as it is imported; one behind it that works is taken."""
+    """A package built for another torch fails when it is imported, and the backend says how."""
     monkeypatch.delitem(sys.modules, "flash_attn")
     monkeypatch.syspath_prepend(tmp_path)
     for error in ("ImportError('undefined symbol: _ZN3c10')", "OSError('libcudart.so.11.0: cannot open')"):

@@ -1,4 +1,4 @@
-"""The `flashinfer` backend against doubles of its wrappers."""
+"""The `flashinfer` backend with doubles of its wrappers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Install = Callable[[str], Any]
 
 
 def assert_right(case: Paged) -> None:
-    """As attention written out, and as the reference backend computes it."""
+    """Compare with attention written out and with the reference backend."""
     attended = case.attend(FlashInferAttention(case.shape))
     assert attended.is_contiguous()
     torch.testing.assert_close(attended.double(), case.expected(), atol=0.02, rtol=0.02)
@@ -52,7 +52,7 @@ def test_it_computes_what_the_reference_does(
 
 @pytest.mark.parametrize("heads", [Heads(1, 2, 64), Heads(5, 1, 128), Heads(8, 1, 64)], ids=str)
 def test_groups_of_any_size(install: Install, heads: Heads) -> None:
-    """Of five, which decode takes on tensor cores only."""
+    """Groups of five are among them, which decode computes on tensor cores only."""
     install("flashinfer")
     assert_right(Paged([(12, 1), (3, 6)], heads, 16, None, torch.float16))
 
@@ -78,7 +78,7 @@ def test_one_plan_a_step_and_window_whatever_the_number_of_layers(install: Insta
 
 @pytest.mark.parametrize("window", [None, 7])
 def test_pages_in_fp8_with_their_scales(install: Install, window: int | None) -> None:
-    """Also after a step on pages of the model's type, as when scales are calibrated."""
+    """The step follows one on pages of the model's type, as when scales are calibrated."""
     install("flashinfer")
     case = Paged([(12, 1), (20, 6)], Heads(2, 1, 64), 16, window, BF16)
     shape = replace(case.shape, kv_dtype=torch.float8_e4m3fn)

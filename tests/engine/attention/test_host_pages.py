@@ -1,4 +1,4 @@
-"""Pages to host memory and back: every layer, key and value, and nothing beside them."""
+"""Copies of pages to host memory and back move every layer's keys and values, and nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def memories(dtype: torch.dtype, page_size: int = 3) -> tuple[KVPages, HostKVPag
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_pages_come_back_to_other_places_as_they_were(dtype: torch.dtype, page_size: int) -> None:
-    """Neighbours and single pages on the host, out together, in again in parts and another order."""
+    """Neighbouring and single host pages are copied out together and back in parts, in another order."""
     device, host = memories(dtype, page_size)
     before = device.data.clone()
     host.copy_out(OUT)

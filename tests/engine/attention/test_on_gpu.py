@@ -1,4 +1,4 @@
-"""The backends for GPUs on a real one, where there is one: as they are, with the packages that are installed."""
+"""The GPU backends on a real GPU, if there is one, with the packages that are installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BF16 = torch.bfloat16
 
 
 def backend_for(name: str, case: Paged) -> AttentionBackend:
-    """Skips the test where it cannot run, and says why."""
+    """Return the backend, or skip the test and say why it cannot run."""
     if not torch.cuda.is_available():
         pytest.skip(f"{name}: there is no CUDA device here")
     [(_, found)] = consider(case.shape, BF16, CUDA, name)

@@ -111,7 +111,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "binary config": (lambda m: (m / "config.json").write_bytes(b"\xff\xfe\x00"), "not readable JSON"),
     "field missing": (
         lambda m: (m / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}'),
-        "does not say 'num_attention_heads'",
+        "lacks the key 'num_attention_heads'",
     ),
     "field of wrong type": (lambda m: edit(m / "config.json", hidden_size=[48]), "wrong type"),
     "no architecture": (lambda m: edit(m / "config.json", architectures=None), "none named"),

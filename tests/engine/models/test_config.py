@@ -1,4 +1,4 @@
-"""A config.json, new or old, read as transformers reads it."""
+"""A config.json of any age is read as transformers reads it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_experts_that_cannot_be(tmp_path: Path, changes: dict[str, Any], said: s
 
 
 def test_the_number_of_experts_must_be_said(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match="does not say 'num_experts_per_tok'"):
+    with pytest.raises(ModelLoadError, match="lacks the key 'num_experts_per_tok'"):
         read(tmp_path, architectures=["MixtralForCausalLM"], num_local_experts=8)
 
 

@@ -1,4 +1,4 @@
-"""Linear layers of few bits: rounding, products, layouts."""
+"""Quantized linear layers: rounding, products and layouts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_fp8_rounding_keeps_three_bits_of_each_number() -> None:
 
 
 def test_rows_of_zeros_stay_zeros_and_nan_stays_nan() -> None:
-    """A row that a model computed as NaN must not come out as a number: its request is told."""
+    """A row that a model computed as NaN must not become a number: its request is to fail."""
     rounded, scale = round_fp8(torch.tensor([[0.0, 0.0], [math.nan, 1.0], [1e30, -1e30]]))
     found = rounded.float() * scale[:, None]
     assert torch.equal(found[0], torch.zeros(2)) and found[1].isnan().any() and found[2].isfinite().all()
@@ -32,7 +32,7 @@ def test_rows_of_zeros_stay_zeros_and_nan_stays_nan() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_fp8_products(dtype: torch.dtype) -> None:
-    """Of rounded numbers, each scaled, in the type of x."""
+    """Products are those of the rounded, scaled numbers, in the type of x."""
     generator = torch.Generator().manual_seed(1)
     plain = nn.Linear(32, 24)
     with torch.no_grad():
