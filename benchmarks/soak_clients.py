@@ -18,7 +18,7 @@ from engine.beam_search import BeamParams, EarlyStopping
 from engine.sampling_params import SamplingParams
 from engine.scheduling.queue_policy import POLICIES
 from engine.scheduling.swap import MODES
-from tests.engine.support.draft_sources import Guesses
+from tests.engine.support.draft_sources import ScriptedDrafts
 from tests.engine.support.hash_model import VOCABULARY, alone
 
 _REMEMBERED = 40
@@ -54,7 +54,7 @@ def draw_engine(rng: random.Random) -> dict[str, Any]:
         "overlap": overlap,
         "host_pages": int(num_pages * rng.choice([0, 0.3, 2])),
         "preemption": rng.choice(sorted(MODES)),
-        "drafter": rng.choice([None, Guesses(right=rng.choice([0.0, 0.5, 0.9, 1.0]))]),
+        "drafter": rng.choice([None, ScriptedDrafts(right=rng.choice([0.0, 0.5, 0.9, 1.0]))]),
         "max_drafts": rng.randint(1, 8),
         "is_adaptive": rng.random() < 0.3,
     }

@@ -112,7 +112,7 @@ def choose_backend(name: str, shape: AttentionShape, dtype: torch.dtype, device:
 def consider(
     shape: AttentionShape, dtype: torch.dtype, device: torch.device, only: str | None = None
 ) -> Iterator[tuple[str, type[AttentionBackend] | str]]:
-    """Yield each backend's name, the best first, and its class or why it cannot run; `only` selects a single one."""
+    """Yield each backend's name, the best first, and its class or why it cannot run; `only` selects one."""
     order = sorted(_BACKENDS, key=lambda entry: entry[0] == _LAST_ON_CPUS) if device.type == "cpu" else _BACKENDS
     for label, module, class_name in order:
         if only not in (None, label):

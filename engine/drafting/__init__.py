@@ -1,10 +1,10 @@
-"""Speculative decoding: guessing tokens that the model then checks many at a time.
+"""Speculative decoding: draft tokens are proposed cheaply, and the model verifies many of them in one step.
 
     Scheduler ─ asks ─▶ Speculator ─▶ Drafter.propose      ngram.py: from the request's own text
         │                 ▲                                draft_model.py: from a smaller model
-        └─ plan, step, ───┘ how many of them were right
+        └─ plan, step, ───┘ how many were accepted
            apply
 
-A guess never changes what is generated: each position is sampled with its own noise as if the guesses before it
-were right, and is dropped where one was not.
+Draft tokens never change what is generated: each position is sampled with its own noise as if the draft tokens
+before it were right, and its token is dropped if one of them was not.
 """

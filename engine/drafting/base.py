@@ -1,4 +1,4 @@
-"""The seam between the scheduler and whatever guesses a request's next tokens."""
+"""The protocol between the scheduler and the drafters, which propose a request's next tokens."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from engine.request import Request
 
 
 class Drafter(Protocol):
-    """Guesses tokens. It may be wrong, late or silent: nothing but speed depends on it."""
+    """Proposes draft tokens. It may be wrong, late or silent: only speed depends on it."""
 
     def propose(self, requests: Sequence[Request], max_tokens: Sequence[int]) -> list[Sequence[int]]:
-        """For each request, up to `max_tokens` (one number each, at least 1) tokens that may follow its last one.
+        """Propose for each request up to `max_tokens` (one number each, at least 1) tokens to follow its last one.
 
-        All of the requests' tokens are known, and they only ever grew since the last call. An empty guess is
-        always allowed; a guess holds only ids of the model's vocabulary. Never raises for want of memory.
+        All of the requests' tokens are known, and the requests have only grown since the last call. An empty draft
+        is always allowed; drafts hold only ids of the model's vocabulary. Never raises for lack of memory.
         """
         ...
 
     def forget(self, request: Request) -> None:
-        """The request gave its pages back: it ended or was preempted. Whatever is kept for it is let go."""
+        """Release what is kept for a request that gave its pages back: it ended or was preempted."""
         ...

@@ -1,4 +1,4 @@
-"""A model and its draft model on one device, with KV pages for both."""
+"""Loads a model and its draft model on one device, with KV pages for both."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def load_with_draft_model(
 ) -> tuple[ModelRunner | ParallelRunner, DraftModel]:
     """Load the models that `config` and its `speculation` name. Raises ModelLoadError, ValueError.
 
-    Where several ranks share the model, the first has the draft model to itself.
+    Where several ranks share the model, the first rank alone has the draft model.
 
-    The draft model's weights come first, so that what is free for KV is what both leave. Where it gets as many
-    pages as the model, a page takes the memory of both.
+    The draft model's weights are loaded first, so that KV gets the memory that both leave free. If the draft model
+    has as many pages as the model, a page counts with the memory of both.
     """
     settings = config.speculation
     assert settings is not None and settings.model is not None
@@ -42,7 +42,7 @@ def load_with_draft_model(
             host_kv_gib=0.0,
             speculation=None,
             tensor_parallel_size=1,
-            cuda_graphs="off",  # its steps are asked for logits
+            cuda_graphs="off",  # Its steps return logits, which graphs do not.
         )
     )
     if settings.kv_pages is not None:

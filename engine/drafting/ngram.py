@@ -1,7 +1,7 @@
-"""Prompt lookup: what followed the same tokens the last time (Saxena 2023, "Prompt Lookup Decoding").
+"""Prompt lookup: draft the tokens that followed the same n-gram earlier (Saxena 2023, "Prompt Lookup Decoding").
 
-Summaries, edits and answers that quote repeat their own text. Earlier places are found through hash chains, as
-LZ77 compressors find theirs (Ziv and Lempel 1977):
+Summaries, edits and answers with quotations repeat their own text. Earlier places are found through hash chains,
+as in LZ77 compressors (Ziv and Lempel 1977):
 
     tokens     5 8 2 9 4 5 8 2 7 5 8      the last two, 5 8, stood before positions 2 and 7
     heads      hash(5, 8) ─▶ 7
@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from engine.request import Request
 
 _MOST_PLACES = 16
-"""Earlier places compared per guess, the latest first."""
+"""Maximum number of earlier places compared per draft, the latest first."""
 _MOST_INDEXED = 4096
-"""Tokens taken into an index per call: a long prompt is worked off over several steps."""
+"""Maximum number of tokens indexed per call: a long prompt is indexed over several steps."""
 
 
 class NgramDrafter:
-    """Guesses from each request's own tokens. Constant work per token, bounded memory per request."""
+    """Drafts from each request's own tokens. Constant work per token, bounded memory per request."""
 
     def __init__(self, min_match: int = 2, max_match: int = 8, window: int = 16_384) -> None:
         """See `Speculation` for the arguments."""
@@ -31,13 +31,13 @@ class NgramDrafter:
 
     def propose(self, requests: Sequence[Request], max_tokens: Sequence[int]) -> list[Sequence[int]]:
         """Implement `Drafter.propose`."""
-        return [self._guess(request, most) for request, most in zip(requests, max_tokens, strict=True)]
+        return [self._draft(request, most) for request, most in zip(requests, max_tokens, strict=True)]
 
     def forget(self, request: Request) -> None:
         """Implement `Drafter.forget`."""
         self._indexes.pop(request.request_id, None)
 
-    def _guess(self, request: Request, most: int) -> list[int]:
+    def _draft(self, request: Request, most: int) -> list[int]:
         index = self._indexes.get(request.request_id)
         if index is None:
             index = _Index(self._min_match, min(self._window, max(request.longest, request.num_tokens)))
@@ -49,7 +49,7 @@ class NgramDrafter:
 
 
 class _Index:
-    """Where each n-gram of a growing list of tokens stood before, within a window of its end.
+    """Earlier places of each n-gram of a growing list of tokens, within a window before its end.
 
     A place is the position after an n-gram: that of the token which followed it.
     """
@@ -58,12 +58,12 @@ class _Index:
         self._n = n
         size = 1 << max(window - 1, 1).bit_length()
         self._mask = size - 1
-        self._heads = array("i", bytes(4 * size))  # hash: its latest place; 0 is none, as n-grams end after it
-        self._earlier = array("i", bytes(4 * size))  # place, modulo the size: the one before it of the same hash
+        self._heads = array("i", bytes(4 * size))  # hash -> its latest place; 0 for none, as places are at least n
+        self._earlier = array("i", bytes(4 * size))  # place modulo size -> the one before it of the same hash
         self._next = n
 
     def take(self, tokens: Sequence[int]) -> bool:
-        """Enter all places before the end, the oldest first; whether all have been."""
+        """Index places before the end, the oldest first; return whether all are indexed."""
         n, mask, heads, earlier = self._n, self._mask, self._heads, self._earlier
         first = max(self._next, len(tokens) - mask)
         self._next = min(len(tokens), first + _MOST_INDEXED)
@@ -74,14 +74,14 @@ class _Index:
         return self._next == len(tokens)
 
     def find(self, tokens: Sequence[int], most: int) -> int | None:
-        """The place before which the most tokens, `n` to `most`, are those at the end; the latest among equals."""
+        """Return the place before which `n` to `most` tokens, as many as possible, match the end; else None."""
         end = len(tokens)
         if end < self._n:
             return None
         place = self._heads[hash(tuple(tokens[end - self._n :])) & self._mask]
-        best, best_length = None, self._n - 1  # other n-grams of the same hash agree in fewer
+        best, best_length = None, self._n - 1  # Other n-grams of the same hash match fewer tokens.
         for _ in range(_MOST_PLACES):
-            if place <= max(end - self._mask, 0):  # none, or overwritten since
+            if place <= max(end - self._mask, 0):  # There is none, or it has been overwritten.
                 break
             length = _num_equal(tokens, place, end, most)
             if length > best_length:
@@ -93,7 +93,7 @@ class _Index:
 
 
 def _num_equal(tokens: Sequence[int], place: int, end: int, most: int) -> int:
-    """How many tokens before `place` equal those before `end`."""
+    """Count the tokens before `place` that equal those before `end`."""
     for length in range(min(most, place)):
         if tokens[place - 1 - length] != tokens[end - 1 - length]:
             return length
@@ -101,9 +101,9 @@ def _num_equal(tokens: Sequence[int], place: int, end: int, most: int) -> int:
 
 
 def _continued(tokens: Sequence[int], place: int, most: int) -> list[int]:
-    """The `most` tokens from `place` on; past the end, the guess's own: what repeats goes on repeating."""
+    """Return the `most` tokens from `place` on; past the end, the draft repeats its own tokens."""
     period = len(tokens) - place
-    guess = list(tokens[place : place + most])
-    while len(guess) < most:
-        guess.append(guess[-period])
-    return guess
+    draft = list(tokens[place : place + most])
+    while len(draft) < most:
+        draft.append(draft[-period])
+    return draft

@@ -10,33 +10,33 @@ Method = Literal["ngram", "draft_model"]
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Who guesses, and how much. Raises ValueError when a value is out of range."""
+    """Which drafter is used, and its limits. Raises ValueError when a value is out of range."""
 
     method: Method = "ngram"
-    """"ngram": what followed the same tokens earlier in the request. "draft_model": what a smaller model says."""
+    """"ngram": tokens that followed the same ones earlier in the request. "draft_model": a smaller model."""
     model: str | None = None
-    """The draft model, as `EngineConfig.model`: of the same vocabulary. Only with "draft_model"."""
+    """Draft model, named as in `EngineConfig.model`, with the same vocabulary. Only with "draft_model"."""
     max_drafts: int = 4
-    """Most tokens guessed for a request in one step, 1 to 64."""
+    """Maximum number of draft tokens of a request in one step, 1 to 64."""
     adaptive: bool = True
-    """Guess only as far ahead as it pays, by measured cost and acceptance. Off only to measure."""
+    """Whether drafts are only as long as pays off, by measured cost and acceptance. Turn off only to measure."""
     min_match: int = 2
-    """"ngram": fewest tokens that must be equal, 1 to `max_match`."""
+    """"ngram": minimum number of equal tokens, 1 to `max_match`."""
     max_match: int = 8
-    """"ngram": tokens compared at most; the place where most are equal is taken. Up to 64."""
+    """"ngram": maximum number of tokens compared, up to 64; the place with the longest match is taken."""
     window: int = 16_384
     """"ngram": how many of a request's last tokens are searched; each takes 8 bytes."""
     max_prefill_tokens: int = 512
-    """"draft_model": most prompt tokens it computes between two steps, to catch up with new requests."""
+    """"draft_model": maximum number of prompt tokens it computes between two steps, for new requests."""
     kv_pages: int | None = None
-    """"draft_model": its own KV pages; None: as many as the model has."""
+    """"draft_model": number of its own KV pages; None for as many as the model has."""
 
     def __post_init__(self) -> None:
         if self.method not in ("ngram", "draft_model"):
             raise ValueError(f'speculation.method must be "ngram" or "draft_model", got {self.method!r}')
         if (self.method == "draft_model") != (self.model is not None):
             expected = "name a draft model" if self.model is None else "leave it out"
-            raise ValueError(f'speculation.model goes with the method "draft_model", not "ngram": {expected}')
+            raise ValueError(f'speculation.model belongs to the method "draft_model", not "ngram": {expected}')
         for name, low, high in (
             ("max_drafts", 1, 64),
             ("max_match", 1, 64),

@@ -1,4 +1,4 @@
-"""Whether two models mean the same by a token id."""
+"""Checks that two models have the same vocabulary."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 def check_same_vocabulary(model: str, directory: Path, draft: str, draft_directory: Path) -> None:
-    """Raise ModelLoadError when the draft model's token ids are not the model's; the names are for the message.
+    """Raise ModelLoadError when the draft model's token ids differ from the model's.
 
-    Compared are the sizes of the vocabularies and the token-to-id maps of tokenizer.json, added tokens included.
+    Compares the sizes of the vocabularies and the token-to-id maps of tokenizer.json, added tokens included. The
+    models' names are for the message.
     """
     size = ModelConfig.from_directory(directory).vocab_size
     draft_size = ModelConfig.from_directory(draft_directory).vocab_size
@@ -22,7 +23,7 @@ def check_same_vocabulary(model: str, directory: Path, draft: str, draft_directo
         raise _another_vocabulary(model, draft, f"it has {draft_size} tokens, not {size}")
     ids, draft_ids = _token_ids(directory), _token_ids(draft_directory)
     if ids is None or draft_ids is None:
-        logger.warning("%s and %s: no tokenizer.json to compare; taken to be of one vocabulary", model, draft)
+        logger.warning("%s and %s have no tokenizer.json to compare: assuming one vocabulary", model, draft)
         return
     differing = sorted(token for token in ids.keys() | draft_ids.keys() if ids.get(token) != draft_ids.get(token))
     if differing:
@@ -50,7 +51,7 @@ def _token_ids(directory: Path) -> dict[str, int] | None:
     path = directory / "tokenizer.json"
     if not path.exists():
         return None
-    from tokenizers import Tokenizer  # only where there is something to compare
+    from tokenizers import Tokenizer  # Import it only where there is something to compare.
 
     try:
         ids: dict[str, int] = Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)

@@ -1,1 +1,1 @@
-"""Answers that match a grammar: what may be asked for, how it is compiled, and which tokens it allows next."""
+"""Structured output: which grammars requests may name, how they are compiled, and which tokens they allow next."""

@@ -1,10 +1,10 @@
-"""From a grammar as it is asked for to a matcher that knows which tokens it allows.
+"""Compiles a request's grammar into a matcher that knows which tokens are allowed next.
 
-    Grammar ──▶ llguidance's own text ──▶ LLMatcher, made once ──▶ a copy per request (`Constraint`)
+    Grammar ──▶ llguidance's own syntax ──▶ LLMatcher, made once ──▶ a copy per request (`Constraint`)
 
 llguidance works with derivatives of regular expressions and an Earley parser, both of which spend a bounded amount
-of fuel per token: no mask takes long, and what would is an error. Compiling has no such bound (`multipleOf` with a
-large number), so what comes from a client is tried in a process of its own first: `engine.grammar.trial`.
+of fuel per token: a mask that would take too long is an error. Compiling has no such bound (`multipleOf` with a
+large number), so clients' grammars are first tried in a process of their own: `engine.grammar.trial`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _LIMITS: dict[str, Any] = {
 }
 _MAX_MESSAGE_CHARS = 300
 _JSON_OPTIONS = {
-    # Nothing is passed over and nothing approximated: an answer that validates, or an error.
+    # Nothing is ignored or approximated: either the answer validates, or the grammar is refused.
     "lenient": False,
     "coerce_one_of": False,
-    # A blank, or a new line and its indentation: a model unsure of what comes next would write blanks for ever.
+    # A blank, or a new line with indentation: without a bound, an unsure model would write blanks for ever.
     "whitespace_pattern": r" |\n[ \t]{0,16}",
     "whitespace_flexible": True,
     "item_separator": ",",
@@ -45,10 +45,10 @@ _JSON_OPTIONS = {
 
 
 class Compiler:
-    """Compiled grammars of one model, the most recently used ones. May be called from any thread."""
+    """Compiles grammars for one model and caches the most recently used ones. May be called from any thread."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], max_cached: int = 64) -> None:
-        """`vocabulary` is called when the first grammar comes."""
+        """`vocabulary` is called for the first grammar."""
         self._vocabulary = vocabulary
         self._max_cached = max_cached
         self._tokenizer: LLTokenizer | None = None
@@ -57,7 +57,7 @@ class Compiler:
         self._lock = threading.Lock()
 
     def compile(self, grammar: Grammar) -> LLMatcher:
-        """The grammar's matcher at its beginning: copy it before use. Raises InvalidGrammar."""
+        """Return the grammar's matcher in its initial state: copy it before use. Raises InvalidGrammar."""
         with self._lock:
             if (known := self._compiled.get(grammar)) is not None:
                 self._compiled.move_to_end(grammar)
@@ -73,18 +73,18 @@ class Compiler:
         return matcher
 
     def constraint(self, grammar: Grammar) -> Constraint:
-        """One request's way through a grammar. Raises InvalidGrammar."""
+        """Return a constraint for one request. Raises InvalidGrammar."""
         matcher = self.compile(grammar)
         assert self._tokenizer is not None
         return Constraint(matcher, self._tokenizer.vocab_size)
 
 
 def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
-    """A matcher at its beginning, with its first mask computed once: some errors show only then.
+    """Return a matcher in its initial state. Its first mask is computed once, as some errors show only then.
 
-    Raises InvalidGrammar, with a message for whoever wrote the grammar.
+    Raises InvalidGrammar, with a message for the grammar's author.
     """
-    from llguidance import LLMatcher, LLParserLimits  # an engine without grammars runs where it is not installed
+    from llguidance import LLMatcher, LLParserLimits  # Imported here: without grammars it need not be installed.
 
     limits = LLParserLimits(**_LIMITS)
     matcher = LLMatcher(tokenizer, _as_llguidance(grammar), log_level=0, limits=limits)
@@ -98,13 +98,13 @@ def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def schema_in_lark(schema: dict[str, Any]) -> str:
-    """A JSON schema as a part of a grammar in Lark's syntax, read as schemas always are. Raises InvalidGrammar."""
+    """Embed a JSON schema in a grammar in Lark's syntax, with the usual schema options. Raises InvalidGrammar."""
     _check_names_can_be_counted(schema)
     return "%json " + json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
 
 
 def explained(error: str) -> str:
-    """llguidance's message on one line, without what is meant for its own users."""
+    """Return llguidance's message on one line, without the parts meant for its own users."""
     if unsupported := re.search(r"Unimplemented keys: (\[.*?\])", error):
         keys = json.loads(unsupported[1])
         return f"{' and '.join(keys)} {'is' if len(keys) == 1 else 'are'} not supported"
@@ -114,7 +114,7 @@ def explained(error: str) -> str:
         )
     if error.startswith("NoExtension"):
         return "it allows no output at all"
-    # What follows "(in regex): " repeats the expression, and lines with a bar are the grammar around it.
+    # The text before "(in regex): " repeats the expression, and lines with a bar show the grammar around it.
     error = re.sub(r"\A.*?\(in regex\): ", "", error, count=1, flags=re.DOTALL)
     lines = [
         line.strip() for line in error.splitlines() if not re.match(r"\s*(\d+ \||\^+\s*$|<non-verbose/>)", line)
@@ -147,7 +147,7 @@ def _json_schema(source: str) -> str:
     except (ValueError, RecursionError):
         schema = None
     if schema is True:
-        source = "{}"  # options need an object to go along with
+        source = "{}"  # Options can only be added to an object.
     elif not isinstance(schema, dict):
         raise InvalidGrammar("a schema must be a JSON object, or true")
     _check_names_can_be_counted(schema)
@@ -158,7 +158,7 @@ def _json_schema(source: str) -> str:
 
 
 def _check_names_can_be_counted(schema: object) -> None:
-    """Refuse what llguidance would get wrong: it counts properties that have the same name."""
+    """Refuse schemas that llguidance gets wrong: for minProperties it counts a repeated name more than once."""
     nodes = [schema]
     while nodes:
         node = nodes.pop()
@@ -176,13 +176,13 @@ def _check_names_can_be_counted(schema: object) -> None:
 
 
 def _one_of(source: str) -> str:
-    """A regular expression: one lexeme however many choices there are, where rules would be one item each."""
+    """Return a regular expression: one lexeme for any number of choices, where rules would be one item each."""
     try:
         choices = json.loads(source)
     except ValueError as error:
-        raise InvalidGrammar(f"choices are a JSON array of strings: {error}") from None
+        raise InvalidGrammar(f"choices must be a JSON array of strings: {error}") from None
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
-        raise InvalidGrammar("choices are a JSON array of at least one string")
+        raise InvalidGrammar("choices must be a JSON array of at least one string")
     return "|".join("".join(map(_literal, choice)) for choice in choices)
 
 

@@ -1,4 +1,4 @@
-"""One request's way through its grammar: brought to any history of it, forwards and back."""
+"""The state of one request's grammar, which follows any history of the request, forwards and back."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class ConstraintStatus(Enum):
-    """How a history and a grammar go together."""
+    """Whether a grammar allows a history."""
 
     ALLOWED = "allowed"
     TAIL_REJECTED = "tail rejected"
-    """Its uncertain end is not allowed: a wrong draft, whose outcome nobody will see."""
+    """The uncertain tail is not allowed: it holds a wrong draft token, so the row's result will be dropped."""
     FAILED = "failed"
-    """What it certainly holds is not allowed, or llguidance gave up: the request cannot go on."""
+    """The known tokens are not allowed, or llguidance gave up: the request cannot continue."""
 
 
 class OutputHistory(Protocol):
@@ -34,34 +34,34 @@ class OutputHistory(Protocol):
 
 
 class Constraint:
-    """A matcher and what it has consumed. Used by one thread at a time.
+    """A matcher and the tokens it has consumed. Used by one thread at a time.
 
-    output:   [ known | tail ]        tail: in flight, or a draft that may be wrong
-    consumed: [ known | other tail ]  what differs is rolled back, what is missing is consumed
+    output:   [ known | tail ]        tail: a token in flight, or draft tokens that may be wrong
+    consumed: [ known | other tail ]  differing tokens are rolled back, missing ones consumed
 
-    Overlap, preemption, resuming and speculation are all this one rule.
+    This one rule covers overlap, preemption, resuming and speculation.
     """
 
     def __init__(self, compiled: LLMatcher, num_tokens: int) -> None:
-        """`compiled`: the grammar at its beginning; it is not changed. `num_tokens`: ids that its masks cover."""
+        """`compiled` is the grammar in its initial state, never changed; `num_tokens` ids are in its masks."""
         self.num_words = -(-num_tokens // 32)
-        """Words of 32 bits in a mask."""
+        """Number of 32-bit words in a mask."""
         self._compiled = compiled
         self._matcher: LLMatcher | None = None
         self._consumed: list[int] = []
         self._num_certain = 0
-        """Leading tokens of `_consumed` that can never change: they need not be compared again."""
+        """Number of leading tokens of `_consumed` that can never change and need not be compared again."""
 
     @property
     def matcher(self) -> LLMatcher:
-        """Where the grammar stands after the last `follow`."""
+        """The matcher in the state after the last `follow`."""
         if self._matcher is None:
             self._matcher = self._compiled.deep_copy()
         return self._matcher
 
     @property
     def has_failed(self) -> bool:
-        """Whether llguidance gave up, its fuel being spent; never true of a token that is not allowed."""
+        """Whether llguidance gave up because its fuel was spent. A token that is not allowed is no such failure."""
         return self.matcher.is_error()
 
     def follow(self, history: OutputHistory) -> ConstraintStatus:
@@ -84,7 +84,7 @@ class Constraint:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     for index, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return index

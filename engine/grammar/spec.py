@@ -1,4 +1,4 @@
-"""What an answer must match, as it is asked for: a value that travels with the request."""
+"""The grammar that a request's output must match: a value that travels with the request."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ class Grammar:
 
     kind: GrammarKind
     source: str = ""
-    """The JSON text of a schema; "" for any JSON object; a regular expression; a JSON array of strings, one of
-    which the answer is; a grammar in Lark's syntax, as llguidance understands it."""
+    """By `kind`: the JSON text of a schema; "" for any JSON object; a regular expression; a JSON array of strings,
+    one of which the output must be; or a grammar in llguidance's dialect of Lark."""

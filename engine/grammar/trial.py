@@ -1,9 +1,9 @@
-"""Compiling grammars of unknown origin where it does no harm: in a process that is killed when it takes too long.
+"""Compiles clients' grammars safely: in a process that is killed when a grammar takes too long.
 
 Trial.check ──▶ stdin: one grammar a line ──▶ [timer on, compile, first mask, timer off] ──▶ stdout: a verdict
 
-The process is killed by its own timer, which counts processor time: a busy machine refuses nothing that an idle
-one takes, and nothing burns on when whoever asked is gone. Its memory is bounded too.
+The process is killed by its own timer, which counts processor time: a busy machine refuses no grammar that an idle
+one accepts, and no process keeps computing after its parent is gone. Its memory is bounded too.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from engine.errors import InvalidGrammar
 from engine.grammar.spec import Grammar
 from engine.grammar.vocabulary import Vocabulary
 
-# Seconds on the clock after which a process that used less processor time is given up on: it starts, or is stuck.
-_PATIENCE_S = 120.0
+# Wall-clock seconds after which a process that used less processor time counts as dead.
+_TIMEOUT_S = 120.0
 
 
 class TooComplex(InvalidGrammar):
-    """The grammar takes more time or memory than it may; its process was killed."""
+    """The grammar takes too much time or memory; its process was killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialLimits:
-    """What compiling one grammar may cost."""
+    """Limits on compiling one grammar."""
 
     cpu_seconds: float = 2.0
     memory_bytes: int = 512 * 2**20
-    """Besides what the tokenizer takes."""
+    """Memory beyond what the tokenizer takes."""
 
 
 class Trial:
-    """One such process: started when first needed, and again after it was killed. For one thread at a time."""
+    """One such process, started when first needed and again after it was killed. For one thread at a time."""
 
     def __init__(self, vocabulary: Vocabulary, limits: TrialLimits) -> None:
         self._vocabulary, self._limits = vocabulary, limits
@@ -55,14 +55,14 @@ class Trial:
             limits = self._limits
             raise TooComplex(
                 f"it is too complex: it takes more than {limits.cpu_seconds:g} s or "
-                f"{limits.memory_bytes / 2**20:g} MiB to compile"
+                f"{limits.memory_bytes / 2**20:g} MiB to compile; simplify it"
             ) from None
         if error is not None:
             raise InvalidGrammar(error)
 
     @property
     def pid(self) -> int | None:
-        """The process; None while there is none."""
+        """Process id; None while there is no process."""
         return None if self._process is None else self._process.pid
 
     def close(self) -> None:
@@ -88,19 +88,19 @@ class Trial:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            start_new_session=True,  # an interrupt from the terminal is for its parent, with which it ends
+            start_new_session=True,  # The terminal's interrupts go to the parent alone, with which it ends.
         )
         try:
             error = self._ask({"vocabulary": asdict(self._vocabulary), "limits": asdict(self._limits)})
         except EOFError:
             self.close()
-            raise RuntimeError("the process that tries grammars ended while it started") from None
+            raise RuntimeError("the process that compiles grammars on trial died while starting") from None
         if error is not None:
             self.close()
             raise InvalidGrammar(error)
 
     def _ask(self, question: dict[str, Any]) -> str | None:
-        """What is wrong, or None. Raises EOFError when the process has died, or does not answer."""
+        """Return what is wrong, or None. Raises EOFError when the process has died or does not answer."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         try:
@@ -110,7 +110,7 @@ class Trial:
             raise EOFError from None
         answers = select.poll()
         answers.register(process.stdout, select.POLLIN | select.POLLHUP)
-        line = process.stdout.readline() if answers.poll(_PATIENCE_S * 1000) else b""
+        line = process.stdout.readline() if answers.poll(_TIMEOUT_S * 1000) else b""
         if not line:
             raise EOFError
         answer: str | None = json.loads(line)
@@ -118,7 +118,7 @@ class Trial:
 
 
 def main(questions: IO[bytes], answers: IO[bytes]) -> None:
-    """The process: the vocabulary first, then grammars until there are no more."""
+    """Run the process: read the vocabulary, then grammars until the end of input."""
     import resource
 
     from engine.grammar.compiler import compile_grammar

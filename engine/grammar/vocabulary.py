@@ -1,4 +1,4 @@
-"""A model's tokens as llguidance needs them."""
+"""A model's vocabulary in the form that llguidance needs."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What grammars are compiled against: plain values, so that another process can be given them."""
+    """The vocabulary that grammars are compiled against: plain values that can be sent to another process."""
 
     tokenizer_json: str
     """The tokenizer as the `tokenizers` library writes it, tokens added by its configuration included."""
     num_logits: int
-    """Tokens the model gives logits for: more than the tokenizer has where the model's table is padded."""
+    """Number of tokens the model has logits for: more than the tokenizer has if the model's table is padded."""
     eos_token_ids: tuple[int, ...]
-    """Tokens that end a text; one of them ends an output when the grammar lets it."""
+    """Tokens that end a text; one of them ends an output once the grammar allows it."""
 
     @classmethod
     def of(cls, tokenizer: Any, num_logits: int, eos_token_ids: Iterable[int]) -> Vocabulary:
-        """Of a `transformers` tokenizer. Raises InvalidGrammar when there can be no grammars with it."""
+        """Read a `transformers` tokenizer. Raises InvalidGrammar when it cannot be used with grammars."""
         ends = tuple(sorted(eos_token_ids))
         if not ends:
-            raise InvalidGrammar("this model has no end-of-text token, so that no grammar could end its output")
+            raise InvalidGrammar("this model has no end-of-text token, so no grammar could end its output")
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise InvalidGrammar("this model's tokenizer has no tokenizer.json, which grammars need")
         return cls(backend.to_str(), num_logits, ends)
 
     def load(self) -> LLTokenizer:
-        """The tokenizer for llguidance: takes about a second for 100,000 tokens. Raises InvalidGrammar."""
+        """Build llguidance's tokenizer: about a second for 100,000 tokens. Raises InvalidGrammar."""
         from llguidance import LLTokenizer
 
         try:

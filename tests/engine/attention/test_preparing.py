@@ -1,4 +1,4 @@
-"""Preparing a step for a GPU reads nothing from it: what a package is told on the host, the host knows."""
+"""Preparing a step for a GPU reads nothing back from it: packages' host-side arguments come from host data."""
 
 from __future__ import annotations
 

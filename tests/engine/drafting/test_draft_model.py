@@ -1,4 +1,4 @@
-"""The draft model's bookkeeping: a scripted model that reads its context from the pages, as the real one does."""
+"""The draft model's bookkeeping, with a scripted model that reads its context from the pages like a real one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VOCABULARY = 50
 
 
 def next_token(context: Sequence[int]) -> int:
-    """What the scripted draft model says; never 0."""
+    """Return the scripted draft model's next token; never 0."""
     state = 7
     for token in context:
         state = (state * 1000003 + token + 1) & 0xFFFFFFFF
@@ -34,7 +34,7 @@ def continued(context: Sequence[int], count: int) -> list[int]:
 
 
 class Pages:
-    """A model whose logits point to the next token of whatever the page table leads to."""
+    """A model whose logits select the next token of the context that the page table leads to."""
 
     def __init__(self, num_pages: int = 64, page_size: int = 4, max_model_len: int = 1000) -> None:
         self.num_pages, self.page_size, self.max_model_len = num_pages, page_size, max_model_len
@@ -78,10 +78,10 @@ def request(tokens: Sequence[int], name: str = "r") -> Request:
 
 
 def propose(drafter: DraftModel, requests: list[Request], most: int = 3) -> list[list[int]]:
-    guesses = drafter.propose(requests, [most] * len(requests))
+    drafts = drafter.propose(requests, [most] * len(requests))
     account = drafter.cache.account()
     assert sum(account) == drafter.cache.num_pages
-    return [list(guess) for guess in guesses]
+    return [list(draft) for draft in drafts]
 
 
 def nothing_held(drafter: DraftModel) -> bool:
@@ -96,10 +96,10 @@ def test_it_says_what_its_model_would() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), page_size=st.sampled_from([1, 3, 4, 16]), room=st.integers(1, 12))
-def test_whatever_came_of_its_guesses_the_next_ones_follow_the_request(
+def test_whatever_came_of_its_draft_tokens_the_next_ones_follow_the_request(
     data: st.DataObject, page_size: int, room: int
 ) -> None:
-    """Guesses accepted in part or not at all, steps without it, requests that come, end and are preempted."""
+    """Drafts are accepted in part or not at all, some steps have none, requests arrive, end and are preempted."""
     drafter = DraftModel(Pages(num_pages=160 // page_size, page_size=page_size), (), max_prefill_tokens=room)
     running: list[Request] = []
     for number in range(data.draw(st.integers(1, 25), label="steps")):
@@ -110,12 +110,12 @@ def test_whatever_came_of_its_guesses_the_next_ones_follow_the_request(
         elif action == "go" and running:
             drafter.forget(running.pop(data.draw(st.integers(0, len(running) - 1))))
         asked = [one for one in running if data.draw(st.booleans())]
-        guesses = propose(drafter, asked, most=data.draw(st.integers(1, 5))) if asked else []
-        for one, guess in zip(asked, guesses, strict=True):
-            assert guess == continued(one.tokens, len(guess))
+        drafts = propose(drafter, asked, most=data.draw(st.integers(1, 5))) if asked else []
+        for one, draft in zip(asked, drafts, strict=True):
+            assert draft == continued(one.tokens, len(draft))
             if data.draw(st.booleans(), label="placed"):
-                right = data.draw(st.integers(0, len(guess)))
-                one.tokens += [*guess[:right], data.draw(st.integers(1, VOCABULARY - 1))]
+                right = data.draw(st.integers(0, len(draft)))
+                one.tokens += [*draft[:right], data.draw(st.integers(1, VOCABULARY - 1))]
         for one in running:
             if one not in asked and data.draw(st.booleans(), label="goes on without"):
                 one.tokens += data.draw(st.lists(st.integers(1, VOCABULARY - 1), max_size=6))
@@ -124,18 +124,18 @@ def test_whatever_came_of_its_guesses_the_next_ones_follow_the_request(
     assert nothing_held(drafter)
 
 
-def test_after_accepted_guesses_only_the_rest_is_computed() -> None:
+def test_after_accepted_draft_tokens_only_the_rest_is_computed() -> None:
     pages, one = Pages(), request(range(1, 30))
     drafter = DraftModel(pages, ())
-    [guess] = propose(drafter, [one], most=4)
-    one.tokens += [*guess, 9]  # all of them, and what the model said next
+    [draft] = propose(drafter, [one], most=4)
+    one.tokens += [*draft, 9]  # all of them, and what the model said next
     before = len(pages.plans)
     propose(drafter, [one], most=1)
     [plan] = pages.plans[before:]
-    assert [list(chunk.token_ids) for chunk in plan.chunks] == [[guess[-1], 9]]
+    assert [list(chunk.token_ids) for chunk in plan.chunks] == [[draft[-1], 9]]
 
 
-def test_a_long_prompt_is_computed_in_parts_beside_the_others_guesses() -> None:
+def test_a_long_prompt_is_computed_in_parts_beside_the_others_draft_tokens() -> None:
     pages = Pages(num_pages=200)
     drafter = DraftModel(pages, (), max_prefill_tokens=100)
     short, long = request([1, 2, 3], "short"), request([4] * 250, "long")
@@ -160,7 +160,7 @@ def test_requests_that_begin_alike_share_its_pages() -> None:
     assert nothing_held(drafter)
 
 
-def test_out_of_its_own_pages_it_guesses_nothing_and_holds_nothing() -> None:
+def test_out_of_its_own_pages_it_draft_tokens_nothing_and_holds_nothing() -> None:
     drafter = DraftModel(Pages(num_pages=4), ())
     large, small = request(range(1, 40), "large"), request([1, 2], "small")
     assert propose(drafter, [large, small]) == [[], continued(small.tokens, 3)]
@@ -169,7 +169,7 @@ def test_out_of_its_own_pages_it_guesses_nothing_and_holds_nothing() -> None:
 
 
 def test_without_room_for_the_rest_what_was_found_stays_as_it_was() -> None:
-    """The prompt is found up to the middle of a page, of which no copy was made."""
+    """The cached prefix ends in the middle of a page, which has not been copied."""
     drafter = DraftModel(Pages(num_pages=4), ())
     first = request([3] * 10, "first")
     propose(drafter, [first], most=1)
@@ -200,7 +200,7 @@ def test_it_stops_where_its_context_ends() -> None:
     ]
 
 
-def test_nothing_is_guessed_after_a_token_that_ends_the_request() -> None:
+def test_nothing_is_drafted_after_a_token_that_ends_the_request() -> None:
     drafter, one = DraftModel(Pages(), ()), request([5, 6, 7])
     expected = continued(one.tokens, 6)
     one.stop_ids = frozenset(expected[2:3])
@@ -218,7 +218,7 @@ def test_a_request_is_let_go_of_while_its_token_is_in_flight() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_without_valid_probabilities_it_guesses_nothing(bad: float) -> None:
+def test_without_valid_probabilities_it_draft_tokens_nothing(bad: float) -> None:
     pages = Pages()
     right = pages.logits
     drafter, one = DraftModel(pages, ()), request([5, 6, 7])

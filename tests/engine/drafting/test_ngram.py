@@ -1,4 +1,4 @@
-"""Prompt lookup against its definition, and its bounds."""
+"""Prompt lookup compared with its definition, and its bounds."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def request(tokens: Sequence[int], name: str = "r") -> Request:
     return made
 
 
-def guess(tokens: Sequence[int], most: int = 4, **settings: int) -> list[int]:
+def draft(tokens: Sequence[int], most: int = 4, **settings: int) -> list[int]:
     [found] = NgramDrafter(**settings).propose([request(tokens)], [most])
     return list(found)
 
 
 def by_definition(tokens: list[int], most: int, min_match: int, max_match: int) -> list[int]:
-    """The longest suffix that stood earlier, at its latest place; what followed, over and over."""
+    """Find the longest suffix that occurred earlier, at its latest place, and repeat what followed."""
     for length in range(max_match, min_match - 1, -1):
         for place in range(len(tokens) - 1, length - 1, -1):
             if tokens[place - length : place] == tokens[-length:]:
@@ -38,25 +38,25 @@ def by_definition(tokens: list[int], most: int, min_match: int, max_match: int) 
     return []
 
 
-def test_what_followed_the_same_words_is_guessed() -> None:
-    assert guess([5, 8, 2, 9, 4, 5, 8], most=3) == [2, 9, 4]
+def test_what_followed_the_same_words_is_drafted() -> None:
+    assert draft([5, 8, 2, 9, 4, 5, 8], most=3) == [2, 9, 4]
 
 
 def test_the_longest_match_wins_over_the_latest() -> None:
-    assert guess([1, 2, 3, 70, 9, 2, 3, 80, 1, 2, 3], most=1) == [70]
+    assert draft([1, 2, 3, 70, 9, 2, 3, 80, 1, 2, 3], most=1) == [70]
 
 
 def test_among_equal_matches_the_latest_wins() -> None:
-    assert guess([2, 3, 70, 2, 3, 80, 2, 3], most=1) == [80]
+    assert draft([2, 3, 70, 2, 3, 80, 2, 3], most=1) == [80]
 
 
 def test_a_repeated_token_goes_on_repeating() -> None:
-    assert guess([7, 1, 2, 1, 2], most=6) == [1, 2, 1, 2, 1, 2]
+    assert draft([7, 1, 2, 1, 2], most=6) == [1, 2, 1, 2, 1, 2]
 
 
 @pytest.mark.parametrize("tokens", [[], [4], [4, 5], [1, 2, 3, 4]])
-def test_nothing_repeats_nothing_is_guessed(tokens: list[int]) -> None:
-    assert guess(tokens) == []
+def test_nothing_repeats_nothing_is_drafted(tokens: list[int]) -> None:
+    assert draft(tokens) == []
 
 
 @settings(max_examples=200, deadline=None)
@@ -70,7 +70,7 @@ def test_nothing_repeats_nothing_is_guessed(tokens: list[int]) -> None:
 def test_it_is_the_definition_token_by_token(
     tokens: list[int], grown: list[int], min_match: int, more: int, most: int
 ) -> None:
-    """Grown token by token or found at once: the same guess as by looking at every place."""
+    """Token by token or at once, the draft is the one found by looking at every place."""
     drafter = NgramDrafter(min_match, min_match + more, window=64)
     one = request(tokens)
     for token in [None, *grown]:
@@ -84,8 +84,8 @@ def test_it_is_the_definition_token_by_token(
 
 def test_only_the_window_is_searched() -> None:
     distant = [1, 2, 77, *range(100, 140), 1, 2]
-    assert guess(distant, most=1, window=64) == [77]
-    assert guess(distant, most=1, window=32) == []
+    assert draft(distant, most=1, window=64) == [77]
+    assert draft(distant, most=1, window=32) == []
     grown = request(distant[:5])
     grown.longest = 32
     drafter = NgramDrafter(window=32)
@@ -110,8 +110,8 @@ def test_memory_is_bounded_and_given_back() -> None:
 def test_a_long_prompt_is_worked_off_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram, "_MOST_INDEXED", 10)
     drafter, one = NgramDrafter(), request([1, 2, 3, 4, 5] * 7)
-    guesses = [list(drafter.propose([one], [2])[0]) for _ in range(4)]
-    assert guesses == [[], [], [], [1, 2]]
+    drafts = [list(drafter.propose([one], [2])[0]) for _ in range(4)]
+    assert drafts == [[], [], [], [1, 2]]
 
 
 def test_requests_do_not_see_each_other_s_tokens() -> None:

@@ -1,4 +1,4 @@
-"""When guessing pays: measured price, measured chance, and the way back."""
+"""When drafting pays off: measured cost, measured acceptance, pauses and new tries."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def price_of(plain: float, with_drafts: float, num_requests: int = 4, num_drafts
     return price.per_draft_token(num_requests)
 
 
-def test_the_price_is_extra_time_per_guess_in_tokens_of_a_plain_step() -> None:
-    # A plain step makes 4 tokens in 40 ms: 10 ms each. 8 guesses take 16 ms more: 2 ms each.
+def test_the_price_is_extra_time_per_draft_in_tokens_of_a_plain_step() -> None:
+    # A plain step makes 4 tokens in 40 ms: 10 ms each. 8 draft tokens take 16 ms more: 2 ms each.
     assert price_of(0.040, 0.056) == pytest.approx(0.2)
     assert price_of(0.040, 0.038) == 0.0
 
@@ -50,8 +50,8 @@ def test_there_is_something_to_compare_with_at_first_and_now_and_then() -> None:
     ("price", "expected"),
     [(0.0, 6), (0.1, 6), (0.2, 5), (0.5, 2), (0.7, 1), (0.75, 0), (0.9, 0), (2.0, 0)],
 )
-def test_a_guess_pays_while_its_chance_exceeds_its_price(price: float, expected: int) -> None:
-    """Of a new request three in four are taken to be right: chances 0.75, 0.56, 0.42, 0.32, 0.24, 0.18."""
+def test_a_draft_token_pays_while_its_chance_exceeds_its_price(price: float, expected: int) -> None:
+    """A new request starts at three in four accepted: chances 0.75, 0.56, 0.42, 0.32, 0.24, 0.18."""
     assert Payoff().num_worthwhile(price, most=6) == expected
 
 
@@ -74,7 +74,7 @@ def test_a_long_run_of_luck_or_of_none_stays_a_number(num_accepted: int) -> None
     assert payoff.num_worthwhile(1e-9, most=8) >= (8 if num_accepted else 0)
 
 
-def test_guesses_after_the_first_wrong_one_say_nothing() -> None:
+def test_draft_tokens_after_the_first_wrong_one_say_nothing() -> None:
     short, long = Payoff(), Payoff()
     short.verified(2, 1)
     long.verified(9, 1)
@@ -101,7 +101,7 @@ def test_a_new_try_forgets_the_failed_one() -> None:
     assert payoff.chance == Payoff().chance
 
 
-def test_nobody_is_asked_for_ever_in_vain() -> None:
+def test_a_silent_drafter_is_not_asked_for_ever() -> None:
     payoff = Payoff()
     for num_tokens in range(50, 57):
         payoff.silent(num_tokens)

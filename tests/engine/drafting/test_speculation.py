@@ -1,4 +1,4 @@
-"""Speculation changes how many tokens a step yields, never which: scripted guesses, right and wrong ones."""
+"""Speculation changes how many tokens a step yields, never which: with scripted drafts, right and wrong ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.beam_search import BeamParams
 from engine.drafting.ngram import NgramDrafter
 from engine.scheduling.stats import StepStats
-from tests.engine.support.draft_sources import Guesses
+from tests.engine.support.draft_sources import ScriptedDrafts
 from tests.engine.support.hash_model import says
 from tests.engine.support.script import EOS, Script
 
@@ -21,10 +21,10 @@ from tests.engine.support.script import EOS, Script
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_the_tokens_are_those_of_plain_decoding(data: st.DataObject) -> None:
-    """Beside prefill chunks, preempted, swapped, aborted, resumed, stopped, sharing prefixes, planned ahead."""
+    """Requests are preempted, swapped, aborted, resumed and stopped, share prefixes and run beside prefill."""
     page_size = data.draw(st.sampled_from([1, 3, 4, 16]))
     room = 72 // page_size + 1  # the longest request below
-    guesses = Guesses(data.draw(st.sampled_from([0.0, 0.5, 0.9, 1.0])))
+    drafts = ScriptedDrafts(data.draw(st.sampled_from([0.0, 0.5, 0.9, 1.0])))
     script = Script(
         num_pages=data.draw(st.integers(room, 2 * room)),
         page_size=page_size,
@@ -32,7 +32,7 @@ def test_the_tokens_are_those_of_plain_decoding(data: st.DataObject) -> None:
         prefix_cache=data.draw(st.booleans()),
         overlap=data.draw(st.booleans()),
         host_pages=data.draw(st.sampled_from([0, 2 * room])),
-        drafter=guesses,
+        drafter=drafts,
         max_drafts=data.draw(st.integers(1, 6)),
     )
     wanted: dict[str, list[int]] = {}
@@ -65,15 +65,15 @@ def test_the_tokens_are_those_of_plain_decoding(data: st.DataObject) -> None:
         else:
             assert script.tokens(name) == tokens
     assert script.nothing_held()
-    assert not guesses.mistakes
-    assert not guesses.held, "every request that was guessed for is forgotten"
+    assert not drafts.mistakes
+    assert not drafts.held, "every request that was drafted for is forgotten"
 
 
 # --- one thing at a time --------------------------------------------------------------------------------------
 
 
 def steps_of(script: Script, *names: str) -> int:
-    """Steps until all requests have ended."""
+    """Count the steps until all requests have ended."""
     for count in range(1, 500):
         script.step()
         if all(script.reason(name) is not None for name in names):
@@ -82,10 +82,10 @@ def steps_of(script: Script, *names: str) -> int:
 
 
 def speculating(**options: Any) -> Script:
-    return Script(num_pages=options.pop("num_pages", 200), drafter=Guesses(), **options)
+    return Script(num_pages=options.pop("num_pages", 200), drafter=ScriptedDrafts(), **options)
 
 
-def test_right_guesses_save_steps() -> None:
+def test_right_draft_tokens_save_steps() -> None:
     plain = Script(num_pages=200)
     assert steps_of(plain, plain.arrive(range(1, 11), max_tokens=60)) == 60
     script = speculating()
@@ -94,9 +94,9 @@ def test_right_guesses_save_steps() -> None:
     assert script.tokens(a) == script.undisturbed(a)
 
 
-def test_the_token_after_the_guesses_counts_too() -> None:
-    """One step of one guess, both right: two tokens."""
-    script = Script(num_pages=200, drafter=Guesses(most=1))
+def test_the_token_after_the_draft_tokens_counts_too() -> None:
+    """A step with one accepted draft token yields two tokens."""
+    script = Script(num_pages=200, drafter=ScriptedDrafts(most=1))
     a = script.arrive(range(1, 11), max_tokens=60)
     script.step()
     sizes: set[int] = set()
@@ -139,8 +139,8 @@ def test_max_tokens_is_reached_exactly(max_tokens: int) -> None:
     assert longest <= 10 + max_tokens - 1 or max_tokens == 1, "no KV past what any token needs"
 
 
-def test_guesses_leave_room_in_the_step_for_prompts() -> None:
-    """Eight requests that decode and a long prompt beside them: it gets half of the rest at least."""
+def test_draft_tokens_leave_room_in_the_step_for_prompts() -> None:
+    """A long prompt beside eight decoding requests gets at least half of the rest of a step."""
     script = speculating(limits={"max_step_tokens": 48, "max_running": 16}, max_drafts=16)
     for first in range(8):
         script.arrive([first + 1] * 4, max_tokens=200)
@@ -157,9 +157,9 @@ def test_guesses_leave_room_in_the_step_for_prompts() -> None:
     script.run()
 
 
-def test_guesses_take_pages_from_nobody() -> None:
-    """Room for what both need at most, but not for guesses as well: the younger one is not preempted for them."""
-    for drafter in (None, Guesses()):
+def test_draft_tokens_take_pages_from_no_request() -> None:
+    """There is room for both requests but not for draft tokens too: the younger one is not preempted for them."""
+    for drafter in (None, ScriptedDrafts()):
         script = Script(num_pages=13, page_size=1, drafter=drafter, max_drafts=6)
         a, b = script.arrive([1] * 4, max_tokens=9), script.arrive([2] * 4, max_tokens=3)
         script.run(until=lambda: script.reason(b) is not None)  # noqa: B023
@@ -168,12 +168,12 @@ def test_guesses_take_pages_from_nobody() -> None:
         assert (script.tokens(a), script.tokens(b)) == (says([1] * 4, 9), says([2] * 4, 3))
 
 
-def test_who_is_preempted_is_forgotten_meanwhile() -> None:
-    guesses = Guesses(0.5)
-    script = Script(num_pages=24, page_size=4, drafter=guesses)
+def test_a_preempted_request_is_forgotten_meanwhile() -> None:
+    drafts = ScriptedDrafts(0.5)
+    script = Script(num_pages=24, page_size=4, drafter=drafts)
     a, b = script.arrive(range(1, 33), max_tokens=30), script.arrive(range(100, 132), max_tokens=30)
     script.run(until=lambda: script.requests[b].num_preemptions > 0)
-    assert guesses.held == {a}
+    assert drafts.held == {a}
     script.run()
     assert (script.tokens(a), script.tokens(b)) == (script.undisturbed(a), script.undisturbed(b))
 
@@ -190,8 +190,8 @@ def test_the_next_turn_finds_what_was_accepted() -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_guesses_enter_the_tree_as_the_tokens_they_proved_to_be(overlap: bool) -> None:
-    """The second of two equal prompts writes on in a page of its own: each of its steps shows that to the tree."""
+def test_draft_tokens_enter_the_tree_as_the_tokens_they_proved_to_be(overlap: bool) -> None:
+    """The second of two equal prompts continues in its own page: each of its steps inserts that into the tree."""
     script = speculating(overlap=overlap)
     for seed in (7, 8):
         name = script.arrive(range(1, 11), max_tokens=12, seed=seed)
@@ -200,8 +200,8 @@ def test_guesses_enter_the_tree_as_the_tokens_they_proved_to_be(overlap: bool) -
     assert script.nothing_held()
 
 
-def test_nothing_is_guessed_for_a_beam_search() -> None:
-    """The last token of its prompt comes in a step of its own, as a decode does."""
+def test_nothing_is_drafted_for_a_beam_search() -> None:
+    """The last token of its prompt is a step of its own, like a decode."""
     script = speculating(limits={"max_step_tokens": 8, "max_running": 8})
     a = script.arrive(range(1, 10), max_tokens=8, beams=BeamParams(3, num_returned=3))
     b = script.arrive(range(100, 109), max_tokens=8)
@@ -214,8 +214,8 @@ def test_nothing_is_guessed_for_a_beam_search() -> None:
     assert script.nothing_held()
 
 
-def test_guesses_find_room_in_a_step_beside_the_beams_of_searches() -> None:
-    """Six beams and a decode leave room for one token, of which guesses take half at most: none."""
+def test_draft_tokens_find_room_in_a_step_beside_the_beams_of_searches() -> None:
+    """Six beams and a decode leave room for one token; drafts may take half of it, which is none."""
     script = speculating(limits={"max_step_tokens": 8, "max_running": 7})
     a = script.arrive(range(1, 6), max_tokens=20, beams=BeamParams(6))
     b = script.arrive(range(100, 106), max_tokens=20)
@@ -239,8 +239,8 @@ def test_a_step_that_fails_ends_its_requests_and_holds_nothing() -> None:
     assert script.nothing_held()
 
 
-def test_who_gets_no_guesses_is_planned_ahead() -> None:
-    """Overlap is given up only while there is something to guess: prompt lookup finds nothing in these tokens."""
+def test_a_request_without_draft_tokens_is_planned_ahead() -> None:
+    """Overlap is given up only while there are drafts: prompt lookup finds nothing in these tokens."""
     script = Script(num_pages=400, overlap=True, drafter=NgramDrafter())
     script.arrive(range(1, 11), max_tokens=60)
     script.step()
@@ -254,8 +254,8 @@ def test_who_gets_no_guesses_is_planned_ahead() -> None:
     assert 8 <= sum(needed) < 40
 
 
-def test_steps_tell_how_many_guesses_they_held() -> None:
-    script = Script(num_pages=200, drafter=Guesses(0.5))
+def test_steps_tell_how_many_draft_tokens_they_held() -> None:
+    script = Script(num_pages=200, drafter=ScriptedDrafts(0.5))
     stats: list[StepStats] = []
     script.loop._on_step = stats.append
     a = script.arrive(range(1, 11), max_tokens=60)
@@ -268,7 +268,7 @@ def test_steps_tell_how_many_guesses_they_held() -> None:
 
 
 def test_an_engine_at_rest_says_so_however_short_its_last_step_was() -> None:
-    """The step after the last is planned with that one's result: there is none, and nothing more to tell later."""
+    """The step after the last one is planned with its result: there is none, and nothing remains to report."""
     script = Script(num_pages=400, overlap=True, drafter=NgramDrafter())
     script.loop.clock = lambda: 0.0  # all within a moment
     for number in range(8):

@@ -1,4 +1,4 @@
-"""Real models, real guesses: the same tokens as without, the model's own distribution, and what it counts."""
+"""Speculation with real models: the same tokens as without, the model's own distribution, and the counters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EOS = 7
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A model, a smaller one of its vocabulary, and one of another."""
+    """A model, a smaller one with its vocabulary, and one with another vocabulary."""
     directory = tmp_path_factory.mktemp("models")
     return {
         "model": save_tiny("llama3.1", directory / "model", eos_token_id=EOS),
@@ -48,7 +48,7 @@ def speculation(request: pytest.FixtureRequest, models: dict[str, Path]) -> Spec
 
 
 class Run:
-    """An engine, what came of its requests, and what its steps counted."""
+    """An engine, its requests' results, and its steps' counters."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.engine = Engine.from_config(config)
@@ -106,7 +106,7 @@ PROMPTS = [[20, 21, 22, 23, 24, 25] * 4, list(range(30, 71)), [20, 21, 22], [20,
 
 
 def run_all(config: EngineConfig) -> Run:
-    """Every choice, in mixed batches: prompts come in chunks beside decodes, and there is not memory for all."""
+    """Run all choices in mixed batches: prompts in chunks beside decodes, with too little memory for all."""
     run = Run(config)
     for (name, choice), (index, prompt) in itertools.product(CHOICES.items(), enumerate(PROMPTS)):
         run.submit(f"{name} {index}", prompt, SamplingParams(**{"max_tokens": 25, **choice}))
@@ -142,7 +142,7 @@ def test_speculation_changes_no_token(models: dict[str, Path], speculation: Spec
 
 
 def test_it_resumes_at_any_token(models: dict[str, Path], speculation: Speculation) -> None:
-    """Cut anywhere, also inside an accepted run: the rest is the same on an engine that speculates or does not."""
+    """Cut anywhere, also inside accepted tokens, the rest is the same on an engine with or without speculation."""
     config = EngineConfig(model=str(models["model"]), device="cpu", kv_pages=200, speculation=speculation)
     sampling = SamplingParams(max_tokens=14, **DRAWN, **FEW)
     plain = Run(dataclasses.replace(config, speculation=None))
@@ -161,8 +161,8 @@ def test_it_resumes_at_any_token(models: dict[str, Path], speculation: Speculati
 # --- the model's own distribution -----------------------------------------------------------------------------
 
 
-def test_what_is_drawn_after_accepted_guesses_has_the_model_s_probabilities(tmp_path: Path) -> None:
-    """The token after an accepted guess, for many seeds, against the model's own probabilities (chi-square)."""
+def test_what_is_drawn_after_accepted_draft_tokens_has_the_model_s_probabilities(tmp_path: Path) -> None:
+    """For many seeds, the next token is compared with the model's own probabilities (chi-square)."""
     tiny: dict[str, Any] = {"num_hidden_layers": 1, "vocab_size": 5, "initializer_range": 0.2}
     model = save_tiny("llama2", tmp_path / "model", **tiny)
     smaller = save_tiny("llama2", tmp_path / "smaller", seed=8, **tiny)
@@ -175,7 +175,7 @@ def test_what_is_drawn_after_accepted_guesses_has_the_model_s_probabilities(tmp_
     assert run.num_drafts == num_seeds
     assert 0.2 * num_seeds < run.num_accepted < 0.9 * num_seeds
 
-    # First token; then the guess and what follows it, in one event where the guess was right.
+    # The first token comes alone; the draft token and the one after it in one event, if the draft is accepted.
     drawn: Counter[tuple[int, ...]] = Counter()
     for events in run.events.values():
         if len(events[1].token_ids) == 2:
@@ -199,7 +199,7 @@ def test_what_is_drawn_after_accepted_guesses_has_the_model_s_probabilities(tmp_
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_model_that_guesses_for_itself_is_right(models: dict[str, Path], temperature: float) -> None:
+def test_a_model_that_drafts_for_itself_is_right(models: dict[str, Path], temperature: float) -> None:
     settings = Speculation("draft_model", model=str(models["model"]), adaptive=False)
     run = Run(EngineConfig(model=str(models["model"]), device="cpu", kv_pages=200, speculation=settings))
     for seed, prompt in enumerate(PROMPTS):
@@ -223,7 +223,7 @@ def test_memory_is_shared_out_for_the_kv_of_both_models(
     assert engine.cache.num_pages == drafter.cache.num_pages == 2**19 // (16 * bytes_of_a_token)
 
 
-def test_without_pages_of_its_own_the_draft_model_holds_nobody_up(models: dict[str, Path]) -> None:
+def test_without_pages_of_its_own_the_draft_model_delays_no_request(models: dict[str, Path]) -> None:
     settings = Speculation("draft_model", model=str(models["model"]), kv_pages=1, adaptive=False)
     config = EngineConfig(model=str(models["model"]), device="cpu", kv_pages=200, speculation=settings)
     run, plain = Run(config), Run(dataclasses.replace(config, speculation=None))
@@ -250,19 +250,19 @@ def test_an_answer_that_repeats_comes_several_tokens_a_step() -> None:
     assert len(again.token_ids) > 1.8 * len(steps)
 
 
-GUESSERS = {"ngram": NGRAM, "itself": Speculation("draft_model", model="demo", adaptive=False)}
+DRAFTERS = {"ngram": NGRAM, "itself": Speculation("draft_model", model="demo", adaptive=False)}
 PEOPLE = """{"type": "array", "minItems": 2, "maxItems": 2, "items": {"type": "object",
     "properties": {"name": {"enum": ["Ada", "Alan"]}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
     "required": ["name", "age"], "additionalProperties": false}}"""
 
 
-@pytest.mark.parametrize("guesser", GUESSERS)
-def test_structured_answers_are_the_same_and_guessed_at(guesser: str) -> None:
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_structured_answers_are_the_same_with_drafts(drafter: str) -> None:
     """JSON that repeats its keys. Cut at any token, the rest is the same too."""
     config = EngineConfig(kv_pages=600, threads=1)
     people = Grammar("json_schema", PEOPLE)
     sampling = SamplingParams(temperature=1.3, seed=4, max_tokens=300, grammar=people)
-    plain, run = Run(config), Run(dataclasses.replace(config, speculation=GUESSERS[guesser]))
+    plain, run = Run(config), Run(dataclasses.replace(config, speculation=DRAFTERS[drafter]))
     plain.submit("whole", [5, 6, 7], sampling)
     plain.finish()
     whole = plain.tokens("whole")
@@ -272,13 +272,13 @@ def test_structured_answers_are_the_same_and_guessed_at(guesser: str) -> None:
     run.finish()
     assert [run.tokens(str(cut)) for cut in cuts] == [whole[cut:] for cut in cuts]
     assert run.events["0"][-1].finish_reason == plain.events["whole"][-1].finish_reason == "stop"
-    # How often prompt lookup guesses right depends on the text, and that on how a machine rounds.
-    assert run.num_accepted > (0.5 * run.num_drafts if guesser == "itself" else 0)
+    # How often prompt lookup is right depends on the text, and that on how a machine rounds.
+    assert run.num_accepted > (0.5 * run.num_drafts if drafter == "itself" else 0)
     assert run.num_drafts > 0
 
 
 def test_a_stop_string_inside_an_accepted_run_cuts_its_tokens_too() -> None:
-    plain, llm = (LLM("demo", kv_pages=600, threads=1, speculation=each) for each in (None, GUESSERS["itself"]))
+    plain, llm = (LLM("demo", kv_pages=600, threads=1, speculation=each) for each in (None, DRAFTERS["itself"]))
     [whole] = plain.chat([QUESTION])
     for stop in (whole.text[20:23], whole.text[31:35], whole.text[40:43]):
         params = SamplingParams(temperature=0, max_tokens=64, stop=(stop,), logprobs=0)

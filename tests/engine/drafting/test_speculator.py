@@ -1,4 +1,4 @@
-"""Whom the speculator asks, how much, and what it does about a drafter that breaks."""
+"""For which requests the speculator asks, for how many draft tokens, and what it does when the drafter fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.sampling_params import SamplingParams
 
 
 class Scripted:
-    """Guesses as many tokens as it may, or none."""
+    """Proposes as many tokens as it may, or none."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, int]] = []
@@ -38,7 +38,7 @@ def request(name: str = "r", num_tokens: int = 10) -> Request:
 
 
 class Rig:
-    """A speculator whose steps take what the test says."""
+    """A speculator whose steps take the times that the test sets."""
 
     def __init__(self, *, adaptive: bool = True) -> None:
         self.drafter = Scripted()
@@ -47,14 +47,14 @@ class Rig:
         self.speculator.stepped(0, 0, 0, self.now)
 
     def step(self, one: Request, accepted: float = 1.0, cost: float = 0.0) -> int:
-        """One step of a request alone: 1 s, and `cost` more per guess. Returns the guesses it held."""
-        [guess] = self.speculator.propose([one], 100)
-        num_accepted = int(accepted * len(guess))
-        self.now += 1.0 + cost * len(guess)
-        self.speculator.verified(one, len(guess), num_accepted)
-        self.speculator.stepped(1, len(guess), 0, self.now)
+        """One step of a request alone: 1 s, and `cost` more per draft token. Returns the draft tokens it held."""
+        [draft] = self.speculator.propose([one], 100)
+        num_accepted = int(accepted * len(draft))
+        self.now += 1.0 + cost * len(draft)
+        self.speculator.verified(one, len(draft), num_accepted)
+        self.speculator.stepped(1, len(draft), 0, self.now)
         one.tokens += [1] * (num_accepted + 1)
-        return len(guess)
+        return len(draft)
 
 
 def test_the_first_step_is_plain_to_compare_with() -> None:
@@ -62,21 +62,21 @@ def test_the_first_step_is_plain_to_compare_with() -> None:
     assert [rig.step(one) for _ in range(4)] == [0, 4, 4, 4]
 
 
-def test_room_and_setting_and_the_request_s_end_bound_the_guesses() -> None:
+def test_room_and_setting_and_the_request_s_end_bound_the_draft_tokens() -> None:
     speculator = Rig(adaptive=False).speculator
     requests = [request("a"), request("b"), request("c")]
-    requests[1].longest = 10 + 3  # two guesses and the token after them
+    requests[1].longest = 10 + 3  # two draft tokens and the token after them
     requests[2].longest = 10 + 1
 
     def counts(room: int) -> list[int]:
-        return [len(guess) for guess in speculator.propose(requests, room)]
+        return [len(draft) for draft in speculator.propose(requests, room)]
 
     assert counts(100) == [4, 2, 0]
     assert counts(3 * 2 * 3) == [3, 2, 0], "half of the room"
     assert counts(5) == [0, 0, 0]
 
 
-def test_wrong_and_costly_guesses_switch_themselves_off_and_are_tried_again() -> None:
+def test_wrong_and_costly_draft_tokens_switch_themselves_off_and_are_tried_again() -> None:
     rig, one = Rig(), request()
     held = [rig.step(one, accepted=0.0, cost=0.3) for _ in range(300)]
     assert sum(held[:5]) > 4
@@ -85,13 +85,13 @@ def test_wrong_and_costly_guesses_switch_themselves_off_and_are_tried_again() ->
     assert rig.now < 300 * 1.05 + 3, "it costs little to find out"
 
 
-def test_costly_guesses_that_are_right_stay_on() -> None:
+def test_costly_draft_tokens_that_are_right_stay_on() -> None:
     rig, one = Rig(), request()
     held = [rig.step(one, accepted=1.0, cost=0.3) for _ in range(100)]
     assert sum(count == 4 for count in held) > 90
 
 
-def test_wrong_guesses_that_cost_nothing_stay_on() -> None:
+def test_wrong_draft_tokens_that_cost_nothing_stay_on() -> None:
     rig, one = Rig(), request()
     held = [rig.step(one, accepted=0.0) for _ in range(100)]
     assert sum(count == 4 for count in held) > 90
@@ -105,7 +105,7 @@ def test_one_request_s_luck_is_not_another_s() -> None:
     assert [rig.step(good, cost=0.3), rig.step(bad, cost=0.3)] == [4, 0]
 
 
-def test_only_who_may_get_guesses_has_to_wait_for_results() -> None:
+def test_only_requests_that_may_get_drafts_wait_for_results() -> None:
     rig, one = Rig(), request()
     assert rig.speculator.wants(one)
     rig.drafter.is_silent = True
@@ -119,7 +119,7 @@ def test_only_who_may_get_guesses_has_to_wait_for_results() -> None:
     assert rig.speculator.wants(one)
 
 
-def test_without_adaptation_everybody_is_always_asked() -> None:
+def test_without_adaptation_every_request_always_gets_drafts() -> None:
     rig, one = Rig(adaptive=False), request()
     rig.drafter.is_silent = True
     for _ in range(50):
@@ -131,7 +131,7 @@ def test_a_drafter_that_breaks_is_not_asked_again(caplog: pytest.LogCaptureFixtu
     rig, one = Rig(adaptive=False), request()
     rig.drafter.is_broken = True
     assert rig.speculator.propose([one], 100) == [()]
-    assert "nothing is guessed" in caplog.text
+    assert "speculative decoding is off" in caplog.text
     rig.drafter.is_broken = False
     assert not rig.speculator.wants(one)
     assert rig.speculator.propose([one], 100) == [()]

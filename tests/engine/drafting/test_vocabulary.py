@@ -1,4 +1,4 @@
-"""A draft model must mean the same by every token id."""
+"""A draft model must have the model's vocabulary."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check(directory: Path, draft: Path) -> None:
 
 
 def test_the_same_tokens_are_the_same_vocabulary(tmp_path: Path) -> None:
-    """Whatever else a tokenizer.json says."""
+    """Other keys of tokenizer.json do not matter."""
     first, second = model(tmp_path / "a", WORDS, "<end>"), model(tmp_path / "b", WORDS, "<end>")
     other = json.loads((second / "tokenizer.json").read_text())
     other["added_tokens"][0]["lstrip"] = True

@@ -1,4 +1,4 @@
-"""A grammar is brought to any history of a request, and its masks are those of that history."""
+"""A constraint follows any history of a request, and its masks are those of that history."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def row(at: Constraint, certain: Sequence[int], tail: Sequence[int] = (), **samp
 
 
 def allowed(*rows: SamplingRow, width: int = NUM_TOKENS) -> list[set[int]]:
-    """The tokens that each row may choose from."""
+    """Return the tokens that each row may choose from."""
     logits = torch.zeros(len(rows), width)
     assert GrammarMasks([EOS]).apply(logits, rows) == []
     return [set(torch.isfinite(row).nonzero()[:, 0].tolist()) for row in logits]
 
 
 def test_wherever_it_was_before_it_allows_what_a_fresh_one_does() -> None:
-    """Forwards by any number of tokens, and back over drafts that were wrong."""
+    """It moves forwards by any number of tokens, and back over wrong draft tokens."""
     draw, tokens = random.Random(5), ids(TEXT)
     wandering = constraint()
     num_certain = 0
@@ -100,7 +100,7 @@ def test_what_follows_a_forbidden_draft_is_left_alone() -> None:
 
 @pytest.mark.parametrize("broken", ["history", "fuel"])
 def test_a_grammar_that_fails_fails_alone(broken: str) -> None:
-    """A history that it cannot have made, or one that costs more than a mask may."""
+    """One history is not allowed by the grammar, another costs more than a mask may."""
     if broken == "history":
         bad = row(constraint(), ids("zebra"))
     else:  # compiles and begins well, but has more rules at once than the parser takes
@@ -113,7 +113,7 @@ def test_a_grammar_that_fails_fails_alone(broken: str) -> None:
 
 
 def test_logits_wider_or_narrower_than_the_tokenizer() -> None:
-    """A padded table of the model: ids that stand for no text are never allowed."""
+    """If the model's table is padded, ids that stand for no text are never allowed."""
     anything = constraint(Grammar("regex", "(.|\n)*"))
     (narrow,) = allowed(row(anything, []), width=1000)
     assert narrow and max(narrow) < 1000
@@ -125,7 +125,7 @@ def test_logits_wider_or_narrower_than_the_tokenizer() -> None:
 
 
 def test_what_is_certain_is_not_compared_again() -> None:
-    """A long output costs its new tokens only."""
+    """A long output costs only its new tokens."""
 
     class Counted(list[int]):
         num_read = 0

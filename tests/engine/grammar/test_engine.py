@@ -1,4 +1,4 @@
-"""Requests with a grammar in the engine: what they say depends on nothing but themselves."""
+"""Requests with a grammar in the engine: their output depends on nothing but themselves."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def params(kind: str, seed: int = 0, **sampling: Any) -> SamplingParams:
 
 
 class Run:
-    """Requests that an engine works off, and what became of them."""
+    """Requests that an engine computes, and their results."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -83,7 +83,7 @@ class Run:
         self.engine.loop.submit(self.engine.new_request(name, prompt, sampling, output_ids=output_ids))
 
     def finish(self) -> list[list[int]]:
-        """The tokens of all, in order."""
+        """Return the tokens of all requests, in order."""
         while self.engine.loop.has_work:
             for event in self.engine.loop.step():
                 self.events[int(event.request_id)].append(event)
@@ -97,7 +97,7 @@ class Run:
 
 @cache
 def undisturbed(model: Path, kind: str, seed: int, temperature: float) -> list[int]:
-    """The tokens of a request that has an engine for itself, without overlap or cache."""
+    """Return the tokens of a request that is alone in an engine, without overlap or cache."""
     run = Run(engine(model, overlap=False, prefix_cache=False))
     run.add(params(kind, seed, temperature=temperature, max_tokens=150 if kind != "none" else 30))
     return run.finish()[0]
@@ -126,7 +126,7 @@ def test_outputs_match_and_end_by_themselves(model: Path, temperature: float) ->
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("pages", [900, 45], ids=["room for all", "preempted"])
 def test_any_company_any_memory(model: Path, overlap: bool, pages: int) -> None:
-    """Beside each other and requests without a grammar, arriving when they like, preempted or not."""
+    """They run beside each other and requests without a grammar, arrive at any time, preempted or not."""
     draw = random.Random(3)
     run = Run(engine(model, overlap=overlap, kv_pages=pages, max_step_tokens=64, max_running=24))
     wanted = []
@@ -144,14 +144,14 @@ def test_any_company_any_memory(model: Path, overlap: bool, pages: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
-def test_guesses_change_nothing(model: Path, method: str) -> None:
-    """Neither those that the grammar allows nor those that it forbids; some of both come."""
-    guesses = (
+def test_draft_tokens_change_nothing(model: Path, method: str) -> None:
+    """Neither draft tokens that the grammar allows nor those it forbids change the output; both occur."""
+    drafts = (
         Speculation("ngram", adaptive=False, min_match=1)
         if method == "ngram"
         else Speculation("draft_model", model=str(model), adaptive=False)
     )
-    run = Run(engine(model, speculation=guesses))
+    run = Run(engine(model, speculation=drafts))
     wanted = []
     for kind, seed, temperature in product(GRAMMARS, range(3), (0.0, 1.0)):
         run.add(params(kind, seed, temperature=temperature, max_tokens=150 if kind != "none" else 30))
@@ -164,7 +164,7 @@ def test_guesses_change_nothing(model: Path, method: str) -> None:
 @pytest.mark.parametrize("kind", ["schema", "lark"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_resumed_at_every_token(model: Path, kind: str, temperature: float) -> None:
-    """Elsewhere, from the tokens alone; with the prompt in the cache of the one that takes over."""
+    """Another engine resumes from the tokens alone, with the prompt in its cache or not."""
     whole = undisturbed(model, kind, 1, temperature)
     run = Run(engine(model))
     run.add(params(kind, 1, temperature=temperature))
@@ -187,7 +187,7 @@ def test_an_output_that_the_grammar_cannot_have_made_is_an_error_of_that_request
 
 
 def test_what_fails_in_the_middle_is_an_error_of_that_request_alone(model: Path) -> None:
-    """5000 rules may begin with the same letter: more than the parser takes."""
+    """5000 rules can start with the same letter, which is more than the parser supports."""
     rules = Grammar("lark", "start: " + " | ".join(f'"a{number}"' for number in range(5000)))
     run = Run(engine(model))
     run.add(params("none", grammar=rules))

@@ -1,4 +1,4 @@
-"""Every answer to each of two hundred schemas is valid, whatever the model would rather say."""
+"""Every answer to each of two hundred schemas is valid, whatever the model would otherwise generate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPTS = ["", "Answer as JSON: ", "def f(x):\n    ", "The quick brown fox"]
 
 @FORMATS.checks("time")
 def is_time(value: str) -> bool:
-    """RFC 3339, whose Z may be a small one: the library's own check does not know that."""
+    """Check a time of RFC 3339, whose Z may be lower case, which the library's own check does not accept."""
     return re.fullmatch(r"\d\d:\d\d:\d\d(\.\d+)?([zZ]|[+-]\d\d:\d\d)", value) is not None
 
 
@@ -32,7 +32,7 @@ def has_any_names(schema: Schema) -> bool:
 
 @pytest.fixture(scope="module", params=["embedded", "random"])
 def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    """The embedded model, which has ideas of its own, and one that has none, with the same tokenizer."""
+    """The embedded model, and an untrained one with the same tokenizer."""
     if request.param == "embedded":
         return LLM("demo", kv_pages=4096)
     return LLM(str(save_random(tmp_path_factory.mktemp("random"))), kv_pages=4096)
@@ -40,7 +40,7 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_answer_is_valid(llm: LLM, temperature: float) -> None:
-    """All in one batch, beside requests without a grammar, which are what they would be alone."""
+    """All run in one batch, beside requests without a grammar, whose output is the same as alone."""
     draw = random.Random(1)
     free = SamplingParams(temperature=temperature, seed=3, max_tokens=20)
     held = [

@@ -7,7 +7,7 @@ import pytest
 from engine.beam_search import BeamParams
 from tests.engine.scenarios.conftest import Make
 from tests.engine.support import hash_model
-from tests.engine.support.draft_sources import Guesses
+from tests.engine.support.draft_sources import ScriptedDrafts
 
 
 @pytest.mark.parametrize("num_pages", [24, 200])
@@ -15,7 +15,7 @@ def test_all_kinds_in_one_batch_with_room_and_without(engine: Make, num_pages: i
     script = engine(
         num_pages=num_pages,
         host_pages=20,
-        drafter=Guesses(0.7),
+        drafter=ScriptedDrafts(0.7),
         limits={"max_step_tokens": 24, "max_running": 12},
     )
     for i in range(2):
@@ -53,7 +53,7 @@ def test_a_search_that_is_pushed_out_finds_the_same_afterwards(engine: Make) -> 
 
 
 def test_guesses_beside_a_prompt_that_is_scored_in_chunks(engine: Make) -> None:
-    script = engine(num_pages=100, drafter=Guesses(1.0), limits={"max_step_tokens": 12, "max_running": 3})
+    script = engine(num_pages=100, drafter=ScriptedDrafts(1.0), limits={"max_step_tokens": 12, "max_running": 3})
     a = script.arrive(range(1, 9), max_tokens=60)
     script.run(until=lambda: bool(script.tokens(a)))
     scored = script.arrive(range(100, 180), max_tokens=6, prompt_logprobs=0)
@@ -64,7 +64,7 @@ def test_guesses_beside_a_prompt_that_is_scored_in_chunks(engine: Make) -> None:
 
 
 def test_guesses_for_one_that_stops_inside_them_while_another_fails(engine: Make) -> None:
-    script = engine(drafter=Guesses(1.0), max_drafts=6)
+    script = engine(drafter=ScriptedDrafts(1.0), max_drafts=6)
     a = script.arrive(range(1, 9), max_tokens=20)
     tokens, _ = script.alone(a)
     script.run(until=lambda: bool(script.tokens(a)))
@@ -77,7 +77,7 @@ def test_guesses_for_one_that_stops_inside_them_while_another_fails(engine: Make
 
 
 def test_guesses_for_a_request_resumed_before_its_last_token(engine: Make) -> None:
-    script = engine(drafter=Guesses(1.0))
+    script = engine(drafter=ScriptedDrafts(1.0))
     a = script.arrive(range(1, 9), max_tokens=9)
     script.run()
     tokens, _ = script.alone(a)

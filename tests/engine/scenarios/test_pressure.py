@@ -7,7 +7,7 @@ import pytest
 from engine.request import Status
 from tests.engine.scenarios.conftest import Make
 from tests.engine.support import hash_model
-from tests.engine.support.draft_sources import Guesses
+from tests.engine.support.draft_sources import ScriptedDrafts
 from tests.engine.support.script import Script
 
 A, B = range(1, 33), range(100, 132)
@@ -155,7 +155,7 @@ def test_a_resumed_request_that_is_preempted_goes_on_from_all_it_had(engine: Mak
 @pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
 def test_guesses_are_given_up_before_anybody_is(engine: Make, right: float) -> None:
     plain = engine(num_pages=24)
-    guessing = engine(num_pages=24, drafter=Guesses(right), max_drafts=6)
+    guessing = engine(num_pages=24, drafter=ScriptedDrafts(right), max_drafts=6)
     for script in (plain, guessing):
         for prompt in (A, B):
             script.arrive(prompt, max_tokens=30)

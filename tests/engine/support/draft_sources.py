@@ -9,8 +9,8 @@ from engine.request import PENDING, Request
 from tests.engine.support.hash_model import VOCABULARY, next_token
 
 
-class Guesses:
-    """Knows the scripted model and is wrong now and then. `right`: how often a guess is what comes."""
+class ScriptedDrafts:
+    """Knows the scripted model and is wrong now and then. `right`: how often a draft token is what comes."""
 
     def __init__(self, right: float = 1.0, most: int = 99) -> None:
         self.right, self._most = right, most
@@ -19,15 +19,15 @@ class Guesses:
         self.mistakes: list[str] = []
 
     def __repr__(self) -> str:
-        return f"Guesses({self.right})"
+        return f"ScriptedDrafts({self.right})"
 
     def propose(self, requests: Sequence[Request], max_tokens: Sequence[int]) -> list[Sequence[int]]:
-        return [self._guess(request, most) for request, most in zip(requests, max_tokens, strict=True)]
+        return [self._draft(request, most) for request, most in zip(requests, max_tokens, strict=True)]
 
     def forget(self, request: Request) -> None:
         self.held.discard(request.request_id)
 
-    def _guess(self, request: Request, most: int) -> list[int]:
+    def _draft(self, request: Request, most: int) -> list[int]:
         if most < 1 or PENDING in request.tokens or request.num_tokens + most >= request.longest:
             self.mistakes.append(f"{request.request_id} is asked for {most} tokens after {request.tokens}")
         self.held.add(request.request_id)

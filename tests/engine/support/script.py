@@ -40,7 +40,7 @@ class Script:
     host_pages: int = 0
     preemption: str = "swap"
     drafter: Drafter | None = None
-    """Guesses tokens, whether it pays or not unless `is_adaptive`."""
+    """ScriptedDrafts tokens, whether it pays or not unless `is_adaptive`."""
     max_drafts: int = 4
     is_adaptive: bool = False
     eviction: str = "lru"
