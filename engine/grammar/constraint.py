@@ -21,15 +21,15 @@ class ConstraintStatus(Enum):
 
 
 class OutputHistory(Protocol):
-    """The generated tokens after which the next one is chosen, such as a `Row`'s."""
+    """The generated tokens that precede the one to choose, such as a `SamplingRow`'s."""
 
     @property
     def num_known_output(self) -> int:
-        """How many of them are certain; they come first."""
+        """Number of leading generated tokens that are certain."""
         ...
 
     def output(self, start: int = 0) -> list[int]:
-        """The generated tokens from index `start` on, which is at most `num_known_output`."""
+        """Return the generated tokens from index `start` on, which is at most `num_known_output`."""
         ...
 
 
@@ -61,7 +61,7 @@ class Constraint:
 
     @property
     def has_failed(self) -> bool:
-        """Whether llguidance gave up because its fuel was spent. A token that is not allowed is no such failure."""
+        """Whether llguidance gave up because its fuel was spent; a token that is not allowed is no failure."""
         return self.matcher.is_error()
 
     def follow(self, history: OutputHistory) -> ConstraintStatus:

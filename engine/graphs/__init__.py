@@ -1,1 +1,1 @@
-"""Steps of decodes from rows that stay on the device, replayed as CUDA graphs."""
+"""Decode steps replayed as CUDA graphs, on request rows that stay on the device."""

@@ -1,4 +1,4 @@
-"""Steps of nothing but plain decodes: told to the device in a few words, and replayed."""
+"""Decode steps as CUDA graphs: the device gets a few changed words, and the step is replayed."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from engine.sampling.graph_chooser import GraphChooser, fits_graph
 from engine.scheduling.plan import StepPlan
 
 Decode = Callable[[torch.Tensor, AttentionBatch], torch.Tensor]
-"""int64 ids [R] and where they lie, to float32 logits [R, V]; writes the tokens' KV."""
+"""Maps int64 token ids [R] and their batch to float32 logits [R, V]; writes the tokens' KV."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphStep:
-    """A step whose chunks have rows on the device."""
+    """A step whose chunks have been assigned rows on the device."""
 
     plan: StepPlan
     changes: RowChanges
     size: int
-    """Rows of the graph."""
+    """Number of rows of the graph."""
 
     @property
     def rows(self) -> Sequence[int]:
-        """Of its chunks."""
+        """Graph row of each chunk."""
         return self.changes.rows
 
 
 class DecodeGraphs:
-    """The rows of decoding requests and the graphs that advance them. `place` is for the thread that prepares
-    steps, `run` for the one in which they run.
+    """The rows of decoding requests and the graphs that advance them. The thread that prepares steps calls
+    `place`, the one that runs them `run`.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class DecodeGraphs:
         self._book = RowAssigner(layout)
         self._rows = DeviceRows(layout, max_len, device)
         self.graphs = StepGraphs(sizes, self._advance, capture)
-        self._last = -1  # number of the last step that the device's rows are up to date with
+        self._last = -1  # Number of the last step that the device's rows include.
         self._is_broken = False
 
     def place(self, plan: StepPlan, places: Places) -> GraphStep | None:
-        """The step as the device is told of it, `places` brought up to date; None when no graph can hold it.
+        """Assign rows to the plan's chunks and update `places`; None when no graph can run the step.
 
-        Graphs hold steps in which every request computes one token and gets one, chosen by its temperature alone.
+        Graphs run steps in which every request computes one token and samples one by its temperature alone.
         """
         chunks = plan.chunks
         size = self.graphs.size_for(len(chunks))
@@ -81,19 +81,19 @@ class DecodeGraphs:
         return GraphStep(plan, changes, size)
 
     def run(self, step: GraphStep, before: torch.Tensor | None) -> tuple[torch.Tensor, bool]:
-        """int64 [rows]: the token of each row, there until the next step runs; and whether a graph was replayed.
+        """Return each row's token, int64 [rows], valid until the next step runs, and whether a graph was replayed.
 
-        before: what the step before sampled. Raises RuntimeError when a step failed after which this one was
-        prepared without word of it: its rows are not what it takes them for.
+        before: tokens that the previous step sampled. Raises RuntimeError when a previous step failed that this
+        one was prepared to follow: its rows are then stale.
         """
         changes = step.changes
         try:
             if not changes.is_anew and changes.number != self._last + 1:
-                raise RuntimeError("the step before failed, and left the rows of this one half advanced")
+                raise RuntimeError("the previous step failed, so this step's rows are out of date")
             self._rows.write(changes, before)
             is_replayed = self.graphs.run(step.size)
         except BaseException:
-            self._is_broken = True  # the other thread sees it when it prepares the next step
+            self._is_broken = True  # The other thread sees this when it prepares the next step.
             raise
         self._last = changes.number
         if changes.is_anew:

@@ -1,4 +1,4 @@
-"""The rows of decoding requests as the device holds them: what a step reads, and advances for the next one."""
+"""The device's rows of decoding requests: the state that a step reads, and advances for the next step."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from engine.sampling.graph_chooser import GraphChooser
 
 
 class DeviceRows:
-    """All fields of all rows, in one tensor whose address never changes: graphs read it, and write what is next.
+    """All fields of all rows, in one tensor whose address never changes, so that graphs can read and advance it.
 
-    A step of n rows reads the first n. Rows that nobody has compute token 0 at position 0 over and over, each over
-    the one position whose KV they have just written to the page of empty rows.
+    A step of n rows reads the first n. Empty rows compute token 0 at position 0 over and over, each attending only
+    to the KV it has just written to the page of empty rows.
     """
 
     def __init__(self, layout: RowLayout, max_len: int, device: torch.device) -> None:
-        """`max_len`: most positions of a request."""
+        """`max_len`: maximum number of positions of a request."""
         self._layout, self._max_len = layout, max_len
         self._words = torch.zeros(layout.num_words, dtype=torch.int32, device=device)
         size, field = layout.max_rows, layout.field
@@ -43,7 +43,7 @@ class DeviceRows:
         self._tables = words(TABLE, layout.max_pages).view(size, layout.max_pages)
         self._qo_indptr = torch.arange(size + 1, dtype=torch.int32, device=device)
         self.sampled = torch.zeros(size, dtype=torch.int64, device=device)
-        """int64 [max_rows]: what the last step chose, -1 where no choice was valid."""
+        """int64 [max_rows]: tokens chosen by the last step, -1 where no choice was valid."""
         self.clear()
 
     def clear(self) -> None:
@@ -53,7 +53,7 @@ class DeviceRows:
         self._tables[:, 0] = self._layout.empty_page
 
     def write(self, changes: RowChanges, before: torch.Tensor | None) -> None:
-        """Bring the rows up to date for a step; `before` is what the step before sampled."""
+        """Bring the rows up to date for a step; `before` holds the tokens that the previous step sampled."""
         if changes.is_anew:
             self.clear()
         if changes.packet is None:
@@ -64,11 +64,11 @@ class DeviceRows:
         self._words.index_copy_(0, at, values.int())
         rows, sources = sent[2 * count :].view(2, -1)
         if before is not None and len(rows):
-            # A request without valid choice has ended; its row is computed with any token.
+            # A request without a valid choice has ended, so any token will do for its row.
             self._tokens.index_copy_(0, rows, before.index_select(0, sources).clamp(min=0).int())
 
     def batch(self, count: int) -> AttentionBatch:
-        """Where the tokens of the first `count` rows lie; lengths that it tells on the host are upper bounds."""
+        """Build the batch of the first `count` rows; its host-side lengths are upper bounds."""
         size, positions = self._layout.page_size, self._positions[:count].long()
         tables = self._tables[:count]
         pages = tables.gather(1, (positions // size)[:, None])[:, 0].long()
@@ -84,11 +84,11 @@ class DeviceRows:
         )
 
     def token_ids(self, count: int) -> torch.Tensor:
-        """int64 [count]: what the first rows compute."""
+        """Return the tokens that the first rows compute, int64 [count]."""
         return self._tokens[:count].long()
 
     def advance(self, count: int, logits: torch.Tensor, choose: GraphChooser) -> None:
-        """Choose the tokens of the first rows by `logits`, and let their requests go on with them."""
+        """Choose the tokens of the first rows from `logits`, and advance the rows by them."""
         following = self._positions[:count] + 1
         num_output = (following - self._num_prompt[:count]).long()
         sampled = choose(logits, self._seeds[:count], self._inverse[:count], num_output)

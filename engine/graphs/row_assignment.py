@@ -1,12 +1,12 @@
-"""Which request has which row of the device's state, and what has to be written there before a step of decodes.
+"""Which request has which row of the device's state, and which words to write there before a decode step.
 
-    row      0   1   2   3 ...              a row that nobody has: position 0, its KV in the page of empty rows
+    row      0   1   2   3 ...              an empty row: position 0, its KV in the page of empty rows
     request  a   b   c   -
-             a   c   -   -    b has left: the last row takes its place, so that the rows in use are the first ones
-             a   c   d   -    d has come
+             a   c   -   -    b has left: the last row moves to its place, so that used rows are the first ones
+             a   c   d   -    d has joined
 
-The device advances rows by itself: a step writes tokens and positions for the one after it. So a row is written
-when a request comes, when it got a page, and when something else has computed its tokens meanwhile.
+The device advances rows by itself: a step writes tokens and positions for the next one. So the host writes a row
+only when a request joins, when it got a page, and when another kind of step has computed its tokens meanwhile.
 """
 
 from __future__ import annotations
@@ -22,73 +22,73 @@ from engine.request import PENDING
 from engine.sampling.graph_chooser import inverse_temperature
 from engine.scheduling.plan import Chunk
 
-# The fields, by the words of a row that come before them.
+# The fields of a row, each identified by the number of words before it.
 SEED, INVERSE, POSITION, TOKEN, IN_USE, NUM_PROMPT, TABLE = 0, 2, 4, 5, 6, 7, 8
 
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Where the fields of all rows lie in one array of int32 words: those of a field side by side, row by row.
+    """Layout of all rows in one array of int32 words: field by field, and within a field row by row.
 
     seed (2 words) | inverse temperature (2) | position | token | whether in use | prompt length | page table
     """
 
     max_rows: int
     max_pages: int
-    """Of a page table."""
+    """Maximum number of pages in a page table."""
     page_size: int
-    """Tokens."""
+    """Tokens per page."""
     empty_page: int
-    """Where rows that nobody has write their KV."""
+    """Page to which empty rows write their KV."""
     null_page: int
-    """What fills page tables up."""
+    """Page with which page tables are padded."""
 
     @property
     def num_words(self) -> int:
-        """Of all rows."""
+        """Number of words of all rows."""
         return self.max_rows * (TABLE + self.max_pages)
 
     def field(self, index: int) -> int:
-        """The first word of a field, of row 0."""
+        """Return the place of a field's first word, that of row 0."""
         return index * self.max_rows
 
     def table(self, row: int) -> int:
-        """The first word of a row's page table."""
+        """Return the place of the first word of a row's page table."""
         return self.field(TABLE) + row * self.max_pages
 
 
 @dataclass(frozen=True, slots=True)
 class RowChanges:
-    """What to write before a step."""
+    """The words to write before a step."""
 
     number: int
-    """Counts the steps: they build on one another."""
+    """Number of the step, as each step builds on the previous one."""
     rows: Sequence[int]
-    """The row of each of the step's chunks: together 0 .. len(rows)."""
+    """The row of each of the step's chunks: a permutation of 0 .. len(rows)."""
     packet: npt.NDArray[np.int64] | None
-    """`num_words` places of words, what to write there; then rows, and which tokens of the step before they begin
-    with. None: nothing."""
+    """`num_words` places of words, then their values; then rows, and the index of the previous step's token that
+    each of these starts with. None when there is nothing to write."""
     num_words: int
     is_anew: bool
-    """Whether all rows are to be emptied before."""
+    """Whether all rows are to be cleared first."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """What a row of the device holds."""
+    """The state that a row of the device holds, as the host knows it."""
 
     request_id: str
     lease: Lease | None
     node: object
     num_shared: int
     num_pages: int
-    """In its page table."""
+    """Number of pages in its page table."""
     position: int
-    """Of the token that it computes next, if nobody else does."""
+    """Position of the token that it computes next, unless another kind of step does."""
 
 
 class RowAssigner:
-    """The host's account of the device's rows. For one thread."""
+    """Assigns requests to rows and tracks what the device's rows hold. For one thread at a time."""
 
     def __init__(self, layout: RowLayout) -> None:
         self._layout = layout
@@ -98,13 +98,13 @@ class RowAssigner:
         self._number = -1
 
     def forget(self) -> None:
-        """What the device holds is unknown: all rows are written anew."""
+        """Treat the device's rows as unknown: all of them will be written anew."""
         self._held, self._row_of, self._is_anew = [], {}, True
 
     def place(self, chunks: Sequence[Chunk], before: dict[str, int]) -> RowChanges:
-        """Rows for a step of decodes, one token each, which the device will advance.
+        """Assign rows for a step of decodes, one token each, which the device will advance.
 
-        before: by request id, the row of what the step before samples; needed for tokens that are `PENDING`.
+        before: for each request id, the row of its token in the previous step; needed for `PENDING` tokens.
         """
         words: dict[int, int] = {}
         taken: dict[int, int] = {}
@@ -115,7 +115,7 @@ class RowAssigner:
             if held.position != chunk.start:
                 words[self._layout.field(POSITION) + row] = chunk.start
                 token = chunk.token_ids[-1]
-                if token == PENDING:  # any row for a request whose step failed: it has ended
+                if token == PENDING:  # If the request's last step failed it has ended, and any row will do.
                     taken[row] = before.get(held.request_id, 0)
                 else:
                     words[self._layout.field(TOKEN) + row] = token
@@ -125,7 +125,7 @@ class RowAssigner:
         return RowChanges(self._number, rows, _packet(words, taken), len(words), is_anew)
 
     def _assign(self, chunks: Sequence[Chunk], words: dict[int, int]) -> list[int]:
-        """The row of each chunk's request. Who left is forgotten, who came or had to move is written."""
+        """Return the row of each chunk's request. Drops requests that left, writes those that joined or moved."""
         count = len(chunks)
         rows = [self._row_of.get(chunk.request.request_id, count) for chunk in chunks]
         if max(rows) >= count or len(self._held) > count:
@@ -135,31 +135,32 @@ class RowAssigner:
             for row in range(count, len(self._held)):
                 self._clear(row, words)
             del self._held[count:]
-            self._held += [_NOBODY] * (count - len(self._held))
+            self._held += [_EMPTY] * (count - len(self._held))
             for index, chunk in enumerate(chunks):
                 if rows[index] >= count:
                     rows[index] = row = free.pop()
-                    self._come(row, chunk, left.get(row), words)
+                    self._occupy(row, chunk, left.get(row), words)
             self._row_of = {held.request_id: row for row, held in enumerate(self._held)}
         for row, chunk in zip(rows, chunks, strict=True):
             held, lease = self._held[row], chunk.request.lease
-            if held.lease is not lease or (lease is None and held.position >= 0):  # another of that name, or back
-                self._come(row, chunk, held, words)
+            # Another request of the same id, or the same request after it lost its pages.
+            if held.lease is not lease or (lease is None and held.position >= 0):
+                self._occupy(row, chunk, held, words)
         return rows
 
-    def _come(self, row: int, chunk: Chunk, before: _Held | None, words: dict[int, int]) -> None:
-        """Write all of a row but its token, position and pages, which the device then does not have."""
+    def _occupy(self, row: int, chunk: Chunk, before: _Held | None, words: dict[int, int]) -> None:
+        """Write a new occupant's row except for token, position and pages, which `place` then finds missing."""
         request, field = chunk.request, self._layout.field
         _write(words, field(SEED) + 2 * row, np.array([request.seed & (2**64 - 1)], dtype=np.uint64))
         _write(words, field(INVERSE) + 2 * row, np.array([inverse_temperature(request.sampling)]))
         words[field(IN_USE) + row] = 1
         words[field(NUM_PROMPT) + row] = request.num_prompt
-        if before is not None:  # of its predecessor's page table nothing stays
+        if before is not None:  # Nothing stays of its predecessor's page table.
             self._fill(row, range(1, before.num_pages), words)
         self._held[row] = _Held(request.request_id, request.lease, None, -1, 0, -1)
 
     def _clear(self, row: int, words: dict[int, int]) -> None:
-        """Make a row look as if nobody had ever had it."""
+        """Make a row empty, as at the start."""
         field, table = self._layout.field, self._layout.table(row)
         for word in (field(SEED) + 2 * row, field(INVERSE) + 2 * row):
             words[word] = words[word + 1] = 0
@@ -173,7 +174,7 @@ class RowAssigner:
         words.update(dict.fromkeys(range(table + slots.start, table + slots.stop), self._layout.null_page))
 
     def _write_pages(self, row: int, held: _Held, chunk: Chunk, words: dict[int, int]) -> None:
-        """The pages that the row lacks. The cache exchanges pages of the table only with the lease's node."""
+        """Write the pages that the row lacks. The cache replaces pages only along with the lease's node."""
         count, lease = chunk.start // self._layout.page_size + 1, held.lease
         if lease is not None and (held.node is not lease.node or held.num_shared != lease.num_shared):
             held.node, held.num_shared = lease.node, lease.num_shared
@@ -186,7 +187,7 @@ class RowAssigner:
             held.num_pages = max(held.num_pages, count)
 
 
-_NOBODY = _Held("", None, None, -1, 0, -1)
+_EMPTY = _Held("", None, None, -1, 0, -1)
 
 
 def _write(words: dict[int, int], start: int, value: npt.NDArray[np.generic]) -> None:

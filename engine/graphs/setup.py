@@ -1,4 +1,4 @@
-"""Whether CUDA graphs are used, the memory they will probably take, and recording them at an engine's start."""
+"""Whether CUDA graphs are used, an estimate of their memory, and recording them at an engine's start."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ logger = logging.getLogger(__name__)
 _NODES_PER_LAYER = 12
 _NODES_BESIDE = 30
 _NODE_BYTES = 16 * 1024
-"""What the driver keeps of a graph's kernel: an estimate on the safe side, logged beside what it really took."""
+"""Driver memory per kernel of a graph: a safe estimate, logged beside the actual amount."""
 _BYTES_BESIDE = 64 * 2**20
-"""For libraries' workspaces and what attention lays out."""
+"""Memory for libraries' workspaces and attention's layouts."""
 
 
 def why_not(config: EngineConfig, attention: AttentionBackend, device: torch.device, num_ranks: int) -> str | None:
-    """Why steps are not replayed as graphs; None when they are."""
+    """Return why steps are not replayed as graphs; None when they are."""
     if config.cuda_graphs == "off":
         return "cuda_graphs is off"
     if device.type != "cuda":
@@ -31,14 +31,14 @@ def why_not(config: EngineConfig, attention: AttentionBackend, device: torch.dev
     if num_ranks > 1:
         return "several ranks share the model (tensor_parallel_size)"
     if not attention.is_capturable:
-        return f"attention by {attention.name} asks the host for each step"
+        return f"attention by {attention.name} needs the host in each step"
     return None
 
 
 def graph_bytes(config: EngineConfig, model: ModelConfig, element_bytes: int, max_model_len: int) -> int:
-    """Bytes of GPU memory to set aside for all graphs and for the rows that they read: an estimate.
+    """Estimate the bytes of GPU memory to reserve for all graphs and the rows that they read.
 
-    Graphs share one pool, of which the largest needs most: one layer's tensors, and the logits.
+    Graphs share one pool, sized by the largest: one layer's tensors, and the logits.
     """
     sizes = sizes_up_to(config.max_running)
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
@@ -50,9 +50,9 @@ def graph_bytes(config: EngineConfig, model: ModelConfig, element_bytes: int, ma
 
 
 def capture_all(graphs: StepGraphs, device: torch.device, reserved: int) -> bool:
-    """Record all graphs; False, with a warning, when the device cannot record such steps, which then run without.
+    """Record all graphs. Returns False, with a warning, when the device cannot record such steps.
 
-    `reserved`: the bytes set aside for them. Raises ValueError when they do not fit.
+    `reserved` is the number of bytes set aside for them. Raises ValueError when they do not fit.
     """
     before = torch.cuda.mem_get_info(device)[0]
     try:
@@ -60,7 +60,7 @@ def capture_all(graphs: StepGraphs, device: torch.device, reserved: int) -> bool
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"CUDA graphs do not fit: {before / 2**20:.0f} MiB of GPU memory were free for {len(graphs.sizes)} of "
-            f"them, {reserved / 2**20:.0f} MiB are expected; lower kv_pages, kv_memory_share or max_running, or "
+            f"them, {reserved / 2**20:.0f} MiB were expected; lower kv_pages, kv_memory_share or max_running, or "
             'set cuda_graphs to "off"'
         ) from error
     except RuntimeError as error:

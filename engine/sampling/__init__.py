@@ -1,1 +1,1 @@
-"""The parts of the sampler: adjusting logits, cutting off the unlikely, and the noise."""
+"""The parts of the sampler: adjusting logits, truncating distributions, noise, log-probabilities."""

@@ -1,4 +1,4 @@
-"""Changing a request's logits before a token is chosen: penalties, bias, forbidden ends."""
+"""Adjusts a request's logits before a token is chosen: penalties, bias, forbidden ends."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def is_adjusted(row: SamplingRow) -> bool:
 
 
 def adjust(logits: torch.Tensor, row: SamplingRow, eos_token_ids: Collection[int]) -> None:
-    """Change one row of logits, float [V], in place.
+    """Adjust one row of logits, float [V], in place.
 
-    1. repetition penalty, over prompt and output: positive logits are divided, negative ones multiplied
-       (Keskar et al. 2019, arXiv:1909.05858)
-    2. presence and frequency penalty, over the output: subtracted once, and once per occurrence
-    3. logit bias, added last so that its size means the same whatever the penalties
-    4. before `min_tokens`: whatever would end the request becomes impossible
+    1. The repetition penalty, over prompt and output, divides positive logits and multiplies negative ones
+       (Keskar et al. 2019, arXiv:1909.05858).
+    2. The presence and frequency penalties, over the output, are subtracted once, and once per occurrence.
+    3. The logit bias is added after them, so that its size means the same whatever the penalties.
+    4. Before `min_tokens`, tokens that would end the request become impossible.
     """
     params = row.request.sampling
     if params.repetition_penalty != 1.0:
@@ -48,12 +48,15 @@ def adjust(logits: torch.Tensor, row: SamplingRow, eos_token_ids: Collection[int
 
 
 def forbidden_ends(params: SamplingParams, eos_token_ids: Collection[int]) -> set[int]:
-    """The tokens that may not come before `min_tokens`."""
+    """Return the tokens that are forbidden before `min_tokens`."""
     return {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
 
 
 def must_go_on(row: SamplingRow) -> bool:
-    """With a grammar it may be that nothing but an end is allowed: `engine.sampling.masks` sees to that."""
+    """Whether the row's token must not end the request.
+
+    False with a grammar, which may allow nothing but an end: `engine.sampling.masks` handles that.
+    """
     return row.num_output < row.request.sampling.min_tokens and row.request.constraint is None
 
 

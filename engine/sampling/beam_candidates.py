@@ -1,4 +1,4 @@
-"""What beam search asks of the logits: not one token but the best continuations, with their log-probabilities."""
+"""The candidates of beam search: not one token per row but the best ones, with their log-probabilities."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from engine.sampling.row import SamplingRow
 
 
 def is_beam_row(row: SamplingRow) -> bool:
-    """Whether a beam search wants this row's candidates."""
+    """Whether the row belongs to a beam search, which needs candidates."""
     return row.request.sampling.beams is not None
 
 
 def beam_candidates(logprobs: torch.Tensor, rows: Sequence[SamplingRow]) -> list[TokenLogprobs]:
-    """For each row of `logprobs` (float32 [R, V], adjusted) the best token, and as `top` all that may be needed.
+    """Return each row's best token, and as `top` as many as the search may need.
 
-    Adjusting them gives no distribution any more: transformers searches them as they are, and so do we.
+    logprobs: float32 [R, V], adjusted.
+    Adjusted log-probabilities are no longer a distribution; like transformers, the search uses them as they are.
     """
     counts = [_count(row) for row in rows]
     best = logprobs.topk(min(max(counts), logprobs.shape[1]), dim=-1)

@@ -1,4 +1,4 @@
-"""The part of sampling that looks at whole rows of logits: the seam between the sampler and the device."""
+"""The part of sampling that works on whole rows of logits: the seam between the sampler and the device."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from engine.sampling.noise import uniform
 from engine.sampling.row import SamplingRow
 
 INVALID = -1
-"""In place of a token: the row's logits hold NaN or infinity, or everything was forbidden."""
+"""Returned instead of a token if the row's logits hold NaN or infinity, or every token was forbidden."""
 
 
 class Chooser(Protocol):
-    """Changes rows of logits as their requests ask for, and chooses their tokens. For one thread at a time."""
+    """Adjusts rows of logits as their requests ask for, and chooses their tokens. For one thread at a time."""
 
     def adjust(self, logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]) -> None:
-        """Penalties, bias and forbidden ends of each row (`engine.sampling.adjust`); float32 [R, V], in place."""
+        """Apply each row's penalties, bias and forbidden ends (`engine.sampling.adjust`) to float32 [R, V]."""
         ...
 
     def choose(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-        """int64 [R] on the logits' device: the token under each row's noise, or `INVALID`.
+        """Return the token under each row's noise, or `INVALID`: int64 [R] on the logits' device.
 
-        Greedy rows, and those of beam searches, get their most likely token, the lowest id among equals.
+        Greedy rows and rows of beam searches get their most likely token, the lowest id among equals.
         """
         ...
 
 
 class TorchChooser:
-    """The one that runs everywhere and that others are compared with."""
+    """The chooser that runs everywhere and that others are compared with."""
 
     def adjust(self, logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]) -> None:
         """Implement `Chooser`."""
@@ -54,7 +54,7 @@ class TorchChooser:
 
 
 def draws(row: SamplingRow) -> bool:
-    """Whether noise decides about this row's token."""
+    """Whether noise decides this row's token."""
     return not (row.request.sampling.is_greedy or is_beam_row(row))
 
 

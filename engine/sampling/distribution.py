@@ -1,6 +1,6 @@
-"""Choosing tokens from logits: temperature, top-k, top-p, min-p, and inversion of the distribution function.
+"""Draws tokens from logits: temperature, top-k, top-p, min-p, then inversion of the distribution function.
 
-Everything is computed row by row in float64 and never mixes rows, so a row's token does not depend on its batch.
+Everything is computed row by row in float64 without mixing rows, so a row's token does not depend on its batch.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import torch
 from engine.sampling_params import SamplingParams
 
 _CANDIDATES = 256
-"""How many of the most likely tokens are ranked at first, for top-k and top-p."""
+"""Number of most likely tokens that are ranked at first, for top-k and top-p."""
 
 
 def probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """What tokens are drawn from: float64 [R, V], not normalised; a token that is cut off has 0.
+    """Return the weights that tokens are drawn by: float64 [R, V], not normalised; truncated tokens have 0.
 
-    logits: float [R, V], each row with a finite maximum; params: one per row, with temperature > 0. In order:
-    temperature; top-k; top-p among what top-k kept, renormalised (Holtzman et al. 2019, arXiv:1904.09751); min-p
-    (Nguyen et al. 2024, arXiv:2407.01082). Among equally likely tokens the lower id is kept first.
+    logits: float [R, V], each row with a finite maximum; params: one per row, with temperature > 0. Applied in
+    order: temperature; top-k; top-p of what top-k kept, renormalised (Holtzman et al. 2019, arXiv:1904.09751);
+    min-p (Nguyen et al. 2024, arXiv:2407.01082). Among equally likely tokens the lower id is kept first.
     """
     scaled = logits.double()
-    # The maximum goes first: dividing by a tiny temperature then overflows to -inf only, never to inf.
+    # Subtract the maximum first: dividing by a tiny temperature then overflows to -inf only, never to inf.
     scaled = (scaled - scaled.amax(-1, keepdim=True)) / _column([p.temperature for p in params], scaled)
     weights = scaled.exp()
     truncated = [row for row, p in enumerate(params) if p.top_k or p.top_p < 1.0]
@@ -38,8 +38,9 @@ def probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> tor
 
 
 def draw(weights: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """int64 [R]: the first token whose cumulated weight exceeds `noise` (float64 [R], in [0, 1)) of the total.
+    """Return the first token whose cumulated weight exceeds noise * total: int64 [R].
 
+    noise: float64 [R], in [0, 1).
     Tokens are cumulated in vocabulary order: in order of probability, two nearly equal tokens that swap ranks by a
     rounding error would swap intervals, and the same noise would give another token.
     """
@@ -52,10 +53,10 @@ def draw(weights: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 
 
 def _truncate(weights: torch.Tensor, params: Sequence[SamplingParams], width: int) -> torch.Tensor:
-    """Top-k, then top-p: weights [R, V] with everything else 0.
+    """Apply top-k, then top-p: return weights [R, V] with 0 for all other tokens.
 
-    Only the `width` most likely tokens are ranked, which is nearly always enough; rows where it is not certain
-    that what is kept is the same as among all tokens are done again with all.
+    Only the `width` most likely tokens are ranked, which is nearly always enough; rows whose result may differ
+    from that of ranking all tokens are computed again with all of them.
     """
     vocabulary = weights.shape[1]
     top_k = _column([min(p.top_k or vocabulary, vocabulary) for p in params], weights)
@@ -76,16 +77,16 @@ def _truncate(weights: torch.Tensor, params: Sequence[SamplingParams], width: in
 
 
 def _kept(weights: torch.Tensor, ranked: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """bool [R, ranks]: which of the tokens, ranked by weight, stay. At least the first; always leading ones.
+    """Return which of the ranked tokens stay: bool [R, ranks], True for leading ones, at least the first.
 
-    weights: [R, V] all tokens; ranked: [R, ranks] the most likely of them, in order.
+    weights: [R, V], all tokens; ranked: [R, ranks], the most likely of them, in order.
     """
     num_ranks = ranked.shape[1]
     within_k = torch.arange(num_ranks, device=ranked.device) < top_k
     cumulated = ranked.cumsum(-1)
     of_k = cumulated.gather(-1, top_k.clamp(max=num_ranks).long() - 1)
     wanted = top_p * torch.where(top_k < weights.shape[1], of_k, weights.sum(-1, keepdim=True))
-    # top_p of 1 keeps all: the comparison would drop tokens too unlikely to change the sum.
+    # A top_p of 1 keeps all tokens; the comparison alone would drop those too unlikely to change the sum.
     kept = within_k & ((cumulated - ranked < wanted) | (top_p >= 1.0))
     kept[:, 0] = True
     return kept

@@ -1,6 +1,6 @@
-"""Choosing tokens that depend on nothing but logits, a temperature and noise: what a CUDA graph can hold.
+"""Chooses tokens inside CUDA graphs, where they may depend on nothing but logits, a temperature and noise.
 
-All that rows ask for lies in tensors, and the host is asked nothing; otherwise as `engine.sampling.distribution`.
+All parameters of rows lie in tensors and the host is not involved; otherwise as in `engine.sampling.distribution`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Chunk
 
 GraphChooser = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""float32 logits [R, V], int64 seeds [R], float64 inverse temperatures [R] (0: the likeliest token), int64 numbers
-of tokens generated before [R], to int64 tokens [R]; -1 where no choice is valid."""
+"""Maps float32 logits [R, V], int64 seeds [R], float64 inverse temperatures [R] (0 for greedy rows) and int64
+numbers of tokens generated before [R] to int64 tokens [R]; -1 where no choice is valid."""
 
 
 def fits_graph(chunk: Chunk) -> bool:
-    """Whether the token after a chunk is chosen that way, and nothing but the token is wanted."""
+    """Whether the token after a chunk can be chosen inside a graph, and nothing but the token is asked for."""
     request = chunk.request
     params, position = request.sampling, chunk.start + chunk.num_tokens
     return (
@@ -45,19 +45,19 @@ def _has_graph_params(params: SamplingParams) -> bool:
 
 
 def inverse_temperature(params: SamplingParams) -> float:
-    """1 / temperature, finite; 0 for the likeliest token."""
+    """Return 1 / temperature, finite; 0 for greedy requests."""
     return 0.0 if params.is_greedy else float(min(1 / params.temperature, np.finfo(np.float64).max))
 
 
 def torch_graph_chooser(
     logits: torch.Tensor, seeds: torch.Tensor, inverse: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """Implement `GraphChooser`, in plain torch."""
+    """Implement `GraphChooser` in plain torch."""
     best, most_likely = logits.max(-1)  # NaN and infinity win the maximum
     weights = ((logits.double() - best.double()[:, None]) * inverse[:, None]).exp()
     cumulated = weights.cumsum(-1)
     total = cumulated[:, -1:]
-    # As in `engine.sampling.distribution.draw`.
+    # See `engine.sampling.distribution.draw`.
     below = torch.nextafter(total, torch.zeros_like(total))
     wanted = torch.minimum(_uniform(seeds, positions)[:, None] * total, below)
     drawn = torch.searchsorted(cumulated, wanted, right=True)[:, 0]
@@ -65,17 +65,17 @@ def torch_graph_chooser(
 
 
 def graph_chooser_for(device: torch.device) -> GraphChooser:
-    """Triton's on a GPU, where it imports; else torch's."""
+    """Return Triton's chooser on a GPU where Triton imports, else torch's."""
     if device.type == "cuda":
         try:
             return triton_graph_chooser(device)
-        except ImportError:  # what it costs was logged when the sampler was chosen
+        except ImportError:  # A warning was logged when the sampler was chosen.
             pass
     return torch_graph_chooser
 
 
 def triton_graph_chooser(device: torch.device) -> GraphChooser:
-    """By Triton's kernels. Raises ImportError."""
+    """Return a chooser that uses Triton's kernels. Raises ImportError."""
     from engine.kernels.triton import sample
 
     def choose(
@@ -93,7 +93,7 @@ def triton_graph_chooser(device: torch.device) -> GraphChooser:
 
 
 def _uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """As `engine.sampling.noise.uniform`: int64 arithmetic wraps around as that of uint64 does."""
+    """Compute `engine.sampling.noise.uniform` in int64 arithmetic, which wraps around like that of uint64."""
     bits = _mix(_mix(seeds + _signed(0x9E3779B97F4A7C15)) + (positions + 1) * _signed(0x9E3779B97F4A7C15))
     return _shifted(bits, 11).double() * 2.0**-53
 
@@ -105,7 +105,7 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(x: torch.Tensor, by: int) -> torch.Tensor:
-    """To the right, with zeros from the left."""
+    """Shift to the right, with zeros from the left."""
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 

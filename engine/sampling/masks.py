@@ -1,4 +1,4 @@
-"""What requests with a grammar may choose from: all masks of a step at once, and the logits cut to them."""
+"""Masks of the tokens that grammars allow: computed at once for all rows of a step, and applied to the logits."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Masks = npt.NDArray[np.int32]
 
 
 class _RequestRows(NamedTuple):
-    """The rows of one request: those after the first verify its drafts, each with one of them more in its tail."""
+    """The rows of one request: those after the first verify its draft tokens, one more in each row's tail."""
 
     constraint: Constraint
     start: int
-    """Index of the first."""
+    """Index of the first row."""
     drafts: list[int]
 
     @property
@@ -41,10 +41,10 @@ class GrammarMasks:
         self._executor: LLExecutor | None = None
 
     def apply(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-        """Set what grammars forbid to -inf, in place. Returns the rows whose grammar failed, which are left alone.
+        """Set what grammars forbid to -inf, in place. Return the rows whose grammar failed, which are unchanged.
 
-        logits: float [R, V]; rows without a grammar are left alone too, and those after a draft that is forbidden,
-        as nobody will see what comes of them.
+        logits: float [R, V]; rows without a grammar are unchanged too, and so are those after a forbidden draft
+        token, as their results will be dropped.
         """
         constrained, masks, failed = self.fill(rows)
         if constrained:
@@ -53,7 +53,7 @@ class GrammarMasks:
         return failed
 
     def fill(self, rows: Sequence[SamplingRow]) -> tuple[list[int], Masks, list[int]]:
-        """The rows with a grammar, a mask for each, and which of them failed: their masks forbid nothing."""
+        """Return the rows with a grammar, their masks, and the rows that failed: their masks forbid nothing."""
         constrained = [index for index, row in enumerate(rows) if row.request.constraint is not None]
         if not constrained:
             return [], np.empty((0, 0), dtype=np.int32), []
@@ -65,7 +65,7 @@ class GrammarMasks:
         return constrained, masks, [constrained[at] for at in failed]
 
     def _fill(self, rows: Sequence[SamplingRow]) -> tuple[Masks, list[int]]:
-        """Masks of `rows`, with all bits set where nothing is forbidden; and which rows failed."""
+        """Return the masks of `rows`, with all bits set where nothing is forbidden, and the rows that failed."""
         runs = list(_rows_by_request(rows))
         masks: Masks = np.full((len(rows), runs[0].constraint.num_words), -1, dtype=np.int32)
         statuses = [run.constraint.follow(rows[run.start]) for run in runs]
@@ -83,11 +83,11 @@ class GrammarMasks:
         return masks, failed
 
     def _compute(self, runs: Sequence[_RequestRows], masks: Masks) -> None:
-        """In parallel, and without the interpreter's lock."""
+        """Compute masks in parallel, without the interpreter's lock."""
         from llguidance import LLExecutor
         from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmask_par_with_draft_tokens
 
-        self._executor = self._executor or LLExecutor()  # its threads: only where there are grammars
+        self._executor = self._executor or LLExecutor()  # It starts threads, so make it only for grammars.
         plain = [(run.constraint.matcher, run.start) for run in runs if not run.drafts]
         if plain:
             fill_next_token_bitmask_par(self._executor, plain, masks)
@@ -109,7 +109,7 @@ def _rows_by_request(rows: Sequence[SamplingRow]) -> Iterator[_RequestRows]:
 
 
 def _forbid_if_possible(mask: npt.NDArray[np.int32], tokens: Sequence[int]) -> None:
-    """Take `tokens` out of a mask that allows something else as well."""
+    """Forbid `tokens` in a mask, unless it would then allow nothing."""
     known = np.array([token for token in tokens if token < 32 * len(mask)], dtype=np.int32)
     without = mask.copy()
     np.bitwise_and.at(without, known // 32, ~np.left_shift(np.int32(1), known % 32))
@@ -118,7 +118,7 @@ def _forbid_if_possible(mask: npt.NDArray[np.int32], tokens: Sequence[int]) -> N
 
 
 def _forbidden(masks: Masks, logits: torch.Tensor) -> torch.Tensor:
-    """bool [rows, V] on the logits' device, to which only the bits travel: byte k has tokens 8k to 8k + 7."""
+    """Return bool [rows, V] on the logits' device. Only bits are sent there: byte k has tokens 8k to 8k + 7."""
     packed = torch.from_numpy(masks.astype("<i4", copy=False).view(np.uint8)).to(logits.device)
     shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
     bits = (packed[:, :, None] >> shifts) & 1

@@ -1,7 +1,7 @@
 """The sampler for logits on a CPU: one call of the native library for all rows of a step.
 
-What rows ask for is a table that the library reads, one struct a row. From step to step the same requests decode,
-so it is made again only when other parameters come; a row that asks for nothing special costs its position alone.
+The library reads the rows' parameters from a table with one struct per row. As the same requests decode from step
+to step, the table is rebuilt only when parameters change; a row without penalties costs only its position.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _ROW = np.dtype(SampledRow)
 
 
 class NativeSampler:
-    """As `engine.sampling.sampler.Sampler`, token for token but where sums of float64 rounded otherwise decide."""
+    """Gives the tokens of `engine.sampling.sampler.Sampler`, except where the rounding of float64 sums decides."""
 
     def __init__(self, eos_token_ids: Collection[int], kernels: Kernels) -> None:
-        """`kernels` are those for float32. For one thread at a time."""
+        """`kernels` must be those for float32. For one thread at a time."""
         self._eos = frozenset(eos_token_ids)
         self._masks = GrammarMasks(self._eos)
         self._kernels = kernels
@@ -39,7 +39,7 @@ class NativeSampler:
     def sample(
         self, logits: torch.Tensor, rows: Sequence[SamplingRow]
     ) -> tuple[torch.Tensor, list[TokenLogprobs | None]]:
-        """As `Sampler.sample`; each row of `logits` is contiguous."""
+        """Sample as `Sampler.sample` does; each row of `logits` must be contiguous."""
         if logits.dtype != torch.float32 or logits.stride(1) != 1:
             raise ValueError(f"logits must be rows of float32, got {logits.dtype} with strides {logits.stride()}")
         params, seeds = [row.request.sampling for row in rows], [row.request.seed for row in rows]
@@ -77,7 +77,7 @@ class NativeSampler:
         return tokens, found
 
     def _changes(self, table: _Table, at: int, row: SamplingRow, vocab_size: int) -> list[npt.NDArray[Any]]:
-        """Point a row's struct to what changes its logits, as `adjust` would; returns what it points to."""
+        """Point a row's struct to the changes that `adjust` would make; return the arrays it points to."""
         params, entry = row.request.sampling, table.rows[at]
         num_prompt, tokens = 0, list[int]()
         if params.repetition_penalty != 1.0:
@@ -95,7 +95,7 @@ class NativeSampler:
         return [history, edited, added]
 
     def _mask(self, table: _Table, rows: Sequence[SamplingRow]) -> tuple[Masks, list[int]]:
-        """Point structs to their grammars' masks; returns what they point to, and which rows' grammars failed."""
+        """Point structs to their grammars' masks; return the masks, and the rows whose grammars failed."""
         constrained, masks, failed = self._masks.fill(rows)
         if table.is_masked:
             table.rows["mask"] = 0
@@ -107,7 +107,7 @@ class NativeSampler:
 
 
 class _Table:
-    """What the library is told of the rows of a step; all but what changes with every token."""
+    """The rows' parameters as the library reads them, except what changes with every token."""
 
     def __init__(self, params: list[SamplingParams], seeds: list[int]) -> None:
         self.params, self.seeds = params, seeds
@@ -117,9 +117,9 @@ class _Table:
         self.searching = [at for at, p in enumerate(params) if p.beams is not None]
         self.changing = [at for at, p in enumerate(params) if _changes(p) and p.beams is None]
         self.counts = {at: p.logprobs for at, p in enumerate(params) if p.logprobs is not None}
-        """Alternatives to report, of rows that report."""
+        """Number of alternatives to report, for each row that reports log-probabilities."""
         self.is_masked = False
-        """Whether some rows point to masks, of the last step."""
+        """Whether some rows still point to masks of the last step."""
         rows["seed"] = [seed & 0xFFFFFFFFFFFFFFFF for seed in seeds]
         for name in ("temperature", "top_p", "min_p", "top_k"):
             rows[name] = [getattr(p, name) for p in params]
@@ -131,7 +131,7 @@ class _Table:
 
 
 def _changes(params: SamplingParams) -> bool:
-    """Whether logits may have to be changed, but for a grammar."""
+    """Whether the parameters may change logits, apart from a grammar."""
     return bool(
         params.repetition_penalty != 1.0
         or params.presence_penalty
@@ -142,7 +142,7 @@ def _changes(params: SamplingParams) -> bool:
 
 
 class _Reports:
-    """Where the library puts log-probabilities, if any row wants them."""
+    """Buffers for log-probabilities, if any row asks for them."""
 
     def __init__(self, table: _Table, vocab_size: int) -> None:
         self._counts, num_rows = table.counts, len(table.params)
@@ -157,12 +157,12 @@ class _Reports:
         self.addresses = (*places, width)
 
     def read(self, chosen: torch.Tensor) -> list[TokenLogprobs | None]:
-        """One for each row, None where none is asked for, or no token was chosen."""
+        """Return one report per row, None where none is asked for or no token was chosen."""
         reports: list[TokenLogprobs | None] = [None] * chosen.shape[0]
         for at, count in self._counts.items():
             token = int(chosen[at])
             if token >= 0:
                 best = zip(self._tokens[at, :count].tolist(), self._values[at, :count].tolist(), strict=True)
-                told = tuple((other, value) for other, value in best if other >= 0)
-                reports[at] = TokenLogprobs(token, float(self._own[at]), told)
+                top = tuple((other, value) for other, value in best if other >= 0)
+                reports[at] = TokenLogprobs(token, float(self._own[at]), top)
         return reports

@@ -1,7 +1,7 @@
-"""Scoring prompts: the log-probability and rank of each prompt token, and the likeliest tokens in its place.
+"""Scores prompts: the log-probability and rank of each prompt token, and the top tokens in its place.
 
-Logits of a whole prompt chunk would be gigabytes: 2048 tokens of a vocabulary of 150k are 1.2 GB in float32. They
-are computed a slice at a time, and of each slice only the packed records stay:
+Logits of a whole prompt chunk would take gigabytes: 2048 tokens of a vocabulary of 150k are 1.2 GB in float32.
+They are computed one slice at a time, of which only the packed records are kept:
 
     hidden [N, H] ── rows that score ──▶ [ slice | slice | ... ] ── logits, log-softmax ──▶ [ rows, 2 + 2 * top ]
 """
@@ -19,7 +19,7 @@ from engine.logprobs import PackedLogprobs
 from engine.scheduling.plan import Chunk
 
 SLICE_BYTES = 64 * 2**20
-"""Float32 logits held at a time. The log-softmax of them takes as much again, comparing them a quarter."""
+"""Bytes of float32 logits held at a time. Their log-softmax takes as much again, comparing them a quarter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +28,17 @@ class PromptSpan:
 
     request_id: str
     row: int
-    """Of the step's hidden states: the one that predicts the first of `targets`. The others' follow it."""
+    """Row of the step's hidden states that predicts the first of `targets`. Those of the others follow it."""
     targets: Sequence[int]
     """The prompt's own tokens."""
     start: int
-    """Position of the first of them in the prompt."""
+    """Position of the first target in the prompt."""
     num_top: int
-    """Alternatives to report."""
+    """Number of alternatives to report."""
 
 
 def spans_to_score(chunks: Sequence[Chunk]) -> list[PromptSpan]:
-    """What of the chunks' prompts a step can score and nobody was told yet.
+    """Return the parts of the chunks' prompts that the step can score and that were not reported yet.
 
     tokens:        [ computed already | this chunk ]
     predicted by it                     [ one behind ]     those from `num_prompt_reported` to the prompt's end
@@ -64,10 +64,10 @@ def score(
     vocab_size: int,
     slice_bytes: int,
 ) -> dict[str, PackedLogprobs]:
-    """The records of each of `wanted`, by request id; they may ask for different numbers of alternatives.
+    """Return the records of each span by request id; spans may ask for different numbers of alternatives.
 
-    logits: [R, H] hidden states to float32 [R, vocab_size]; hidden: [N, H], the step's. No more than
-    `slice_bytes` of logits exist at any time, a single row excepted. One copy to the host.
+    logits: maps hidden states [R, H] to float32 [R, vocab_size]; hidden: [N, H], the step's. No more than
+    `slice_bytes` of logits exist at any time, except for a single row. There is one copy to the host.
     """
     if not wanted:
         return {}
@@ -98,5 +98,5 @@ def _pack(logprobs: torch.Tensor, targets: torch.Tensor, out: torch.Tensor) -> N
 
 
 def _on(device: torch.device, numbers: chain[int]) -> torch.Tensor:
-    """int64 [n] on the device."""
+    """Copy the numbers to the device, int64 [n]."""
     return torch.from_numpy(np.fromiter(numbers, dtype=np.int64)).to(device, non_blocking=True)

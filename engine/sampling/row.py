@@ -1,4 +1,4 @@
-"""A row of logits: whose next token it gives, and after which tokens."""
+"""A row of logits: the request whose next token it gives, and the tokens before it."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from engine.request import Request
 class SamplingRow(NamedTuple):
     """The token to choose follows `request.tokens[:num_known]` and `tail`.
 
-    While a step runs, the scheduler already works on the next one and changes the request. So what the sampler may
-    look at of it, besides what never changes, is said here: leading tokens, and a tail that only the device knows.
+    While a step runs, the scheduler already works on the next one and changes the request. So the sampler reads
+    only what never changes, the leading tokens counted here, and a tail that only the device knows.
     """
 
     request: Request
     num_known: int
-    """Leading tokens of the request that are certain."""
+    """Number of leading tokens of the request that are certain."""
     tail: Sequence[int] = ()
-    """Tokens after them: the one that the step before sampled, or guesses that are being verified."""
+    """Tokens after them: the one that the previous step sampled, or draft tokens that are being verified."""
 
     @property
     def num_output(self) -> int:
-        """Tokens generated before the one to choose: its position in the sampling noise."""
+        """Number of tokens generated before the one to choose: its position in the sampling noise."""
         return self.num_known + len(self.tail) - len(self.request.prompt_ids)
 
     @property
     def num_known_output(self) -> int:
-        """Generated tokens that are certain."""
+        """Number of generated tokens that are certain."""
         return self.num_known - len(self.request.prompt_ids)
 
     def history(self) -> list[int]:
-        """All tokens before the one to choose."""
+        """Return all tokens before the one to choose."""
         return [*self.request.tokens[: self.num_known], *self.tail]
 
     def output(self, start: int = 0) -> list[int]:
-        """Those of them that were generated, from the one numbered `start` on; it lies among the known ones."""
+        """Return the generated tokens from index `start` on, which is at most `num_known_output`."""
         return [*self.request.tokens[self.request.num_prompt + start : self.num_known], *self.tail]
 
     @classmethod
     def of(cls, request: Request) -> SamplingRow:
-        """The row of a request at rest: all its tokens are known."""
+        """Return the row of a request at rest, whose tokens are all known."""
         return cls(request, request.num_tokens)

@@ -1,7 +1,7 @@
-"""Log-probabilities of sampled tokens, as the model itself has them: before penalties, masks and temperature.
+"""Log-probabilities of sampled tokens by the model's own logits: before penalties, masks and temperature.
 
-Of the logits, which sampling overwrites, only what may be asked for is kept: the likeliest tokens of each row and
-its normaliser. A copy of all logits would be 150 MB for 256 rows of a vocabulary of 150k.
+Sampling overwrites the logits, so what may be asked for is kept: each row's top tokens and its normaliser. A copy
+of all logits would be 150 MB for 256 rows of a vocabulary of 150k.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from engine.sampling.row import SamplingRow
 
 
 class SampledLogprobs:
-    """What is kept of the logits of one step, for the rows that report. Made before they are changed."""
+    """The top tokens and normalisers of one step's rows that report. Made before the logits are changed."""
 
     def __init__(self, logits: torch.Tensor, rows: Sequence[SamplingRow], slice_bytes: int = SLICE_BYTES) -> None:
         """logits: float32 [R, V]; row r belongs to rows[r].
 
-        No more than `slice_bytes` of them are copied at a time, but for rows that are going to be adjusted.
+        No more than `slice_bytes` of them are copied at a time, except rows that are going to be adjusted.
         """
         self._num_rows = len(rows)
         self._wanting = [at for at, row in enumerate(rows) if row.request.sampling.logprobs is not None]
@@ -32,7 +32,7 @@ class SampledLogprobs:
         self._index = torch.tensor(self._wanting, device=logits.device)
         step = max(1, slice_bytes // (4 * logits.shape[1]))
         num_top = min(max(self._counts), logits.shape[1])
-        is_all = len(self._wanting) == len(rows)  # then slices are no copies
+        is_all = len(self._wanting) == len(rows)  # Slices are then views, not copies.
         slices = logits.split(step) if is_all else (logits[part] for part in self._index.split(step))
         parts = [_normalised(part, num_top) for part in slices]
         self._totals, self._values, self._tokens = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -41,9 +41,9 @@ class SampledLogprobs:
         self._unchanged = logits[self._changing]
 
     def report(self, logits: torch.Tensor, chosen: torch.Tensor) -> list[TokenLogprobs | None]:
-        """One for each row, None where none is asked for, or no token was chosen.
+        """Return one report per row, None where none is asked for or no token was chosen.
 
-        logits: as handed in before, by now adjusted and masked; chosen: int64 [R], negative where there is none.
+        logits: those passed to the constructor, by now adjusted and masked; chosen: int64 [R], negative for none.
         """
         reports: list[TokenLogprobs | None] = [None] * self._num_rows
         if not self._wanting:
@@ -53,9 +53,9 @@ class SampledLogprobs:
         logits_of[self._changing] = self._unchanged.gather(1, tokens[self._changing, None])
         own = (logits_of[self._index] - self._totals)[:, 0].tolist()
         values = (self._values - self._totals).tolist()
-        told = zip(self._wanting, self._counts, chosen[self._index].tolist(), own, strict=True)
+        reporting = zip(self._wanting, self._counts, chosen[self._index].tolist(), own, strict=True)
         for (at, count, token, logprob), best in zip(
-            told, zip(self._tokens.tolist(), values, strict=True), strict=True
+            reporting, zip(self._tokens.tolist(), values, strict=True), strict=True
         ):
             if token >= 0:
                 reports[at] = TokenLogprobs(token, logprob, tuple(zip(*best, strict=True))[:count])
@@ -63,6 +63,6 @@ class SampledLogprobs:
 
 
 def _normalised(logits: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What has to be subtracted from each row, [R, 1]; its `num_top` largest values, and whose they are."""
+    """Return each row's normaliser, [R, 1], its `num_top` largest logits, and their tokens."""
     best = logits.topk(num_top, dim=-1)
     return logits.logsumexp(-1, keepdim=True), best.values, best.indices

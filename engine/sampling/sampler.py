@@ -1,4 +1,4 @@
-"""Choosing the next token of each request from the model's logits."""
+"""Samples the next token of each request from the model's logits."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ logger = logging.getLogger(__name__)
 class Sampler:
     """Samples one token per row. Stateless: noise is a function of (seed, position), penalties of the request.
 
-    The order of things, row by row:
-    1. log-probabilities are taken from the model's own logits
-    2. penalties, bias, forbidden ends (`engine.sampling.adjust`)
-    3. what the request's grammar forbids becomes impossible (`engine.sampling.masks`)
-    4. temperature 0: the most likely token, the lowest id among equals
-    5. else temperature, top-k, top-p, min-p (`engine.sampling.distribution`), then the token under the noise
+    The order of operations, row by row:
+    1. Log-probabilities are taken from the model's own logits.
+    2. Penalties, bias and forbidden ends are applied (`engine.sampling.adjust`).
+    3. Tokens that the request's grammar forbids become impossible (`engine.sampling.masks`).
+    4. With temperature 0, the most likely token is chosen, the lowest id among equals.
+    5. Otherwise temperature, top-k, top-p and min-p apply (`engine.sampling.distribution`), and noise draws.
 
-    2, 4 and 5 are the chooser's: torch's everywhere, Triton's on GPUs. On a CPU `engine.sampling.native` does all
-    of it in one call, if it can; torch's is what the others are measured by.
+    A chooser does 2, 4 and 5: torch's runs everywhere, Triton's on GPUs. On a CPU `engine.sampling.native` does all
+    of it in one call where it was built; torch's chooser is the reference for both.
 
-    A beam search's rows are log-probabilities from the start; it gets the best of what 2 makes of them.
+    Rows of a beam search are log-probabilities from the start; the search gets the best ones after operation 2.
     """
 
     def __init__(self, eos_token_ids: Collection[int], chooser: Chooser | None = None) -> None:
-        """`chooser`: None: torch's."""
+        """`chooser`: None for torch's."""
         self._eos = frozenset(eos_token_ids)
         self._chooser = chooser or TorchChooser()
         self._masks = GrammarMasks(self._eos)
@@ -46,10 +46,10 @@ class Sampler:
     def sample(
         self, logits: torch.Tensor, rows: Sequence[SamplingRow]
     ) -> tuple[torch.Tensor, list[TokenLogprobs | None]]:
-        """One token per row, int64 [R] on the logits' device, and log-probabilities where asked for.
+        """Return one token per row, int64 [R] on the logits' device, and log-probabilities where asked for.
 
-        logits: float32 [R, V], overwritten; row r belongs to rows[r]. A row that has no valid choice gets
-        -1, or `GRAMMAR_FAILED`, and no log-probabilities; the other rows are as if it were not there.
+        logits: float32 [R, V], overwritten; row r belongs to rows[r]. A row without a valid choice gets -1 or
+        `GRAMMAR_FAILED`, and no log-probabilities; it does not affect the other rows.
         """
         own = SampledLogprobs(logits, rows)
         searching = [index for index, row in enumerate(rows) if is_beam_row(row)]
@@ -69,7 +69,7 @@ class Sampler:
 
 
 def sampler_for(eos_token_ids: Collection[int], device: torch.device) -> Sampler | NativeSampler:
-    """The native one for logits on a CPU, where the library was built; Triton's on a GPU, where it imports."""
+    """Return the native sampler on a CPU if the library was built, one with Triton on a GPU if it imports."""
     if device.type == "cpu":
         with contextlib.suppress(native.NativeUnavailable):
             return NativeSampler(eos_token_ids, native.kernels(torch.float32))
@@ -79,5 +79,5 @@ def sampler_for(eos_token_ids: Collection[int], device: torch.device) -> Sampler
 
             return Sampler(eos_token_ids, TritonChooser())
         except ImportError as error:
-            logger.warning("tokens are chosen by plain torch, which sorts and waits: %s; install triton", error)
+            logger.warning("tokens are chosen by plain torch, which is slower: %s; install triton", error)
     return Sampler(eos_token_ids)

@@ -1,7 +1,7 @@
-"""Choosing tokens by Triton kernels: what rows ask for lies on the device, and nothing of the logits comes back.
+"""Chooses tokens by Triton kernels: sampling parameters lie on the device, and no logits come back from it.
 
-From step to step the same requests decode, so what they ask for is sent again only when it changes; a row that
-asks for nothing special costs its position alone.
+As the same requests decode from step to step, their parameters are sent again only when they change; a row without
+penalties costs only its position.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from engine.sampling_params import SamplingParams
 
 
 class TritonChooser:
-    """Implement `Chooser`; token for token that of torch but where sums of float64 rounded otherwise decide."""
+    """Implements `Chooser`, with torch's tokens except where the rounding of float64 sums decides."""
 
     def __init__(self) -> None:
         self._asked: tuple[list[SamplingParams], list[int]] = [], []
-        self._choices: sample.SamplingTensors | None = None
+        self._tensors: sample.SamplingTensors | None = None
 
     def adjust(self, logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]) -> None:
         """Implement `Chooser`."""
@@ -35,20 +35,20 @@ class TritonChooser:
         ]
         if changes:
             columns = [np.concatenate(column).view(np.int32) for column in zip(*changes, strict=True)]
-            sent = on_device(np.stack(columns), logits.device)  # all at once
+            sent = on_device(np.stack(columns), logits.device)  # One transfer for all columns.
             sample.change(logits, *sent[:2], *sent[2:].view(torch.float32))
 
     def choose(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         """Implement `Chooser`."""
         asked = [row.request.sampling for row in rows], [row.request.seed for row in rows]
-        if self._choices is None or asked != self._asked:
-            self._asked, self._choices = asked, _choices(rows, logits)
+        if self._tensors is None or asked != self._asked:
+            self._asked, self._tensors = asked, _sampling_tensors(rows, logits)
         positions = np.array([row.num_output for row in rows], dtype=np.int64)
-        return sample.choose(logits, self._choices, on_device(positions, logits.device))
+        return sample.choose(logits, self._tensors, on_device(positions, logits.device))
 
 
 class _LogitChanges(NamedTuple):
-    """What becomes of single logits of a row: [E] each."""
+    """Changes to single logits: columns of E entries."""
 
     rows: npt.NDArray[np.int32]
     tokens: npt.NDArray[np.int32]
@@ -58,7 +58,7 @@ class _LogitChanges(NamedTuple):
 
 
 def _changes(at: int, row: SamplingRow, eos_token_ids: Collection[int], vocab_size: int) -> _LogitChanges:
-    """What `engine.sampling.adjust` does to row `at`, one entry a token."""
+    """Return the changes that `engine.sampling.adjust` makes to row `at`, one entry per token."""
     params = row.request.sampling
     biases = dict(params.logit_bias)
     if must_go_on(row):
@@ -80,12 +80,12 @@ def _changes(at: int, row: SamplingRow, eos_token_ids: Collection[int], vocab_si
 
 
 def _known(tokens: Sequence[int], vocab_size: int) -> npt.NDArray[np.int64]:
-    """Those that have a logit."""
+    """Return the tokens that have a logit."""
     found = np.array(tokens, dtype=np.int64)
     return found[found < vocab_size]
 
 
-def _choices(rows: Sequence[SamplingRow], logits: torch.Tensor) -> sample.SamplingTensors:
+def _sampling_tensors(rows: Sequence[SamplingRow], logits: torch.Tensor) -> sample.SamplingTensors:
     params, vocab_size = [row.request.sampling for row in rows], logits.shape[1]
 
     def column(values: Sequence[Any], dtype: Any) -> torch.Tensor:

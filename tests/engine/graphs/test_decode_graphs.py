@@ -1,4 +1,4 @@
-"""Steps through recorded work and static tensors: the tokens of steps without, in whole workloads."""
+"""Whole workloads with recorded decode steps get the same tokens as without."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def config_for(model: Path, **settings: Any) -> EngineConfig:
 
 @pytest.mark.parametrize("settings", [{}, {"overlap": True}, {"preemption": "swap", "host_kv_gib": 0.001}])
 def test_workloads_get_the_tokens_of_steps_without_graphs(model: Path, settings: dict[str, Any]) -> None:
-    """Joins, leaves, aborts, shared prefixes, growing pages, preemptions, requests begun elsewhere."""
+    """Requests join, leave, abort, share prefixes, grow, are preempted and resumed from elsewhere."""
     preempted = swapped = 0
     for seed in range(4):
         config = config_for(model, kv_pages=36, **{"overlap": False, **settings})
@@ -48,7 +48,7 @@ def test_workloads_get_the_tokens_of_steps_without_graphs(model: Path, settings:
 
 
 def test_padding_writes_into_the_page_of_empty_rows_alone(model: Path) -> None:
-    """Three rows by a graph of four: three slots of theirs change, and one that nobody has."""
+    """Three rows use a graph of four: their three slots change, and one slot of the page of empty rows."""
     runner, recording = graphed(config_for(model))
     chunks = [last_chunk_of(greedy_request(f"r{i}", 6), [2 * i, 2 * i + 1]) for i in range(3)]
     for _ in range(2):
@@ -93,7 +93,7 @@ def test_a_step_says_whether_it_was_replayed(model: Path) -> None:
     assert not runner.run(StepPlan()).is_replayed
 
 
-def test_min_tokens_and_prompt_logprobs_hold_graphs_up_no_longer_than_they_last() -> None:
+def test_min_tokens_and_prompt_logprobs_prevent_graphs_no_longer_than_they_last() -> None:
     late = greedy_request("a", 6, min_tokens=2)
     assert not fits_graph(last_chunk_of(late, [])), "no token was generated yet"
     late.tokens += [1]
@@ -107,7 +107,7 @@ def test_min_tokens_and_prompt_logprobs_hold_graphs_up_no_longer_than_they_last(
 
 
 def test_after_a_step_that_failed_rows_are_written_anew(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was prepared before the failure was known fails too; what comes after it does not."""
+    """A step prepared before the failure was known fails too; later steps do not."""
     runner, _ = graphed(config_for(model))
     r, pages = greedy_request("a", 6), [0, 1, 2, 3]
     expected = []
@@ -121,7 +121,7 @@ def test_after_a_step_that_failed_rows_are_written_anew(model: Path, monkeypatch
         patch.setattr(type(runner._pages), "copy", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             failing()
-    with pytest.raises(RuntimeError, match="half advanced"):
+    with pytest.raises(RuntimeError, match="rows are out of date"):
         after()
     assert runner.run(StepPlan((last_chunk_of(r, pages),))).token_ids[0] == expected[1]
 

@@ -1,4 +1,4 @@
-"""Real CUDA graphs, where there is a GPU: the tokens of steps without, and nothing in a steady step that waits."""
+"""Real CUDA graphs, if there is a GPU: the same tokens as without, and steady steps never wait for the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that stay on the device: whatever comes, goes, grows and moves, they say what a batch made anew says."""
+"""Rows on the device equal a batch built from scratch, whatever requests join, leave, grow and move."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ACTIONS = st.lists(st.one_of(_COME, _DECODE, _DECODE, _OTHERS[0], _OTHERS[0], *_
 
 
 class World:
-    """Requests over a real cache; their next tokens are a function of what came before."""
+    """Requests over a real cache; their next tokens are a function of the tokens before."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
@@ -52,7 +52,7 @@ class World:
         return request.lease
 
     def come(self, request: Request) -> None:
-        """Its prompt is computed elsewhere, and enters the tree; the token after it is the last step's."""
+        """Add a request whose prompt another step computed and inserted; its next token is the last step's."""
         self.num_made += 1
         if len(self.requests) == MAX_ROWS or len(request.tokens) > MAX_LEN - 2:
             return
@@ -75,7 +75,7 @@ class World:
         self.requests.remove(request)
 
     def compute_elsewhere(self, request: Request, is_pending: bool) -> None:
-        """A mixed step has computed its token, and sampled one that is known by now or not."""
+        """Let a mixed step compute a request's token and sample the next one, known by now or still pending."""
         if request.num_computed + 2 >= MAX_LEN:
             return
         try:
@@ -89,7 +89,7 @@ class World:
             self.sampled, self.places = torch.tensor([3, 55]), {request.request_id: 1}
 
     def decode(self, requests: list[Request]) -> None:
-        """A step of these; checked against what it is made of."""
+        """Run a step of these requests and compare the rows with a batch built from scratch."""
         chunks = []
         for request in requests:
             start, tokens = request.num_computed, request.tokens
@@ -136,7 +136,7 @@ class World:
 @settings(max_examples=150, deadline=None)
 @given(ACTIONS, st.sampled_from([1, 4, 16]))
 def test_rows_are_what_a_batch_made_anew_would_be(actions: list[tuple[Any, ...]], page_size: int) -> None:
-    """Shared prefixes are exchanged for the tree's pages, requests leave, return, and compute elsewhere."""
+    """Pages are exchanged for the tree's, requests leave, return, and are computed by other steps."""
     world = World(page_size)
     gone: list[Request] = []
     for kind, *values in actions:
@@ -178,7 +178,7 @@ def decoding(world: World, count: int, length: int) -> list[Request]:
 
 
 def words_sent(world: World, requests: list[Request]) -> int:
-    """Words written before a step of these, those that begin with what was sampled counted too."""
+    """Count the words written before a step of these requests, including tokens taken from the last step."""
     sent: list[int] = []
     place = world.book.place
 
@@ -210,7 +210,7 @@ def test_only_the_last_row_moves_when_one_leaves() -> None:
 
 
 def test_a_request_that_comes_back_under_its_name_has_other_pages() -> None:
-    """At once, into the row that it had: what the row held before is no longer its own."""
+    """It returns at once, into the row it had, whose former contents are no longer valid."""
     world = World(page_size=4)
     first, second = decoding(world, 2, length=9)
     world.decode([first, second])

@@ -1,4 +1,4 @@
-"""When graphs are used, what is set aside for them, and what becomes of devices that cannot record them."""
+"""When graphs are used, how much memory is reserved for them, and devices that cannot record them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_why_not_says_the_reason() -> None:
         ("cuda_graphs is off", (EngineConfig(cuda_graphs="off"), triton, GPU, 1)),
         ("for GPUs, not for cpu", (EngineConfig(), triton, CPU, 1)),
         ("tensor_parallel_size", (EngineConfig(), triton, GPU, 2)),
-        ("attention by some asks the host", (EngineConfig(), planned, GPU, 1)),
+        ("attention by some needs the host", (EngineConfig(), planned, GPU, 1)),
     ):
         assert reason in (why_not(*given) or "")
 
@@ -74,5 +74,5 @@ def test_a_device_that_cannot_record_does_without(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (900 * MIB, 0))
     assert not capture_all(graphs(RuntimeError("operation not permitted when stream is capturing")), GPU, 0)
     assert "without CUDA graphs" in caplog.text and "not permitted" in caplog.text
-    with pytest.raises(ValueError, match="900 MiB of GPU memory were free for 2 of them, 64 MiB are expected"):
+    with pytest.raises(ValueError, match="900 MiB of GPU memory were free for 2 of them, 64 MiB were expected"):
         capture_all(graphs(torch.OutOfMemoryError("out of memory")), GPU, 64 * MIB)

@@ -1,4 +1,4 @@
-"""The native sampler against the torch one, token for token, with every instruction set of this processor."""
+"""The native sampler compared with torch's, token for token, with every instruction set of this processor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.engine.support.sampling_rows import EOS, PARAMS, assert_same_logprobs
 
 @pytest.fixture(scope="module", params=native.ISAS[:3])
 def sampler(request: pytest.FixtureRequest) -> NativeSampler:
-    """Float32 has no use for more instruction sets."""
+    """The sampler with each instruction set that has float32 kernels of its own."""
     try:
         return NativeSampler(EOS, native.kernels(torch.float32, request.param))
     except native.NativeUnavailable as error:
@@ -30,7 +30,7 @@ def sampler(request: pytest.FixtureRequest) -> NativeSampler:
 
 
 def agree(sampler: NativeSampler, logits: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
-    """Both samplers' tokens, which are the same, as are log-probabilities and what becomes of the logits."""
+    """Return both samplers' tokens, checking that these, log-probabilities and adjusted logits are equal."""
     ours, theirs = logits.clone(), logits.clone()
     tokens, reports = sampler.sample(ours, rows)
     expected, expected_reports = Sampler(EOS).sample(theirs, rows)
@@ -52,7 +52,7 @@ def agree(sampler: NativeSampler, logits: torch.Tensor, rows: list[SamplingRow])
 def test_tokens_are_those_of_torch(
     sampler: NativeSampler, params: list[dict[str, Any]], vocab_size: int, scale: float, is_coarse: bool, seed: int
 ) -> None:
-    """Also among equals: coarse logits are halves."""
+    """Ties are included, as coarse logits are halves."""
     logits = torch.randn(len(params), vocab_size, generator=torch.Generator().manual_seed(seed % 2**32)) * scale
     if is_coarse:
         logits = (logits * 2).round() / 2
@@ -79,7 +79,7 @@ def test_many_draws_from_a_large_vocabulary(sampler: NativeSampler, params: dict
 
 
 def test_equals_of_a_large_vocabulary(sampler: NativeSampler) -> None:
-    """The cut goes through tokens that are equally likely, and those of lower ids stay."""
+    """The cut goes through equally likely tokens, of which those with lower ids stay."""
     logits = torch.zeros(40, 9000)
     logits[:, 4000:] = 1.0
     for params in ({"top_p": 0.25}, {"top_k": 77}, {"top_k": 6000, "top_p": 0.9}, {"temperature": 0.0}):
@@ -88,7 +88,7 @@ def test_equals_of_a_large_vocabulary(sampler: NativeSampler) -> None:
 
 
 def test_values_far_apart(sampler: NativeSampler) -> None:
-    """Logits that fill the range of floats: histograms narrow in on the cut nevertheless."""
+    """Histograms find the cut even if logits fill the range of floats."""
     logits = torch.randn(1, 3000, generator=torch.Generator().manual_seed(2)).repeat(30, 1)
     logits[:, ::7] = -3.4e38
     logits[:, 1::7] = -torch.inf
@@ -106,7 +106,7 @@ def test_values_far_apart(sampler: NativeSampler) -> None:
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 @pytest.mark.parametrize("at", [0, 13, 299])
 def test_rows_without_a_valid_choice(sampler: NativeSampler, broken: float, at: int) -> None:
-    """What is broken and forbidden does not count; what is reported of such a row is as broken."""
+    """A broken logit that is forbidden does not count; reports of a broken row are broken as well."""
     logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(3))
     logits[1, at] = logits[3, 2] = broken
     logits[2] = -torch.inf
@@ -121,7 +121,7 @@ def test_rows_without_a_valid_choice(sampler: NativeSampler, broken: float, at: 
 
 
 def test_a_table_of_another_step_is_not_used(sampler: NativeSampler) -> None:
-    """Parameters, seeds, positions and what penalties see may each be all that changes."""
+    """Only parameters, seeds, positions or the history for penalties may change between steps."""
     logits = torch.zeros(2, 500)
     seen = set()
     for seed in (1, 2):
@@ -156,7 +156,7 @@ def test_it_is_taken_where_logits_are_on_a_cpu_and_the_library_was_built(monkeyp
 
 
 def test_grammars_are_followed_beside_other_rows(sampler: NativeSampler) -> None:
-    """One answers in b's, one has failed, and reports are of the model's own logits."""
+    """One row answers in b's, one grammar has failed, and reports come from the model's own logits."""
     logits = torch.randn(4, NUM_TOKENS, generator=torch.Generator().manual_seed(6))
     rows = [
         row({"logprobs": 3}),
@@ -172,4 +172,4 @@ def test_grammars_are_followed_beside_other_rows(sampler: NativeSampler) -> None
     assert tokens[1] in ids("bb bbb bbbb") and tokens[2] == GRAMMAR_FAILED
     for followed in rows[1:3]:
         followed.request.constraint = None
-    assert min(agree(sampler, logits, rows)) >= 0  # nothing of the masks is left
+    assert min(agree(sampler, logits, rows)) >= 0  # No mask is left over.

@@ -1,4 +1,4 @@
-"""Scoring prompt tokens: the packed records, and the slices in which they are computed."""
+"""Scores of prompt tokens: the packed records, and the slices in which they are computed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_wire_carries_them_and_refuses_half_a_record() -> None:
 
 
 class Head:
-    """A language-model head that counts the rows it is asked for at once."""
+    """A language-model head that counts the rows of each call."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Engines that score prompts, against `transformers`: in chunks of any size, cold, warm, preempted, resumed."""
+"""Engines' prompt scores compared with `transformers`: in chunks of any size, cold, warm, preempted, resumed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def engine_for(model: Path, **settings: Any) -> Engine:
 def run(
     engine: Engine, prompts: Sequence[list[int]], params: Sequence[SamplingParams] | SamplingParams = SCORED
 ) -> list[list[StreamDelta]]:
-    """All prompts at once, to the end."""
+    """Run all prompts at once, to the end."""
     events: list[list[StreamDelta]] = [[] for _ in prompts]
     for index, prompt in enumerate(prompts):
         sampling = params if isinstance(params, SamplingParams) else params[index]
@@ -51,7 +51,7 @@ def run(
 
 
 def scores_of(events: Sequence[StreamDelta], prompt: Sequence[int]) -> list[TokenLogprobs]:
-    """What was reported of a prompt: in order, nothing twice, all of it before the first token."""
+    """Return a prompt's scores, checking that they came in order, once, and before the first token."""
     whole: PackedLogprobs | None = None
     for event in events:
         if event.prompt_logprobs is not None:
@@ -62,7 +62,7 @@ def scores_of(events: Sequence[StreamDelta], prompt: Sequence[int]) -> list[Toke
 
 
 def check(model: Path, prompt: list[int], scores: Sequence[TokenLogprobs], top: int = TOP) -> None:
-    """Log-probabilities, ranks and alternatives are those of transformers."""
+    """Check that log-probabilities, ranks and alternatives are those of transformers."""
     expected = torch.log_softmax(oracle_logits(model, prompt), dim=-1)[:-1]
     own = expected.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
     assert [at.token_id for at in scores] == prompt[1:]
@@ -70,7 +70,7 @@ def check(model: Path, prompt: list[int], scores: Sequence[TokenLogprobs], top: 
     for at, row in zip(scores, expected, strict=True):
         assert [logprob for _, logprob in at.top] == pytest.approx(row.topk(top).values.tolist(), abs=1e-4)
         assert dict(at.top) == pytest.approx({token: row[token].item() for token, _ in at.top}, abs=1e-4)
-        # Equal but for rounding, two tokens may change places.
+        # Tokens that differ only by rounding may change places.
         assert int((row > at.logprob + 1e-4).sum()) < at.rank <= 1 + int((row > at.logprob - 1e-4).sum())
 
 
@@ -105,14 +105,14 @@ def test_a_warm_cache_hides_nothing_and_gains_what_was_computed(model: Path, ove
 def test_speculation_changes_no_score(model: Path) -> None:
     engine = engine_for(model, max_step_tokens=24, speculation=Speculation("ngram", adaptive=False, min_match=1))
     repeating = random_ids(15, 7) * 6
-    guessing = SamplingParams(temperature=0, max_tokens=12, prompt_logprobs=TOP, logprobs=TOP)
+    params = SamplingParams(temperature=0, max_tokens=12, prompt_logprobs=TOP, logprobs=TOP)
     prompts = [repeating, random_ids(16, 50), repeating[3:]]
-    streams = run(engine, prompts, guessing)
+    streams = run(engine, prompts, params)
     for prompt, events in zip(prompts, streams, strict=True):
         check(model, prompt, scores_of(events, prompt))
     tokens = [token for event in streams[0] for token in event.token_ids]
     assert tokens == oracle_greedy(model, repeating, 12)
-    # What is said of generated tokens is what would be said of them in a prompt.
+    # Generated tokens have the log-probabilities that they would have in a prompt.
     logprobs = [at for event in streams[0] for at in event.logprobs]
     check(model, [*repeating, *tokens], [*scores_of(streams[0], repeating), *map(ranked_first, logprobs)])
 
@@ -133,7 +133,7 @@ def test_different_numbers_of_alternatives_in_one_step(model: Path) -> None:
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_preemption_neither_repeats_nor_loses_any(model: Path, overlap: bool, preemption: str) -> None:
-    """Room for about two of five, which push each other out while their prompts are being scored."""
+    """There is room for about two of five, which preempt each other while their prompts are being scored."""
     memory = {"preemption": preemption, "host_kv_gib": 0.01}
     engine = engine_for(model, kv_pages=18, max_step_tokens=16, overlap=overlap, **memory)
     params = SamplingParams(temperature=0, max_tokens=40, prompt_logprobs=TOP)
@@ -146,13 +146,13 @@ def test_preemption_neither_repeats_nor_loses_any(model: Path, overlap: bool, pr
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_prompt_pushed_out_half_way_reports_the_rest(model: Path, overlap: bool, preemption: str) -> None:
+def test_a_prompt_preempted_half_way_reports_the_rest(model: Path, overlap: bool, preemption: str) -> None:
     memory = {"preemption": preemption, "host_kv_gib": 0.01}
     engine = engine_for(model, kv_pages=12, max_step_tokens=8, overlap=overlap, **memory)
     prompts = [random_ids(45, 66), random_ids(46, 70)]
     requests = [engine.new_request(str(at), prompt, SCORED, priority=at) for at, prompt in enumerate(prompts)]
     events: list[list[StreamDelta]] = [[], []]
-    reported: set[int] = set()  # after it was pushed out
+    reported: set[int] = set()  # After it was preempted.
     engine.loop.submit(requests[0])
     for step in range(200):
         if step == 4:
@@ -168,7 +168,7 @@ def test_a_prompt_pushed_out_half_way_reports_the_rest(model: Path, overlap: boo
 
 
 def test_another_engine_goes_on_where_the_first_one_was_lost(model: Path) -> None:
-    """After each of its events: what is reported elsewhere is the rest, exactly."""
+    """After each of its events, the other engine reports exactly the rest."""
     prompt = random_ids(40, 50)
     (whole,) = run(engine_for(model, max_step_tokens=16), [prompt])
     expected = scores_of(whole, prompt)
@@ -178,7 +178,7 @@ def test_another_engine_goes_on_where_the_first_one_was_lost(model: Path) -> Non
         reported = parts[-1].end if parts else 0
         output_ids = [token for event in received for token in event.token_ids]
         engine = engine_for(model, max_step_tokens=16)
-        if num_events % 2:  # a warm cache may be used for what was reported, and only for that
+        if num_events % 2:  # A warm cache may be used only for tokens that were reported.
             run(engine, [prompt], PLAIN)
         rest = engine.new_request("0", prompt, SCORED, output_ids=output_ids, num_prompt_reported=reported)
         engine.loop.submit(rest)
@@ -221,7 +221,7 @@ def test_no_more_logits_at_a_time_than_the_bound(model: Path, monkeypatch: pytes
 
 
 def test_prompts_that_begin_alike_are_computed_once_beside_one_that_is_scored(model: Path) -> None:
-    """What the API makes of `n`: one choice scores the prompt, the others take its KV."""
+    """With `n`, one choice scores the prompt and the others reuse its KV."""
     engine = engine_for(model, max_step_tokens=32)
     prompt = random_ids(60, 64)
     scored, *others = run(engine, [prompt] * 4, [SCORED, PLAIN, PLAIN, PLAIN])

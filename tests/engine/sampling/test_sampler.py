@@ -1,4 +1,4 @@
-"""The sampler against exact distributions, plain oracles and transformers' logits processors."""
+"""The sampler compared with exact distributions, plain oracles and transformers' logits processors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def random_logits(rows: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
 
 @pytest.fixture(params=["torch", *native.ISAS[:3]])
 def sampler(request: pytest.FixtureRequest) -> AnySampler:
-    """Each implementation; the native one for float32 has the first three instruction sets."""
+    """Each implementation; the native one with the instruction sets that float32 kernels use."""
     if request.param == "torch":
         return Sampler({EOS})
     try:
@@ -76,7 +76,7 @@ def test_noise_is_uniform_and_uncorrelated_between_neighbours() -> None:
 
 
 def test_noise_never_changes_between_versions() -> None:
-    """A stream resumed by a replica of another version goes on as it would have."""
+    """A stream resumed by a replica of another version must continue unchanged."""
     noise = uniform([0, 1, 2**63 - 1, -1], [0, 5, 7, 2**20])
     assert noise.tolist() == [0.6524484863740322, 0.7743991716672016, 0.6572466933996467, 0.6439801416380194]
 
@@ -113,7 +113,7 @@ def test_frequencies_are_the_exact_distribution(sampler: AnySampler, params: dic
 
 
 def plain_probabilities(logits: np.ndarray[Any, Any], params: SamplingParams) -> np.ndarray[Any, Any]:
-    """The definition, token by token: what is kept, by rank (likelier first, then the lower id)."""
+    """Compute which tokens are kept, by rank (likelier first, then the lower id), straight from the definition."""
     weights = np.exp((logits - logits.max()) / params.temperature)
     ranked = sorted(range(len(weights)), key=lambda token: (-weights[token], token))
     ranked = ranked[: params.top_k or len(ranked)]
@@ -143,7 +143,7 @@ def plain_probabilities(logits: np.ndarray[Any, Any], params: SamplingParams) ->
 def test_what_is_cut_off(
     levels: list[int], temperature: float, top_k: int, top_p: float, min_p: float, candidates: int
 ) -> None:
-    """Also when the cut lies beyond, or among equals of, the few tokens that are ranked at first."""
+    """The cut may also lie beyond the few tokens that are ranked at first, or among ties with them."""
     logits = torch.tensor(levels) / 4
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     with pytest.MonkeyPatch.context() as patch:
@@ -275,7 +275,7 @@ def test_logprobs_are_of_the_models_own_logits(sampler: AnySampler) -> None:
 
 @pytest.mark.parametrize("slice_bytes", [1, 4 * VOCAB * 2, 2**20])
 def test_logprobs_in_slices_of_any_size(slice_bytes: int) -> None:
-    """Every other row reports, some of them adjusted; the chosen token's number is the same in both places."""
+    """Every other row reports, some are adjusted; a chosen token has the same value in both places."""
     logits = random_logits(9)
     kinds: list[dict[str, Any]] = [{"logprobs": 5}, {}, {"logprobs": 2, "logit_bias": {7: 90.0}}]
     rows = [SamplingRow.of(request(temperature=0.0, **kinds[at % 3])) for at in range(9)]
