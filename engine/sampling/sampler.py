@@ -31,8 +31,8 @@ class Sampler:
     4. With temperature 0, the most likely token is chosen, the lowest id among equals.
     5. Otherwise temperature, top-k, top-p and min-p apply (`engine.sampling.distribution`), and noise draws.
 
-    A chooser does 2, 4 and 5: torch's runs everywhere, Triton's on GPUs. On a CPU `engine.sampling.native` does all
-    of it in one call where it was built; torch's chooser is the reference for both.
+    A chooser does 2, 4 and 5: torch's runs everywhere, Triton's on GPUs. On a CPU `engine.sampling.native` does
+    all of it in one call where it was built; torch's chooser is the reference for both.
 
     Rows of a beam search are log-probabilities from the start; the search gets the best ones after operation 2.
     """
