@@ -16,7 +16,7 @@ from deployments.wire import messages
 from router.fleet import Fleet
 from router.placer import Placer
 from router.state import RouterState
-from tests.deployments.support.fleet_of_engines import TIMINGS, World, request, until
+from tests.deployments.support.in_process_engines import TIMINGS, ClientAndEngines, request, until
 from tests.deployments.support.time_limit import run_scenario
 
 
@@ -26,7 +26,7 @@ async def tokens_of(stream: Stream) -> list[int]:
 
 def test_a_request_gets_its_tokens_in_order_and_its_end() -> None:
     async def scenario() -> None:
-        async with World(1) as (client, _):
+        async with ClientAndEngines(1) as (client, _):
             stream = await client.generate(request("a", max_tokens=50))
             events = [event async for event in stream]
             assert [token for event in events for token in event.token_ids] == list(range(1, 51))
@@ -39,7 +39,7 @@ def test_a_request_gets_its_tokens_in_order_and_its_end() -> None:
 
 def test_the_first_token_comes_while_the_second_step_is_still_held_back() -> None:
     async def scenario() -> None:
-        async with World(1) as (client, engines):
+        async with ClientAndEngines(1) as (client, engines):
             engines.runners[0].step_s = 0.3
             stream = await client.generate(request("a", max_tokens=3))
             event = await anext(stream)
@@ -51,7 +51,7 @@ def test_the_first_token_comes_while_the_second_step_is_still_held_back() -> Non
 
 def test_a_slow_reader_gets_merged_events() -> None:
     async def scenario() -> None:
-        async with World(1) as (client, _):
+        async with ClientAndEngines(1) as (client, _):
             stream = await client.generate(request("a", max_tokens=40))
             await until(stream.ended.is_set)
             event = await anext(stream)
@@ -65,7 +65,7 @@ def test_a_slow_reader_gets_merged_events() -> None:
 
 def test_leaving_a_stream_frees_its_pages_within_a_step() -> None:
     async def scenario() -> None:
-        async with World(1) as (client, engines):
+        async with ClientAndEngines(1) as (client, engines):
             engines.runners[0].step_s = 0.05
             stream = await client.generate(request("a", max_tokens=200))
             await anext(stream)
@@ -83,7 +83,7 @@ def test_leaving_a_stream_frees_its_pages_within_a_step() -> None:
 
 def test_a_full_queue_elsewhere_is_tried_before_the_client_hears_of_overload() -> None:
     async def scenario() -> None:
-        async with World(2, max_running=1, max_waiting=1) as (client, engines):
+        async with ClientAndEngines(2, max_running=1, max_waiting=1) as (client, engines):
             for runner in engines.runners:
                 runner.gate.clear()
             streams = []
@@ -104,7 +104,7 @@ def test_a_full_queue_elsewhere_is_tried_before_the_client_hears_of_overload() -
 
 def test_a_request_that_never_fits_is_rejected_at_once() -> None:
     async def scenario() -> None:
-        async with World(1) as (client, engines):
+        async with ClientAndEngines(1) as (client, engines):
             with pytest.raises(Rejected, match="at most"):
                 await client.generate(request("a", max_tokens=5000))
             with pytest.raises(Rejected, match="vocabulary"):
@@ -116,7 +116,7 @@ def test_a_request_that_never_fits_is_rejected_at_once() -> None:
 
 def test_without_replicas_a_request_is_refused_and_does_not_wait() -> None:
     async def scenario() -> None:
-        async with World(1) as (client, engines):
+        async with ClientAndEngines(1) as (client, engines):
             engines.fleet.update({})
             with pytest.raises(Unavailable):
                 await client.generate(request("a"))
@@ -126,7 +126,7 @@ def test_without_replicas_a_request_is_refused_and_does_not_wait() -> None:
 
 def test_a_replica_that_falls_silent_before_the_first_token_is_replaced_unnoticed() -> None:
     async def scenario() -> None:
-        async with World(2) as (client, engines):
+        async with ClientAndEngines(2) as (client, engines):
             engines.runners[0].gate.clear()
             stream = await client.generate(request("a", max_tokens=5))
             await until(lambda: client._connections["r0"].is_answering)
@@ -141,7 +141,7 @@ def test_a_replica_that_falls_silent_before_the_first_token_is_replaced_unnotice
 
 def test_a_replica_lost_after_the_first_token_costs_its_streams_a_pause() -> None:
     async def scenario() -> None:
-        async with World(2) as (client, engines):
+        async with ClientAndEngines(2) as (client, engines):
             engines.runners[0].step_s = 0.02
             streams = [await client.generate(request(f"s{n}", max_tokens=60)) for n in range(5)]
             for stream in streams:
@@ -160,7 +160,7 @@ def test_a_replica_lost_after_the_first_token_costs_its_streams_a_pause() -> Non
 
 def test_a_stream_migrates_at_most_so_often() -> None:
     async def scenario() -> None:
-        async with World(2, persistence=Persistence(max_migrations=0)) as (client, engines):
+        async with ClientAndEngines(2, persistence=Persistence(max_migrations=0)) as (client, engines):
             engines.runners[0].step_s = 0.02
             stream = await client.generate(request("a", max_tokens=200))
             await anext(stream)
@@ -174,7 +174,7 @@ def test_a_stream_migrates_at_most_so_often() -> None:
 
 def test_when_no_replica_is_left_the_stream_ends_with_a_reason() -> None:
     async def scenario() -> None:
-        async with World(1, persistence=Persistence(migration_wait_s=0.2)) as (client, engines):
+        async with ClientAndEngines(1, persistence=Persistence(migration_wait_s=0.2)) as (client, engines):
             engines.runners[0].step_s = 0.02
             stream = await client.generate(request("a", max_tokens=200))
             await anext(stream)
@@ -188,7 +188,7 @@ def test_when_no_replica_is_left_the_stream_ends_with_a_reason() -> None:
 
 def test_a_stream_goes_on_at_the_replica_that_comes_back() -> None:
     async def scenario() -> None:
-        async with World(1) as (client, engines):
+        async with ClientAndEngines(1) as (client, engines):
             engines.runners[0].step_s = 0.02
             stream = await client.generate(request("a", max_tokens=40))
             await anext(stream)
@@ -204,7 +204,7 @@ def test_a_stream_goes_on_at_the_replica_that_comes_back() -> None:
 
 def test_a_broken_stream_waits_for_room_instead_of_being_refused() -> None:
     async def scenario() -> None:
-        async with World(2, max_running=1, max_waiting=1) as (client, engines):
+        async with ClientAndEngines(2, max_running=1, max_waiting=1) as (client, engines):
             engines.runners[0].step_s = 0.02
             stream = await client.generate(request("a", max_tokens=60))
             await anext(stream)
@@ -226,7 +226,7 @@ def test_a_broken_stream_waits_for_room_instead_of_being_refused() -> None:
 
 def test_a_stream_that_loses_one_replica_after_the_other_goes_on() -> None:
     async def scenario() -> None:
-        async with World(3) as (client, engines):
+        async with ClientAndEngines(3) as (client, engines):
             for runner in engines.runners:
                 runner.step_s = 0.02
             stream = await client.generate(request("a", max_tokens=120))
@@ -243,7 +243,7 @@ def test_a_stream_that_loses_one_replica_after_the_other_goes_on() -> None:
 def test_a_request_that_is_slow_to_begin_is_asked_of_a_second_replica() -> None:
     async def scenario() -> None:
         hedging = Persistence(hedge_after_s=0.1, hedge_share=1.0)
-        async with World(2, persistence=hedging) as (client, engines):
+        async with ClientAndEngines(2, persistence=hedging) as (client, engines):
             engines.runners[0].gate.clear()
             stream = await client.generate(request("a", max_tokens=5))
             assert await tokens_of(stream) == [1, 2, 3, 4, 5]
@@ -258,7 +258,7 @@ def test_a_request_that_is_slow_to_begin_is_asked_of_a_second_replica() -> None:
 def test_of_two_replicas_that_accepted_the_one_that_begins_counts() -> None:
     async def scenario() -> None:
         hedging = Persistence(hedge_after_s=0.05, hedge_share=1.0)
-        async with World(2, persistence=hedging) as (client, engines):
+        async with ClientAndEngines(2, persistence=hedging) as (client, engines):
             for runner in engines.runners:
                 runner.gate.clear()
             stream = await client.generate(request("a", max_tokens=5))
@@ -273,7 +273,7 @@ def test_of_two_replicas_that_accepted_the_one_that_begins_counts() -> None:
 def test_hedging_stays_within_its_budget() -> None:
     async def scenario() -> None:
         hedging = Persistence(hedge_after_s=0.05, hedge_share=0.0)
-        async with World(2, persistence=hedging) as (client, engines):
+        async with ClientAndEngines(2, persistence=hedging) as (client, engines):
             engines.runners[0].gate.clear()
             streams = [await client.generate(request(f"s{n}", max_tokens=3)) for n in range(4)]
             await asyncio.sleep(0.3)
@@ -287,7 +287,7 @@ def test_hedging_stays_within_its_budget() -> None:
 
 def test_a_failing_control_call_is_a_lost_replica() -> None:
     async def scenario() -> None:
-        async with World(1) as (client, engines):
+        async with ClientAndEngines(1) as (client, engines):
 
             async def explode(*_: object) -> dict[str, Any]:
                 raise RuntimeError("the actor died")
@@ -302,7 +302,7 @@ def test_a_failing_control_call_is_a_lost_replica() -> None:
 
 def test_many_streams_over_two_replicas_keep_apart() -> None:
     async def scenario() -> None:
-        async with World(2, kv_pages=2000) as (client, engines):
+        async with ClientAndEngines(2, kv_pages=2000) as (client, engines):
             turn = iter(range(1000))
             engines.choose = lambda names: names[next(turn) % len(names)]
             streams = await asyncio.gather(
@@ -318,7 +318,7 @@ def test_many_streams_over_two_replicas_keep_apart() -> None:
 
 def test_tokens_lost_on_the_way_are_asked_for_again() -> None:
     async def scenario() -> None:
-        async with World(1) as (client, engines):
+        async with ClientAndEngines(1) as (client, engines):
             engines.runners[0].step_s = 0.01
             connection = await _connected(client)
             handle = connection._handle
@@ -341,7 +341,7 @@ def test_tokens_lost_on_the_way_are_asked_for_again() -> None:
 
 def test_a_client_learns_what_replicas_hold_from_a_snapshot_and_then_from_deltas() -> None:
     async def scenario() -> None:
-        async with World(2) as (client, engines):
+        async with ClientAndEngines(2) as (client, engines):
             first = await client.generate(request("a", max_tokens=2, prompt_len=64))
             await tokens_of(first)
             known = request("b", prompt_len=64)
@@ -359,7 +359,7 @@ def test_a_client_learns_what_replicas_hold_from_a_snapshot_and_then_from_deltas
 
 def test_a_lost_delta_is_made_good_by_a_snapshot() -> None:
     async def scenario() -> None:
-        async with World(1) as (client, _):
+        async with ClientAndEngines(1) as (client, _):
             connection = await _connected(client)
             await until(lambda: connection.is_synced)
             handle = connection._handle
@@ -382,7 +382,7 @@ def test_a_lost_delta_is_made_good_by_a_snapshot() -> None:
 
 def test_the_index_lags_while_a_replica_says_nothing_and_while_its_news_cannot_be_used() -> None:
     async def scenario() -> None:
-        async with World(1) as (client, engines):
+        async with ClientAndEngines(1) as (client, engines):
             connection = await _connected(client)
             await until(lambda: connection.is_synced)
             await until(lambda: client.index_lag() < 1.0)  # heartbeats, though nothing changes
@@ -404,7 +404,7 @@ def test_the_index_lags_while_a_replica_says_nothing_and_while_its_news_cannot_b
 
 def test_what_is_sent_twice_or_by_another_start_is_dropped_and_counted() -> None:
     async def scenario() -> None:
-        async with World(1) as (client, _):
+        async with ClientAndEngines(1) as (client, _):
             connection = await _connected(client)
             await until(lambda: connection.is_synced)
             poisoned = [1, 2, 3]
@@ -421,7 +421,7 @@ def test_what_is_sent_twice_or_by_another_start_is_dropped_and_counted() -> None
 @pytest.mark.parametrize("what", ["epoch", "model"])
 def test_a_replica_of_another_start_or_model_is_not_used(what: str) -> None:
     async def scenario() -> None:
-        async with World(1) as (client, engines):
+        async with ClientAndEngines(1) as (client, engines):
             if what == "model":
                 engines.replicas[0]._wire._model = "another"
             router = _router_like(engines, epoch_shift=1 if what == "epoch" else 0)
@@ -440,7 +440,7 @@ def test_a_replica_of_another_start_or_model_is_not_used(what: str) -> None:
 
 def test_ingresses_see_each_others_dispatches() -> None:
     async def scenario() -> None:
-        async with World(1) as (client, engines):
+        async with ClientAndEngines(1) as (client, engines):
             router = _router_like(engines)
             fleet = router.fleet
             other = WireEngineClient(engines, router, 1, TIMINGS)

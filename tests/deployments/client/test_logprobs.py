@@ -16,7 +16,7 @@ from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Step, StepPlan
 from engine.stream_delta import StreamDelta
-from tests.deployments.support.fleet_of_engines import CountingRunner, World, until
+from tests.deployments.support.in_process_engines import ClientAndEngines, CountingRunner, until
 from tests.deployments.support.time_limit import run_scenario
 
 PROMPT = list(range(40))
@@ -52,7 +52,7 @@ def check(events: list[StreamDelta]) -> None:
 
 def test_all_come_in_order_and_merge_for_a_slow_reader() -> None:
     async def scenario() -> None:
-        async with World(1, **SMALL_STEPS) as (client, _):
+        async with ClientAndEngines(1, **SMALL_STEPS) as (client, _):
             eager = await client.generate(request())
             check([event async for event in eager])
             slow = await client.generate(request("b"))
@@ -69,7 +69,7 @@ def test_another_replica_goes_on_with_log_probabilities_where_the_first_was_lost
     """In the midst of the prompt, and in the midst of the output."""
 
     async def scenario() -> None:
-        async with World(2, **SMALL_STEPS) as (client, engines):
+        async with ClientAndEngines(2, **SMALL_STEPS) as (client, engines):
             hang_after(engines.runners[0], num_steps)
             stream = await client.generate(request())
             events = [await anext(stream)]
@@ -86,7 +86,7 @@ def test_another_replica_goes_on_with_log_probabilities_where_the_first_was_lost
 
 def test_scores_lost_on_the_way_are_asked_for_again() -> None:
     async def scenario() -> None:
-        async with World(1, **SMALL_STEPS) as (client, engines):
+        async with ClientAndEngines(1, **SMALL_STEPS) as (client, engines):
             engines.runners[0].step_s = 0.01
             await until(lambda: bool(client._connections) and client._connections["r0"].is_answering)
             connection = client._connections["r0"]

@@ -12,7 +12,7 @@ from deployments.config.settings import HealthSettings
 from deployments.ingress.model_link import _persistence
 from monitoring.metrics import Metrics
 from tests.deployments.support.api_over_engines import api_over
-from tests.deployments.support.fleet_of_engines import until
+from tests.deployments.support.in_process_engines import until
 from tests.deployments.support.metric_values import count_of
 from tests.deployments.support.time_limit import run_scenario
 

@@ -9,7 +9,7 @@ import pytest
 
 from deployments.client.stream import Stream
 from tests.deployments.support.api_over_engines import PROMPT, Api, api_over, events
-from tests.deployments.support.fleet_of_engines import until
+from tests.deployments.support.in_process_engines import until
 from tests.deployments.support.time_limit import run_scenario
 
 FIELDS = {

@@ -32,7 +32,7 @@ VIEW = AppView(
 )
 
 
-class Engines:
+class HealthOnlyClient:
     """An engine client of which only the health is asked."""
 
     def __init__(self, *replicas: ReplicaHealth) -> None:
@@ -56,7 +56,10 @@ def cluster(**changes: Any) -> Cluster:
         return [{"replica": "a1", "gpus": [GPU]}]
 
     health = ReplicaHealth("a1", True, 0.1, num_running=3, num_waiting=2, kv_pages_free=10, kv_pages_total=40)
-    models = [ClusterModel("a", "E-a", Engines(health), describe), ClusterModel("b", "E-b", Engines(), describe)]
+    models = [
+        ClusterModel("a", "E-a", HealthOnlyClient(health), describe),
+        ClusterModel("b", "E-b", HealthOnlyClient(), describe),
+    ]
     sources: dict[str, Any] = {
         "models": models,
         "view": view,

@@ -16,18 +16,18 @@ from deployments.wire.server import WireTimings
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.grammar.spec import Grammar
-from tests.deployments.support.fleet_of_engines import Engines, request, until
+from tests.deployments.support.in_process_engines import InProcessEngines, request, until
 
 
 @pytest.fixture
-def engines() -> Iterator[Engines]:
-    made = Engines(1, WireTimings(absent_ingress_s=60), max_running=1, max_waiting=1)
+def engines() -> Iterator[InProcessEngines]:
+    made = InProcessEngines(1, WireTimings(absent_ingress_s=60), max_running=1, max_waiting=1)
     yield made
     made.close()
 
 
 @pytest.fixture
-def replica(engines: Engines) -> EngineReplica:
+def replica(engines: InProcessEngines) -> EngineReplica:
     return engines.replicas[0]
 
 
@@ -40,7 +40,7 @@ def test_an_idle_replica_is_healthy(replica: EngineReplica) -> None:
 
 
 def test_a_stalled_engine_fails_its_health_check_while_the_event_loop_answers(
-    engines: Engines, replica: EngineReplica
+    engines: InProcessEngines, replica: EngineReplica
 ) -> None:
     async def scenario() -> None:
         engines.runners[0].gate.clear()
@@ -74,7 +74,7 @@ def test_a_dead_loop_fails_its_health_check_and_takes_nothing(replica: EngineRep
     asyncio.run(scenario())
 
 
-def test_cancelling_the_call_ends_the_request(engines: Engines, replica: EngineReplica) -> None:
+def test_cancelling_the_call_ends_the_request(engines: InProcessEngines, replica: EngineReplica) -> None:
     async def scenario() -> None:
         engines.runners[0].step_s = 0.01
         call = asyncio.create_task(replica.generate(request("a", max_tokens=200), "i"))
@@ -86,7 +86,7 @@ def test_cancelling_the_call_ends_the_request(engines: Engines, replica: EngineR
     asyncio.run(scenario())
 
 
-def test_refusals_are_records_and_leave_nothing_behind(engines: Engines, replica: EngineReplica) -> None:
+def test_refusals_are_records_and_leave_nothing_behind(engines: InProcessEngines, replica: EngineReplica) -> None:
     async def scenario() -> None:
         engines.runners[0].gate.clear()
         calls = [asyncio.create_task(replica.generate(request("a", 2), "i"))]
@@ -131,7 +131,9 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_and_the_event_loop_stays_f
 
 def test_an_engine_knows_whose_a_request_is_and_lets_tenants_take_turns() -> None:
     """One place in the batch, and three requests of one tenant before another one's."""
-    engines = Engines(1, WireTimings(absent_ingress_s=60), max_running=1, policy="fair", fair_quantum_tokens=1)
+    engines = InProcessEngines(
+        1, WireTimings(absent_ingress_s=60), max_running=1, policy="fair", fair_quantum_tokens=1
+    )
     replica = engines.replicas[0]
 
     async def scenario() -> list[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from deployments.client.protocol import Unavailable
-from tests.deployments.support.fleet_of_engines import World, request, until
+from tests.deployments.support.in_process_engines import ClientAndEngines, request, until
 from tests.deployments.support.time_limit import run_scenario
 
 
 def test_a_draining_replica_ends_its_streams_and_new_ones_go_elsewhere() -> None:
     async def scenario() -> None:
-        async with World(2) as (client, engines):
+        async with ClientAndEngines(2) as (client, engines):
             engines.runners[0].step_s = 0.01
             before = await client.generate(request("before", max_tokens=40))
             await until(lambda: before.replica == "r0")
@@ -27,7 +27,7 @@ def test_a_draining_replica_ends_its_streams_and_new_ones_go_elsewhere() -> None
 
 def test_when_every_replica_drains_a_request_is_told_so_at_once() -> None:
     async def scenario() -> None:
-        async with World(2) as (client, engines):
+        async with ClientAndEngines(2) as (client, engines):
             engines.stopping |= {"r0", "r1"}
             with pytest.raises(Unavailable, match="being stopped"):
                 await client.generate(request("late"))

@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from router.fleet import Fleet
 from router.placer import Placer, PlacerSettings
-from tests.deployments.support.fleet_of_engines import CountingRunner, request, until
+from tests.deployments.support.in_process_engines import CountingRunner, request, until
 from tests.deployments.support.prefix_reports import BLOCK, report, tokens_of
 from tests.deployments.support.time_limit import run_scenario
 

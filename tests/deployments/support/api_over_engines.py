@@ -18,7 +18,7 @@ from deployments.client.engine_client import WireEngineClient
 from deployments.client.protocol import GenerateRequest
 from deployments.config.settings import AdmissionSettings
 from engine.tokenizer import load_tokenizer
-from tests.deployments.support.fleet_of_engines import Engines, World
+from tests.deployments.support.in_process_engines import ClientAndEngines, InProcessEngines
 
 PROMPT = list(range(100, 120))
 
@@ -36,7 +36,9 @@ class Idle:
 class Api:
     """What a test asks, and what is left behind."""
 
-    def __init__(self, client: WireEngineClient, engines: Engines, listeners: tuple[Listener, ...]) -> None:
+    def __init__(
+        self, client: WireEngineClient, engines: InProcessEngines, listeners: tuple[Listener, ...]
+    ) -> None:
         codec = TextCodec(load_tokenizer(Path(deployments.demo_model.__file__).parent))
         vocab_size = engines.replicas[0]._engine.model.vocab_size
         card = ModelCard("m", created=1, max_model_len=512, vocab_size=vocab_size)
@@ -64,7 +66,7 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
 @asynccontextmanager
 async def api_over(count: int = 1, *listeners: Listener, **config: Any) -> AsyncIterator[Api]:
     """The API over `count` engines."""
-    async with World(count, **config) as (client, engines):
+    async with ClientAndEngines(count, **config) as (client, engines):
         api = Api(client, engines, listeners)
         async with api.http:
             yield api

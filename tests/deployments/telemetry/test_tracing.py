@@ -19,7 +19,7 @@ from deployments.config.settings import TracingSettings
 from deployments.telemetry import tracing
 from deployments.telemetry.tracing import open_tracing
 from tests.deployments.support.api_over_engines import PROMPT, api_over, events
-from tests.deployments.support.fleet_of_engines import until
+from tests.deployments.support.in_process_engines import until
 from tests.deployments.support.otlp_receiver import Collector, Received, collector
 from tests.deployments.support.time_limit import run_scenario
 

@@ -103,7 +103,7 @@ class DirectCall:
         self._task.cancel()
 
 
-class Engines:
+class InProcessEngines:
     """Some replicas; `choose` stands in for Serve's router."""
 
     def __init__(
@@ -170,8 +170,8 @@ def _located(name: str) -> Callable[[], tuple[str, str]]:
     return lambda: (name, "127.0.0.1")
 
 
-class World:
-    """`async with World(2) as (client, engines)`."""
+class ClientAndEngines:
+    """`async with ClientAndEngines(2) as (client, engines)`."""
 
     def __init__(
         self,
@@ -184,8 +184,8 @@ class World:
         self._count, self._timings, self._persistence, self._config = count, timings, persistence, config
         self._metrics = metrics
 
-    async def __aenter__(self) -> tuple[WireEngineClient, Engines]:
-        self._engines = Engines(self._count, **self._config)
+    async def __aenter__(self) -> tuple[WireEngineClient, InProcessEngines]:
+        self._engines = InProcessEngines(self._count, **self._config)
         self._client = WireEngineClient(
             self._engines,
             RouterState(self._engines.fleet, Placer(self._engines.fleet)),
