@@ -1,18 +1,31 @@
-"""What holds for all tests: one thread of computation each, so that a busy machine does not slow tiny models, and
-no test fails for being slow."""
+"""What holds for all tests: each computes with one thread, and none fails for being slow.
+
+With more threads, tiny models are slow on a busy machine.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.fake_openai import Server, fake_openai
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# The same examples each time: what fails, fails for everybody, and not on the day of somebody else's change.
-# To look for others: --hypothesis-profile=search --hypothesis-seed=N
+# The examples are the same each time, so that a failure is that of the change under test.
+# --hypothesis-profile=search --hypothesis-seed=N looks for others.
 settings.register_profile("raydix", settings.get_profile("search"), derandomize=True, database=None)
 settings.load_profile("raydix")
+
+
+@pytest.fixture
+def fake_server() -> Iterator[Server]:
+    """An OpenAI-compatible server for tests of clients."""
+    with fake_openai() as running:
+        yield running

@@ -17,7 +17,7 @@ from benchmarks.peers.process import Peer, PeerFailed
 from benchmarks.peers.protocol import Job, Settings
 from benchmarks.peers.summary import Sample, Speed
 from benchmarks.peers.workloads import FULL, QUICK, make_jobs, make_warm_up
-from tests.benchmarks.support.fake_openai import fake_openai
+from tests.support.fake_openai import fake_openai
 
 IDS = range(300, 1000)
 SETTINGS = Settings("nowhere", "bfloat16", 2, 4, 64, 1024)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import statistics
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,18 +19,12 @@ from benchmarks.serving import (
     send_times,
     summarize,
 )
-from tests.benchmarks.support.fake_openai import TOKEN_SECONDS, Server, fake_openai
+from tests.support.fake_openai import TOKEN_SECONDS, Server
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with fake_openai() as running:
-        yield running
-
-
-def run(server: Server, tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+def run(fake_server: Server, tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     out = tmp_path / "out.json"
-    code = asyncio.run(benchmark(parse_args(["--url", server.url, "--json", str(out), *arguments])))
+    code = asyncio.run(benchmark(parse_args(["--url", fake_server.url, "--json", str(out), *arguments])))
     return code, json.loads(out.read_text())
 
 
@@ -73,29 +66,29 @@ def test_failed_requests_count_as_errors_only() -> None:
 
 
 def test_a_closed_loop_measures_what_the_server_does(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fake_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--requests", "20", "--concurrency", "4", "--prefix-tokens", "30", "--prefixes", "2"]
-    code, result = run(server, tmp_path, *arguments, "--prompt-tokens", "10", "--max-tokens", "8")
+    code, result = run(fake_server, tmp_path, *arguments, "--prompt-tokens", "10", "--max-tokens", "8")
     summary = result["summary"]
     assert code == 0 and result["model"] == "fake" and summary["errors"] == {}
-    assert len(server.bodies) == 20 and 2 <= server.most_open <= 4
+    assert len(fake_server.bodies) == 20 and 2 <= fake_server.most_open <= 4
     assert (summary["output_tokens"], summary["prompt_tokens"]) == (20 * 8, 20 * 40)
     assert summary["cached_share"] > 0.3
     assert TOKEN_SECONDS <= summary["latency"]["itl"]["p50"] < 0.1
     assert summary["latency"]["ttft"]["p50"] < summary["latency"]["e2e"]["p50"]
     assert all(len(sample["gaps"]) == 7 for sample in result["samples"])
-    assert "ignore_eos" not in server.bodies[0], "servers refuse fields they do not know"
+    assert "ignore_eos" not in fake_server.bodies[0], "servers refuse fields they do not know"
     shown = capsys.readouterr().out
     assert "TTFT" in shown and "output tokens/s" in shown
 
 
-def test_an_open_loop_does_not_wait_for_the_server(server: Server, tmp_path: Path) -> None:
+def test_an_open_loop_does_not_wait_for_the_server(fake_server: Server, tmp_path: Path) -> None:
     arguments = ["--requests", "30", "--rate", "300", "--prefixes", "0", "--prefix-tokens", "0"]
     options = ["--max-tokens", "40", "--prompt-tokens", "40", "--ignore-eos"]
-    code, result = run(server, tmp_path, *arguments, *options)
-    assert all(body["ignore_eos"] for body in server.bodies)
-    assert code == 0 and server.most_open > 8
+    code, result = run(fake_server, tmp_path, *arguments, *options)
+    assert all(body["ignore_eos"] for body in fake_server.bodies)
+    assert code == 0 and fake_server.most_open > 8
     sent = [sample["sent"] for sample in result["samples"]]
     due = send_times(Load(requests=30, rate=300.0))
     assert all(at >= time for at, time in zip(sent, due, strict=True))

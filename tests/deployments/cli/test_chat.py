@@ -2,20 +2,13 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 from rich.console import Console
 
 from deployments.cli.chat import Chat, Turn
 from deployments.cli.openai_stream import Client, Usage
-from tests.benchmarks.support.fake_openai import Server, fake_openai
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with fake_openai() as running:
-        yield running
+from tests.support.fake_openai import Server
 
 
 def chat(url: str, *lines: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -25,27 +18,27 @@ def chat(url: str, *lines: str, options: tuple[str, ...] = ()) -> subprocess.Com
     )
 
 
-def session(server: Server) -> tuple[Chat, Console]:
+def session(fake_server: Server) -> tuple[Chat, Console]:
     console = Console(record=True, width=100, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
-    return Chat(Client(server.url), "fake", console, {"temperature": 0.0}), console
+    return Chat(Client(fake_server.url), "fake", console, {"temperature": 0.0}), console
 
 
-def test_turns_carry_the_conversation_and_stats_show_what_was_reused(server: Server) -> None:
-    result = chat(server.url, "one two three", "four five", "/stats", options=("--system", "be brief"))
+def test_turns_carry_the_conversation_and_stats_show_what_was_reused(fake_server: Server) -> None:
+    result = chat(fake_server.url, "one two three", "four five", "/stats", options=("--system", "be brief"))
     assert result.returncode == 0 and result.stderr == ""
     assert "one two three" in result.stdout and "four five" in result.stdout
-    roles = [message["role"] for message in server.bodies[1]["messages"]]
+    roles = [message["role"] for message in fake_server.bodies[1]["messages"]]
     assert roles == ["system", "user", "assistant", "user"]
-    assert server.bodies[1]["model"] == "fake" and server.bodies[1]["temperature"] == 0.0
+    assert fake_server.bodies[1]["model"] == "fake" and fake_server.bodies[1]["temperature"] == 0.0
     # The second prompt: 2 of the system message, 3 asked, 3 answered, 2 asked. The first 5 were sent before.
     [row] = [line.split() for line in result.stdout.splitlines() if "5 (50%)" in line]
     assert row[1] == "2" and row[3] == "10"
 
 
-def test_reset_forgets(server: Server) -> None:
-    result = chat(server.url, "one two", "/reset", "three", "/quit", "never sent")
+def test_reset_forgets(fake_server: Server) -> None:
+    result = chat(fake_server.url, "one two", "/reset", "three", "/quit", "never sent")
     assert result.returncode == 0
-    assert [len(body["messages"]) for body in server.bodies] == [1, 1]
+    assert [len(body["messages"]) for body in fake_server.bodies] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -56,17 +49,19 @@ def test_reset_forgets(server: Server) -> None:
         ("then cut it", "error: the answer was cut off"),
     ],
 )
-def test_the_session_survives_errors_and_forgets_the_failed_turn(server: Server, line: str, message: str) -> None:
-    result = chat(server.url, "hello", line, "goes on")
+def test_the_session_survives_errors_and_forgets_the_failed_turn(
+    fake_server: Server, line: str, message: str
+) -> None:
+    result = chat(fake_server.url, "hello", line, "goes on")
     assert result.returncode == 0 and "Traceback" not in result.stderr
     assert message in result.stdout
-    assert [m["content"].strip() for m in server.bodies[-1]["messages"]] == ["hello", "hello", "goes on"]
+    assert [m["content"].strip() for m in fake_server.bodies[-1]["messages"]] == ["hello", "hello", "goes on"]
 
 
-def test_unknown_commands_are_told_and_not_sent(server: Server) -> None:
-    result = chat(server.url, "/rest", "/help", "")
+def test_unknown_commands_are_told_and_not_sent(fake_server: Server) -> None:
+    result = chat(fake_server.url, "/rest", "/help", "")
     assert "No such command: /rest" in result.stdout and "/stats" in result.stdout
-    assert server.bodies == []
+    assert fake_server.bodies == []
 
 
 def test_nobody_there_is_one_line_on_stderr() -> None:
@@ -75,22 +70,24 @@ def test_nobody_there_is_one_line_on_stderr() -> None:
     assert len(result.stderr.splitlines()) == 1 and "is `raydix serve` running there?" in result.stderr
 
 
-def test_a_model_the_server_lacks_is_named_with_those_it_has(server: Server) -> None:
-    result = chat(server.url, "hello", options=("--model", "big"))
+def test_a_model_the_server_lacks_is_named_with_those_it_has(fake_server: Server) -> None:
+    result = chat(fake_server.url, "hello", options=("--model", "big"))
     assert result.returncode == 1
     assert "has no model 'big'; it has: fake" in result.stderr
 
 
-def test_what_the_model_writes_cannot_drive_the_terminal_or_rich(server: Server) -> None:
-    talk, console = session(server)
+def test_what_the_model_writes_cannot_drive_the_terminal_or_rich(fake_server: Server) -> None:
+    talk, console = session(fake_server)
     talk.handle("\x1b[31mred\x07 [bold]x[/] :smile:")
     shown = console.export_text(clear=False)
     assert "[31mred [bold]x[/] :smile:" in shown
     assert "\x1b" not in shown and "\x07" not in shown
 
 
-def test_ctrl_c_stops_the_answer_and_keeps_the_session(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    talk, _ = session(server)
+def test_ctrl_c_stops_the_answer_and_keeps_the_session(
+    fake_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk, _ = session(fake_server)
     written: list[str] = []
 
     def write(text: str) -> None:

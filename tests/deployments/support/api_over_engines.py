@@ -46,7 +46,7 @@ class Api:
         self.reports: list[Report] = []
         waiting = AdmissionClient(client, Idle(), AdmissionSettings(), {})
         service = ApiService(
-            {"m": ServedModel(card, waiting, codec)}, _no_metrics, listeners=(self.reports.append, *listeners)
+            {"m": ServedModel(card, waiting, codec)}, no_metrics, listeners=(self.reports.append, *listeners)
         )
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://test")
 
@@ -72,5 +72,6 @@ async def api_over(count: int = 1, *listeners: Listener, **config: Any) -> Async
             yield api
 
 
-async def _no_metrics() -> tuple[bytes, str]:
+async def no_metrics() -> tuple[bytes, str]:
+    """An empty /metrics page."""
     return b"", "text/plain"

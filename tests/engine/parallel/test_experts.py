@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,24 +16,16 @@ from engine.models.experts import Experts
 from engine.parallel.collective import Collective
 from engine.parallel.shard import Shard, check_divides
 from tests.engine.support.engines_on_ranks import PROMPTS, run_on_ranks, tokens_of_each
-from tests.engine.support.oracle import save_tiny
+from tests.engine.support.oracle import Tiny, save_tiny, tiny_models
 from tests.engine.support.rank_processes import Threads
 
-Tiny = Callable[[str], Path]
 SHAPE = {"num_attention_heads": 8, "num_hidden_layers": 2}
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    made: dict[str, Path] = {}
-
-    def get(family: str) -> Path:
-        if family not in made:
-            count = {"num_local_experts": 4} if family == "mixtral" else {"num_experts": 8}
-            made[family] = save_tiny(family, tmp_path_factory.mktemp(family), **SHAPE, **count)
-        return made[family]
-
-    return get
+    count = {"mixtral": {"num_local_experts": 4}}
+    return tiny_models(tmp_path_factory, lambda family: SHAPE | count.get(family, {"num_experts": 8}))
 
 
 @pytest.mark.parametrize("size", [2, 4])

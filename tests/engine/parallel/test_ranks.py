@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,23 +11,16 @@ from engine.drafting.settings import Speculation
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 from tests.engine.support.engines_on_ranks import PROMPTS, run_on_ranks, tokens_of_each
-from tests.engine.support.oracle import FAMILIES, random_ids, save_tiny
-
-Tiny = Callable[[str], Path]
+from tests.engine.support.oracle import FAMILIES, Tiny, random_ids, tiny_models
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    made: dict[str, Path] = {}
+    def shape(family: str) -> dict[str, int]:
+        heads = {"llama2": 8, "mqa": 1}.get(family, 2)
+        return {"num_attention_heads": 8, "num_key_value_heads": heads, "num_hidden_layers": 2}
 
-    def get(family: str) -> Path:
-        if family not in made:
-            heads = {"llama2": 8, "mqa": 1}.get(family, 2)
-            shape = {"num_attention_heads": 8, "num_key_value_heads": heads, "num_hidden_layers": 2}
-            made[family] = save_tiny(family, tmp_path_factory.mktemp(family.replace(".", "_")), **shape)
-        return made[family]
-
-    return get
+    return tiny_models(tmp_path_factory, shape)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,24 +11,16 @@ import torch
 from cache import PageCopy
 from engine.config import EngineConfig
 from engine.scheduling.plan import StepPlan
-from tests.engine.support.oracle import FAMILIES, VOCAB, oracle_greedy, oracle_logits, save_tiny
+from tests.engine.support.oracle import FAMILIES, VOCAB, Tiny, oracle_greedy, oracle_logits, tiny_models
 from tests.engine.support.steps_by_hand import RequestByHand, load_runner, pages_of, random_prompt, run_step
 
 PAGE_SIZES = (1, 16, 64)
 MIXED = ("llama2", "llama3.1", "mistral", "qwen2", "qwen2_sliding", "qwen3", "mqa", "mixtral", "qwen3_moe_mixed")
-Tiny = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    made: dict[str, Path] = {}
-
-    def get(family: str) -> Path:
-        if family not in made:
-            made[family] = save_tiny(family, tmp_path_factory.mktemp(family.replace(".", "_")))
-        return made[family]
-
-    return get
+    return tiny_models(tmp_path_factory, lambda family: {})
 
 
 @pytest.mark.parametrize("family", FAMILIES)

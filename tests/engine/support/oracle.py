@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import transformers
 
 from engine.beam_search import BeamParams, Hypothesis
 
+Tiny = Callable[[str], Path]
+"""The directory of a family's tiny model."""
 VOCAB = 101
 BEAM_EOS = [5, 17, 23, 42, 66, 71, 88, 90]
 """Enough ends of text that some beams end and others go on."""
@@ -97,6 +99,11 @@ def save_tiny(family: str, directory: Path, *, seed: int = 0, **overrides: Any) 
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
     model.save_pretrained(directory)
     return directory
+
+
+def tiny_models(directories: pytest.TempPathFactory, shape: Callable[[str], Mapping[str, int]]) -> Tiny:
+    """Returns a function that saves a tiny model of a family on its first call, with `shape` of the family."""
+    return cache(lambda family: save_tiny(family, directories.mktemp(family.replace(".", "_")), **shape(family)))
 
 
 @lru_cache(maxsize=32)

@@ -16,6 +16,7 @@ from deployments.api import ApiService, Limits, ModelCard, ServedModel, TextCode
 from deployments.config.settings import ChatSettings
 from engine.tokenizer import load_tokenizer
 from monitoring.metrics import Metrics
+from tests.deployments.support.api_over_engines import no_metrics
 from tests.deployments.support.scripted_api import MODEL, Client, ScriptedEngine
 
 ASK: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Is it raining in Oslo?"}]}
@@ -104,11 +105,7 @@ def talk() -> Callable[..., Talk]:
         card = ModelCard(MODEL, created=1, max_model_len=4096, vocab_size=4096)
         engine = ScriptedEngine(codec)
         served = {MODEL: ServedModel(card, engine, codec, metrics)}
-        service = ApiService(served, _no_metrics, limits or Limits(), metrics)
+        service = ApiService(served, no_metrics, limits or Limits(), metrics)
         return Talk(service, engine, metrics)
 
     return make
-
-
-async def _no_metrics() -> tuple[bytes, str]:
-    return b"", "text/plain"
