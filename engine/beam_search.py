@@ -36,7 +36,7 @@ class BeamParams:
         return max(2, 1 + num_stop_ids) * self.width
 
 
-class Candidate(NamedTuple):
+class BeamCandidate(NamedTuple):
     """A beam and a token to follow it."""
 
     score: float
@@ -75,7 +75,7 @@ class BeamSearch:
 
     def advance(
         self, outputs: Sequence[Sequence[int]], continuations: Sequence[Sequence[tuple[int, float]]]
-    ) -> list[Candidate]:
+    ) -> list[BeamCandidate]:
         """One step: the next beams, best first; none when the search is over.
 
         outputs: each running beam's generated ids. continuations: each one's (token, log-probability), best first,
@@ -95,7 +95,7 @@ class BeamSearch:
         self.scores = [candidate.score for candidate in running]
         return running if self._goes_on() else []
 
-    def _finish(self, output: Sequence[int], last: Candidate) -> None:
+    def _finish(self, output: Sequence[int], last: BeamCandidate) -> None:
         self.ended.append(last.beam)
         score = self._normalized(last.score, self.num_generated)
         reason: Literal["stop", "length"] = "stop" if last.token_id in self.stop_ids else "length"
@@ -119,10 +119,10 @@ class BeamSearch:
 
 def best_candidates(
     scores: Sequence[float], continuations: Sequence[Sequence[tuple[int, float]]], count: int
-) -> list[Candidate]:
+) -> list[BeamCandidate]:
     """The `count` best of all beams' continuations, best first; what is impossible (-inf) is none."""
     candidates = [
-        Candidate(score + logprob, beam, token)
+        BeamCandidate(score + logprob, beam, token)
         for beam, (score, continuation) in enumerate(zip(scores, continuations, strict=True))
         for token, logprob in continuation
         if logprob > float("-inf")

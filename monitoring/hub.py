@@ -37,7 +37,7 @@ class NotReady(Exception):
 
 
 @dataclass(slots=True)
-class _Report:
+class _ProcessReport:
     """What a process told last."""
 
     snapshot: Snapshot
@@ -79,10 +79,10 @@ class Hub:
         self._mirrors = mirrors
         self._keeps = num_keepers > 0
         self._handover = Handover(num_keepers, patience, born) if self._keeps else None
-        self._early: dict[tuple[str, str], _Report] = {}  # (process, epoch); while the handover lasts
-        self._processes: dict[str, _Report] = {}
+        self._early: dict[tuple[str, str], _ProcessReport] = {}  # (process, epoch); while the handover lasts
+        self._processes: dict[str, _ProcessReport] = {}
         self._ended = Totals()
-        self._gone: OrderedDict[str, _Report] = OrderedDict()
+        self._gone: OrderedDict[str, _ProcessReport] = OrderedDict()
         self._own = Metrics("", "hub", "hub")
         self._stamp: Stamp = (generation, 0)
         self._checkpoint: Kept | None = None  # of the last page
@@ -94,7 +94,7 @@ class Hub:
         if len(snapshot) > MAX_SNAPSHOT_BYTES:
             return self._drop("too_large")
         try:
-            report = _Report(read_snapshot(snapshot), snapshot, now)
+            report = _ProcessReport(read_snapshot(snapshot), snapshot, now)
         except ValueError:
             return self._drop("malformed")
         if self._is_ready(now):
@@ -106,7 +106,7 @@ class Hub:
         self._early[key] = report
         return True
 
-    def _take(self, process: str, report: _Report) -> bool:
+    def _take(self, process: str, report: _ProcessReport) -> bool:
         news, known, gone = report.snapshot, self._processes.get(process), self._gone.get(process)
         before = known or gone
         if before is not None and news.moment <= before.snapshot.moment:
@@ -202,9 +202,9 @@ class Hub:
         self._ended = Totals.of(checkpoint.ended)
         self._ended.add(("", "hub"), read_snapshot(checkpoint.own))
         for name, kept in checkpoint.processes.items():
-            self._processes[name] = _Report(read_snapshot(kept.snapshot), kept.snapshot, None)
+            self._processes[name] = _ProcessReport(read_snapshot(kept.snapshot), kept.snapshot, None)
         for name, data in checkpoint.gone.items():
-            self._gone[name] = _Report(read_snapshot(data), data, None)
+            self._gone[name] = _ProcessReport(read_snapshot(data), data, None)
 
     def _make_checkpoint(self, own: bytes, now: float) -> Kept:
         self._stamp = (self._stamp[0], self._stamp[1] + 1)

@@ -15,7 +15,7 @@ from monitoring.totals import Totals
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
-Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+MetricFamily = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 Gauges = Mapping[str, Mapping[Key, float]]
 """Values by (model name, replica, own labels), by name."""
 
@@ -35,14 +35,14 @@ def render_page(totals: Totals, gauges: Gauges, mirrors: Sequence[Mirror] = ()) 
 class _Page(Collector):
     """Families already collected, in the form prometheus_client asks for."""
 
-    def __init__(self, families: list[Family]) -> None:
+    def __init__(self, families: list[MetricFamily]) -> None:
         self._families = families
 
-    def collect(self) -> list[Family]:
+    def collect(self) -> list[MetricFamily]:
         return self._families
 
 
-def _family(metric: Metric, totals: Totals, gauges: Mapping[Key, float]) -> Family:
+def _family(metric: Metric, totals: Totals, gauges: Mapping[Key, float]) -> MetricFamily:
     name, labels = PREFIX + metric.name, ["model_name", "replica", *metric.labels]
     if metric.kind == "gauge":
         gauge = GaugeMetricFamily(name, metric.help, labels=labels)

@@ -45,12 +45,12 @@ class HotPrefix:
         return sum(length * rate for length, rate in self.uses)
 
 
-class _Run:
+class _BlockRun:
     """A run of blocks: an edge of the tree and the node it leads to."""
 
     __slots__ = ("children", "count", "hashes", "namespace", "parent", "tokens", "weight")
 
-    def __init__(self, parent: _Run | None, namespace: Namespace, hashes: array[int]) -> None:
+    def __init__(self, parent: _BlockRun | None, namespace: Namespace, hashes: array[int]) -> None:
         self.parent = parent
         self.namespace = namespace
         self.hashes = hashes
@@ -60,7 +60,7 @@ class _Run:
         """Uses, decayed; in units that grow with time."""
         self.count = 0
         """Uses."""
-        self.children: dict[int, _Run] = {}
+        self.children: dict[int, _BlockRun] = {}
         """By first hash."""
 
 
@@ -84,7 +84,7 @@ class HotPrefixes:
         self.num_runs = 0
         self._max_blocks, self._max_runs = max_tokens // block_tokens, max_runs
         self._half_life = half_life_s
-        self._root = _Run(None, Namespace(""), array("Q"))
+        self._root = _BlockRun(None, Namespace(""), array("Q"))
         self._num_blocks = 0
         self._epoch: float | None = None  # when a use weighs 1
 
@@ -126,18 +126,18 @@ class HotPrefixes:
         if self._num_blocks > self._max_blocks or self.num_runs > self._max_runs:
             self._prune()
 
-    def _add(self, parent: _Run, namespace: Namespace, hashes: array[int]) -> _Run:
-        run = parent.children[hashes[0]] = _Run(parent, namespace, hashes)
+    def _add(self, parent: _BlockRun, namespace: Namespace, hashes: array[int]) -> _BlockRun:
+        run = parent.children[hashes[0]] = _BlockRun(parent, namespace, hashes)
         self._num_blocks += len(hashes)
         self.num_runs += 1
         return run
 
-    def _split(self, run: _Run, length: int) -> _Run:
+    def _split(self, run: _BlockRun, length: int) -> _BlockRun:
         """The first `length` blocks of a run, as one of its own."""
         if length == len(run.hashes):
             return run
         assert run.parent is not None
-        upper = _Run(run.parent, run.namespace, run.hashes[:length])
+        upper = _BlockRun(run.parent, run.namespace, run.hashes[:length])
         upper.weight, upper.count = run.weight, run.count
         run.parent.children[upper.hashes[0]] = upper
         run.parent, run.hashes = upper, run.hashes[length:]
@@ -162,7 +162,7 @@ class HotPrefixes:
             if not parent.children and parent is not self._root:
                 heapq.heappush(leaves, (parent.weight, id(parent), parent))
 
-    def _runs(self) -> Iterator[_Run]:
+    def _runs(self) -> Iterator[_BlockRun]:
         """All of them, parents first."""
         stack = list(self._root.children.values())
         while stack:
@@ -194,7 +194,7 @@ class HotPrefixes:
             if run.parent in used_further:
                 used_further[run.parent] += run.weight
         per_second = math.log(2) / self._half_life / self._unit(now)
-        is_told: set[_Run] = set()
+        is_told: set[_BlockRun] = set()
         prefixes = []
         for run in taken:
             if any(child in used_further for child in run.children.values()):
@@ -202,11 +202,11 @@ class HotPrefixes:
             prefixes.append(self._prefix(run, taken, used_further, per_second, is_told))
         return sorted(prefixes, key=lambda prefix: -prefix.tokens_per_s)
 
-    def _most_used(self, max_blocks: int) -> dict[_Run, int]:
+    def _most_used(self, max_blocks: int) -> dict[_BlockRun, int]:
         """Runs to take, and how many of their blocks; each after the one that it continues."""
         frontier = [(-run.weight, id(run), run) for run in self._root.children.values()]
         heapq.heapify(frontier)
-        taken: dict[_Run, int] = {}
+        taken: dict[_BlockRun, int] = {}
         while frontier and max_blocks > 0:
             _, _, run = heapq.heappop(frontier)
             if run.tokens is None:
@@ -220,11 +220,11 @@ class HotPrefixes:
 
     def _prefix(
         self,
-        last: _Run,
-        taken: dict[_Run, int],
-        used_further: dict[_Run, float],
+        last: _BlockRun,
+        taken: dict[_BlockRun, int],
+        used_further: dict[_BlockRun, float],
         per_second: float,
-        is_told: set[_Run],
+        is_told: set[_BlockRun],
     ) -> HotPrefix:
         path = []
         run = last

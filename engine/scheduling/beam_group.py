@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cache import KVCacheManager, Lease
-from engine.beam_search import BeamSearch, Candidate
+from engine.beam_search import BeamCandidate, BeamSearch
 from engine.errors import NeverFits
 from engine.logprobs import TokenLogprobs
 from engine.request import Request, Status
@@ -74,7 +74,7 @@ def end(cache: KVCacheManager, request: Request, now: float) -> None:
     request.beams = []
 
 
-def _branch(cache: KVCacheManager, request: Request, chosen: Sequence[Candidate], now: float) -> list[Request]:
+def _branch(cache: KVCacheManager, request: Request, chosen: Sequence[BeamCandidate], now: float) -> list[Request]:
     """The next beams. The first that follows a beam is that beam, the others are forks of it."""
     beams, followed = request.beams, set()
     following = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monitoring.dashboards.common import APPLICATION, ENGINES, MODEL, REPLICA
-from monitoring.dashboards.model import Dashboard, Panel, Row, Target, Threshold, Unit
+from monitoring.dashboards.model import Dashboard, Panel, PanelRow, Target, Threshold, Unit
 
 _STAGES = ENGINES.rate("engine_stage_seconds_total", "stage")
 _ACTIVE = ENGINES.share(
@@ -19,7 +19,7 @@ def _quantiles(name: str, *quantiles: float, by: str = "", legend: str = "") -> 
     return tuple(Target(ENGINES.quantile(q, name, *labels), f"{prefix}p{q * 100:g}") for q in quantiles)
 
 
-_BATCH = Row(
+_BATCH = PanelRow(
     "Work",
     (
         Panel(
@@ -74,7 +74,7 @@ _BATCH = Row(
     ),
 )
 
-_STEPS = Row(
+_STEPS = PanelRow(
     "Steps",
     (
         Panel(
@@ -123,7 +123,7 @@ _STEPS = Row(
     ),
 )
 
-_MEMORY = Row(
+_MEMORY = PanelRow(
     "KV memory",
     (
         Panel(
@@ -189,7 +189,7 @@ _MEMORY = Row(
     ),
 )
 
-_GUESSES = Row(
+_GUESSES = PanelRow(
     "Speculative decoding",
     (
         Panel(
@@ -223,7 +223,7 @@ _GUESSES = Row(
     ),
 )
 
-_WARM_UP = Row(
+_WARM_UP = PanelRow(
     "Warm-up",
     (
         Panel(

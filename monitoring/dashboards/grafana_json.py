@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from monitoring.dashboards.model import COLUMNS, Dashboard, Panel, Target, Variable
-from monitoring.grafana.names import DATASOURCE_NAME, DATASOURCE_UID
-
-Json = dict[str, Any]
+from monitoring.grafana.names import DATASOURCE_NAME, DATASOURCE_UID, JsonObject
 
 SCHEMA_VERSION = 42
 TAG = "raydix"
@@ -17,7 +14,7 @@ TAG = "raydix"
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
-def to_json(dashboard: Dashboard) -> Json:
+def to_json(dashboard: Dashboard) -> JsonObject:
     """The dashboard, without the id and version that a server gives it."""
     return {
         "uid": dashboard.uid,
@@ -42,7 +39,7 @@ def as_text(dashboard: Dashboard) -> str:
     return json.dumps(to_json(dashboard), indent=2, ensure_ascii=False) + "\n"
 
 
-def _links() -> Json:
+def _links() -> JsonObject:
     """One link for each dashboard with our tag; what is chosen here stays chosen there."""
     return {
         "type": "dashboards",
@@ -58,7 +55,7 @@ def _links() -> Json:
     }
 
 
-def _datasource_variable() -> Json:
+def _datasource_variable() -> JsonObject:
     return {
         "type": "datasource",
         "name": "datasource",
@@ -75,7 +72,7 @@ def _datasource_variable() -> Json:
     }
 
 
-def _variable(variable: Variable) -> Json:
+def _variable(variable: Variable) -> JsonObject:
     return {
         "type": "query",
         "name": variable.name,
@@ -95,9 +92,9 @@ def _variable(variable: Variable) -> Json:
     }
 
 
-def _panels(dashboard: Dashboard) -> list[Json]:
+def _panels(dashboard: Dashboard) -> list[JsonObject]:
     """Rows and panels in one list, as Grafana wants them, with places on the grid."""
-    found: list[Json] = []
+    found: list[JsonObject] = []
     y = 0
     for row in dashboard.rows:
         position = {"x": 0, "y": y, "w": COLUMNS, "h": 1}
@@ -119,7 +116,7 @@ def _panels(dashboard: Dashboard) -> list[Json]:
     return found
 
 
-def _panel(panel: Panel) -> Json:
+def _panel(panel: Panel) -> JsonObject:
     return {
         "type": panel.kind,
         "title": panel.title,
@@ -131,7 +128,7 @@ def _panel(panel: Panel) -> Json:
     }
 
 
-def _target(target: Target, index: int) -> Json:
+def _target(target: Target, index: int) -> JsonObject:
     return {
         "refId": chr(ord("A") + index),
         "datasource": _DATASOURCE,
@@ -143,10 +140,10 @@ def _target(target: Target, index: int) -> Json:
     }
 
 
-def _field(panel: Panel) -> Json:
-    steps: list[Json] = [{"value": None, "color": panel.base}]
+def _field(panel: Panel) -> JsonObject:
+    steps: list[JsonObject] = [{"value": None, "color": panel.base}]
     steps += [{"value": threshold.value, "color": threshold.color} for threshold in panel.thresholds]
-    field: Json = {
+    field: JsonObject = {
         "unit": panel.unit.value,
         "color": {"mode": "thresholds" if panel.kind == "stat" else "palette-classic"},
         "thresholds": {"mode": "absolute", "steps": steps},
@@ -169,11 +166,11 @@ def _field(panel: Panel) -> Json:
     return field
 
 
-_GRAPH: Json = {
+_GRAPH: JsonObject = {
     "legend": {"showLegend": True, "displayMode": "list", "placement": "bottom", "calcs": []},
     "tooltip": {"mode": "multi", "sort": "desc"},
 }
-_STAT: Json = {
+_STAT: JsonObject = {
     "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
     "colorMode": "value",
     "graphMode": "area",

@@ -70,7 +70,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PanelRow:
     """Panels under a heading, from left to right, in lines that fill the grid."""
 
     title: str
@@ -115,7 +115,7 @@ class Dashboard:
     title: str
     description: str
     variables: tuple[Variable, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[PanelRow, ...]
 
     def panels(self) -> Iterator[Panel]:
         """All panels, as one reads them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monitoring.dashboards.common import APPLICATION, E2E_S, FLEET, ITL_S, MODEL, OBJECTIVE, TTFT_S, limit
-from monitoring.dashboards.model import Dashboard, Panel, Row, Target, Threshold, Unit
+from monitoring.dashboards.model import Dashboard, Panel, PanelRow, Target, Threshold, Unit
 
 _HIT_RATE = FLEET.share(FLEET.rate("prefix_cache_hit_tokens_total"), FLEET.rate("prefix_cache_query_tokens_total"))
 _RECOMPUTE_HIT_RATE = FLEET.share(
@@ -20,7 +20,7 @@ def _quantiles(name: str) -> tuple[Target, ...]:
     return tuple(Target(FLEET.quantile(q, name), f"p{q * 100:g}") for q in (0.5, 0.95, 0.99))
 
 
-_NOW = Row(
+_NOW = PanelRow(
     "Now",
     (
         Panel(
@@ -82,7 +82,7 @@ _NOW = Row(
     height=4,
 )
 
-_LEVELS = Row(
+_LEVELS = PanelRow(
     "Service levels",
     (
         Panel(
@@ -136,7 +136,7 @@ _LEVELS = Row(
     ),
 )
 
-_THROUGHPUT = Row(
+_THROUGHPUT = PanelRow(
     "Throughput",
     (
         Panel(
@@ -197,7 +197,7 @@ _THROUGHPUT = Row(
     ),
 )
 
-_GRAMMARS = Row(
+_GRAMMARS = PanelRow(
     "Structured output",
     (
         Panel(
@@ -222,7 +222,7 @@ _GRAMMARS = Row(
     ),
 )
 
-_ERRORS = Row(
+_ERRORS = PanelRow(
     "Errors",
     (
         Panel(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monitoring.dashboards.common import APPLICATION, ENGINES, FLEET, MODEL, REPLICA
-from monitoring.dashboards.model import Dashboard, Panel, Row, Target, Threshold, Unit
+from monitoring.dashboards.model import Dashboard, Panel, PanelRow, Target, Threshold, Unit
 
 _WAITING = ENGINES.gauge("waiting_prefill_tokens", "replica")
 _RUNNING = ENGINES.gauge("requests_running", "replica")
@@ -15,7 +15,7 @@ def _skew(by_replica: str) -> str:
     return f"max({by_replica}) / avg({by_replica})"
 
 
-_DECISIONS = Row(
+_DECISIONS = PanelRow(
     "Decisions",
     (
         Panel(
@@ -61,7 +61,7 @@ _DECISIONS = Row(
     ),
 )
 
-_BALANCE = Row(
+_BALANCE = PanelRow(
     "Balance",
     (
         Panel(
@@ -92,7 +92,7 @@ _BALANCE = Row(
     ),
 )
 
-_KNOWLEDGE = Row(
+_KNOWLEDGE = PanelRow(
     "What the router knows",
     (
         Panel(
@@ -138,7 +138,7 @@ _KNOWLEDGE = Row(
     ),
 )
 
-_LOSSES = Row(
+_LOSSES = PanelRow(
     "Lost replicas",
     (
         Panel(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from monitoring.dashboards.common import APPLICATION, FLEET, MODEL, TENANT
-from monitoring.dashboards.model import Dashboard, Panel, Row, Target, Unit
+from monitoring.dashboards.model import Dashboard, Panel, PanelRow, Target, Unit
 
 _CHOSEN = {"tenant": "$tenant"}
 _TOKENS = FLEET.rate("tenant_tokens_total", "tenant", **_CHOSEN)
 
-_USE = Row(
+_USE = PanelRow(
     "Use",
     (
         Panel(
@@ -45,7 +45,7 @@ _USE = Row(
     ),
 )
 
-_WAIT = Row(
+_WAIT = PanelRow(
     "Waiting and refusal",
     (
         Panel(

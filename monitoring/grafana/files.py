@@ -8,8 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from monitoring.grafana.names import DATASOURCE_NAME, DATASOURCE_UID, FOLDER_UID
-from monitoring.grafana.rules import Json, rule_group
+from monitoring.grafana.names import DATASOURCE_NAME, DATASOURCE_UID, FOLDER_UID, JsonObject
+from monitoring.grafana.rules import rule_group
 from monitoring.rules import RULES
 
 _MONITORING = Path(__file__).parent.parent
@@ -18,12 +18,12 @@ DASHBOARDS = _MONITORING / "dashboards" / "json"
 PROVISIONING = _MONITORING / "provisioning"
 
 
-def dashboards() -> list[Json]:
+def dashboards() -> list[JsonObject]:
     """The dashboards as they are published, by uid."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(DASHBOARDS.glob("*.json"))]
 
 
-def datasource(url: str | None) -> Json:
+def datasource(url: str | None) -> JsonObject:
     """Our datasource, for a Prometheus at `url` as Grafana's server reaches it; None leaves that as it is."""
     wanted = {
         "uid": DATASOURCE_UID,
@@ -35,9 +35,9 @@ def datasource(url: str | None) -> Json:
     return wanted if url is None else {**wanted, "url": url}
 
 
-def using(dashboard: Json, uid: str, name: str) -> Json:
+def using(dashboard: JsonObject, uid: str, name: str) -> JsonObject:
     """The dashboard with another datasource chosen at first."""
-    copy: Json = json.loads(json.dumps(dashboard))
+    copy: JsonObject = json.loads(json.dumps(dashboard))
     for variable in copy["templating"]["list"]:
         if variable["type"] == "datasource":
             variable["current"] = {"selected": False, "text": name, "value": uid}

@@ -1,4 +1,10 @@
-"""Uids by which what is ours is found again, in every Grafana and for ever."""
+"""The uids by which every Grafana knows what Raydix publishes, which never change, and the type of its JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+JsonObject = dict[str, Any]
 
 DATASOURCE_UID = "raydix-prometheus"
 DATASOURCE_NAME = "Raydix Prometheus"

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from monitoring.grafana.client import ConflictError, Grafana, GrafanaError
-from monitoring.grafana.names import FOLDER_UID, RULE_GROUP
-from monitoring.grafana.rules import Json, seconds
+from monitoring.grafana.names import FOLDER_UID, RULE_GROUP, JsonObject
+from monitoring.grafana.rules import seconds
 
 MESSAGE = "raydix dashboards push"
 """What our versions of a dashboard say in its history; other ones were saved by somebody else."""
 
 DEFAULT_PROMETHEUS = "http://localhost:9090"
 
-Outcome = Literal["created", "updated", "no change"]
+PublishOutcome = Literal["created", "updated", "no change"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Published:
 
     kind: Literal["datasource", "folder", "dashboard", "alert rules"]
     name: str
-    outcome: Outcome
+    outcome: PublishOutcome
 
 
 class Publisher:
@@ -38,7 +38,7 @@ class Publisher:
         self._grafana = grafana
         self._api = grafana.api
 
-    def datasource(self, wanted: Json) -> Published:
+    def datasource(self, wanted: JsonObject) -> Published:
         """A datasource with a uid; settings that `wanted` does not mention are left as they are."""
         uid, api = wanted["uid"], self._api.datasource
         existing = self._grafana.found("datasources", api.get_datasource_by_uid, uid)
@@ -51,7 +51,7 @@ class Publisher:
                 api.update_datasource_by_uid(uid, {**existing, **wanted, "jsonData": settings})
         return Published("datasource", wanted["name"], outcome)
 
-    def existing_datasource(self, uid: str) -> Json:
+    def existing_datasource(self, uid: str) -> JsonObject:
         """The datasource with that uid."""
         existing = self._grafana.found("datasources", self._api.datasource.get_datasource_by_uid, uid)
         if existing is None:
@@ -64,11 +64,11 @@ class Publisher:
         """Our folder, by its title."""
         return self._twice(lambda: self._folder(title), f"the folder {title!r}")
 
-    def dashboard(self, wanted: Json, *, force: bool = False) -> Published:
+    def dashboard(self, wanted: JsonObject, *, force: bool = False) -> Published:
         """A dashboard in our folder. What somebody else saved since is overwritten only with `force`."""
         return self._twice(lambda: self._dashboard(wanted, force), f"the dashboard {wanted['title']!r}")
 
-    def rules(self, wanted: Json) -> Published:
+    def rules(self, wanted: JsonObject) -> Published:
         """All rules of our group; the group's other rules go."""
         api = self._api.alertingprovisioning
         existing = self._grafana.found("alert rules", api.get_rule_group, FOLDER_UID, RULE_GROUP)
@@ -90,9 +90,9 @@ class Publisher:
                 api.update_folder(FOLDER_UID, title=title, version=existing.get("version"))
         return Published("folder", title, outcome)
 
-    def _dashboard(self, wanted: Json, force: bool) -> Published:
+    def _dashboard(self, wanted: JsonObject, force: bool) -> Published:
         existing = self._grafana.found("dashboards", self._api.dashboard.get_dashboard, wanted["uid"])
-        body: Json = {
+        body: JsonObject = {
             "dashboard": deepcopy(wanted),
             "folderUid": FOLDER_UID,
             "message": MESSAGE,
@@ -110,11 +110,11 @@ class Publisher:
                 self._api.dashboard.update_dashboard(body)
         return Published("dashboard", wanted["title"], outcome)
 
-    def _check_edits(self, wanted: Json) -> None:
+    def _check_edits(self, wanted: JsonObject) -> None:
         read = self._api.dashboard_versions.get_dashboard_versions_by_uid
         history = self._grafana.found("dashboards", read, wanted["uid"])
         versions = history.get("versions", []) if isinstance(history, dict) else history or []
-        latest: Json = max(versions, key=lambda version: int(version["version"]), default={})
+        latest: JsonObject = max(versions, key=lambda version: int(version["version"]), default={})
         if latest and not str(latest.get("message", "")).startswith(MESSAGE):
             raise GrafanaError(
                 f"{wanted['title']!r} was edited in Grafana (version {latest['version']}, by "
@@ -162,5 +162,5 @@ def _same_duration(existing: object, wanted: str) -> bool:
         return False
 
 
-def _outcome(existing: object, same: bool) -> Outcome:
+def _outcome(existing: object, same: bool) -> PublishOutcome:
     return "created" if existing is None else "no change" if same else "updated"

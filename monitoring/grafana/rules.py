@@ -10,15 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from monitoring.grafana.names import RULE_GROUP
+from monitoring.grafana.names import RULE_GROUP, JsonObject
 from monitoring.grafana.recorded import written_out
 from monitoring.rules import Rule, load_rules
-
-Json = dict[str, Any]
 
 INTERVAL_S = 60
 """How often Grafana evaluates the group."""
@@ -27,7 +24,7 @@ _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800, "y":
 _DURATION = re.compile(r"(?:\d+(?:ms|[smhdwy]))+")
 
 
-def rule_group(path: Path, *, datasource_uid: str, folder_uid: str) -> Json:
+def rule_group(path: Path, *, datasource_uid: str, folder_uid: str) -> JsonObject:
     """All alerts of a Prometheus rule file as one group, as Grafana's provisioning API takes it.
 
     Raises ValueError for a file that is no rule file; OSError when it cannot be read.
@@ -56,7 +53,7 @@ def seconds(duration: str) -> float:
     return sum(int(count) * _UNITS[unit] for count, unit in re.findall(r"(\d+)(ms|[smhdwy])", duration))
 
 
-def _converted(alert: Rule, recorded: Mapping[str, str], datasource_uid: str, folder_uid: str) -> Json:
+def _converted(alert: Rule, recorded: Mapping[str, str], datasource_uid: str, folder_uid: str) -> JsonObject:
     hold = alert.hold or "0s"
     seconds(hold)
     return {
@@ -75,7 +72,7 @@ def _converted(alert: Rule, recorded: Mapping[str, str], datasource_uid: str, fo
     }
 
 
-def _steps(expr: str, datasource_uid: str) -> list[Json]:
+def _steps(expr: str, datasource_uid: str) -> list[JsonObject]:
     exists = "is_number($query) || is_nan($query) || is_inf($query)"
     above_0 = [{"evaluator": {"type": "gt", "params": [0]}}]
     return [
@@ -85,7 +82,7 @@ def _steps(expr: str, datasource_uid: str) -> list[Json]:
     ]
 
 
-def _step(name: str, datasource_uid: str, model: Json) -> Json:
+def _step(name: str, datasource_uid: str, model: JsonObject) -> JsonObject:
     return {
         "refId": name,
         "datasourceUid": datasource_uid,

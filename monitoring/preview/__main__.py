@@ -11,7 +11,7 @@ import httpx
 from PIL import Image
 
 from monitoring.dashboards import DASHBOARDS
-from monitoring.preview.data import Source
+from monitoring.preview.data import PrometheusView
 from monitoring.preview.drawing import PAPER, draw
 from monitoring.queries import EVERYTHING
 
@@ -29,7 +29,7 @@ def main() -> None:
     end = time.time()
     with httpx.Client(base_url=options.prometheus, timeout=30.0) as client:
         variables = {**EVERYTHING, "__rate_interval": options.rate_interval}
-        source = Source(client, end - options.minutes * 60, end, variables)
+        source = PrometheusView(client, end - options.minutes * 60, end, variables)
         for dashboard in DASHBOARDS:
             path = options.out / f"dashboard_{dashboard.uid.removeprefix('raydix-')}.png"
             drawn = BytesIO()

@@ -20,7 +20,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class PanelLine:
     """One line: its name, and a value for each moment, NaN where there is none."""
 
     name: str
@@ -28,7 +28,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PrometheusView:
     """A Prometheus, and the time to be shown."""
 
     client: httpx.Client
@@ -42,7 +42,7 @@ class Source:
         """The moments of every series."""
         return np.linspace(self.start, self.end, STEPS)
 
-    def series(self, panel: Panel) -> list[Series]:
+    def series(self, panel: Panel) -> list[PanelLine]:
         """What the panel's queries return. httpx.HTTPError when Prometheus refuses."""
         step = (self.end - self.start) / (STEPS - 1)
         found = []
@@ -58,7 +58,7 @@ class Source:
                 values = np.full(STEPS, np.nan)
                 for moment, value in result["values"]:
                     values[min(STEPS - 1, round((moment - self.start) / step))] = float(value)
-                found.append(Series(_name(target.legend, result["metric"]), values))
+                found.append(PanelLine(_name(target.legend, result["metric"]), values))
         return found
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
 from monitoring.dashboards.model import COLUMNS, Dashboard, Panel, Unit
-from monitoring.preview.data import STEPS, Series, Source
+from monitoring.preview.data import STEPS, PanelLine, PrometheusView
 from monitoring.preview.units import format_value
 
 COLUMN_PX, ROW_PX, GAP_PX, HEAD_PX, LINE_PX = 66.0, 31.0, 8.0, 60.0, 15.0
@@ -25,7 +25,7 @@ Box = tuple[float, float, float, float]
 """Left, top, width, height, in pixels from the top left of the page."""
 
 
-def draw(dashboard: Dashboard, source: Source) -> Figure:
+def draw(dashboard: Dashboard, source: PrometheusView) -> Figure:
     """The whole page."""
     height = sum(1 + max(below for _, _, below in row.positions()) + row.height for row in dashboard.rows)
     canvas = _Canvas(COLUMNS * COLUMN_PX, height * ROW_PX + HEAD_PX)
@@ -60,7 +60,7 @@ class _Canvas:
         return self.figure.add_axes((left, bottom, width / self.width, height / self.height))
 
 
-def _draw_panel(canvas: _Canvas, box: Box, panel: Panel, source: Source) -> None:
+def _draw_panel(canvas: _Canvas, box: Box, panel: Panel, source: PrometheusView) -> None:
     x, y, width, height = (
         box[0] + GAP_PX / 2,
         box[1] + GAP_PX / 2,
@@ -81,7 +81,7 @@ def _draw_panel(canvas: _Canvas, box: Box, panel: Panel, source: Source) -> None
         _draw_graph(canvas, (x, y, width, height), panel, series, source)
 
 
-def _draw_number(canvas: _Canvas, box: Box, panel: Panel, one: Series, source: Source) -> None:
+def _draw_number(canvas: _Canvas, box: Box, panel: Panel, one: PanelLine, source: PrometheusView) -> None:
     x, y, width, height = box
     finite = one.values[np.isfinite(one.values)]
     color = _color(panel, float(finite[-1]))
@@ -104,7 +104,7 @@ def _draw_number(canvas: _Canvas, box: Box, panel: Panel, one: Series, source: S
     )
 
 
-def _draw_graph(canvas: _Canvas, box: Box, panel: Panel, series: list[Series], source: Source) -> None:
+def _draw_graph(canvas: _Canvas, box: Box, panel: Panel, series: list[PanelLine], source: PrometheusView) -> None:
     x, y, width, height = box
     lines = _legend(series, int(width / 7.4))
     left, above, below = 62.0, 32.0, 24.0 + LINE_PX * len(lines)
@@ -120,7 +120,7 @@ def _draw_graph(canvas: _Canvas, box: Box, panel: Panel, series: list[Series], s
     _write_legend(canvas, x + 12, y + height - LINE_PX * len(lines) + 6, lines)
 
 
-def _draw_lines(axes: Axes, panel: Panel, series: list[Series], source: Source) -> float:
+def _draw_lines(axes: Axes, panel: Panel, series: list[PanelLine], source: PrometheusView) -> float:
     """All series, one upon the other where the panel stacks them; returns the highest value."""
     highest, floor = 0.0, np.zeros(STEPS)
     for number, one in enumerate(series):
@@ -136,7 +136,7 @@ def _draw_lines(axes: Axes, panel: Panel, series: list[Series], source: Source) 
     return highest
 
 
-def _style(axes: Axes, unit: Unit, source: Source) -> None:
+def _style(axes: Axes, unit: Unit, source: PrometheusView) -> None:
     span = source.end - source.start
 
     def clock(at: float, _: int) -> str:
@@ -160,7 +160,7 @@ def _color(panel: Panel, value: float) -> str:
     return COLORS[color]
 
 
-def _legend(series: list[Series], chars: int, most_lines: int = 2) -> list[list[tuple[str, str]]]:
+def _legend(series: list[PanelLine], chars: int, most_lines: int = 2) -> list[list[tuple[str, str]]]:
     """Names with their colours in lines of at most `chars`; those that are always 0 come last."""
     numbered = sorted(enumerate(series), key=lambda item: not np.nan_to_num(item[1].values).any())
     lines: list[list[tuple[str, str]]] = [[]]

@@ -27,7 +27,7 @@ _SURROGATES = range(0xD800, 0xE000)
 _MAX_BLOCKS = 0x110000 - len(_SURROGATES)
 
 
-class PrefixCacheAffinity:
+class AffinityPolicy:
     """One for the whole fleet: the tree is an actor that all routers ask (and, kindly, answers at once)."""
 
     is_shared = True

@@ -11,8 +11,8 @@ from cache.prefix_hash import block_hashes, prefix_root
 from router.cost import REUSE_S
 from router.policies import Policy
 from router.simulator.arrivals import Arrivals, arrivals
-from router.simulator.ingress import CacheNews, Ingress, Member
-from router.simulator.replica import NAMESPACE, Job, Replica
+from router.simulator.ingress import CacheNews, KnownReplica, SimulatedIngress
+from router.simulator.replica import NAMESPACE, Job, SimulatedReplica
 from router.simulator.result import Result, summarise
 from router.simulator.scenario import Scenario
 from router.simulator.trace import Trace
@@ -49,7 +49,7 @@ class _Fleet:
         self._names = [f"replica-{index}" for index in range(scenario.num_replicas)]
         self._index = {name: index for index, name in enumerate(self._names)}
         self._replicas = [self._new_replica(name, 0.0) for name in self._names]
-        self._members = [Member(r.name, r.reports[0], self._num_pages) for r in self._replicas]
+        self._members = [KnownReplica(r.name, r.reports[0], self._num_pages) for r in self._replicas]
         self._by_name = {member.name: member for member in self._members}
         self.prefill_seconds = [0.0] * scenario.num_replicas
         """By replica, those that died included."""
@@ -159,15 +159,15 @@ class _Fleet:
 
     # Parts
 
-    def _new_replica(self, name: str, now: float) -> Replica:
-        return Replica(name, self._scenario.service, self._num_pages, self._block_tokens, now)
+    def _new_replica(self, name: str, now: float) -> SimulatedReplica:
+        return SimulatedReplica(name, self._scenario.service, self._num_pages, self._block_tokens, now)
 
-    def _new_ingresses(self, policy: Callable[[], Policy]) -> list[Ingress]:
+    def _new_ingresses(self, policy: Callable[[], Policy]) -> list[SimulatedIngress]:
         first = policy()
         is_shared = getattr(first, "is_shared", False)
         policies = [first, *(first if is_shared else policy() for _ in range(self._scenario.num_ingresses - 1))]
         return [
-            Ingress(
+            SimulatedIngress(
                 each, self._scenario, self._block_tokens, self._reuse_s, f"{self._scenario.seed}/ingress/{index}"
             )
             for index, each in enumerate(policies)

@@ -30,7 +30,7 @@ class CacheNews:
 
 
 @dataclass(slots=True)
-class Member:
+class KnownReplica:
     """A replica as the news tell of it: the latest report that is old enough to have arrived."""
 
     name: str
@@ -40,7 +40,7 @@ class Member:
     epoch: int = 0
 
 
-class Ingress:
+class SimulatedIngress:
     """One of several. It reads the log of all cache news at its own pace; loads are the delayed reports."""
 
     def __init__(self, policy: Policy, scenario: Scenario, block_tokens: int, reuse_s: float, seed: str) -> None:
@@ -55,7 +55,7 @@ class Ingress:
         self._read = 0
         self._reuse_s = reuse_s
 
-    def hear(self, news: Sequence[CacheNews], members: Mapping[str, Member], now: float) -> None:
+    def hear(self, news: Sequence[CacheNews], members: Mapping[str, KnownReplica], now: float) -> None:
         """Take in what is older than the delay."""
         until = now - self._scenario.cache_delay
         while self._read < len(news) and news[self._read].time <= until:
@@ -69,7 +69,7 @@ class Ingress:
         self._index.forget(replica)
         self._sent.pop(replica, None)
 
-    def place(self, job: Job, members: Sequence[Member], now: float) -> Decision:
+    def place(self, job: Job, members: Sequence[KnownReplica], now: float) -> Decision:
         """Choose, and count the dispatch at once."""
         candidates = [self._candidate(member, now) for member in members]
         query = self._query(job, self._utilisation.observe(candidates, now), now)
@@ -92,7 +92,7 @@ class Ingress:
             chain=job.chain,
         )
 
-    def _candidate(self, member: Member, now: float) -> Candidate:
+    def _candidate(self, member: KnownReplica, now: float) -> Candidate:
         report, service = member.report, self._scenario.service
         heard = now - self._scenario.load_delay
         queued = report.waiting_tokens + max(report.prefill_ends - heard, 0.0) * service.prefill_rate

@@ -67,7 +67,7 @@ class LoadReport:
     """How long ago that was last used which goes next; None while pages are free."""
 
 
-class Replica:
+class SimulatedReplica:
     """Time is the caller's: `next_event` says when `advance` has something to do."""
 
     def __init__(

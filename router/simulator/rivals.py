@@ -15,10 +15,10 @@ from types import MappingProxyType
 
 from router.cost import Candidate, RouteQuery, uncached_tokens
 from router.policies import POLICIES, Decision, Policy, Split
-from router.simulator.affinity import PrefixCacheAffinity
+from router.simulator.affinity import AffinityPolicy
 
 
-class RoundRobin:
+class RoundRobinPolicy:
     """One after the other."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class RoundRobin:
         return split.decision(names[first:] + names[:first], "rule", "round_robin", query)
 
 
-class PowerOfTwo:
+class PowerOfTwoPolicy:
     """Ray Serve's default: of two replicas drawn by chance the one with fewer requests (Mitzenmacher 2001)."""
 
     def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
@@ -44,7 +44,7 @@ class PowerOfTwo:
         return split.decision([candidate.replica for candidate in drawn], "rule", "pow2", query)
 
 
-class Threshold:
+class ThresholdPolicy:
     """SGLang's cache-aware rule: longest match if it covers enough of the prompt, else the least loaded.
 
     With loads out of balance the shortest queue is taken and the cache ignored. Load is requests in flight.
@@ -73,7 +73,7 @@ class Threshold:
         )  # fmt: skip
 
 
-class Linear:
+class LinearPolicy:
     """Dynamo's KV router: least of prefill blocks + decode blocks, with its default weight of 1 and temperature 0.
 
     Prefill is what waits there and this prompt's uncached part, decode the KV that running requests hold. The unit
@@ -91,7 +91,7 @@ class Linear:
         return _ranked(query, replicas, rng, "linear", total)
 
 
-class Product:
+class ProductPolicy:
     """LMetric (arXiv 2603.15202): least of new prefill tokens x batch size, the request counted in; no knobs.
 
     The paper's new tokens are the prompt's own uncached ones. `with_queue` is the reading of an `lmetric` for
@@ -132,13 +132,13 @@ def _ranked(
 
 RIVALS: Mapping[str, Callable[[], Policy]] = MappingProxyType(
     {
-        "round_robin": RoundRobin,
-        "pow2": PowerOfTwo,
-        "affinity": PrefixCacheAffinity,
-        "threshold": Threshold,
-        "linear": Linear,
-        "product": Product,
-        "product_queue": lambda: Product(with_queue=True),
+        "round_robin": RoundRobinPolicy,
+        "pow2": PowerOfTwoPolicy,
+        "affinity": AffinityPolicy,
+        "threshold": ThresholdPolicy,
+        "linear": LinearPolicy,
+        "product": ProductPolicy,
+        "product_queue": lambda: ProductPolicy(with_queue=True),
     }
 )
 

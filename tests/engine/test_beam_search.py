@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.beam_search import BeamParams, BeamSearch, Candidate, EarlyStopping, Hypothesis, best_candidates
+from engine.beam_search import BeamCandidate, BeamParams, BeamSearch, EarlyStopping, Hypothesis, best_candidates
 from tests.engine.support.oracle import (
     BEAM_EOS,
     VOCAB,
@@ -65,7 +65,7 @@ def test_the_ends_of_text_play_a_part(model: Path) -> None:
 
 def test_equal_scores_go_to_the_first_beam_and_the_lowest_token() -> None:
     found = best_candidates([0.0, 0.0], [[(9, -1.0), (3, -1.0)], [(1, -1.0)]], 2)
-    assert found == [Candidate(-1.0, 0, 3), Candidate(-1.0, 0, 9)]
+    assert found == [BeamCandidate(-1.0, 0, 3), BeamCandidate(-1.0, 0, 9)]
 
 
 def test_what_is_impossible_is_no_candidate() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from monitoring.dashboards import DASHBOARDS
 from monitoring.dashboards.model import Dashboard, Panel, Target, Unit
-from monitoring.preview.data import STEPS, Source
+from monitoring.preview.data import STEPS, PrometheusView
 from monitoring.preview.drawing import draw
 from monitoring.preview.units import format_value
 from monitoring.queries import EVERYTHING
@@ -20,7 +20,7 @@ from monitoring.queries import EVERYTHING
 START, END = 1_700_000_000.0, 1_700_000_000.0 + STEPS - 1
 
 
-def source(*results: Mapping[str, object]) -> Source:
+def source(*results: Mapping[str, object]) -> PrometheusView:
     """A Prometheus that answers every query alike."""
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -28,7 +28,7 @@ def source(*results: Mapping[str, object]) -> Source:
         return httpx.Response(200, json={"data": {"resultType": "matrix", "result": list(results)}})
 
     client = httpx.Client(base_url="http://prometheus", transport=httpx.MockTransport(answer))
-    return Source(client, START, END, EVERYTHING)
+    return PrometheusView(client, START, END, EVERYTHING)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,6 @@ def test_panels_without_data_say_so(results: list[Mapping[str, object]]) -> None
 
 def test_a_refused_query_is_an_error() -> None:
     refusing = httpx.MockTransport(lambda request: httpx.Response(400, json={"error": "parse error"}))
-    broken = Source(httpx.Client(base_url="http://prometheus", transport=refusing), START, END, EVERYTHING)
+    broken = PrometheusView(httpx.Client(base_url="http://prometheus", transport=refusing), START, END, EVERYTHING)
     with pytest.raises(httpx.HTTPStatusError):
         draw(DASHBOARDS[0], broken)

@@ -12,7 +12,7 @@ from deployments.config.settings import SloSettings
 from monitoring.dashboards import DASHBOARDS
 from monitoring.dashboards.common import OBJECTIVE
 from monitoring.dashboards.grafana_json import as_text, to_json
-from monitoring.dashboards.model import COLUMNS, Dashboard, Panel, Row, Target, Unit
+from monitoring.dashboards.model import COLUMNS, Dashboard, Panel, PanelRow, Target, Unit
 from monitoring.grafana.files import DASHBOARDS as DIRECTORY
 from monitoring.promql import problems, selectors
 from monitoring.queries import dashboard_queries, with_variables
@@ -96,9 +96,9 @@ def test_dashboards_link_to_each_other_and_keep_what_is_chosen(dashboard: Dashbo
 def test_a_line_that_does_not_fill_the_grid_is_refused() -> None:
     panel = Panel("half", "Half.", Unit.COUNT, (Target("x", "x"),), width=16)
     with pytest.raises(ValueError, match="ends in column 16 of 24"):
-        Row("ragged", (panel,))
+        PanelRow("ragged", (panel,))
     with pytest.raises(ValueError, match="ends in column 32 of 24"):
-        Row("wide", (panel, panel))
+        PanelRow("wide", (panel, panel))
 
 
 def test_panels_of_service_levels_show_their_targets() -> None:

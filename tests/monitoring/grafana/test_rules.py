@@ -11,21 +11,21 @@ import pytest
 import yaml
 
 from monitoring.grafana.files import datasource, write
-from monitoring.grafana.names import DATASOURCE_UID, FOLDER_UID
+from monitoring.grafana.names import DATASOURCE_UID, FOLDER_UID, JsonObject
 from monitoring.grafana.recorded import written_out
-from monitoring.grafana.rules import Json, rule_group, seconds
+from monitoring.grafana.rules import rule_group, seconds
 from monitoring.promql import problems
 from monitoring.rules import RULES, load_rules
 
 CASES = sorted(RULES.parent.glob("*.test.yaml"))
 
 
-def converted() -> list[Json]:
-    rules: list[Json] = rule_group(RULES, datasource_uid="prometheus", folder_uid="raydix")["rules"]
+def converted() -> list[JsonObject]:
+    rules: list[JsonObject] = rule_group(RULES, datasource_uid="prometheus", folder_uid="raydix")["rules"]
     return rules
 
 
-def expr(rule: Json) -> str:
+def expr(rule: JsonObject) -> str:
     return str(rule["data"][0]["model"]["expr"])
 
 

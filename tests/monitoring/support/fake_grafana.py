@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Json = dict[str, Any]
+from monitoring.grafana.names import JsonObject
+
 Answer = tuple[int, Any]
 NOT_FOUND: Answer = (404, {"message": "Not found"})
 
@@ -22,11 +23,11 @@ class FakeGrafana:
 
     prefix: str = ""
     """Path below which the API is, as behind a proxy."""
-    datasources: dict[str, Json] = field(default_factory=dict)
-    folders: dict[str, Json] = field(default_factory=dict)
-    dashboards: dict[str, list[Json]] = field(default_factory=dict)
+    datasources: dict[str, JsonObject] = field(default_factory=dict)
+    folders: dict[str, JsonObject] = field(default_factory=dict)
+    dashboards: dict[str, list[JsonObject]] = field(default_factory=dict)
     """Versions of each, oldest first: {dashboard, folderUid, message, createdBy}."""
-    groups: dict[tuple[str, str], Json] = field(default_factory=dict)
+    groups: dict[tuple[str, str], JsonObject] = field(default_factory=dict)
     writes: list[str] = field(default_factory=list)
     before_write: Callable[[str], None] = lambda path: None
     """What a user does right before a dashboard is written."""
@@ -68,7 +69,7 @@ class FakeGrafana:
         latest["dashboard"].update(title=title, version=len(self.dashboards[uid]) + 1)
         self.dashboards[uid].append({**latest, "message": "", "createdBy": by})
 
-    def handle(self, method: str, path: str, authorization: str | None, body: Json) -> Answer:
+    def handle(self, method: str, path: str, authorization: str | None, body: JsonObject) -> Answer:
         """One request."""
         path = path.split("?")[0]
         if not path.startswith(f"{self.prefix}/api/"):
@@ -90,18 +91,18 @@ class FakeGrafana:
         return NOT_FOUND
 
 
-def _get_datasource(state: FakeGrafana, body: Json, uid: str) -> Answer:
+def _get_datasource(state: FakeGrafana, body: JsonObject, uid: str) -> Answer:
     return (200, state.datasources[uid]) if uid in state.datasources else NOT_FOUND
 
 
-def _create_datasource(state: FakeGrafana, body: Json) -> Answer:
+def _create_datasource(state: FakeGrafana, body: JsonObject) -> Answer:
     if body["uid"] in state.datasources or body["name"] in [d["name"] for d in state.datasources.values()]:
         return 409, {"message": "data source with the same name already exists"}
     state.datasources[body["uid"]] = {"id": 1, "isDefault": False, "readOnly": False, "version": 1, **body}
     return 200, {"datasource": state.datasources[body["uid"]]}
 
 
-def _update_datasource(state: FakeGrafana, body: Json, uid: str) -> Answer:
+def _update_datasource(state: FakeGrafana, body: JsonObject, uid: str) -> Answer:
     existing = state.datasources.get(uid)
     if existing is None:
         return NOT_FOUND
@@ -118,18 +119,18 @@ def _update_datasource(state: FakeGrafana, body: Json, uid: str) -> Answer:
     return 200, {"datasource": state.datasources[uid]}
 
 
-def _get_folder(state: FakeGrafana, body: Json, uid: str) -> Answer:
+def _get_folder(state: FakeGrafana, body: JsonObject, uid: str) -> Answer:
     return (200, state.folders[uid]) if uid in state.folders else NOT_FOUND
 
 
-def _create_folder(state: FakeGrafana, body: Json) -> Answer:
+def _create_folder(state: FakeGrafana, body: JsonObject) -> Answer:
     if body["uid"] in state.folders or body["title"] in [folder["title"] for folder in state.folders.values()]:
         return 412, {"message": "a folder with that name or uid already exists", "status": "name-exists"}
     state.folders[body["uid"]] = {"id": 2, "version": 1, **body}
     return 200, state.folders[body["uid"]]
 
 
-def _update_folder(state: FakeGrafana, body: Json, uid: str) -> Answer:
+def _update_folder(state: FakeGrafana, body: JsonObject, uid: str) -> Answer:
     folder = state.folders[uid]
     if not body.get("overwrite") and body.get("version") != folder["version"]:
         return 412, {"message": "the folder has been changed by someone else", "status": "version-mismatch"}
@@ -137,7 +138,7 @@ def _update_folder(state: FakeGrafana, body: Json, uid: str) -> Answer:
     return 200, folder
 
 
-def _get_dashboard(state: FakeGrafana, body: Json, uid: str) -> Answer:
+def _get_dashboard(state: FakeGrafana, body: JsonObject, uid: str) -> Answer:
     if uid not in state.dashboards:
         return NOT_FOUND
     latest = state.dashboards[uid][-1]
@@ -145,7 +146,7 @@ def _get_dashboard(state: FakeGrafana, body: Json, uid: str) -> Answer:
     return 200, {"dashboard": latest["dashboard"], "meta": meta}
 
 
-def _save_dashboard(state: FakeGrafana, body: Json) -> Answer:
+def _save_dashboard(state: FakeGrafana, body: JsonObject) -> Answer:
     dashboard = body["dashboard"]
     uid = dashboard["uid"]
     state.before_write(uid)
@@ -170,7 +171,7 @@ def _save_dashboard(state: FakeGrafana, body: Json) -> Answer:
     return 200, {"uid": uid, "version": current + 1, "status": "success"}
 
 
-def _get_versions(state: FakeGrafana, body: Json, uid: str) -> Answer:
+def _get_versions(state: FakeGrafana, body: JsonObject, uid: str) -> Answer:
     if uid not in state.dashboards:
         return NOT_FOUND
     listed = [
@@ -180,11 +181,11 @@ def _get_versions(state: FakeGrafana, body: Json, uid: str) -> Answer:
     return 200, {"continueToken": "", "versions": listed}
 
 
-def _get_group(state: FakeGrafana, body: Json, folder: str, group: str) -> Answer:
+def _get_group(state: FakeGrafana, body: JsonObject, folder: str, group: str) -> Answer:
     return (200, state.groups[folder, group]) if (folder, group) in state.groups else NOT_FOUND
 
 
-def _put_group(state: FakeGrafana, body: Json, folder: str, group: str) -> Answer:
+def _put_group(state: FakeGrafana, body: JsonObject, folder: str, group: str) -> Answer:
     if folder not in state.folders:
         return 400, {"message": "folder does not exist"}
     if body["interval"] % 10:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from router.simulator.replica import Job, Replica
+from router.simulator.replica import Job, SimulatedReplica
 from router.simulator.service import ServiceModel
 from router.simulator.trace import TraceRequest
 
 SPEED = ServiceModel(prefill_rate=1000.0, decode_base_s=0.01, decode_per_request_s=0.01)
 
 
-def replica(num_pages: int = 100) -> Replica:
-    return Replica("r", SPEED, num_pages, 100)
+def replica(num_pages: int = 100) -> SimulatedReplica:
+    return SimulatedReplica("r", SPEED, num_pages, 100)
 
 
 def job(num_tokens: int, num_output: int, *blocks: int, at: float = 0.0) -> Job:
     return Job(TraceRequest(at, num_tokens, num_output, blocks), blocks, 0, at)
 
 
-def run(one: Replica, until: float = float("inf")) -> list[tuple[float, Job]]:
+def run(one: SimulatedReplica, until: float = float("inf")) -> list[tuple[float, Job]]:
     done = []
     while one.next_event() <= until and one.next_event() != float("inf"):
         now = one.next_event()

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 
 from router.cost import Candidate, RouteQuery
 from router.policy_names import policy_named
-from router.simulator.affinity import PrefixCacheAffinity
-from router.simulator.rivals import RIVALS, SIMULATED, Linear, PowerOfTwo, Product, RoundRobin, Threshold
+from router.simulator.affinity import AffinityPolicy
+from router.simulator.rivals import (
+    RIVALS,
+    SIMULATED,
+    LinearPolicy,
+    PowerOfTwoPolicy,
+    ProductPolicy,
+    RoundRobinPolicy,
+    ThresholdPolicy,
+)
 from tests.router.support.fleets import candidate, fleets, queries, query
 
 RNG = random.Random(0)
@@ -38,43 +46,43 @@ def first(policy: object, prompt: RouteQuery, fleet: list[Candidate]) -> str:
 
 
 def test_round_robin_takes_turns() -> None:
-    policy, fleet = RoundRobin(), [candidate(name) for name in "abc"]
+    policy, fleet = RoundRobinPolicy(), [candidate(name) for name in "abc"]
     assert [first(policy, query(), fleet) for _ in range(4)] == ["a", "b", "c", "a"]
 
 
 def test_of_two_the_less_busy_is_taken() -> None:
     fleet = [candidate("a", num_running=5), candidate("b", num_running=1)]
-    assert {first(PowerOfTwo(), query(), fleet) for _ in range(10)} == {"b"}
+    assert {first(PowerOfTwoPolicy(), query(), fleet) for _ in range(10)} == {"b"}
 
 
 def test_threshold_follows_a_long_match_and_ignores_a_short_one() -> None:
     fleet = [candidate("a", num_running=10), candidate("b", num_running=1)]
-    assert first(Threshold(), query(1000, {"a": 301}), fleet) == "a"
-    assert first(Threshold(), query(1000, {"a": 300}), fleet) == "b"
+    assert first(ThresholdPolicy(), query(1000, {"a": 301}), fleet) == "a"
+    assert first(ThresholdPolicy(), query(1000, {"a": 300}), fleet) == "b"
 
 
 def test_threshold_ignores_the_cache_when_loads_are_out_of_balance() -> None:
     fleet = [candidate("a", num_running=64), candidate("b", num_running=0)]
-    assert first(Threshold(), query(1000, {"a": 900}), fleet) == "a"
+    assert first(ThresholdPolicy(), query(1000, {"a": 900}), fleet) == "a"
     fleet[0] = replace(fleet[0], num_running=65)
-    assert first(Threshold(), query(1000, {"a": 900}), fleet) == "b"
+    assert first(ThresholdPolicy(), query(1000, {"a": 900}), fleet) == "b"
 
 
 def test_linear_adds_prefill_and_the_memory_in_use() -> None:
     fleet = [candidate("a", pages_free=900), candidate("b", pages_free=1000)]  # 100 pages of 16 tokens
-    assert first(Linear(), query(2000, {"a": 1601}), fleet) == "a"
-    assert first(Linear(), query(2000, {"a": 1599}), fleet) == "b"
+    assert first(LinearPolicy(), query(2000, {"a": 1601}), fleet) == "a"
+    assert first(LinearPolicy(), query(2000, {"a": 1599}), fleet) == "b"
 
 
 def test_product_multiplies_new_tokens_with_the_batch() -> None:
     """100 tokens beside 9 requests against 1000 beside none: 1000 to 1000, and one request more decides."""
     fleet = [candidate("a", num_running=8), candidate("b", num_running=0)]
-    assert first(Product(), query(1000, {"a": 900}), fleet) == "a"
+    assert first(ProductPolicy(), query(1000, {"a": 900}), fleet) == "a"
     fleet[0] = replace(fleet[0], num_running=10)
-    assert first(Product(), query(1000, {"a": 900}), fleet) == "b"
+    assert first(ProductPolicy(), query(1000, {"a": 900}), fleet) == "b"
     queued = [candidate("a", queued_prefill_tokens=5000), candidate("b")]
-    assert first(Product(), query(1000, {"a": 900}), queued) == "a"
-    assert first(Product(with_queue=True), query(1000, {"a": 900}), queued) == "b"
+    assert first(ProductPolicy(), query(1000, {"a": 900}), queued) == "a"
+    assert first(ProductPolicy(with_queue=True), query(1000, {"a": 900}), queued) == "b"
 
 
 def chained(*blocks: int) -> RouteQuery:
@@ -82,7 +90,7 @@ def chained(*blocks: int) -> RouteQuery:
 
 
 def test_affinity_follows_what_it_routed_and_else_the_smallest_tree() -> None:
-    policy, fleet = PrefixCacheAffinity(), [candidate(name) for name in "abc"]
+    policy, fleet = AffinityPolicy(), [candidate(name) for name in "abc"]
     long = first(policy, chained(*range(1, 9)), fleet)
     assert first(policy, chained(*range(1, 7), 50), fleet) == long
     other = first(policy, chained(90, 91), fleet)
@@ -92,14 +100,14 @@ def test_affinity_follows_what_it_routed_and_else_the_smallest_tree() -> None:
 
 def test_affinity_ignores_loads_by_default_and_minds_them_with_a_threshold() -> None:
     for threshold, expected in ((float("inf"), "a"), (10.0, "b")):
-        policy = PrefixCacheAffinity(imbalanced_threshold=threshold)
+        policy = AffinityPolicy(imbalanced_threshold=threshold)
         assert first(policy, chained(1, 2, 3), [candidate("a"), candidate("b", is_available=False)]) == "a"
         fleet = [candidate("a", num_running=100), candidate("b")]
         assert first(policy, chained(1, 2, 3), fleet) == expected
 
 
 def test_affinity_forgets_a_replica_that_dies() -> None:
-    policy, fleet = PrefixCacheAffinity(), [candidate("a"), candidate("b")]
+    policy, fleet = AffinityPolicy(), [candidate("a"), candidate("b")]
     home = first(policy, chained(1, 2, 3), fleet)
     gone = [replace(each, is_available=each.replica != home) for each in fleet]
     assert first(policy, chained(1, 2, 3), gone) != home
