@@ -1,4 +1,4 @@
-"""The OpenAI-compatible HTTP API, on any `EngineClient`: it knows neither Ray nor how engines are reached."""
+"""The OpenAI-compatible HTTP API over any `EngineClient`. It knows neither Ray nor how engines are reached."""
 
 from deployments.api.app import create_app
 from deployments.api.service import ApiService, ModelCard, ServedModel

@@ -1,4 +1,4 @@
-"""The routes. Each reads its body, checks it, and answers; what can go wrong becomes an OpenAI error object."""
+"""Registers the routes. Each reads and checks its body, then answers; failures become OpenAI error objects."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _Planner = Callable[[], Awaitable[GenerationPlan]]
 
 
 def create_app(service: ApiService) -> FastAPI:
-    """The HTTP API of one service."""
+    """Create the HTTP API of one service."""
     app = FastAPI(title="Raydix", version=service.version, docs_url=None, redoc_url=None)
     routes = _Routes(service)
     app.add_api_route("/v1/chat/completions", routes.chat, methods=["POST"], openapi_extra=_body(ChatRequest))
@@ -74,7 +74,7 @@ def create_app(service: ApiService) -> FastAPI:
 
 
 class _Routes:
-    """The endpoints, with the service they share."""
+    """The endpoints and the service that they share."""
 
     def __init__(self, service: ApiService) -> None:
         self._service = service
@@ -101,7 +101,7 @@ class _Routes:
         return await self._generate(request, recorder, plan)
 
     async def tokenize(self, request: Request) -> Response:
-        """Token ids of a prompt or a conversation."""
+        """Return the token ids of a prompt or a conversation."""
         served, asked = await self._parsed(request, TokenizeRequest)
         if (asked.prompt is None) == (not asked.messages):
             raise invalid("Give either prompt or messages.", "prompt")
@@ -122,22 +122,22 @@ class _Routes:
         return json_response({"tokens": ids, "count": len(ids), "max_model_len": served.card.max_model_len})
 
     async def detokenize(self, request: Request) -> Response:
-        """Text of token ids."""
+        """Return the text of token ids."""
         served, asked = await self._parsed(request, DetokenizeRequest)
         in_vocabulary("tokens", asked.tokens, served.card.vocab_size)
         at_most("tokens", len(asked.tokens), served.card.max_model_len, "tokens")
         return json_response({"prompt": served.codec.decode(asked.tokens)})
 
     async def health(self) -> Response:
-        """Whether requests can be served, and each replica as this process sees it."""
+        """Report whether requests can be served, and each replica as this process sees it."""
         return json_response(*await health(self._service.models))
 
     async def version(self) -> Response:
-        """The server's version."""
+        """Return the server's version."""
         return json_response({"version": self._service.version})
 
     async def metrics(self) -> Response:
-        """Prometheus metrics of the whole application."""
+        """Return the Prometheus metrics of the whole application."""
         try:
             text, content_type = await self._service.metrics_text()
         except Unavailable as error:
@@ -151,7 +151,7 @@ class _Routes:
     async def _parsed(
         self, request: Request, kind: type[Parsed], recorder: Recorder | None = None
     ) -> tuple[ServedModel, Parsed]:
-        """The model that the body asks for, and the body as a request for it."""
+        """Return the model that the body names, and the body as a request."""
         body = await read_json(request, self._service.limits)
         asked = body.get("model")
         served = self._service.find(asked if isinstance(asked, str) else None)
@@ -185,7 +185,7 @@ class _Routes:
 
 
 def _max_wait_s(request: Request) -> float | None:
-    """The `x-max-wait-s` header. Raises `ApiError` 400 for what is no positive number."""
+    """Return the `x-max-wait-s` header. Raises `ApiError` 400 unless it is a positive number."""
     given = request.headers.get("x-max-wait-s")
     if given is None:
         return None
@@ -204,11 +204,11 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Unknown paths and wrong methods, which the framework finds."""
+    """Answer unknown paths and wrong methods, which the framework detects."""
     assert isinstance(error, HTTPException)
     message = {
-        404: "This path does not exist.",
-        405: f"{request.method} is not allowed here.",
+        404: "This path does not exist; docs/api.md lists the endpoints.",
+        405: f"The method {request.method} is not allowed for this path.",
     }.get(error.status_code, "The request cannot be served.")
     return error_response(ApiError(error.status_code, message, headers=dict(error.headers or {})))
 
@@ -221,7 +221,7 @@ def _hints(request: Request, limits: Limits) -> Hints:
 
 
 def _body(kind: type[BaseModel]) -> dict[str, Any]:
-    """A request's schema for /openapi.json: bodies are parsed by us, so the framework does not know it."""
+    """Return a request's schema for /openapi.json, which the framework does not know: we parse bodies."""
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs", None)
     return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}

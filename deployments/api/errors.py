@@ -1,7 +1,7 @@
-"""Errors as OpenAI clients know them: {"error": {"message", "type", "param", "code"}} with the right status.
+"""Errors in the form that OpenAI's clients know: {"error": {"message", "type", "param", "code"}} and a status.
 
-Messages are written here or at the check that raises them, never taken from an exception of unknown origin: what
-an internal error says is for the log.
+Messages are written here or at the check that raises them, never taken from an exception of unknown origin, whose
+text belongs in the log.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from deployments.admission.rate_limits import RateLimited
 from deployments.client.protocol import Overloaded, Rejected, ReplicaLost, Unavailable
 
 RETRY_AFTER_S = 2.0
-"""What a client is told to wait when no engine can take its request and nobody knows for how long."""
+"""Seconds that a client is told to wait when no engine can take its request and the end of that is unknown."""
 
 _TYPES = {
     404: "not_found_error",
@@ -30,7 +30,7 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """An answer that is an error. `param` is the dotted path of the field at fault, where one is."""
+    """An error response. `param` is the dotted path of the field at fault, if there is one."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ApiError(Exception):
         self.headers = headers or {}
 
     def body(self, request_id: str | None = None) -> bytes:
-        """The error object as JSON. In a stream it bears the `request_id`, which answers have in a header."""
+        """Return the error object as JSON. In a stream it has the `request_id` that responses have in a header."""
         error: dict[str, Any] = {
             "message": self.message,
             "type": self.type,
@@ -63,7 +63,7 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """400: the request is wrong and will be wrong next time."""
+    """Create a 400: the request is wrong, and sending it again would not help."""
     return ApiError(400, message, param=param, code=code)
 
 
@@ -74,19 +74,19 @@ def at_most(name: str, count: int, limit: int, unit: str) -> None:
 
 
 def model_not_found(asked: str, served: Iterable[str]) -> ApiError:
-    """404: this server does not serve that model, but these."""
+    """Create a 404 that names the models which this server has."""
     names = ", ".join(repr(name) for name in served)
     message = f"The model {quoted(asked)} does not exist here; this server serves {names}."
     return ApiError(404, message, param="model", code="model_not_found")
 
 
 def internal(request_id: str) -> ApiError:
-    """500: our fault; the log has the rest under this id."""
+    """Create a 500 for a failure of ours; the log has the details under this id."""
     return ApiError(500, f"Internal error. The server's log has more under request id {request_id}.")
 
 
 def from_client(error: Exception, request_id: str) -> ApiError:
-    """What an `EngineClient` raised, as an answer. Retry-After keeps clients from amplifying an overload."""
+    """Translate what an `EngineClient` raised. Retry-After keeps clients from amplifying an overload."""
     if isinstance(error, Rejected):
         return invalid(error.message, error.param)
     if isinstance(error, Overloaded):
@@ -107,7 +107,7 @@ def from_client(error: Exception, request_id: str) -> ApiError:
 
 
 def quoted(value: object, longest: int = 64) -> str:
-    """A client's value for a message: short, and never the whole of a large one."""
+    """Format a client's value for a message, cut to `longest` characters."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "an array"
     text = value if isinstance(value, str) else repr(value)

@@ -1,4 +1,4 @@
-"""What the API is built from: handed in by whoever serves it, so that tests can hand in something else."""
+"""What the API is built from. Its server passes it in, so that tests can pass in something else."""
 
 from __future__ import annotations
 
@@ -20,66 +20,66 @@ from monitoring.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A served model, as far as clients are concerned."""
+    """What clients are told of a served model."""
 
     id: str
-    """Its name in requests and responses."""
+    """The model's name in requests and responses."""
     created: int
-    """Unix seconds."""
+    """Creation time in Unix seconds."""
     max_model_len: int
-    """Most tokens of prompt and output together."""
+    """Maximum number of prompt and output tokens together."""
     vocab_size: int
-    """Token ids lie below it."""
+    """Exclusive upper bound of token ids."""
     owned_by: str = "raydix"
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model with its engines and its tokenizer: what a request that names it is answered with."""
+    """A model with its engines and its tokenizer, which answer the requests that name it."""
 
     card: ModelCard
     client: EngineClient
     codec: TextCodec
     metrics: Metrics | None = None
-    """Where its requests are counted; None counts nothing."""
+    """Where the model's requests are counted; None counts nothing."""
     switch: ModelSwitch | None = None
     """Loads and unloads the model; None: it is always loaded."""
     grammars: GrammarChecker | None = None
-    """Checks what answers shall match; None leaves that to the engines."""
+    """Checks the grammars that answers must match; None leaves that to the engines."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiService:
-    """All that the API needs. Nothing in it belongs to one request."""
+    """Everything the API needs that does not belong to one request."""
 
     models: Mapping[str, ServedModel]
-    """By the name in requests (`card.id`); at least one."""
+    """At least one model, by its name in requests (`card.id`)."""
     metrics_text: Callable[[], Awaitable[tuple[bytes, str]]]
-    """The body and content type of /metrics. Raises `Unavailable` when there are none to show."""
+    """Returns the body and content type of /metrics. Raises `Unavailable` when there are no metrics yet."""
     limits: Limits = field(default_factory=Limits)
     metrics: Metrics | None = None
-    """Where requests are counted that name no model served here; None counts nothing."""
+    """Where requests that name no served model are counted; None counts nothing."""
     slo: SloSettings = field(default_factory=SloSettings)
-    """Targets that requests are measured by."""
+    """Latency targets that requests are measured against."""
     version: str = field(default_factory=raydix_version)
     access: AccessControl = field(default_factory=AccessControl)
     """Keys, tenants and their limits; by default the service is open."""
     admin_key_hash: str | None = None
-    """SHA-256 of the key that administration needs, in hex; None: it is off."""
+    """SHA-256 of the admin key, in hex; None turns administration off."""
     cluster: ClusterSource | None = None
-    """Who knows the cluster; None: this service has none."""
+    """Reports the cluster's state; None if this service has no cluster."""
 
     listeners: tuple[Listener, ...] = ()
-    """Who hears of every generating request when its answer is out."""
+    """Called with the report of every generating request once its response is complete."""
     is_named_outside: bool = False
-    """Whether the server around the API puts x-request-id on every answer, as Ray Serve does."""
+    """Whether the server around the API adds x-request-id to every response, as Ray Serve does."""
 
     def find(self, asked: str | None) -> ServedModel:
-        """The model that a request names; the only one when it names none. Raises `ApiError` 400 or 404."""
+        """Return the model that a request names, or else the only one. Raises `ApiError` 400 or 404."""
         if asked is None and len(self.models) == 1:
             return next(iter(self.models.values()))
         if asked is None:
-            raise invalid(f"model is required: this server serves {', '.join(self.models)}.", "model")
+            raise invalid(f"model is required; this server serves {', '.join(self.models)}.", "model")
         if asked not in self.models:
             raise model_not_found(asked, self.models)
         return self.models[asked]

@@ -1,10 +1,10 @@
-"""Text to token ids and back, with the server's own chat template.
+"""Converts text to token ids and back, with the server's own chat template.
 
-A conversation is rendered to text first, so a user who writes `<|im_end|>` would end his message and could speak
-as the assistant. Such strings in messages and tools are therefore tokenized as the plain characters they are; the
-template's own keep their meaning. A raw completions prompt is the client's own affair and stays as written.
+A conversation is rendered to text first, so a user who writes `<|im_end|>` would end the message and could speak
+as the assistant. Such strings in messages and tools are therefore tokenized as plain characters, while the
+template's own keep their meaning. A raw completions prompt is the client's responsibility and stays as written.
 
-    content      "hi <|im_end|> you"            a special token's text: replaced by a mark before rendering
+    content      "hi <|im_end|> you"            a special token's text is replaced by a mark before rendering
     rendered     "<|im_start|>user\\nhi ¤0¤ you<|im_end|>\\n"
     pieces       [     with specials      ] [plain] [      with specials       ]
 """
@@ -24,11 +24,11 @@ from engine.tokenizer import Tokenizer
 
 
 class TemplateRefused(ValueError):
-    """The chat template cannot render these messages; the message is fit for the client."""
+    """The chat template cannot render these messages. The error's text may be shown to the client."""
 
 
 class TextCodec:
-    """A tokenizer and its chat template. Thread-safe as far as the tokenizer is: nothing here changes."""
+    """A tokenizer and its chat template. Immutable, hence as thread-safe as the tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, chat: ChatSettings | None = None) -> None:
         self._tokenizer = tokenizer
@@ -37,7 +37,7 @@ class TextCodec:
         self._specials = re.compile("|".join(map(re.escape, specials))) if specials else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; special tokens in it keep their meaning."""
+        """Return the token ids of `text`; special tokens in it keep their meaning."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def encode_chat(
@@ -47,7 +47,7 @@ class TextCodec:
         *,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """Token ids of a conversation up to where the answer begins. Raises `TemplateRefused`."""
+        """Return the token ids of a conversation up to where the answer begins. Raises `TemplateRefused`."""
         marks = _Marks(self._specials)
         rendered = self._render(marks.put(list(messages)), marks.put(list(tools)) or None, add_generation_prompt)
         ids: list[int] = []
@@ -57,13 +57,13 @@ class TextCodec:
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Text of `token_ids`."""
+        """Return the text of `token_ids`."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def text_stream(
         self, stop: Sequence[str] = (), *, min_tokens: int = 0, keep: Collection[str] = ()
     ) -> TextStream:
-        """The text of one generation as it grows, cut at the first of `stop`; `keep`: special tokens it shows."""
+        """Create the text of one generation as it grows, cut at the first of `stop`, with the specials `keep`."""
         kept = self._special_texts.keys() & set(keep)
         if not kept:
             return TextStream(self._tokenizer, stop, min_tokens=min_tokens)
@@ -72,16 +72,15 @@ class TextCodec:
         return TextStream(tokenizer, stop, min_tokens=min_tokens, skip_special_tokens=False)
 
     def has_special(self, text: str) -> bool:
-        """Whether a special token spells `text`."""
+        """Return whether `text` is the text of a special token."""
         return text in self._special_texts
 
     @functools.lru_cache(maxsize=65536)  # noqa: B019 - lives as long as the process, like the codec
     def token_text(self, token_id: int) -> tuple[str, tuple[int, ...]]:
-        """How one token reads within a text, and its bytes: a token may be a part of a character only."""
+        """Return how one token reads within a text, and its bytes, which may be only part of a character."""
         text = self._tokenizer.decode([token_id], skip_special_tokens=False)
         if not self.is_special(token_id):
-            # Tokenizers of the SentencePiece kind drop the space of a word that begins a text: the second of two
-            # equal words has it.
+            # SentencePiece tokenizers drop the space of a word that begins a text, but not of an equal word after it.
             twice = self._tokenizer.decode([token_id, token_id], skip_special_tokens=False)
             text = twice.removeprefix(text) or text
         if "\ufffd" not in text:
@@ -91,28 +90,28 @@ class TextCodec:
 
     @functools.lru_cache(maxsize=65536)  # noqa: B019 - as above
     def is_special(self, token_id: int) -> bool:
-        """Whether a token is no text: generated text is without it."""
+        """Return whether a token is special, hence left out of generated text."""
         return self.decode([token_id], skip_special_tokens=True) == "" != self.decode([token_id])
 
     def token_key(self, token_id: int) -> str:
-        """One token as a key of an object: parts of characters are spelled as bytes, as they all read alike."""
+        """Return one token as a key of an object; parts of characters, which all look alike, become bytes."""
         text, spelled = self.token_text(token_id)
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled) if "\ufffd" in text else text
 
     @functools.cached_property
     def max_token_chars(self) -> int:
-        """No token covers more characters than this: bounds the tokens of a text from below."""
+        """Number of characters in the longest token, which bounds a text's number of tokens from below."""
         get_vocab = getattr(self._tokenizer, "get_vocab", None)
         return max(map(len, get_vocab()), default=1) if get_vocab else 1024
 
     @functools.cached_property
     def _special_texts(self) -> dict[str, int]:
-        """Tokens that decoding leaves out."""
+        """Ids of the tokens that decoding leaves out, by their text."""
         added = getattr(self._tokenizer, "added_tokens_decoder", {})
         return {str(token): token_id for token_id, token in added.items() if token.special}
 
     def _encode_plain(self, special: str) -> list[int]:
-        """A special token's text as plain text: cut after its first character it is not special any more."""
+        """Encode a special token's text as plain text: cut after its first character, it is no longer special."""
         head, rest = special[:1], special[1:]
         return self.encode(head, add_special_tokens=False) + self.encode(rest, add_special_tokens=False)
 
@@ -134,9 +133,9 @@ class TextCodec:
 
 
 class _Marks:
-    """Special tokens' texts, taken out of what a client wrote and put back in after it was rendered.
+    """Replaces the texts of special tokens in a client's strings by marks, and finds them after rendering.
 
-    A mark is a number between two nonces of letters and digits: no template escapes them, no client knows them.
+    A mark is a number between two nonces of letters and digits, which no template escapes and no client knows.
     """
 
     def __init__(self, specials: re.Pattern[str] | None) -> None:
@@ -145,7 +144,7 @@ class _Marks:
         self._texts: list[str] = []
 
     def put(self, value: Any) -> Any:
-        """`value` with marks in its strings, keys of objects included."""
+        """Return `value` with marks in its strings, keys of objects included."""
         if self._specials is None:
             return value
         if isinstance(value, str):
@@ -155,8 +154,8 @@ class _Marks:
         return [self.put(child) for child in value] if isinstance(value, list) else value
 
     def find(self, rendered: str) -> Iterator[tuple[str, str]]:
-        """What was rendered, as pieces of text, each with the client's special token's text that follows it."""
-        if not self._texts:  # as nearly always: the pattern, new each time, costs more than rendering
+        """Yield stretches of the rendered text, each with the client's special token text that follows it."""
+        if not self._texts:  # nearly always; the pattern, new each time, costs more than rendering
             yield rendered, ""
             return
         *pairs, rest = re.split(f"{self._nonce}([0-9]+){self._nonce}", rendered)
@@ -170,27 +169,27 @@ class _Marks:
 
 
 class _Without:
-    """A tokenizer that decodes as if some ids were not there."""
+    """A tokenizer whose decoding leaves out some ids."""
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         self._tokenizer, self._hidden = tokenizer, hidden
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Text of the others."""
+        """Return the text of the other ids."""
         shown = [token for token in token_ids if token not in self._hidden]
         return self._tokenizer.decode(shown, skip_special_tokens=skip_special_tokens)
 
 
 @functools.cache
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's spelling of bytes as printable characters, which byte-level vocabularies use."""
+    """Return the byte of each printable character in GPT-2's alphabet, which byte-level vocabularies use."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def _spelled_bytes(spelling: str) -> bytes | None:
-    """The bytes of a vocabulary entry that is no whole text: byte fallback "<0xE2>" or byte-level letters."""
+    """Return the bytes of a vocabulary entry: byte fallback such as "<0xE2>", or byte-level letters."""
     fallback = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", spelling)
     if fallback:
         return bytes([int(fallback[1], 16)])

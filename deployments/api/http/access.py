@@ -1,7 +1,7 @@
-"""Who may do what: every request passes `Gate`, which finds its tenant by its API key or answers 401.
+"""Authentication: every request passes `Gate`, which finds its tenant by the API key or answers 401.
 
-Closed by default: only the paths in `OPEN_PATHS` need no key, whatever routes there are. Keys and what was sent in
-their place appear in no answer and no log.
+Access is denied by default: only the paths in `OPEN_PATHS` need no key, whatever routes exist. Keys, and what was
+sent in their place, appear in no response and no log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from deployments.config.tenants import ANONYMOUS, KeyRing, Tenant
 from monitoring.metrics import Metrics
 
 OPEN_PATHS = frozenset({"/health", "/version", "/metrics"})
-"""Probes and scrapers have no key; `metrics_key_hash` closes the last one."""
+"""Paths for probes and scrapers, which have no key; `metrics_key_hash` closes /metrics."""
 MAX_KEY_CHARS = 512
 _TENANT = "raydix.tenant"
 
@@ -43,9 +43,9 @@ class AccessControl:
         self._limits: dict[str, TenantLimits] = {}
 
     def identify(self, scope: Scope) -> Tenant:
-        """Who sent a request. Raises `ApiError` 401, or 403 for /metrics without the right key.
+        """Return the tenant that sent a request. Raises `ApiError` 401, or 403 for /metrics without the right key.
 
-        An open service does not look at what clients send for a key.
+        An open service ignores what clients send as a key.
         """
         path = route_path(scope)
         if path == "/metrics" and self._metrics_key_hash is not None:
@@ -59,7 +59,7 @@ class AccessControl:
         return tenant
 
     def start(self, tenant: Tenant) -> Ticket:
-        """A request to generate. Raises `RateLimited`."""
+        """Count a request to generate against its tenant's limits. Raises `RateLimited`."""
         limits = self._limits.get(tenant.name)
         if limits is None:
             limits = self._limits[tenant.name] = TenantLimits(tenant, self._clock, self._num_ingresses)
@@ -67,26 +67,26 @@ class AccessControl:
 
 
 def tenant_of(request: Request) -> Tenant:
-    """The tenant that `Gate` found for a request."""
+    """Return the tenant that `Gate` found for a request."""
     tenant = request.scope.get(_TENANT)
     return tenant if isinstance(tenant, Tenant) else ANONYMOUS
 
 
 def unauthenticated(message: str) -> ApiError:
-    """401 as OpenAI's API gives it."""
+    """Create a 401 in the form of OpenAI's API."""
     hint = 'Send "Authorization: Bearer <your API key>".'
     headers = {"www-authenticate": 'Bearer realm="raydix"'}
     return ApiError(401, f"{message} {hint}", code="invalid_api_key", headers=headers)
 
 
 class Gate:
-    """Lets requests through that may pass, with their tenant in the scope."""
+    """Middleware that passes on authenticated requests, with their tenant in the scope."""
 
     def __init__(self, app: ASGIApp, access: AccessControl, metrics: Metrics | None = None) -> None:
         self._app, self._access, self._metrics = app, access, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on or answer."""
+        """Pass the request on, or answer with an error."""
         if scope["type"] == "http":
             try:
                 scope[_TENANT] = self._access.identify(scope)
@@ -105,22 +105,22 @@ class Gate:
 
 
 def _bearer_key(given: list[bytes]) -> str:
-    """The key in the Authorization header. Raises `ApiError` 401 that says what is wrong with it."""
+    """Return the key in the Authorization header. Raises `ApiError` 401 that says what is wrong with it."""
     if not given:
-        raise unauthenticated("No API key was sent.")
+        raise unauthenticated("The request has no API key.")
     if len(given) > 1:
-        raise unauthenticated("Several Authorization headers were sent.")
+        raise unauthenticated("The request has several Authorization headers.")
     scheme, _, rest = given[0].partition(b" ")
     if scheme.lower() != b"bearer":
         raise unauthenticated("The Authorization header does not begin with Bearer.")
     key = rest.strip(b" ")
     if not 0 < len(key) <= MAX_KEY_CHARS or not all(33 <= byte <= 126 for byte in key):
         what = f"a key is 1 to {MAX_KEY_CHARS} visible ASCII characters without spaces"
-        raise unauthenticated(f"The Authorization header holds no possible API key: {what}.")
+        raise unauthenticated(f"The Authorization header has no valid API key: {what}.")
     return key.decode("ascii")
 
 
 def route_path(scope: Scope) -> str:
-    """The path as routes see it, below the application's route prefix."""
+    """Return the path below the application's route prefix, as routes see it."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path[len(root) :] if root and path.startswith(f"{root}/") else path

@@ -1,4 +1,4 @@
-"""A request's body: read with a bound on its size, parsed with bounds on everything else."""
+"""Reads and parses request bodies with bounds on their size, nesting, numbers and time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from deployments.config.limits import Limits
 
 
 class ClientGone(Exception):
-    """The client hung up; there is nobody to answer."""
+    """The client disconnected, so no response can be sent."""
 
 
 async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
-    """The body as a JSON object. Raises `ApiError` 400, 408, 413 or 415.
+    """Return the body as a JSON object. Raises `ApiError` 400, 408, 413 or 415.
 
-    The content type is not looked at, as `curl -d` sends a form's: what parses as JSON is JSON.
+    The content type is ignored, because `curl -d` sends a form's.
     """
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
@@ -38,7 +38,7 @@ async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
-    """The announced length is checked first; what arrives is counted anyway."""
+    """Read the body. The announced length is checked first, and the bytes that arrive are counted anyway."""
     announced = request.headers.get("content-length", "")
     if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > max_bytes):
         raise _too_large(max_bytes)
@@ -55,21 +55,21 @@ def _too_large(max_bytes: int) -> ApiError:
 
 
 def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
-    """Strict JSON: UTF-8, no NaN or Infinity, no number beyond a double, no lone surrogate, bounded depth."""
+    """Parse strict JSON: UTF-8, no NaN or Infinity, no number above a double, no lone surrogate, bounded depth."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
         _explain(body, max_depth)
     if not isinstance(value, dict):
         raise invalid("The body must be a JSON object.")
-    # Nesting is at most the number of opening brackets: most bodies need no walk.
+    # Nesting is at most the number of opening brackets, so most bodies need no walk.
     if body.count(b"[") + body.count(b"{") > max_depth and is_deeper(value, max_depth):
         raise invalid(f"The body is nested deeper than {max_depth} levels.")
     return value
 
 
 def is_deeper(value: object, depth: int) -> bool:
-    """Whether `value` nests more than `depth` levels; level by level, so its own stack stays flat."""
+    """Return whether `value` nests more than `depth` levels, without recursion."""
     level = [value]
     for _ in range(depth):
         level = [
@@ -84,11 +84,11 @@ def is_deeper(value: object, depth: int) -> bool:
 
 
 def _explain(body: bytes, max_depth: int) -> NoReturn:
-    """Say what is wrong with a body that the fast parser refused, with the help of a slower one."""
+    """Raise `ApiError` that says what is wrong with a body that the fast parser refused, using a slower parser."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise invalid(f"The body is not UTF-8: wrong byte at position {error.start}.") from None
+        raise invalid(f"The body is not UTF-8: the byte at position {error.start} is invalid.") from None
     if not text.strip():
         raise invalid("The body is empty; a JSON object was expected.")
     try:
@@ -101,10 +101,10 @@ def _explain(body: bytes, max_depth: int) -> NoReturn:
     except RecursionError:
         raise invalid(f"The body is nested deeper than {max_depth} levels.") from None
     except UnicodeEncodeError:
-        raise invalid("The body holds a lone surrogate (half a character); text must be valid Unicode.") from None
+        raise invalid("The body has a lone surrogate (half a character); text must be valid Unicode.") from None
     except ValueError:  # an integer with thousands of digits
-        raise invalid("The body holds a number that is too large.") from None
-    raise invalid("The body holds a number that is too large.")
+        raise invalid("The body has a number that is too large.") from None
+    raise invalid("The body has a number that is too large.")
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -1,12 +1,12 @@
-"""How often streams write: what a chunk costs on its way out does not grow with the tokens in it.
+"""Limits how often streams write, because the cost of sending a chunk does not grow with the tokens in it.
 
     tokens    t0   t1   t2   t3   t4   t5 ...      an ingress has 100 streams and writes 1000 chunks a second:
-    chunks    t0   t1      t2+t3     t4+t5         each has 10 of them, the first two at once
+    chunks    t0   t1      t2+t3     t4+t5         each stream gets 10 of them, the first two at once
 
-A chunk goes through Ray Serve's proxy, where nothing merges any more: one that waits there makes all that come
-after it late, new requests' first tokens too. So an ingress writes no more than it is told to. While its streams
-together want more, each has an equal share, and what comes between two writes is merged where it lies anyway, in
-the generation (`deployments/client/stream.py`). A stream whose tokens are slower than its share never waits.
+A chunk goes through Ray Serve's proxy, where chunks are never merged: one that waits there delays all later ones,
+including first tokens of new requests. An ingress therefore limits the chunks that it writes. While its streams
+together want more, each gets an equal share, and tokens that arrive between two writes are merged in the
+generation (`deployments/client/stream.py`). A stream whose tokens arrive more slowly than its share never waits.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ import math
 from typing import Literal
 
 BURST_S = 0.1
-"""What was not written for so long may be made up for."""
+"""Seconds of unused share that may be made up for."""
 AUTO_PER_CORE, AUTO_MOST = 250.0, 1000.0
-"""Where nobody says how many: a chunk takes some 0.7 ms of processor time on its way, and where cores are few an
-engine on the same machine has better use for it."""
+"""Chunks per second with `max_chunks_per_s: auto`: a chunk takes about 0.7 ms of processor time, which an engine on
+the same machine needs more when there are few cores."""
 MIN_WAIT_S = 0.002
-"""Shorter waits are left out, and made up for by the next: event loops tell no finer time."""
+"""Waits below this are skipped and added to the next wait: event loops have no finer timers."""
 
 
 def chunks_per_s(setting: float | Literal["auto"] | None, cores: int) -> float | None:
-    """What the limit `max_chunks_per_s` says on a machine with so many cores."""
+    """Return the limit that the setting `max_chunks_per_s` means on a machine with `cores` cores."""
     return min(AUTO_PER_CORE * cores, AUTO_MOST) if setting == "auto" else setting
 
 
 class Pace:
-    """Of one ingress: what may be written, and how many streams share it. Lives on one event loop."""
+    """The write budget that an ingress's streams share. Lives on one event loop."""
 
     def __init__(self, max_per_s: float | None) -> None:
-        """`max_per_s` chunks of all streams together, per second; None: as many as come."""
+        """Allow `max_per_s` chunks per second for all streams together; None sets no limit."""
         self._between_s = 0.0 if max_per_s is None else 1 / max_per_s
         self._num_open = 0
         self._paid_until = -math.inf
 
     def open(self) -> Turns:
-        """A stream begins."""
+        """Register a new stream."""
         self._num_open += 1
         return Turns(self)
 
     def write(self, now: float) -> bool:
-        """A chunk was written. Whether they are too many."""
+        """Count a written chunk and return whether the budget is exceeded."""
         self._paid_until = max(self._paid_until, now - BURST_S) + self._between_s
         return self._paid_until > now
 
     @property
     def seconds(self) -> float:
-        """Between two chunks of a stream that has no more than its share."""
+        """Seconds between two chunks of a stream that uses no more than its share."""
         return self._num_open * self._between_s
 
     def close(self) -> None:
-        """One has ended."""
+        """Unregister a stream that has ended."""
         self._num_open -= 1
 
 
 class Turns:
-    """One stream's."""
+    """One stream's share of a `Pace`."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
@@ -67,14 +67,14 @@ class Turns:
         self._is_open = True
 
     async def wait(self, num_merging: int = 1) -> None:
-        """After a chunk, until the next may be written. A stream of several choices writes as often for each."""
+        """Wait after a chunk until the next may be written. `num_merging` choices each get the stream's share."""
         now, between = asyncio.get_running_loop().time(), self._pace.seconds / num_merging
         self._next_at = min(max(self._next_at, now - between), now) + between
         if self._pace.write(now) and self._next_at - now >= MIN_WAIT_S:
             await asyncio.sleep(self._next_at - now)
 
     def close(self) -> None:
-        """It is over. Idempotent."""
+        """End the stream. Idempotent."""
         if self._is_open:
             self._is_open = False
             self._pace.close()

@@ -1,4 +1,4 @@
-"""Between ASGI and the answer: hang-ups end the work, streams are bytes, every response bears its request id."""
+"""Between ASGI and the endpoints: disconnects cancel work, streams send bytes, responses have a request id."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MAX_REQUEST_ID_CHARS = 128
 
 
 def request_id(scope: Scope) -> str:
-    """The id that `Envelope` gave this request."""
+    """Return the id that `Envelope` gave this request."""
     return str(scope.get(_REQUEST_ID, ""))
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """`work`'s result. Cancels it and raises `ClientGone` when the client hangs up first.
+    """Return `work`'s result. Cancels it and raises `ClientGone` when the client disconnects first.
 
-    The request's body must have been read: what `receive` then gives is the hang-up.
+    The request's body must have been read, because `receive` then returns nothing but the disconnect.
     """
     worker = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnect(receive))
@@ -53,9 +53,9 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events, until the client hangs up or does not read. `close` is called in any case, at the end.
+    """Sends server-sent events until the client disconnects or stops reading. Always calls `close` at the end.
 
-    Closing the chunks' generator would not do: one that was never started runs no `finally`.
+    Closing the chunks' generator would not suffice: a generator that never started runs no `finally`.
     """
 
     media_type = "text/event-stream"
@@ -77,7 +77,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all chunks."""
         try:
-            with contextlib.suppress(ClientGone, OSError):  # OSError: how servers report a hang-up to a sender
+            with contextlib.suppress(ClientGone, OSError):  # servers report a disconnect to a sender as OSError
                 await until_disconnect(receive, self._send_all(send))
         finally:
             await self._close()
@@ -95,20 +95,20 @@ class EventStream(Response):
 
 
 def json_response(content: object, status: int = 200) -> Response:
-    """`content` as JSON."""
+    """Create a response with `content` as JSON."""
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
 def error_response(error: ApiError) -> Response:
-    """An error as a response."""
+    """Create the response of an error."""
     return Response(error.body(), error.status, error.headers, "application/json")
 
 
 class Envelope:
-    """An outer layer: bounds the headers, names the request, and turns what escapes into a plain 500."""
+    """Middleware that bounds the headers, gives the request an id, and turns unexpected exceptions into a 500."""
 
     def __init__(self, app: ASGIApp, limits: Limits, *, names_answers: bool = True) -> None:
-        """With `names_answers`, every answer bears x-request-id; without, whoever calls this sees to it."""
+        """With `names_answers`, every response has x-request-id; without, the server around the API adds it."""
         self._app = app
         self._limits = limits
         self._names_answers = names_answers
@@ -150,17 +150,18 @@ class Envelope:
         if len(headers) > self._limits.max_headers or size > self._limits.max_header_bytes:
             return ApiError(
                 431,
-                f"At most {self._limits.max_headers} headers of {self._limits.max_header_bytes} bytes in all "
-                "are allowed.",
+                f"The headers are too many or too large; at most {self._limits.max_headers} headers with "
+                f"{self._limits.max_header_bytes} bytes in all are allowed.",
             )
         return None
 
 
 def _is_fit(given: bytes) -> bool:
-    """Whether a client's id may go into logs, headers and traces as it is."""
+    """Return whether a client's id may go into logs, headers and traces unchanged."""
     return 0 < len(given) <= _MAX_REQUEST_ID_CHARS and all(33 <= byte <= 126 for byte in given)
 
 
 def _unfit_id() -> ApiError:
     what = f"1 to {_MAX_REQUEST_ID_CHARS} visible ASCII characters without spaces"
-    return invalid(f"x-request-id must be {what}, once; leave it out to be given one.", "x-request-id")
+
+    return invalid(f"x-request-id must be {what}, once; leave it out to get a generated id.", "x-request-id")

@@ -71,16 +71,16 @@ def test_without_tenants_the_service_is_open_whatever_clients_send(client: Clien
 @pytest.mark.parametrize(
     ("authorization", "says"),
     [
-        (None, "No API key was sent"),
+        (None, "has no API key"),
         (b"Bearer wrong-key", "not known"),
         (b"Basic key-a", "begin with Bearer"),
         (b"key-a", "begin with Bearer"),
-        (b"Bearer", "no possible API key"),
-        (b"Bearer  ", "no possible API key"),
-        (b"Bearer key a", "no possible API key"),
-        (b"Bearer k\xc3\xa9y-a", "no possible API key"),
-        (b"Bearer key-a\x00", "no possible API key"),
-        (b"Bearer " + b"x" * 5000, "no possible API key"),
+        (b"Bearer", "no valid API key"),
+        (b"Bearer  ", "no valid API key"),
+        (b"Bearer key a", "no valid API key"),
+        (b"Bearer k\xc3\xa9y-a", "no valid API key"),
+        (b"Bearer key-a\x00", "no valid API key"),
+        (b"Bearer " + b"x" * 5000, "no valid API key"),
     ],
 )
 def test_without_a_known_key_every_path_is_closed(
