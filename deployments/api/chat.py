@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""Plans and encodes POST /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from engine.logprobs import TokenLogprobs
 
 
 async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -> GenerationPlan:
-    """Check everything, tokenize, and say what to generate. Raises `ApiError`."""
+    """Check and tokenize a request, and plan what to generate. Raises `ApiError`."""
     model = served.card
     asked, logprobs = _asked_tokens(request), _asked_logprobs(request, limits.max_top_logprobs)
     num_scored = requested_scores(request, limits)
@@ -76,7 +76,7 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -
 
 
 def _asked_tokens(request: ChatRequest) -> int | None:
-    """The newer and the older name of the same limit; None generates what the context has room for."""
+    """Return the output limit from its newer or older field; None uses the room left in the context."""
     new, old = request.max_completion_tokens, request.max_tokens
     if new is not None and old is not None and new != old:
         raise invalid("max_tokens and max_completion_tokens differ; give one of them.", "max_tokens")
@@ -94,12 +94,12 @@ def _asked_logprobs(request: ChatRequest, limit: int) -> int | None:
 
 
 class ChatResponseEncoder:
-    """Spells answers as chat completions."""
+    """Encodes answers as chat completions."""
 
     def __init__(
         self, context: ResponseContext, codec: TextCodec, logprobs: int | None, scores: PromptScores | None = None
     ) -> None:
-        """`logprobs` are the alternatives asked for; `scores` are the prompt's."""
+        """`logprobs` is the number of alternatives to report; `scores` are the prompt's."""
         self.context = context
         self._codec = codec
         self._num_top = logprobs
@@ -107,7 +107,7 @@ class ChatResponseEncoder:
         self._framing = ChunkFraming(context, "chat.completion.chunk")
 
     def opening(self, index: int) -> bytes:
-        """The role comes first, with an empty text."""
+        """Encode the first chunk: the role, with an empty text."""
         choice: dict[str, Any] = {
             "index": index,
             "delta": {"role": "assistant", "content": ""},
@@ -119,10 +119,10 @@ class ChatResponseEncoder:
         return self._framing.choice(encode_json(choice))
 
     def delta(self, delta: ChoiceDelta) -> bytes:
-        """The finish reason comes in a chunk of its own: clients expect the last delta to be empty."""
+        """Encode one delta. The finish reason gets its own chunk, as clients expect the last delta to be empty."""
         chunks = b""
         if delta.text or delta.logprobs or delta.reasoning or delta.calls:
-            chunks = self._framing.choice(self._said_choice(delta))
+            chunks = self._framing.choice(self._content_chunk(delta))
         if delta.finish_reason:
             last = {
                 "index": delta.index,
@@ -133,41 +133,43 @@ class ChatResponseEncoder:
             chunks += self._framing.choice(encode_json(last))
         return chunks
 
-    def _said_choice(self, delta: ChoiceDelta) -> bytes:
-        """The hot path: assembled by hand, as only the text differs from chunk to chunk."""
+    def _content_chunk(self, delta: ChoiceDelta) -> bytes:
+        """Encode the hot path by hand, as only the text differs from chunk to chunk."""
         logprobs = encode_json(self._logprobs(delta.logprobs)) if delta.logprobs else b"null"
         token_ids = b',"token_ids":' + encode_json(delta.token_ids) if self.context.with_token_ids else b""
         if delta.reasoning or delta.calls:
-            said = encode_json(_said(delta.text, delta.reasoning, [_streamed(call) for call in delta.calls]))
+            fields = encode_json(
+                _message_fields(delta.text, delta.reasoning, [_encoded_call_delta(call) for call in delta.calls])
+            )
         else:
-            said = b'{"content":%b}' % encode_json(delta.text)
+            fields = b'{"content":%b}' % encode_json(delta.text)
         return b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null%b}' % (
             delta.index,
-            said,
+            fields,
             logprobs,
             token_ids,
         )
 
     def closing(self, extras: dict[str, Any]) -> bytes:
-        """What is said of the whole request, with no choices."""
+        """Encode the usage and timings of the whole request, with no choices."""
         return self._framing.closing(extras)
 
     def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
-        """A chat.completion object."""
-        spelled = [self._whole_choice(index, CompleteChoice.of(own)) for index, own in enumerate(deltas)]
+        """Encode a chat.completion object."""
+        encoded = [self._whole_choice(index, CompleteChoice.of(own)) for index, own in enumerate(deltas)]
         head = self.context.head("chat.completion")
         if self.context.with_token_ids:
             head["prompt_token_ids"] = self.context.prompts[0].token_ids
         if self._scores is not None:
             head["prompt_logprobs"] = prompt_logprobs(self._codec, self._scores.of(0), self._scores.num_top)
-        return encode_json({**head, "choices": spelled, **extras})
+        return encode_json({**head, "choices": encoded, **extras})
 
     def _whole_choice(self, index: int, whole: CompleteChoice) -> dict[str, Any]:
-        text, calls = "".join(whole.text), [_spelled(call) for call in whole.calls]
-        said = _said(text, "".join(whole.reasoning), calls)
+        text, calls = "".join(whole.text), [_encoded_call(call) for call in whole.calls]
+        fields = _message_fields(text, "".join(whole.reasoning), calls)
         choice: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": None if calls else "", "refusal": None, **said},
+            "message": {"role": "assistant", "content": None if calls else "", "refusal": None, **fields},
             "logprobs": None if self._num_top is None else self._logprobs(whole.logprobs),
             "finish_reason": whole.finish_reason,
         }
@@ -179,13 +181,13 @@ class ChatResponseEncoder:
         return chat_logprobs(self._codec, logprobs, self._num_top or 0)
 
 
-def _said(text: str, thought: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-    """The parts of a message, or of what is added to one, that are not empty."""
-    said = {"content": text, "reasoning": thought, "tool_calls": calls}
-    return {part: value for part, value in said.items() if value}
+def _message_fields(text: str, reasoning: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the non-empty fields of a message or of its delta."""
+    fields = {"content": text, "reasoning": reasoning, "tool_calls": calls}
+    return {part: value for part, value in fields.items() if value}
 
 
-def _spelled(call: ToolCallDelta) -> dict[str, Any]:
+def _encoded_call(call: ToolCallDelta) -> dict[str, Any]:
     return {
         "id": call.id,
         "type": "function",
@@ -193,8 +195,8 @@ def _spelled(call: ToolCallDelta) -> dict[str, Any]:
     }
 
 
-def _streamed(call: ToolCallDelta) -> dict[str, Any]:
-    """The first delta of a call says what is called, later ones go on with the arguments."""
+def _encoded_call_delta(call: ToolCallDelta) -> dict[str, Any]:
+    """Encode a call's delta: the first has the id and the name, later ones only arguments."""
     if call.name is not None:
-        return {"index": call.index, **_spelled(call)}
+        return {"index": call.index, **_encoded_call(call)}
     return {"index": call.index, "function": {"arguments": call.arguments}}

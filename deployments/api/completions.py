@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""Plans and encodes POST /v1/completions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from engine.logprobs import TokenLogprobs
 
 
 async def plan_completion(limits: Limits, served: ServedModel, request: CompletionRequest) -> GenerationPlan:
-    """Check everything, tokenize, and say what to generate. Raises `ApiError`."""
+    """Check and tokenize a request, and plan what to generate. Raises `ApiError`."""
     model = served.card
     at_most("prompt", len(request.prompt), limits.max_prompts, "prompts")
     in_range("logprobs", request.logprobs, 0, limits.max_completion_logprobs)
@@ -88,9 +88,9 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
 
 
 async def _prompt(limits: Limits, served: ServedModel, given: str | list[int], echo: bool) -> EncodedPrompt:
-    """Ids as they are, text as the tokenizer splits it; echoed as it was given."""
+    """Return a prompt's token ids, and its text as it was given if it is echoed."""
     ids = await encode_text(limits, served, given) if isinstance(given, str) else given
-    # Special tokens alone are no prompt: an empty text stays empty though the tokenizer adds its own.
+    # An empty text counts as an empty prompt, although the tokenizer adds special tokens to it.
     check_prompt(served.card, ids if given else [], "prompt")
     if not echo:
         return EncodedPrompt(ids)
@@ -98,7 +98,7 @@ async def _prompt(limits: Limits, served: ServedModel, given: str | list[int], e
 
 
 class CompletionResponseEncoder:
-    """Spells answers as text completions."""
+    """Encodes answers as text completions."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class CompletionResponseEncoder:
         scores: PromptScores | None = None,
         prompt_logprobs: int | None = None,
     ) -> None:
-        """`logprobs` and `prompt_logprobs` are the alternatives asked for; `scores` are the prompts'."""
+        """`logprobs` and `prompt_logprobs` are numbers of alternatives to report; `scores` are the prompts'."""
         self.context = context
         self._codec = codec
         self._num_top, self._num_prompt_top = logprobs, prompt_logprobs
@@ -119,7 +119,7 @@ class CompletionResponseEncoder:
         ]
 
     def opening(self, index: int) -> bytes:
-        """The echoed prompt with its logprobs, when one was asked for."""
+        """Encode the echoed prompt with its logprobs, if the client asked for it."""
         prompt = self.context.prompt_of(index)
         if prompt.echo is None and not self.context.with_token_ids:
             return b""
@@ -134,7 +134,7 @@ class CompletionResponseEncoder:
         return self._framing.choice(encode_json(choice))
 
     def delta(self, delta: ChoiceDelta) -> bytes:
-        """One chunk, the last one with the finish reason."""
+        """Encode one chunk; the last one has the finish reason."""
         if not delta.says_something:
             return b""
         logprobs = encode_json(self._logprobs(delta.index, delta.logprobs)) if delta.logprobs else b"null"
@@ -149,14 +149,14 @@ class CompletionResponseEncoder:
         return self._framing.choice(choice)
 
     def closing(self, extras: dict[str, Any]) -> bytes:
-        """What is said of the whole request, with no choices."""
+        """Encode the usage and timings of the whole request, with no choices."""
         return self._framing.closing(extras)
 
     def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
-        """A text_completion object."""
-        spelled = [self._whole_choice(index, CompleteChoice.of(own)) for index, own in enumerate(deltas)]
+        """Encode a text_completion object."""
+        encoded = [self._whole_choice(index, CompleteChoice.of(own)) for index, own in enumerate(deltas)]
         head = self.context.head("text_completion")
-        return encode_json({**head, "choices": spelled, **extras})
+        return encode_json({**head, "choices": encoded, **extras})
 
     def _whole_choice(self, index: int, whole: CompleteChoice) -> dict[str, Any]:
         prompt = self.context.prompt_of(index)
@@ -177,7 +177,7 @@ class CompletionResponseEncoder:
         return choice
 
     def _echoed_logprobs(self, index: int) -> dict[str, Any] | None:
-        """Those of the echoed prompt, when both were asked for."""
+        """Return the logprobs of the echoed prompt if the client asked for both."""
         prompt = self.context.prompt_of(index)
         if self._scores is None or self._num_top is None or prompt.echo is None:
             return None

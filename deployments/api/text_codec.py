@@ -80,7 +80,7 @@ class TextCodec:
         """Return how one token reads within a text, and its bytes, which may be only part of a character."""
         text = self._tokenizer.decode([token_id], skip_special_tokens=False)
         if not self.is_special(token_id):
-            # SentencePiece tokenizers drop the space of a word that begins a text, but not of an equal word after it.
+            # SentencePiece tokenizers drop the space of a text's first word, but not of an equal word after it.
             twice = self._tokenizer.decode([token_id, token_id], skip_special_tokens=False)
             text = twice.removeprefix(text) or text
         if "\ufffd" not in text:

@@ -18,7 +18,7 @@ from typing import Literal
 BURST_S = 0.1
 """Seconds of unused share that may be made up for."""
 AUTO_PER_CORE, AUTO_MOST = 250.0, 1000.0
-"""Chunks per second with `max_chunks_per_s: auto`: a chunk takes about 0.7 ms of processor time, which an engine on
+"""Chunks per second with `max_chunks_per_s: auto`: a chunk takes some 0.7 ms of processor time, which an engine on
 the same machine needs more when there are few cores."""
 MIN_WAIT_S = 0.002
 """Waits below this are skipped and added to the next wait: event loops have no finer timers."""

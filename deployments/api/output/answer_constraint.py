@@ -1,4 +1,4 @@
-"""What an answer may hold, and what it is held to: of tools, of response_format, of how the model thinks."""
+"""Combines tools, response_format and reasoning into a parse spec and the grammar that an answer must match."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from engine.grammar.spec import Grammar
 from engine.grammar.trial import TooComplex
 
 _MARK_TOKENS = 16
-"""No tokenizer takes more for a mark and the white space after it."""
+"""Upper bound on a tokenizer's tokens for a mark and the white space after it."""
 
 
 async def answer_constraint(
     limits: Limits, served: ServedModel, form: Grammar | None, tools: RequestedTools | None, prompt_ids: list[int]
 ) -> tuple[OutputParseSpec, Grammar | None]:
-    """What an answer is searched for, and the grammar it is held to, if to any.
+    """Return what to parse an answer for, and the grammar that it must match, if any.
 
-    `form` is what the client asked for, checked: where it is JSON, of the answer proper; else of all the text.
-    Raises `ApiError` 400 for tools that cannot be combined with it, and for schemas that nothing can be held to.
+    `form` is the checked grammar that the client asked for. A JSON grammar covers the answer after reasoning and
+    calls; any other covers the whole text. Raises `ApiError` 400 for tools that cannot be combined with `form`,
+    and for schemas that cannot be enforced.
     """
     spec = _parse_spec(served.codec, tools, prompt_ids)
     held = tools if tools and (tools.is_forced or tools.is_strict or form) else None
     if form is not None and form.kind not in ("json_schema", "json_object"):
         if held is not None:
-            raise invalid("tools can be combined with JSON as the answer's form, not with another.", "tools")
+            raise invalid("tools can be combined only with JSON output; leave out the other format.", "tools")
         return PLAIN_TEXT, form
     if held is not None:
         return spec, await _calls_grammar(limits, served, _schema(form), held, spec)
@@ -45,7 +46,7 @@ async def answer_constraint(
 
 
 def _parse_spec(codec: TextCodec, tools: RequestedTools | None, prompt_ids: list[int]) -> OutputParseSpec:
-    """Some templates begin the reasoning themselves."""
+    """Return what to parse an answer for. Some templates begin the reasoning in the prompt."""
     thinks = codec.dialect.thinks
     is_thinking = thinks and codec.decode(prompt_ids[-_MARK_TOKENS:]).rstrip().endswith(OPEN)
     if tools is None:
@@ -60,7 +61,7 @@ async def _calls_grammar(
     tools: RequestedTools,
     spec: OutputParseSpec,
 ) -> Grammar:
-    """Raises `ApiError` when engines cannot hold answers to it; for the function at fault, where one is."""
+    """Return the grammar of an answer with calls. Raises `ApiError`, for the function at fault if one is."""
     try:
         grammar = answer_grammar(schema, tools, spec, served.codec.has_special)
         at_most("tools", len(grammar.source.encode()), limits.max_grammar_bytes, "bytes that calls must match")
@@ -68,7 +69,7 @@ async def _calls_grammar(
             await served.grammars.check(grammar)
         return grammar
     except InvalidGrammar as error:
-        if not isinstance(error, TooComplex):  # or each might be as slow
+        if not isinstance(error, TooComplex):  # checking each function might take as long
             await _blame(served, tools)
         raise invalid(f"tools cannot be used: {error}.", "tools") from None
     except Overloaded as error:
@@ -76,7 +77,7 @@ async def _calls_grammar(
 
 
 async def _blame(served: ServedModel, tools: RequestedTools) -> None:
-    """Raise `ApiError` for the first function that cannot be held to its schema, if there is one."""
+    """Raise `ApiError` for the first function whose schema cannot be enforced, if there is one."""
     for index, function in enumerate(tools.functions):
         if function in tools.callable:
             alone = Grammar("json_schema", json.dumps(arguments_schema(function)))
@@ -84,7 +85,7 @@ async def _blame(served: ServedModel, tools: RequestedTools) -> None:
 
 
 def _schema(form: Grammar | None) -> dict[str, Any] | None:
-    """The JSON schema that `form` stands for."""
+    """Return the JSON schema that `form` stands for."""
     if form is None:
         return None
     schema = json.loads(form.source or '{"type": "object"}')

@@ -1,10 +1,10 @@
-"""What an answer must match as a whole, in Lark's syntax as llguidance understands it, with the schemas inside.
+"""Builds the grammar of a whole answer in llguidance's Lark syntax, with JSON schemas embedded.
 
-    start:    thoughts? ( call (SEPARATOR call)* )             a call is forced
-    start:    thoughts? ( call (SEPARATOR call)* | answer )    calls are left to the model, its answer is not
-    start:    thoughts? ( free call )* text                    both are, but calls have to match (`strict`)
+    start:    thoughts? ( call (SEPARATOR call)* )             a call is required
+    start:    thoughts? ( call (SEPARATOR call)* | answer )    calls are optional, and other answers have a schema
+    start:    thoughts? ( free call )* text                    calls are optional but have schemas (`strict`)
 
-Special tokens are named, since no text matches them.
+Special tokens are referred to by name, because no text matches them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def answer_grammar(
     spec: OutputParseSpec,
     is_special: Callable[[str], bool],
 ) -> Grammar:
-    """Of an answer that matches `schema`, or calls `tools`, after what it thinks. Raises InvalidGrammar."""
+    """Return the grammar of an answer that matches `schema` or calls `tools`. Raises InvalidGrammar."""
     answer = None if schema is None else schema_in_lark(schema)
     body, rules = ("answer", []) if tools is None else _calls(tools, answer, is_special)
     if answer is not None:
@@ -39,7 +39,7 @@ def answer_grammar(
 
 
 def arguments_schema(function: Function) -> dict[str, Any]:
-    """Of a function's arguments, which are an object whatever else the schema says."""
+    """Return the schema of a function's arguments, which are an object whatever else the schema says."""
     return _NO_ARGUMENTS if function.parameters is None else {**function.parameters, "type": "object"}
 
 
@@ -55,7 +55,7 @@ def _start(body: str, spec: OutputParseSpec, is_special: Callable[[str], bool]) 
 
 
 def _calls(tools: RequestedTools, answer: str | None, is_special: Callable[[str], bool]) -> tuple[str, list[str]]:
-    """The body of an answer, and the rules it needs."""
+    """Return the body of an answer with calls, and the rules it needs."""
     form = tools.format
     mark = form.opens.strip()
     is_free = not tools.is_forced and answer is None and mark != ""
@@ -82,7 +82,7 @@ def _calls(tools: RequestedTools, answer: str | None, is_special: Callable[[str]
 
 
 def _call_schema(function: Function, key: str) -> dict[str, Any]:
-    """A whole call, where only schemas can tell it from an answer. Definitions stay where references find them."""
+    """Return the schema of a whole call, where only schemas tell it from an answer. Keeps definitions in place."""
     schema = arguments_schema(function)
     definitions: dict[str, Any] = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     properties = {"name": {"const": function.name}, key: schema}
@@ -91,7 +91,7 @@ def _call_schema(function: Function, key: str) -> dict[str, Any]:
 
 
 def _literal(text: str, marks: tuple[str, ...], is_special: Callable[[str], bool]) -> str:
-    """`text` in Lark's syntax, with those of `marks` in it that are special tokens as such."""
+    """Return `text` in Lark's syntax, referring by name to those of `marks` that are special tokens."""
     for mark in marks:
         if mark in text and is_special(mark):
             before, _, after = text.partition(mark)

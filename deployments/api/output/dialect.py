@@ -1,4 +1,4 @@
-"""How a model's conversations are written beyond plain text: found out from its chat template and vocabulary."""
+"""Detects from a chat template and vocabulary how a model writes tool calls and reasoning."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from deployments.config.settings import ChatSettings
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a model's answers may hold, and how its prompts show tools."""
+    """What a model's answers may contain, and how its prompts show tools."""
 
     tools: ToolFormat | None = None
-    """How it writes calls; None: it makes none."""
+    """How the model writes calls; None if it makes none."""
     has_place_for_tools: bool = False
-    """Whether its template writes tools, calls and results; else they are put into messages as text."""
+    """Whether the template renders tools, calls and results; otherwise they become text in messages."""
     thinks: bool = False
-    """Whether its answers may begin with reasoning."""
+    """Whether the model's answers may begin with reasoning."""
 
 
 def dialect_of(tokenizer: Any, settings: ChatSettings) -> Dialect:
-    """As the settings have it; what they leave to "auto" by looking at the template.
+    """Return the dialect that the settings state, detecting what they leave to "auto".
 
-    Tools: the first format that the template shows; where a template knows nothing of tools, Hermes' in the
-    messages' text. Reasoning: where the template, or two tokens of the vocabulary, are its marks.
+    Tools use the first format that the template shows, or Hermes' in the messages' text if the template does not
+    mention tools. Reasoning is assumed if the template, or the vocabulary, contains its marks.
     """
     template = _template(tokenizer)
     has_place = re.search(r"\btools\b", template) is not None
@@ -42,7 +42,7 @@ def dialect_of(tokenizer: Any, settings: ChatSettings) -> Dialect:
 
 
 def _template(tokenizer: Any) -> str:
-    """The template's text, that for tools where there are several; "" where there is none."""
+    """Return the template's text, preferring the one for tools, or "" if there is none."""
     try:
         return str(tokenizer.get_chat_template(tools=[]))
     except (AttributeError, ValueError):

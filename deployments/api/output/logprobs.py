@@ -1,4 +1,4 @@
-"""How log-probabilities are spelled: OpenAI's way for completions and for chat, vLLM's for prompts.
+"""Encodes log-probabilities: OpenAI's formats for completions and chat, vLLM's for prompts.
 
 completions   {"tokens": [...], "token_logprobs": [...], "top_logprobs": [{...}], "text_offset": [...]}
 chat          {"content": [{"token", "logprob", "bytes", "top_logprobs": [...]}], "refusal": null}
@@ -14,22 +14,22 @@ from deployments.api.text_codec import TextCodec
 from engine.logprobs import TokenLogprobs
 
 _LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
+"""Stands for minus infinity, which JSON cannot express."""
 
 
 def finite(logprob: float) -> float:
-    """A log-probability that JSON can say; NaN and minus infinity are as unlikely as can be."""
+    """Return a log-probability that JSON can express; NaN and minus infinity become the lowest."""
     return logprob if logprob > _LOWEST_LOGPROB else _LOWEST_LOGPROB
 
 
 class TextOffsets:
-    """Where in a text its tokens begin, in characters, whatever bytes of a character a token has."""
+    """Counts where tokens begin in a text, in characters, even if a token has only some bytes of a character."""
 
     def __init__(self, start: int = 0) -> None:
         self._at = start  # characters that have begun
 
     def add(self, spelled: bytes) -> int:
-        """The offset of a token of these UTF-8 bytes, which follow those before."""
+        """Append a token of these UTF-8 bytes and return its offset."""
         is_inside = bool(spelled) and spelled[0] & 0xC0 == 0x80
         offset = max(self._at - is_inside, 0)
         self._at += sum(byte & 0xC0 != 0x80 for byte in spelled)
@@ -37,16 +37,16 @@ class TextOffsets:
 
 
 def prompt_offsets(codec: TextCodec, prompt_ids: Iterable[int], text: str) -> list[int]:
-    """Where each token of a prompt begins in its text, as it was given or decoded.
+    """Return where each token of a prompt begins in its text, as it was given or decoded.
 
-    Tokens that the tokenizer added are not in it, and where it changed what was written, offsets are near.
+    Tokens that the tokenizer added are not in the text, and where it normalized the text, offsets are approximate.
     """
     data, at = text.encode(), 0
     offsets, numbers = TextOffsets(), []
     for token in prompt_ids:
         spelled = bytes(codec.token_text(token)[1])
         if not data.startswith(spelled, at):
-            # A word that begins a text lacks the space it has elsewhere; a special token may not be in it at all.
+            # A text's first word lacks the space it has elsewhere; a special token may not be in the text at all.
             spelled = b"" if codec.is_special(token) else spelled.removeprefix(b" ")
         numbers.append(min(offsets.add(spelled), len(text)))
         at += len(spelled)
@@ -56,12 +56,12 @@ def prompt_offsets(codec: TextCodec, prompt_ids: Iterable[int], text: str) -> li
 def completion_logprobs(
     codec: TextCodec, at: Sequence[TokenLogprobs], num_top: int, offsets: Sequence[int]
 ) -> dict[str, Any]:
-    """OpenAI's four lists; `offsets` has one more than `at` when a prompt's first token precedes them."""
+    """Encode OpenAI's four lists; `offsets` has one more than `at` when a prompt's first token precedes them."""
     tops = []
     for token in at:
         top: dict[str, float] = {}
-        # The chosen token is always among them, so there may be one more than asked for. Of tokens that read
-        # alike the likelier one counts.
+        # The chosen token is always included, so there may be one more than requested. Of tokens with equal
+        # texts, the likelier one counts.
         for token_id, logprob in (*token.top[:num_top], (token.token_id, token.logprob)):
             top.setdefault(codec.token_key(token_id), finite(logprob))
         tops.append(top)
@@ -74,7 +74,7 @@ def completion_logprobs(
 
 
 def output_offsets(codec: TextCodec, offsets: TextOffsets, token_ids: Iterable[int]) -> list[int]:
-    """Where generated tokens begin in the text; special ones are not in it."""
+    """Return where generated tokens begin in the text, which lacks special tokens."""
     return [
         offsets.add(b"" if codec.is_special(token) else bytes(codec.token_text(token)[1])) for token in token_ids
     ]
@@ -83,7 +83,7 @@ def output_offsets(codec: TextCodec, offsets: TextOffsets, token_ids: Iterable[i
 def echo_logprobs(
     codec: TextCodec, prompt_ids: Sequence[int], text: str, scores: Sequence[TokenLogprobs], num_top: int
 ) -> dict[str, Any]:
-    """Those of an echoed prompt, whose first token has none: nothing comes before it."""
+    """Encode those of an echoed prompt, whose first token has none as nothing precedes it."""
     spelled = completion_logprobs(codec, scores, num_top, prompt_offsets(codec, prompt_ids, text))
     return spelled | {
         "tokens": [codec.token_key(prompt_ids[0]), *spelled["tokens"]],
@@ -93,7 +93,7 @@ def echo_logprobs(
 
 
 def chat_logprobs(codec: TextCodec, at: Sequence[TokenLogprobs], num_top: int) -> dict[str, Any]:
-    """OpenAI's list of tokens, each with its bytes: a token may be a part of a character."""
+    """Encode OpenAI's list of tokens, each with its bytes, which may be only part of a character."""
 
     def spell(token_id: int, logprob: float) -> dict[str, Any]:
         text, spelled = codec.token_text(token_id)
@@ -110,7 +110,7 @@ def chat_logprobs(codec: TextCodec, at: Sequence[TokenLogprobs], num_top: int) -
 
 
 def prompt_logprobs(codec: TextCodec, scores: Sequence[TokenLogprobs], num_top: int) -> list[Any]:
-    """vLLM's list, one entry per prompt token by token id; the first is null."""
+    """Encode vLLM's list: one object by token id for each prompt token; the first is null."""
     spelled: list[Any] = [None]
     for at in scores:
         entries = {str(at.token_id): (at.logprob, at.rank)}

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers: <think>...</think> at the beginning of its text."""
+"""Parses reasoning: <think>...</think> at the beginning of a model's text."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 def parse_reasoning(*, is_open: bool) -> Parser[None]:
-    """Reasoning, then text. `is_open`: the prompt ended with the opening mark, so the text begins inside.
+    """Parse reasoning, then text. With `is_open`, the prompt ended with the opening mark: the text begins inside.
 
-    White space around the marks is nobody's. Reasoning that nothing closes is reasoning to its end.
+    White space around the marks is dropped. Reasoning that nothing closes extends to the end of the text.
     """
     at = Scanner()
     yield from at.spaces()

@@ -1,4 +1,4 @@
-"""How an answer is spelled: what chat and completions share. Streamed chunks are assembled from prebuilt bytes."""
+"""Encodes answers as JSON and events: what chat and completions share. Chunks are built from prebuilt bytes."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """One prompt of a request, and what of it goes into the answer."""
+    """One prompt of a request as token ids, with the text to echo."""
 
     token_ids: list[int]
     echo: str | None = None
-    """Text that precedes each of its choices; None: it is not echoed."""
+    """Text that precedes each of the prompt's choices; None echoes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
-    """What stays the same in everything that is sent about one request."""
+    """What is the same in every object that is sent for one request."""
 
     id: str
     created: int
     model: str
     prompts: Sequence[EncodedPrompt]
     num_choices: int
-    """Per prompt; choice i belongs to prompt i // num_choices."""
+    """Number of choices per prompt; choice i belongs to prompt i // num_choices."""
     include_usage: bool
-    """Whether a stream reports it; a whole answer always does."""
+    """Whether a stream reports usage; a response that is not streamed always does."""
     with_token_ids: bool
     include_timings: bool
 
     @classmethod
     def begin(cls, prefix: str, model: str, prompts: Sequence[EncodedPrompt], **options: Any) -> ResponseContext:
-        """A new answer with an id of its own."""
+        """Create the context of a new response, with an id of its own."""
         return cls(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model, prompts, **options)
 
     def head(self, kind: str) -> dict[str, Any]:
-        """The fields that begin every object of this answer."""
+        """Return the fields that begin every object of this response."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def prompt_of(self, choice: int) -> EncodedPrompt:
-        """The prompt that a choice continues."""
+        """Return the prompt that a choice continues."""
         return self.prompts[choice // self.num_choices]
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
+        """Number of tokens in all prompts."""
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
     def usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Each prompt counts once however many choices it has, and so do its cached tokens."""
+        """Return the usage object. A prompt and its cached tokens count once, whatever its number of choices."""
         prompt_tokens = self.num_prompt_tokens
         completion_tokens = sum(choice.num_generated for choice in choices)
         reasoning_tokens = sum(choice.num_reasoning for choice in choices)
@@ -76,19 +76,19 @@ class ResponseContext:
 
 @dataclass(slots=True)
 class CompleteChoice:
-    """A choice's deltas put together, for an answer that is not streamed."""
+    """A choice's deltas joined, for a response that is not streamed."""
 
     text: list[str]
     token_ids: list[int]
     logprobs: list[Any]
     reasoning: list[str]
     calls: list[ToolCallDelta]
-    """One per call."""
+    """One merged delta per call."""
     finish_reason: str = "length"
 
     @classmethod
     def of(cls, deltas: Iterable[ChoiceDelta]) -> CompleteChoice:
-        """All deltas of one choice, in order."""
+        """Join all deltas of one choice, given in order."""
         whole = cls([], [], [], [], [])
         for delta in deltas:
             whole.text.append(delta.text)
@@ -105,29 +105,29 @@ class CompleteChoice:
 
 
 class ResponseEncoder(Protocol):
-    """How one endpoint spells its answers."""
+    """Encodes the responses of one endpoint."""
 
     context: ResponseContext
 
     def opening(self, index: int) -> bytes:
-        """The event that precedes a choice's first delta; empty when there is none."""
+        """Encode the event that precedes a choice's first delta; empty if there is none."""
         ...
 
     def delta(self, delta: ChoiceDelta) -> bytes:
-        """One delta as an event; the last one says why it is the last."""
+        """Encode one delta as an event; the last one has the finish reason."""
         ...
 
     def closing(self, extras: dict[str, Any]) -> bytes:
-        """The event that ends a stream whose client asked for `usage` or `timings`."""
+        """Encode the event that ends a stream whose client asked for `usage` or `timings`."""
         ...
 
     def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
-        """The answer in one piece; deltas by choice."""
+        """Encode a response that is not streamed from each choice's deltas."""
         ...
 
 
 class ChunkFraming:
-    """The bytes around a chunk's choices, the same for all chunks of a stream.
+    """The bytes around a chunk's choices, which are the same for all chunks of a stream.
 
     data: {"id":"...","object":"...","created":1,"model":"...","choices":[ ... ],"usage":null}
     ╰──────────────────────────── head ──────────────────────────────────╯     ╰─── tail ────╯
@@ -138,14 +138,14 @@ class ChunkFraming:
         self._tail = b'],"usage":null}\n\n' if context.include_usage else b"]}\n\n"
 
     def choice(self, encoded: bytes) -> bytes:
-        """An event with one choice, given as JSON."""
+        """Encode an event with one choice, given as JSON."""
         return self._head + encoded + self._tail
 
     def closing(self, extras: dict[str, Any]) -> bytes:
-        """An event with no choices, and what is said of all of them."""
+        """Encode an event without choices that reports usage or timings."""
         return self._head + b"]," + encode_json(extras)[1:] + b"\n\n"
 
 
 def error_event(body: bytes) -> bytes:
-    """How a stream that has begun reports a failure."""
+    """Encode the event by which a stream that has begun reports a failure."""
     return b"data: " + body + b"\n\n"

@@ -1,6 +1,6 @@
-"""`use_beam_search`: the likeliest outputs are searched for, `best_of` (or `n`) at a time, and the best `n` given.
+"""`use_beam_search`: search with `best_of` (or `n`) beams and return the `n` likeliest outputs.
 
-The fields are vLLM's: `length_penalty`, and `early_stopping` with transformers' values.
+The fields are vLLM's: `length_penalty`, and `early_stopping` with the values of transformers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from engine.sampling_params import InvalidSamplingParams, SamplingParams
 def with_beams(
     sampling: SamplingParams, request: ChatRequest | CompletionRequest, limits: Limits, width: int
 ) -> SamplingParams:
-    """`sampling` of a request that searches `width` beams, if it asks for that. Raises `ApiError` 400 that names
-    the field that is out of range, or that excludes it.
+    """Add beam search with `width` beams if the request asks for it.
+
+    Raises `ApiError` 400 that names the field that is out of range or excludes beam search.
     """
     if not request.use_beam_search:
         for name, asked in (
@@ -30,7 +31,9 @@ def with_beams(
                 raise invalid(f"{name} is only allowed with use_beam_search.", name)
         return sampling
     if request.stream:
-        raise invalid("stream cannot be combined with use_beam_search: nothing is known before its end.", "stream")
+        raise invalid(
+            "stream cannot be combined with use_beam_search, whose outputs are known at its end.", "stream"
+        )
     in_range("n" if request.best_of is None else "best_of", width, 1, limits.max_beam_width)
     beams = BeamParams(
         width,
@@ -54,7 +57,7 @@ def _excluded(error: InvalidSamplingParams, param: str) -> ApiError:
 
 
 def _asked_grammar(request: ChatRequest | CompletionRequest) -> str:
-    """The field that asks for a grammar."""
+    """Return the field that asks for a grammar."""
     if request.structured_outputs is not None:
         return "structured_outputs"
     chosen = request.tool_choice if isinstance(request, ChatRequest) else None

@@ -1,9 +1,9 @@
-"""`best_of`: several answers are generated and the likeliest are given.
+"""`best_of`: generate several answers and return the likeliest.
 
     prompt 0 ─ candidate 0 .. best_of - 1 ─▶ the n of them with the highest mean log-probability, best first
     prompt 1 ─ candidate 0 ..
 
-Usage and rate limits count all that was generated, as OpenAI's did.
+Usage and rate limits count all generated tokens, as in OpenAI's API.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from deployments.config.limits import Limits
 
 
 def num_candidates(request: ChatRequest | CompletionRequest, limits: Limits) -> int:
-    """Answers to generate for each prompt. Raises `ApiError` 400 that names the field."""
+    """Return the number of answers to generate for each prompt. Raises `ApiError` 400 that names the field."""
     wanted = request.n or 1
     if request.best_of is None:
         return wanted
     in_range("best_of", request.best_of, 1, limits.max_best_of)
     if request.best_of < wanted:
         raise invalid(
-            f"best_of must be at least n ({wanted}): n of the best_of answers generated are given; "
+            f"best_of must be at least n ({wanted}), as n of the best_of generated answers are returned; "
             f"got {request.best_of}.",
             "best_of",
         )
     if request.best_of > wanted and request.stream:
         raise invalid(
-            "stream cannot be combined with a best_of above n: which answers are the best is known at the end.",
+            "stream cannot be combined with a best_of above n, as the best answers are known only at the end.",
             "stream",
         )
     return request.best_of
@@ -40,7 +40,7 @@ def num_candidates(request: ChatRequest | CompletionRequest, limits: Limits) -> 
 def best(
     choices: Sequence[Choice], deltas: Sequence[Sequence[ChoiceDelta]], num_prompts: int, n: int
 ) -> list[list[ChoiceDelta]]:
-    """The deltas of each prompt's `n` likeliest choices, best first; of equally likely ones the first."""
+    """Return the deltas of each prompt's `n` likeliest choices, best first; ties keep their order."""
     per_prompt = len(choices) // num_prompts
     kept = []
     for first in range(0, len(choices), per_prompt):

@@ -1,7 +1,7 @@
-"""Fields of the OpenAI API that this server does not have: refused when they would change the answer.
+"""Refuses fields of the OpenAI API that this server does not support and that would change the answer.
 
-Silently ignoring a constraint is worse than an error: the client would get an unconstrained answer and a 200. So a
-field is known and used, or harmless and ignored, or refused by name.
+Silently ignoring a constraint is worse than an error: the client would get an unconstrained answer and a 200. Each
+field is therefore used, ignored as harmless, or refused by name.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 from deployments.api.errors import invalid, quoted
 
 HARMLESS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_retention"})
-"""Accepted with any value: they label a request, or qualify something that is refused itself."""
+"""Fields accepted with any value: they label a request, or qualify another field that is refused."""
 
-# Fields that are not supported, with the values besides null that ask for nothing.
+# Fields that are not supported, with the values besides null that have no effect.
 _COMMON: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "bad_words": ([],),
@@ -75,7 +75,7 @@ def keep_known(
     unsupported: Mapping[str, tuple[Any, ...]],
     path: str = "",
 ) -> dict[str, Any]:
-    """`body` without fields that ask for nothing. Raises `ApiError` for any other field that is not `known`."""
+    """Return `body` without fields that have no effect. Raises `ApiError` for any other field not in `known`."""
     kept = {}
     for name, value in body.items():
         if name in known:
@@ -86,7 +86,7 @@ def keep_known(
             raise invalid(f"Unknown field {quoted(name)}.{_suggestion(name, known)}", path + name[:64])
         elif value is not None and not _is_neutral(value, unsupported[name]):
             raise invalid(
-                f"{path}{name} is not supported by this server with this value; leave it out.",
+                f"{path}{name} with this value is not supported by this server; leave it out.",
                 path + name,
                 "unsupported_field",
             )
@@ -94,7 +94,7 @@ def keep_known(
 
 
 def _is_neutral(value: object, neutral: tuple[Any, ...]) -> bool:
-    """Equal in value and in kind: 1 is not true."""
+    """Return whether `value` is among `neutral`, in value and type: 1 is not true."""
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
 
 

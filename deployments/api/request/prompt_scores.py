@@ -1,7 +1,7 @@
-"""What engines say of the prompts' own tokens, gathered from the choices' deltas.
+"""Collects the log-probabilities of prompt tokens (scores) from the choices' deltas.
 
-A prompt is scored once: by the engine of its first choice. The other choices share its KV and wait here until its
-scores are whole, as each choice's answer begins with them:
+A prompt is scored once, by the engine of its first choice. The other choices share its KV and are held here until
+the scores are complete, because each choice's answer begins with them:
 
     choice 0   [ scores 1..2048 ][ scores ... ][ text ]──────────▶
     choice 1               [ text ][ text ]───── held ───────────▶ text
@@ -25,15 +25,15 @@ logger = logging.getLogger(__name__)
 def requested_scores(
     request: ChatRequest | CompletionRequest, limits: Limits, *, echoed: int | None = None
 ) -> int | None:
-    """Alternatives that engines have to report for each prompt token; None: no scores are asked for.
+    """Return the number of alternatives to report for each prompt token; None if no scores are requested.
 
-    `echoed` are those of an echoed prompt. Raises `ApiError`.
+    `echoed` is the number for an echoed prompt. Raises `ApiError`.
     """
     asked = request.prompt_logprobs
     in_range("prompt_logprobs", asked, 0, limits.max_prompt_logprobs)
     if asked is not None and request.stream:
         raise invalid(
-            "prompt_logprobs is not available with stream; leave one of them out. Completions can stream echo "
+            "prompt_logprobs cannot be combined with stream; leave one of them out. Completions can stream echo "
             "with logprobs.",
             "prompt_logprobs",
         )
@@ -47,17 +47,17 @@ def scores_of(
     num_top: int | None,
     num_candidates: int,
 ) -> PromptScores | None:
-    """Where the scores of `prompts`, as token ids, are gathered from `num_candidates` answers to each.
+    """Create the collector of scores for `prompts` (token ids) with `num_candidates` answers each.
 
-    Raises `ApiError` when they are too many.
+    Raises `ApiError` when there would be too many scores.
     """
     if num_top is None:
         return None
     scores = PromptScores(prompts, request.n or 1, num_top, num_candidates)
     if scores.num_entries > limits.max_prompt_logprob_entries:
         raise invalid(
-            f"The answer would have {scores.num_entries} log-probabilities of prompt tokens, at most "
-            f"{limits.max_prompt_logprob_entries} are allowed: ask for fewer alternatives or choices, or send "
+            f"The answer would have {scores.num_entries} log-probabilities of prompt tokens, but at most "
+            f"{limits.max_prompt_logprob_entries} are allowed; ask for fewer alternatives or choices, or send "
             "shorter prompts.",
             "logprobs" if request.prompt_logprobs is None else "prompt_logprobs",
         )
@@ -65,14 +65,14 @@ def scores_of(
 
 
 class PromptScores:
-    """The scores of one request's prompts. Lives as long as its answer."""
+    """Scores of one request's prompts. Lives as long as the response."""
 
     def __init__(
         self, prompts: Sequence[Sequence[int]], num_choices: int, num_top: int, num_candidates: int
     ) -> None:
-        """`prompts` are token ids, each with `num_candidates` answers, of which `num_choices` are given.
+        """`prompts` are token ids, each with `num_candidates` answers, of which `num_choices` are returned.
 
-        Of each token `num_top` alternatives are asked for.
+        `num_top` is the number of alternatives to each token.
         """
         self.num_top = num_top
         self._prompts, self._num_choices, self._num_candidates = prompts, num_choices, num_candidates
@@ -80,17 +80,17 @@ class PromptScores:
 
     @property
     def num_entries(self) -> int:
-        """Log-probabilities in an answer that has them once for each choice."""
+        """Number of log-probabilities in a response that repeats them for each choice."""
         return sum(map(len, self._prompts)) * (self.num_top + 1) * self._num_choices
 
     def of(self, choice: int) -> list[TokenLogprobs]:
-        """Those of the tokens of a choice's prompt but for the first, once they are whole."""
+        """Return the scores of a choice's prompt tokens after the first, once they are complete."""
         prompt = choice // self._num_choices
         part = self._parts[prompt]
         return [] if part is None else part.read(self._prompts[prompt][part.start : part.end])
 
     async def gathered(self, deltas: AsyncIterator[ChoiceDelta]) -> AsyncIterator[ChoiceDelta]:
-        """`deltas`, each held back until its prompt's scores are whole. Raises `ApiError` if they never are."""
+        """Yield each delta once its prompt's scores are complete. Raises `ApiError` if they never are."""
         held: list[list[ChoiceDelta]] = [[] for _ in self._prompts]
         async for delta in deltas:
             prompt = delta.index // self._num_candidates
@@ -101,7 +101,7 @@ class PromptScores:
                     yield waiting
                 held[prompt].clear()
         if any(held):
-            logger.error("a prompt's log-probabilities are not whole")
+            logger.error("an engine reported only part of a prompt's log-probabilities")
             raise ApiError(500, "The engine failed on this request.", code="engine_error")
 
     def _is_whole(self, prompt: int) -> bool:

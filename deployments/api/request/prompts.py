@@ -1,4 +1,4 @@
-"""From what a client sent to token ids that fit the model: off the event loop when it is long."""
+"""Turns what a client sent into token ids that fit the model, in a thread when the text is long."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from deployments.config.limits import Limits
 async def encode_text(
     limits: Limits, served: ServedModel, text: str, *, param: str = "prompt", add_special_tokens: bool = True
 ) -> list[int]:
-    """Token ids of a text prompt."""
+    """Return the token ids of a text prompt."""
     _refuse_hopeless(served, len(text), param)
     ids = await _near_or_far(
         limits,
@@ -37,7 +37,7 @@ async def encode_messages(
     *,
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """Token ids of a conversation, whose model is told of `functions`."""
+    """Return the token ids of a conversation that shows `functions` to the model."""
     check_conversation(limits, messages)
     calls = (len(call.function.arguments) for message in messages for call in message.tool_calls)
     size = sum(len(message.content) for message in messages) + sum(calls)
@@ -58,15 +58,15 @@ async def encode_messages(
 
 
 def check_prompt(model: ModelCard, ids: list[int], param: str) -> None:
-    """Raise `ApiError` for a prompt that is empty, too long or not of this model's tokens."""
+    """Raise `ApiError` for a prompt that is empty, too long or has ids outside the vocabulary."""
     if not ids:
-        raise invalid(f"{param} is empty: it needs at least one token.", param)
+        raise invalid(f"{param} is empty; it needs at least one token.", param)
     room(len(ids), model.max_model_len, param)
     in_vocabulary(param, ids, model.vocab_size)
 
 
 def _refuse_hopeless(served: ServedModel, chars: int, param: str) -> None:
-    """Megabytes of text cannot fit whatever their tokens are: do not spend seconds on finding out."""
+    """Refuse text that cannot fit whatever its tokens are, without spending seconds on tokenizing it."""
     least = chars // served.codec.max_token_chars
     if least >= served.card.max_model_len:
         raise context_exceeded(

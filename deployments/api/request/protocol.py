@@ -1,6 +1,6 @@
-"""The requests of the HTTP API, as typed models.
+"""Typed models of the HTTP API's requests.
 
-Here is what JSON must look like. Ranges of sampling parameters are checked by `SamplingParams`, which knows them.
+They check the form of the JSON; `SamplingParams` checks the ranges of sampling parameters.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _parse_stop(value: object) -> object:
 
 
 def _parse_logit_bias(value: object) -> object:
-    """Keys are token ids written as strings; the first that is not one is named."""
+    """Parse an object whose keys are token ids written as strings; errors name the first wrong key."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -47,12 +47,12 @@ def _parse_logit_bias(value: object) -> object:
             raise PydanticCustomError("logit_bias", f"has the key {quoted(key)}; keys are token ids")
         if isinstance(bias, bool) or not isinstance(bias, int | float):
             raise PydanticCustomError("logit_bias", "must hold numbers")
-        biases[int(key)] = float(bias) if abs(bias) <= 1e6 else 1e6  # far outside the range: refused there
+        biases[int(key)] = float(bias) if abs(bias) <= 1e6 else 1e6  # out of range, hence refused later
     return biases
 
 
 def _join_content(value: object) -> object:
-    """Text, or text parts joined by newlines as the chat templates of text models expect."""
+    """Return text, joining text parts by newlines as the chat templates of text models expect."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
@@ -79,7 +79,7 @@ def _parse_role(value: object) -> object:
 
 
 def _parse_prompt(value: object) -> object:
-    """One prompt or several, each text or token ids, always as a list of prompts."""
+    """Return one or several prompts, each text or token ids, as a list of prompts."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
@@ -96,7 +96,7 @@ def _parse_prompt(value: object) -> object:
 
 
 def _or_none(value: object) -> object:
-    """Null is no element."""
+    """Replace null by an empty list."""
     return [] if value is None else value
 
 
@@ -169,26 +169,26 @@ class _Generating(StrictModel):
     n: Int | None = None
     best_of: Int | None = None
     use_beam_search: bool | None = None
-    """Give the likeliest outputs that a beam search finds; `best_of`, or `n`, is its width."""
+    """Return the likeliest outputs that a beam search finds; `best_of`, or `n`, is its width."""
     length_penalty: float | None = None
-    """Of a beam search: its scores are divided by length to this power."""
+    """Beam search divides its scores by length to this power."""
     early_stopping: Annotated[bool | Literal["never"] | None, BeforeValidator(_parse_early_stopping)] = None
-    """Of a beam search: whether it ends with the first `best_of` finished outputs."""
+    """Whether a beam search ends with the first `best_of` finished outputs."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    """What the answer must match; not together with `response_format`."""
+    """What the answer must match; excludes `response_format`."""
     cache_salt: str | None = None
-    """Prefixes in the cache are shared only among requests with the same salt."""
+    """Cached prefixes are shared only among requests with the same salt."""
     priority: Int | None = None
-    """Higher goes first."""
+    """Requests with a higher priority are scheduled first."""
     prompt_cache_key: str | None = None
-    """A hint that requests share a prefix; `x-session-id` goes before it."""
+    """Hint that requests with this key share a prefix; `x-session-id` takes precedence."""
     prompt_logprobs: Int | None = None
-    """Report the log-probability and rank of each prompt token, and so many alternatives to it."""
+    """Report the log-probability and rank of each prompt token, and this many alternatives to it."""
     return_token_ids: bool | None = None
-    """Report the prompt's and each choice's token ids."""
+    """Report the token ids of the prompt and of each choice."""
     include_timings: bool | None = None
     """Report where the request's time went, as `timings`: see `deployments/api/timings.py`."""
 
@@ -201,18 +201,18 @@ class ChatRequest(_Generating):
     logprobs: bool | None = None
     top_logprobs: Int | None = None
     tools: Annotated[list[Tool], FailFast(), BeforeValidator(_or_none)] = Field(default_factory=list)
-    """Functions that the model may call."""
+    """The functions that the model may call."""
     tool_choice: ToolChoice = None
-    """Whether it may ("auto", the default), must ("required", or one by name) or must not ("none") call one."""
+    """Whether the model may ("auto", the default), must ("required" or a name) or must not ("none") call one."""
     parallel_tool_calls: bool | None = None
-    """Whether it may call several in one answer: yes, unless false."""
+    """Whether one answer may have several calls; false allows one only."""
 
 
 class CompletionRequest(_Generating):
     """Body of POST /v1/completions."""
 
     prompt: Annotated[list[Any], BeforeValidator(_parse_prompt)]
-    """As parsed: a list of prompts, each a string or a list of ids."""
+    """A list of prompts once parsed, each a string or a list of token ids."""
     echo: bool | None = None
     logprobs: Int | None = None
 
@@ -224,9 +224,9 @@ class TokenizeRequest(StrictModel):
     prompt: str | None = None
     messages: Annotated[list[Message], FailFast()] = Field(default_factory=list)
     tools: Annotated[list[Tool], FailFast(), BeforeValidator(_or_none)] = Field(default_factory=list)
-    """Functions that the messages' model is told of."""
+    """The functions shown to the model in front of `messages`."""
     add_special_tokens: bool | None = None
-    """Default: yes for a prompt, no for messages, whose template has them."""
+    """Defaults to true for a prompt, and to false for messages, whose template has special tokens."""
     add_generation_prompt: bool = True
     """End the rendered messages where the model's answer begins."""
 
@@ -246,7 +246,7 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 def parse(body: dict[str, Any], kind: type[Parsed], limits: Limits) -> Parsed:
-    """`body` as a request of `kind`. Raises `ApiError` 400 that names the first field at fault."""
+    """Return `body` as a request of `kind`. Raises `ApiError` 400 that names the first field at fault."""
     fields = keep_known(body, kind.model_fields.keys(), _UNSUPPORTED.get(kind, {}))
     if isinstance(fields.get("messages"), list):
         fields["messages"] = _clean_messages(fields["messages"], limits)
@@ -262,9 +262,9 @@ def parse(body: dict[str, Any], kind: type[Parsed], limits: Limits) -> Parsed:
 
 
 def _clean_messages(messages: list[Any], limits: Limits) -> list[Any]:
-    """Counts are checked here, before anything is built; harmless fields that answers bear are dropped."""
+    """Check counts before anything is built, and drop harmless fields that responses have."""
     if not messages:
-        raise invalid("messages is empty: at least one message is needed.", "messages")
+        raise invalid("messages is empty; it needs at least one message.", "messages")
     at_most("messages", len(messages), limits.max_messages, "messages")
     for message in messages:
         parts = message.get("content") if isinstance(message, dict) else None
@@ -278,7 +278,7 @@ def _clean_messages(messages: list[Any], limits: Limits) -> list[Any]:
 
 
 def _clean_message(message: dict[str, Any], known: Set[str], path: str) -> dict[str, Any]:
-    """With calls there need not be content; the fields of an answer that are null ask for nothing."""
+    """Drop null fields of a response's message, and allow a message with calls to lack content."""
     kept = keep_known(message, known | {"reasoning_content"}, MESSAGE_UNSUPPORTED, path)
     other_name = kept.pop("reasoning_content", None)
     if kept.get("reasoning") is None and other_name is not None:
@@ -321,11 +321,11 @@ _OURS = frozenset(
         "tools",
     }
 )
-"""Error types raised above, with messages of our own."""
+"""Error types raised above, whose messages are our own."""
 
 
 def _translated(error: ValidationError) -> ApiError:
-    """The first of pydantic's findings in our words, which do not change with its version."""
+    """Return pydantic's first error in our words, which do not change with its version."""
     first = error.errors(include_url=False, include_context=False)[0]
     path = ".".join(str(part) for part in first["loc"])[:128]
     kind = first["type"]

@@ -1,4 +1,4 @@
-"""From a request's fields to `SamplingParams`: the API's defaults, its limits, and the room in the context."""
+"""Turns a request's fields into `SamplingParams`, applying the API's defaults, its limits and the context size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.grammar.spec import Grammar
 from engine.sampling_params import MAX_SEED, InvalidSamplingParams, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
-"""What /v1/completions generates when `max_tokens` is not given, as OpenAI's does."""
+"""Default of `max_tokens` for /v1/completions, as in OpenAI's API."""
 
 
 def sampling_params(
@@ -25,7 +25,7 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
-    """Sampling of the first choice. Raises `ApiError` 400 that names the field."""
+    """Return the sampling parameters of the first choice. Raises `ApiError` 400 that names the field."""
     _check_limits(request, limits, model)
     given = {name: getattr(request, name) for name in _PASSED if getattr(request, name) is not None}
     try:
@@ -57,7 +57,7 @@ _PASSED = (
 
 
 def with_max_tokens(sampling: SamplingParams, max_tokens: int) -> SamplingParams:
-    """`sampling` once it is known how much may be generated. Raises `ApiError` when `min_tokens` is more."""
+    """Set `max_tokens`. Raises `ApiError` when `min_tokens` is larger."""
     try:
         return replace(sampling, max_tokens=max_tokens)
     except InvalidSamplingParams as error:
@@ -65,20 +65,20 @@ def with_max_tokens(sampling: SamplingParams, max_tokens: int) -> SamplingParams
 
 
 def with_grammar(sampling: SamplingParams, grammar: Grammar | None) -> SamplingParams:
-    """`sampling` of an answer that must match `grammar`. Raises `ApiError` when something else excludes that."""
+    """Set the grammar that the answer must match. Raises `ApiError` when another parameter excludes it."""
     try:
         return replace(sampling, grammar=grammar)
     except InvalidSamplingParams as error:
         if error.param == "grammar":
             raise invalid(
-                "Beam search cannot be held to a form: leave out use_beam_search, or what the answer must match.",
+                "use_beam_search cannot be combined with a format that the answer must match; leave one out.",
                 "use_beam_search",
             ) from None
         raise invalid(f"{error}.", error.param) from None
 
 
 def for_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
-    """Sampling of another choice of the same prompt: the same but for its noise. The first scores the prompt."""
+    """Return the parameters of another choice of a prompt, with other noise. Only the first scores the prompt."""
     assert sampling.seed is not None
     if choice == 0:
         return sampling
@@ -87,7 +87,7 @@ def for_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
 
 
 def _check_limits(request: ChatRequest | CompletionRequest, limits: Limits, model: ModelCard) -> None:
-    """What the server's settings bound more tightly than the engine does, before anything is copied."""
+    """Check the limits in which the server's settings are stricter than the engine, before anything is copied."""
     at_most("stop", len(request.stop), limits.max_stop_strings, "strings")
     for text in request.stop:
         if not 0 < len(text) <= limits.max_stop_string_chars:
@@ -118,34 +118,34 @@ def in_vocabulary(name: str, token_ids: object, vocab_size: int) -> None:
         wrong = next(token for token in ids if not 0 <= token < vocab_size)
         shown = str(wrong) if abs(wrong) < 10**20 else "a huge number"
         raise invalid(
-            f"{name} has the token id {shown}; the model's ids are 0 to {vocab_size - 1}.",
+            f"{name} has the token id {shown}, but the model's ids are 0 to {vocab_size - 1}.",
             name,
             "invalid_token_id",
         )
 
 
 def room(prompt_tokens: int, max_model_len: int, param: str) -> int:
-    """Tokens that can follow a prompt. Raises `ApiError` when there is no room for even one."""
+    """Return how many tokens can follow a prompt. Raises `ApiError` when there is no room for even one."""
     if prompt_tokens >= max_model_len:
         raise context_exceeded(
-            f"This model's context is {max_model_len} tokens, but the prompt has {prompt_tokens} and at least one "
-            "must be left to generate.",
+            f"This model's context is {max_model_len} tokens, but the prompt has {prompt_tokens} and needs room "
+            "for at least one generated token. Shorten the prompt.",
             param,
         )
     return max_model_len - prompt_tokens
 
 
 def check_room(prompt_tokens: int, max_tokens: int, model: ModelCard, param: str) -> None:
-    """Raise `ApiError` when a prompt and what it asks for exceed the context."""
+    """Raise `ApiError` when a prompt and the tokens to generate exceed the context."""
     if max_tokens > room(prompt_tokens, model.max_model_len, param):
         shown = max_tokens if max_tokens < 10**20 else "too many"
         raise context_exceeded(
-            f"This model's context is {model.max_model_len} tokens, but {prompt_tokens} in the prompt and "
-            f"{shown} to generate were asked for. Shorten the prompt or ask for fewer tokens.",
+            f"This model's context is {model.max_model_len} tokens, but the prompt has {prompt_tokens} and "
+            f"{shown} are to be generated. Shorten the prompt or ask for fewer tokens.",
             param,
         )
 
 
 def context_exceeded(message: str, param: str) -> ApiError:
-    """400 in OpenAI's words for a prompt that does not fit."""
+    """Create a 400 with OpenAI's code for a prompt that does not fit."""
     return invalid(message, param, "context_length_exceeded")

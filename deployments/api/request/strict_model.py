@@ -1,4 +1,4 @@
-"""The base of all request models."""
+"""The base class of all request models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class StrictModel(BaseModel):
-    """No string becomes a number, no number a boolean, NaN is no number, and unknown fields are errors."""
+    """Converts no types (strings to numbers, numbers to booleans) and refuses NaN and unknown fields."""
 
     model_config = ConfigDict(
         strict=True, extra="forbid", allow_inf_nan=False, frozen=True, hide_input_in_errors=True

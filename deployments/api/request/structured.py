@@ -1,4 +1,4 @@
-"""`response_format` and `structured_outputs`: what an answer must match, as a checked `Grammar`."""
+"""Turns `response_format` and `structured_outputs` into a checked `Grammar` that an answer must match."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ STRUCTURED_OUTPUTS_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "structural_tag": (),
     "whitespace_pattern": (),
 }
-"""Keys of vLLM's that are not supported, with the values besides null that ask for nothing."""
+"""vLLM's keys that are not supported, with the values besides null that have no effect."""
 
 
 class GrammarChecker(Protocol):
-    """Knows whether a model's engines can hold an answer to a grammar."""
+    """Checks whether a model's engines can enforce a grammar."""
 
     async def check(self, grammar: Grammar) -> None:
-        """Return when they can. Raises InvalidGrammar, or Overloaded when too many wait to know."""
+        """Return if they can. Raises InvalidGrammar, or Overloaded when too many checks are waiting."""
         ...
 
 
@@ -53,13 +53,13 @@ def _parse_schema(value: object) -> object:
 
 
 def _parse_json(value: object) -> object:
-    """A schema, or its text."""
+    """Accept a schema or its text."""
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
         except (msgspec.MsgspecError, RecursionError):
             raise PydanticCustomError(
-                "structured_outputs", "must be a JSON schema; this text is no JSON"
+                "structured_outputs", "must be a JSON schema, but this text is not JSON"
             ) from None
     return value if value is None else _parse_schema(value)
 
@@ -83,21 +83,21 @@ class JsonSchemaFormat(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """OpenAI's way to say what an answer must match."""
+    """OpenAI's field for what an answer must match."""
 
     type: Annotated[FormatType, BeforeValidator(_parse_type)]
     json_schema: JsonSchemaFormat | None = None
 
 
 class StructuredOutputs(StrictModel):
-    """vLLM's: exactly one of these."""
+    """vLLM's field for what an answer must match; exactly one key is allowed."""
 
     json_: Annotated[Any, BeforeValidator(_parse_json)] = Field(default=None, alias="json")
     """A JSON schema, or its text."""
     json_object: bool | None = None
     """Any JSON object."""
     regex: str | None = None
-    """A regular expression that the whole answer matches."""
+    """A regular expression that the whole answer must match."""
     choice: Annotated[list[str] | None, BeforeValidator(_parse_choice)] = None
     """The answer is one of these."""
     grammar: str | None = None
@@ -110,11 +110,11 @@ async def requested_grammar(
     response_format: ResponseFormat | None,
     structured_outputs: StructuredOutputs | None,
 ) -> Grammar | None:
-    """What a request asks for, checked; None when anything goes. Raises `ApiError` that names the field."""
+    """Return the checked grammar that a request asks for, or None. Raises `ApiError` that names the field."""
     asked = [*_of_format(limits, response_format), *_of_structured(limits, structured_outputs)]
     if len(asked) > 1:
         names = " and ".join(param for _, param in asked)
-        raise invalid(f"{names} exclude each other; give one of them.", asked[1][1])
+        raise invalid(f"{names} exclude each other; give only one of them.", asked[1][1])
     if not asked:
         return None
     grammar, param = asked[0]
@@ -123,9 +123,9 @@ async def requested_grammar(
 
 
 async def check_grammar(checker: GrammarChecker | None, grammar: Grammar, param: str) -> None:
-    """Raise `ApiError` when a model's engines cannot hold an answer to `grammar`, which came in field `param`.
+    """Raise `ApiError` when a model's engines cannot enforce `grammar`, which came in field `param`.
 
-    Without a checker nothing is checked: engines refuse what they cannot do.
+    Without a checker nothing is checked here, and the engines refuse what they cannot do.
     """
     if checker is None:
         return
@@ -138,7 +138,7 @@ async def check_grammar(checker: GrammarChecker | None, grammar: Grammar, param:
 
 
 def schema_grammar(limits: Limits, schema: object, param: str) -> Grammar:
-    """The grammar of a JSON schema that came in field `param`. Raises `ApiError` when it is too large."""
+    """Return the grammar of a JSON schema that came in field `param`. Raises `ApiError` if it is too large."""
     if isinstance(schema, dict) and is_deeper(schema, limits.max_schema_depth):
         raise invalid(f"{param} is nested deeper than {limits.max_schema_depth} levels.", param)
     return _sized(limits, "json_schema", msgspec.json.encode(schema).decode(), param)
@@ -149,10 +149,10 @@ def _of_format(limits: Limits, given: ResponseFormat | None) -> Sequence[tuple[G
         return []
     if given.type != "json_schema":
         if given.json_schema is not None:
-            raise invalid("json_schema is only allowed with the type json_schema.", "response_format.json_schema")
+            raise invalid("json_schema is only allowed when type is json_schema.", "response_format.json_schema")
         return [(Grammar("json_object"), "response_format")] if given.type == "json_object" else []
     if given.json_schema is None:
-        raise invalid("response_format.json_schema is required with this type.", "response_format.json_schema")
+        raise invalid("response_format.json_schema is required by this type.", "response_format.json_schema")
     param = "response_format.json_schema.schema"
     return [(schema_grammar(limits, given.json_schema.schema_, param), param)]
 
@@ -178,7 +178,7 @@ def _of_structured(limits: Limits, given: StructuredOutputs | None) -> Sequence[
         asked.append((_sized(limits, "lark", given.grammar, param), param))
     if not asked:
         raise invalid(
-            "structured_outputs needs one of json, json_object, regex, choice and grammar.", "structured_outputs"
+            "structured_outputs needs one of json, json_object, regex, choice or grammar.", "structured_outputs"
         )
     return asked
 

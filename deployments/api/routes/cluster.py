@@ -1,4 +1,4 @@
-"""GET /v1/cluster/status and /v1/cluster/nodes: for the admin, or for everybody where there is no admin key."""
+"""GET /v1/cluster/status and /v1/cluster/nodes, which need the admin key if one is configured."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from deployments.api.http.transport import json_response
 
 
 class ClusterSource(Protocol):
-    """Who knows the cluster. Always answers within a bounded time; what is not known is under "missing"."""
+    """Reports the cluster's state within a bounded time; unknown parts are listed under "missing"."""
 
     async def status(self) -> dict[str, Any]:
-        """Versions, resources, replicas by model, and totals."""
+        """Return versions, resources, replicas by model, and totals."""
         ...
 
     async def nodes(self) -> dict[str, Any]:
-        """The nodes, with their GPUs and replicas."""
+        """Return the nodes with their GPUs and replicas."""
         ...
 
 
 def add_cluster_routes(app: FastAPI, cluster: ClusterSource, admin_key_hash: str | None, version: str) -> None:
-    """The two endpoints."""
+    """Register the two endpoints."""
 
     def check(request: Request) -> None:
         if admin_key_hash is not None:
             require_admin(request, admin_key_hash)
 
     async def status(request: Request) -> Response:
-        """The cluster as a whole."""
+        """Describe the cluster as a whole."""
         check(request)
         found = await cluster.status()
         return json_response({**found, "versions": {"raydix": version, **found["versions"]}})
 
     async def nodes(request: Request) -> Response:
-        """Each of its nodes."""
+        """Describe each node."""
         check(request)
         return json_response(await cluster.nodes())
 

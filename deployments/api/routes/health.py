@@ -1,4 +1,4 @@
-"""GET /health: each model's engines as this process sees them, and what that makes of the whole."""
+"""GET /health: the state of each model's engines as this process sees them, and of the whole service."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deployments.client.protocol import FleetHealth, HealthState
 
 
 async def health(models: Mapping[str, ServedModel]) -> tuple[dict[str, object], int]:
-    """The body, and 200 when some request can be served or all models are unloaded, else 503."""
+    """Return the body, and 200 if some request can be served or all models are unloaded, else 503."""
     fleets = await asyncio.gather(*(served.client.health() for served in models.values()))
     state = overall([fleet.state for fleet in fleets])
     body: dict[str, object] = {
@@ -24,9 +24,9 @@ async def health(models: Mapping[str, ServedModel]) -> tuple[dict[str, object], 
 
 
 def overall(states: Collection[HealthState]) -> HealthState:
-    """All models' states as one: what they agree on, else "degraded" while some requests can be served.
+    """Combine all models' states: the common one, else "degraded" while some requests can be served.
 
-    Unloaded models do not count beside others.
+    Unloaded models are ignored if there are others.
     """
     distinct = set(states) - {"unloaded"} or set(states)
     if len(distinct) == 1:

@@ -1,4 +1,4 @@
-"""The models: listing them with their states, loading and unloading."""
+"""The endpoints under /v1/models: listing models with their states, loading and unloading them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deployments.client.protocol import ModelState, NotSwitchable, Unavailable
 
 
 def add_model_routes(app: FastAPI, service: ApiService) -> None:
-    """GET, POST .../load and DELETE of /v1/models."""
+    """Register GET, POST .../load and DELETE under /v1/models."""
     routes = _ModelRoutes(service)
     app.add_api_route("/v1/models", routes.list, methods=["GET"])
     app.add_api_route("/v1/models/{model_id:path}/load", routes.load, methods=["POST"])
@@ -25,7 +25,7 @@ def add_model_routes(app: FastAPI, service: ApiService) -> None:
 
 
 class _ModelRoutes:
-    """The endpoints, with the service they share."""
+    """The endpoints and the service that they share."""
 
     def __init__(self, service: ApiService) -> None:
         self._service = service
@@ -40,7 +40,7 @@ class _ModelRoutes:
         return json_response(await _described(self._service.find(model_id)))
 
     async def load(self, request: Request, model_id: str) -> Response:
-        """Start a model's engines, if it has none. Answers at once; its state tells when they are up."""
+        """Start a model's engines if it has none. Answers at once; the model's state shows when they are up."""
         return await self._switch(request, model_id, is_on=True)
 
     async def unload(self, request: Request, model_id: str) -> Response:
@@ -66,7 +66,7 @@ async def _described(served: ServedModel) -> dict[str, object]:
 
 
 def _object(served: ServedModel, state: ModelState | None) -> dict[str, object]:
-    """A model as OpenAI's clients know it, and its state; null where nobody knows it now."""
+    """Return a model as OpenAI's clients know it, with its state, which is null if it is not known now."""
     card = served.card
     return {
         "id": card.id,

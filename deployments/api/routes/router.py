@@ -1,4 +1,4 @@
-"""Why requests ran where they ran: the router's last decisions, for those who administer the service."""
+"""GET /v1/router/decisions: the router's last decisions and their reasons, for administrators."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ DEFAULT_DECISIONS = 100
 
 
 def add_router_routes(app: FastAPI, service: ApiService) -> None:
-    """GET /v1/router/decisions."""
+    """Register GET /v1/router/decisions."""
 
     async def decisions(request: Request) -> Response:
-        """The last placements of this ingress, newest first: every term of each, and what came of it.
+        """Return this ingress's last placements, newest first, with every cost term and the outcome.
 
         Query: `limit` (100), `model` (all of them).
         """
@@ -40,5 +40,5 @@ def _limit(text: str | None) -> int:
     if text is None:
         return DEFAULT_DECISIONS
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= MAX_DECISIONS and len(text) <= 5):
-        raise invalid(f"limit must be a number from 1 to {MAX_DECISIONS}.", "limit")
+        raise invalid(f"limit must be an integer from 1 to {MAX_DECISIONS}.", "limit")
     return int(text)

@@ -1,4 +1,4 @@
-"""The ways in which models write calls, and which of them a chat template teaches."""
+"""Formats in which models write calls, and how to recognize the one that a chat template shows."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from deployments.api.tools.segments import Parser
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """One way: OPENS {"name": NAME, "KEY": {...}} CLOSES, and so on, with SEPARATOR between."""
+    """One format: OPENS {"name": NAME, "KEY": {...}} CLOSES, repeated with SEPARATOR between."""
 
     parser: Callable[[Collection[str]], Parser[None]]
     """Creates the parser of an answer, given the names of the functions that may be called."""
     is_taught: Callable[[str], bool]
-    """Whether a chat template, given as its text, shows models this way."""
+    """Whether a chat template, given as text, shows this format to models."""
     key: str
     opens: str = ""
     closes: str = ""
     separator: str = "\n"
     marks: tuple[str, ...] = ()
-    """What tells calls from text. Where these are special tokens they have to stay in the text that is read."""
+    """Marks that tell calls from text; if they are special tokens, they must stay in the parsed text."""
 
     def spell(self, name: str, arguments: str) -> str:
-        """A call, with its arguments as JSON."""
+        """Write a call with its arguments, given as JSON."""
         return f'{self.opens}{{"name": "{name}", "{self.key}": {arguments}}}{self.closes}'
 
 
 def _teaches_hermes(template: str) -> bool:
-    """Others have the same mark around another syntax: <function=...> (Qwen3-Coder), <arg_key> (GLM)."""
+    """Other formats use the same mark with another syntax: <function=...> (Qwen3-Coder), <arg_key> (GLM)."""
     others = ("<function=", "<arg_key>")
     return (
         hermes.OPEN in template
@@ -62,4 +62,4 @@ FORMATS: Mapping[str, ToolFormat] = {
         marks=(llama3.PYTHON_TAG,),
     ),
 }
-"""By the name in the settings."""
+"""All formats by their name in the settings."""

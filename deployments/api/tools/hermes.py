@@ -1,4 +1,4 @@
-"""Calls as Hermes and Qwen write them: <tool_call>{"name": ..., "arguments": {...}}</tool_call>, anywhere."""
+"""Parses the calls of Hermes and Qwen, anywhere: <tool_call>{"name": ..., "arguments": {...}}</tool_call>."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 def parse_hermes(names: Collection[str]) -> Parser[None]:
-    """Text, and calls of the functions `names`. White space around calls is nobody's.
+    """Parse text, and calls of the functions `names`. White space around calls is dropped.
 
-    A call that nothing closes ends where its object does, and of a closing mark its beginning will do at the end.
+    A call without a closing mark ends with its object; at the end of the text, a truncated closing mark suffices.
     """
     at = Scanner()
     is_open = has_called = False

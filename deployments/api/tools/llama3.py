@@ -1,6 +1,6 @@
-"""Calls as Llama 3.1 and later write them: {"name": ..., "parameters": {...}}, several with ; between them.
+"""Parses calls as Llama 3.1 and later write them: {"name": ..., "parameters": {...}}, separated by semicolons.
 
-An answer is calls from its beginning on, or from <|python_tag|> on; anything else is text.
+Calls stand at the beginning of an answer or after <|python_tag|>; anything else is text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 def parse_llama3(names: Collection[str]) -> Parser[None]:
-    """Text, and calls of the functions `names`. White space around calls is nobody's."""
+    """Parse text, and calls of the functions `names`. White space around calls is dropped."""
     at = Scanner()
     has_called = yield from _calls(at, names)
     while True:
@@ -31,7 +31,7 @@ def parse_llama3(names: Collection[str]) -> Parser[None]:
 
 
 def _calls(at: Scanner, names: Collection[str]) -> Parser[bool]:
-    """All calls that follow one another here, and whether there is one. What is no call is text."""
+    """Parse consecutive calls and return whether there is one. Anything else is text."""
     has_called = is_complete = False
     while True:
         char = yield from at.spaces()

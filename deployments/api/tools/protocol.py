@@ -1,4 +1,4 @@
-"""Tools as requests have them: the functions a model may call, and the calls it made."""
+"""Tools in requests: the functions that a model may call, and the calls that it made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _parse_type(value: object) -> object:
 
 
 def _parse_choice(value: object) -> object:
-    """Checked here as a whole, since of a union pydantic can say only what each member lacks."""
+    """Check the value as a whole, as pydantic's errors for a union only list what each member lacks."""
     if value in ("none", "auto", "required") or value is None:
         return value
     if isinstance(value, dict) and value.keys() == {"type", "function"} and value["type"] == "function":
@@ -40,15 +40,15 @@ class Function(StrictModel):
 
     name: FunctionName
     description: str | None = None
-    """What it is for, in words for the model."""
+    """What the function does, described for the model."""
     parameters: dict[str, Any] | None = None
-    """JSON schema of its arguments, an object's; None: it has none."""
+    """JSON schema of the arguments, which are an object; None if there are none."""
     strict: bool | None = None
-    """Whether its arguments have to match the schema."""
+    """Whether arguments must match the schema."""
 
 
 class Tool(StrictModel):
-    """A tool; all are functions."""
+    """A tool; functions are the only type."""
 
     type: FunctionType
     function: Function
@@ -59,7 +59,7 @@ class _Named(StrictModel):
 
 
 class NamedChoice(StrictModel):
-    """The one function that is to be called."""
+    """A choice of the one function to call."""
 
     type: FunctionType
     function: _Named
@@ -69,7 +69,7 @@ ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedChoice | None,
 
 
 def _parse_arguments(value: object) -> object:
-    """Templates need the object that OpenAI's format has as text; "" is what some clients write for none."""
+    """Check that the text is an object, as templates need one; some clients send "" for no arguments."""
     if not isinstance(value, str):
         return value
     try:
@@ -82,7 +82,7 @@ def _parse_arguments(value: object) -> object:
 
 
 class CalledFunction(StrictModel):
-    """What a model called, and with which arguments."""
+    """The function that a model called, and the arguments."""
 
     name: FunctionName
     arguments: Annotated[str, BeforeValidator(_parse_arguments)]
@@ -90,9 +90,9 @@ class CalledFunction(StrictModel):
 
 
 class ToolCall(StrictModel):
-    """A call that an assistant's message made."""
+    """A call in an assistant's message."""
 
     id: str
-    """What the message with the result refers to."""
+    """The id to which the message with the result refers."""
     type: FunctionType
     function: CalledFunction

@@ -1,4 +1,4 @@
-"""Conversations with tools, as chat templates expect them; as text, for templates that know nothing of tools."""
+"""Renders conversations with tools for chat templates: as objects, or as text if a template has no tools."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from deployments.api.request.protocol import Message
 
 Plain = dict[str, Any]
-"""A message or a tool as the template sees it."""
+"""A message or a tool as the template gets it."""
 
 
 def plain_tools(functions: Sequence[Function]) -> list[Plain]:
-    """Tools as Hugging Face's templates expect them."""
+    """Return tools as Hugging Face's templates expect them."""
     return [{"type": "function", "function": _plain_function(function)} for function in functions]
 
 
 def plain_messages(messages: Sequence[Message]) -> list[Plain]:
-    """Messages as Hugging Face's templates expect them: arguments are objects, results name their function."""
+    """Return messages as Hugging Face's templates expect them: objects as arguments, function names in results."""
     names = {call.id: call.function.name for message in messages for call in message.tool_calls}
     rendered = []
     for message in messages:
@@ -39,7 +39,7 @@ def plain_messages(messages: Sequence[Message]) -> list[Plain]:
 
 
 def messages_as_text(messages: Sequence[Message], functions: Sequence[Function], form: ToolFormat) -> list[Plain]:
-    """The same in roles that every template knows: tools in the system message, results from the user."""
+    """Return messages in roles that every template has: tools in the system message, results from the user."""
     rendered: list[Plain] = []
     for message in messages:
         calls = [form.spell(call.function.name, call.function.arguments) for call in message.tool_calls]
@@ -71,7 +71,7 @@ def _instructions(functions: Sequence[Function], form: ToolFormat) -> str:
 
 
 def _plain_function(function: Function) -> Plain:
-    """Some templates cannot do without a description."""
+    """Return a function with a description and parameters, which some templates require."""
     nothing: Plain = {"type": "object", "properties": {}}
     parameters = function.parameters or nothing
     return {"name": function.name, "description": function.description or "", "parameters": parameters}

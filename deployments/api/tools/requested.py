@@ -1,4 +1,4 @@
-"""What a chat request asks for in the way of tools, checked as a whole."""
+"""Checks the tools of a chat request, its choice among them, and the calls in its messages."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ class RequestedTools:
 
     format: ToolFormat
     functions: tuple[Function, ...]
-    """All that the model is told of."""
+    """All functions that the model is shown."""
     callable: tuple[Function, ...]
-    """Those that it may call: of a named choice that one."""
+    """The functions that it may call; with a named choice, only that one."""
     is_forced: bool
-    """Whether the answer has to be a call."""
+    """Whether the answer must be a call."""
     is_single: bool
-    """Whether it may be one call only."""
+    """Whether the answer may have only one call."""
 
     @property
     def is_strict(self) -> bool:
-        """Whether a call that the model makes by itself has to match its schema, too."""
+        """Whether even a call that was not required must match its schema."""
         return any(function.strict for function in self.callable)
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of what may be called."""
+        """Names of the functions that may be called."""
         return frozenset(function.name for function in self.callable)
 
 
 async def requested_tools(limits: Limits, request: ChatRequest, form: ToolFormat | None) -> RequestedTools | None:
-    """None when no calls may be made. Raises `ApiError` 400 that names the field.
+    """Return the requested tools, or None if no calls may be made. Raises `ApiError` 400 that names the field.
 
-    With "none" the model is not told of the tools: it would call them all the same.
+    With "none" the model is not shown the tools, because it would call them nevertheless.
     """
     choice = request.tool_choice or ("auto" if request.tools else "none")
     functions = await checked_functions(limits, request.tools)
     if not functions:
         if choice in ("none", "auto"):
             return None
-        raise invalid("tool_choice asks for a call, but tools is empty; give the functions there.", "tool_choice")
+        raise invalid("tool_choice requires a call, but tools is empty; list the functions there.", "tool_choice")
     allowed = _allowed(functions, choice)
     if choice == "none":
         return None
     if form is None:
         raise invalid(
-            "tools is not supported for this model: its chat template shows no format of calls that this server "
-            "knows. Leave it out, or have the setting chat.tools say which one it is.",
+            "tools is not supported for this model, whose chat template shows no format of calls that this server "
+            "knows. Leave it out, or name the format in the setting chat.tools.",
             "tools",
             "unsupported_field",
         )
@@ -72,14 +72,14 @@ async def requested_tools(limits: Limits, request: ChatRequest, form: ToolFormat
 
 
 async def checked_functions(limits: Limits, tools: Sequence[Tool]) -> tuple[Function, ...]:
-    """The functions of `tools`. Raises `ApiError` 400 that names the field."""
+    """Return the functions of `tools`. Raises `ApiError` 400 that names the field."""
     at_most("tools", len(tools), limits.max_tools, "tools")
     functions = tuple(tool.function for tool in tools)
     seen: set[str] = set()
     for index, function in enumerate(functions):
         if function.name in seen:
             path = f"tools.{index}.function.name"
-            raise invalid(f"{path} is {quoted(function.name)}, the name of an earlier tool; names differ.", path)
+            raise invalid(f"{path} is {quoted(function.name)}, as in an earlier tool; names must differ.", path)
         seen.add(function.name)
     if size_of(functions) > limits.inline_text_chars:
         await asyncio.to_thread(_check_parameters, limits, functions)
@@ -89,20 +89,20 @@ async def checked_functions(limits: Limits, tools: Sequence[Tool]) -> tuple[Func
 
 
 def size_of(functions: Sequence[Function]) -> int:
-    """About how many characters describe `functions` in a prompt."""
+    """Estimate how many characters describe `functions` in a prompt."""
     described = (len(function.name) + len(function.description or "") for function in functions)
     schemas = (len(msgspec.json.encode(function.parameters)) for function in functions)
     return sum(described) + sum(schemas)
 
 
 def check_conversation(limits: Limits, messages: Sequence[Message]) -> None:
-    """Raise `ApiError` 400 for messages that do not fit their role, or refer to calls that nobody made."""
+    """Raise `ApiError` 400 for messages that do not fit their role or refer to calls that were never made."""
     called: dict[str, str] = {}
     for index, message in enumerate(messages):
         path = f"messages.{index}"
         for field, role in _ROLE_OF.items():
             if getattr(message, field) and message.role != role:
-                raise invalid(f"{path}.{field} is only for messages of the role {role}.", f"{path}.{field}")
+                raise invalid(f"{path}.{field} is allowed only in messages of role {role}.", f"{path}.{field}")
         at_most(f"{path}.tool_calls", len(message.tool_calls), limits.max_tools, "calls")
         for at, call in enumerate(message.tool_calls):
             if is_deeper(msgspec.json.decode(call.function.arguments), limits.max_json_depth):
@@ -124,12 +124,12 @@ _ROLE_OF: dict[str, Literal["assistant", "tool"]] = {
 def _check_result(path: str, message: Message, called: dict[str, str]) -> None:
     where = f"{path}.tool_call_id"
     if message.tool_call_id is None:
-        raise invalid(f"{where} is required of a message of the role tool: the id of the call it answers.", where)
+        raise invalid(f"{where}, the id of the answered call, is required in a message of role tool.", where)
     name = called.get(message.tool_call_id)
     if name is None:
-        raise invalid(f"{where} is {quoted(message.tool_call_id)}, but no message before has such a call.", where)
+        raise invalid(f"{where} is {quoted(message.tool_call_id)}, but no earlier message has such a call.", where)
     if message.name not in (None, name):
-        raise invalid(f"{path}.name must be that of the function that was called, {quoted(name)}.", f"{path}.name")
+        raise invalid(f"{path}.name must be the name of the called function, {quoted(name)}.", f"{path}.name")
 
 
 def _allowed(functions: tuple[Function, ...], choice: str | NamedChoice) -> tuple[Function, ...]:

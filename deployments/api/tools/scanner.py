@@ -12,58 +12,58 @@ _ENDS_SCALAR = _SPACE + ",}]"
 
 
 class Malformed(Exception):
-    """What was read is no call."""
+    """The scanned text is not a call."""
 
 
 class Scanner:
-    """The position in a text. A character is asked for only when it is looked at: nothing certain waits for it."""
+    """A position in a text. Asks for a character only to look at it, so nothing certain is held back for it."""
 
     def __init__(self) -> None:
         self._next: str | None = None
-        """The character that was looked at and not taken."""
+        """The character that was looked at but not taken."""
         self._held: list[str] = []
 
     @property
     def held(self) -> str:
-        """What was taken and not yet told of."""
+        """What was taken but not yet released."""
         return "".join(self._held)
 
     def look(self) -> Parser[str]:
-        """The next character; "" at the end, which cannot be taken."""
+        """Return the next character, or "" at the end, which cannot be taken."""
         if self._next is None:
             self._next = yield None
         return self._next
 
     def take(self) -> None:
-        """Hold the character that was looked at."""
+        """Take and hold the character that was looked at."""
         assert self._next, "look first"
         self._held.append(self._next)
         self._next = None
 
     def drop(self) -> None:
-        """Hold nothing any more: it was syntax, which nobody misses, or it was told of."""
+        """Discard what is held, because it was syntax or has been released."""
         self._held.clear()
 
     def release(self, kind: SegmentKind = "text") -> Parser[None]:
-        """What is held was text, or what `kind` says."""
+        """Yield what is held as a segment of this kind."""
         if self._held:
             yield Segment(kind, self.held)
         self.drop()
 
     def text(self, kind: SegmentKind = "text") -> Parser[None]:
-        """What is held was text, or what `kind` says; where nothing is held, the next character."""
+        """Yield what is held as a segment of this kind; if nothing is held, the next character."""
         if not self._held and (yield from self.look()):
             self.take()
         yield from self.release(kind)
 
     def spaces(self) -> Parser[str]:
-        """Take white space, and look at what follows it."""
+        """Take white space and return the character after it, which is not taken."""
         while (char := (yield from self.look())) and char in _SPACE:
             self.take()
         return char
 
     def mark(self, *marks: str) -> Parser[str]:
-        """Take one of `marks` and say which; "" where none comes, with what it shares with them taken."""
+        """Take one of `marks` and return it; else return "" and keep what was taken as a prefix of a mark."""
         taken = ""
         while taken not in marks:
             char = yield from self.look()
@@ -74,14 +74,14 @@ class Scanner:
         return taken
 
     def token(self, expected: str) -> Parser[str]:
-        """Take this character of JSON and look behind the space after it. Raises `Malformed` for another."""
+        """Take this character and the space after it, and return the next. Raises `Malformed` for another."""
         if (yield from self.look()) != expected:
             raise Malformed
         self.take()
         return (yield from self.spaces())
 
     def string(self) -> Parser[str]:
-        """Take a JSON string, and the space after it. Raises `Malformed` when it is none."""
+        """Take a JSON string and the space after it. Raises `Malformed` for anything else."""
         if (yield from self.look()) != '"':
             raise Malformed
         raw = yield from self.value(shown=False)
@@ -93,10 +93,10 @@ class Scanner:
         return text
 
     def value(self, *, shown: bool) -> Parser[str]:
-        """Take a JSON value, counting brackets outside of strings; `shown`: it is told of as it comes.
+        """Take a JSON value, counting brackets outside of strings. With `shown`, release it as it arrives.
 
-        Returned as it is written: whether what is between the brackets is JSON is for the client to find out.
-        Raises `Malformed` at the text's end, and where no value begins.
+        The value is returned as written, without checking that the text between the brackets is JSON.
+        Raises `Malformed` at the end of the text and where no value begins.
         """
         taken: list[str] = []
         depth, is_string, is_escaped = 0, False, False
@@ -122,11 +122,11 @@ class Scanner:
 
 
 def parse_call(at: Scanner, names: Collection[str], keys: Collection[str]) -> Parser[bool]:
-    """An object with a "name" among `names`, and arguments under one of `keys`: an object, or nothing for {}.
+    """Parse an object with a "name" among `names` and arguments under one of `keys`: an object, or nothing for {}.
 
-    The call is told of as soon as it is certain to be one: its name is known and its arguments have begun. What is
-    held before that is dropped then. True: the call is complete. False: the text ended after that, or went wrong;
-    what is not the call's is text. Raises `Malformed` when it is none; all that was taken is still held.
+    The call is released once it is certain: its name is known and its arguments have begun. What was held before
+    is dropped then. Returns True if the call is complete, or False if the text ended or became malformed after
+    that; the remainder is text. Raises `Malformed` if it is not a call, with all that was taken still held.
     """
     call = _Call(at, names)
     try:
@@ -141,7 +141,7 @@ def parse_call(at: Scanner, names: Collection[str], keys: Collection[str]) -> Pa
         at.take()
         yield from call.complete()
     except Malformed:
-        if not call.is_told:
+        if not call.is_released:
             raise
         if (yield from at.look()):
             yield from at.release()
@@ -151,16 +151,16 @@ def parse_call(at: Scanner, names: Collection[str], keys: Collection[str]) -> Pa
 
 
 class _Call:
-    """One call as its members come, in any order."""
+    """One call whose members arrive in any order."""
 
     def __init__(self, at: Scanner, names: Collection[str]) -> None:
         self._at, self._names = at, names
         self._name: str | None = None
         self._arguments: str | None = None
-        self.is_told = False
+        self.is_released = False
 
     def member(self, key: str, keys: Collection[str]) -> Parser[None]:
-        """Take the value of one member."""
+        """Parse the value of one member."""
         if key == "name" and self._name is None:
             self._name = yield from self._at.string()
             if self._name not in self._names:
@@ -169,22 +169,22 @@ class _Call:
             if (yield from self._at.look()) != "{":
                 raise Malformed
             if self._name is not None:
-                yield from self._tell(self._name)
-            self._arguments = yield from self._at.value(shown=self.is_told)
+                yield from self._release(self._name)
+            self._arguments = yield from self._at.value(shown=self.is_released)
         else:
             yield from self._at.value(shown=False)
 
     def complete(self) -> Parser[None]:
-        """The object is closed. Raises `Malformed` when it lacks a name."""
+        """Complete the call when its object is closed. Raises `Malformed` if it lacks a name."""
         if self._name is None:
             raise Malformed
-        if not self.is_told:
-            yield from self._tell(self._name)
+        if not self.is_released:
+            yield from self._release(self._name)
             yield Segment("arguments", self._arguments or "{}")
         self._at.drop()
         yield Segment("end")
 
-    def _tell(self, name: str) -> Parser[None]:
-        self.is_told = True
+    def _release(self, name: str) -> Parser[None]:
+        self.is_released = True
         self._at.drop()
         yield Segment("call", name)

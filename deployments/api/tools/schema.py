@@ -1,4 +1,4 @@
-"""Whether JSON is a JSON schema, as far as its form goes: what it means is for those who enforce it."""
+"""Checks that JSON has the form of a JSON schema; its meaning is left to the engines, which enforce it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "
 
 
 class _Fault(Exception):
-    """What is wrong with a schema, in words that follow the place."""
+    """A fault in a schema; the message follows the place of the fault."""
 
     def __init__(self, place: str, message: str) -> None:
         super().__init__(message)
@@ -28,7 +28,7 @@ class _Fault(Exception):
 
 
 def check_parameters(schema: dict[str, Any], limits: Limits, param: str) -> None:
-    """Raise `ApiError` 400 for what is no schema of an object, or too large."""
+    """Raise `ApiError` 400 unless this is a schema of an object, and not too large."""
     size = len(msgspec.json.encode(schema))
     if size > limits.max_grammar_bytes:
         raise invalid(f"{param} has {size} bytes, at most {limits.max_grammar_bytes} are allowed.", param)
@@ -36,20 +36,20 @@ def check_parameters(schema: dict[str, Any], limits: Limits, param: str) -> None
         raise invalid(f"{param} is nested deeper than {limits.max_schema_depth} levels.", param)
     kind = schema.get("type", "object")
     if kind != "object":
-        raise invalid(f'{param}.type must be "object", as arguments have names; got {quoted(kind)}.', param)
+        raise invalid(f'{param}.type must be "object", because arguments have names; got {quoted(kind)}.', param)
     try:
         _check(schema, "")
     except _Fault as fault:
         where = f" at {fault.place[:128]}" if fault.place else ""
-        raise invalid(f"{param} is no JSON schema:{where} {fault.message}.", param) from None
+        raise invalid(f"{param} is not a JSON schema:{where} {fault.message}.", param) from None
 
 
 def _check(schema: object, place: str) -> None:
-    """Recursive: depth was checked. Raises `_Fault`."""
+    """Check a schema recursively, after its depth was checked. Raises `_Fault`."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):
-        raise _Fault(place, f"a schema was expected, an object or a boolean, got {quoted(schema)}")
+        raise _Fault(place, f"a schema (an object or a boolean) was expected, got {quoted(schema)}")
     for keyword, value in schema.items():
         here = f"{place}.{keyword}".lstrip(".")
         if keyword in _NAMED:
@@ -69,7 +69,7 @@ def _check(schema: object, place: str) -> None:
 
 
 def _check_plain(keyword: str, value: object, place: str) -> None:
-    """Keywords that hold no schemas. Unknown ones are notes, as the standard has it."""
+    """Check keywords that hold no schemas. Unknown ones are annotations, as the standard says."""
     if keyword == "type":
         kinds = value if isinstance(value, list) and value else [value]
         for kind in kinds:
