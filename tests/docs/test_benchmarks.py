@@ -9,7 +9,7 @@ import jinja2
 import pytest
 
 from benchmarks import report
-from tests.docs.support.pages import ROOT, read_page
+from tests.docs.support.markdown_pages import ROOT, read_page
 
 _FIGURE = re.compile(r"\d[\d.,]*\s?(?:%|×|µs|ms|s|GB|tokens/s)(?![\w.])")  # noqa: RUF001
 _FILLED_IN = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 
-from tests.docs.support.names import shell_lines
-from tests.docs.support.pages import ROOT, read_page
+from tests.docs.support.known_names import shell_lines
+from tests.docs.support.markdown_pages import ROOT, read_page
 
 PAGE = read_page(ROOT / "docs/kubernetes.md")
 WORDS = [word for block in PAGE.blocks for line in shell_lines(block.text) for word in line]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.support.pages import ROOT, files, read_page
+from tests.docs.support.markdown_pages import ROOT, files, read_page
 
 
 @pytest.mark.parametrize("path", files(".md"), ids=lambda path: str(path.relative_to(ROOT)))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
-from tests.docs.support.blocks import SERVE_SCHEMAS
 from tests.docs.support.code import PACKAGES, code_problem, is_in_module, names_code
-from tests.docs.support.names import (
+from tests.docs.support.code_blocks import SERVE_SCHEMAS
+from tests.docs.support.known_names import (
     command_problem,
     find_command,
     metric_names,
@@ -21,7 +21,7 @@ from tests.docs.support.names import (
     settings,
     shell_lines,
 )
-from tests.docs.support.pages import DOCS, NAME_PAGES, ROOT, Block, files, read_page
+from tests.docs.support.markdown_pages import DOCS, NAME_PAGES, ROOT, Block, files, read_page
 
 _SECTIONS = {path.split(".")[0] for path in settings() if "." in path}
 _SETTING = re.compile(rf"({'|'.join(map(re.escape, _SECTIONS))})(\.[a-z_\[\]]+)+")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.docs.support.names import REQUIRED, settings
-from tests.docs.support.pages import ROOT, read_page
+from tests.docs.support.known_names import REQUIRED, settings
+from tests.docs.support.markdown_pages import ROOT, read_page
 
 
 def documented(name: str = "docs/tuning.md") -> list[tuple[str, str]]:

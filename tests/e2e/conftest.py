@@ -1,4 +1,4 @@
-"""The application of `deployments.yaml`, once for all end-to-end tests, in a private Ray on free ports."""
+"""Starts the application of `deployments.yaml` once for all end-to-end tests, in a private Ray on free ports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.private_ray import private_ray, start_proxy
 ROOT = Path(__file__).resolve().parents[2]
 
 PATIENCE_S = 180.0
-"""How long a test waits before it gives up: for a machine that is much slower than this needs."""
+"""How long a test waits before it gives up: long enough for a very slow machine."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Service:
         )
 
     def wait_until(self, condition: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
-        """Poll until `condition` holds; a connection refused meanwhile is no answer."""
+        """Poll until `condition` holds; failed connections do not count as an answer."""
         deadline = time.monotonic() + timeout
         while True:
             try:
@@ -61,13 +61,13 @@ class Service:
 
 @pytest.fixture(scope="session", autouse=True)
 def _hears_interrupts() -> None:
-    """A shell has its background jobs ignore Ctrl-C, and so would all that tests start and want to interrupt."""
+    """Restore Ctrl-C, which a shell's background jobs ignore, for the processes that tests start and interrupt."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def service() -> Iterator[Service]:
-    """`deployments.yaml` as it is, on a free port."""
+    """The running application of `deployments.yaml`, on a free port."""
     from ray import serve
 
     from deployments.app import build
@@ -84,12 +84,12 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture(scope="session")
 def base_url(service: Service) -> str:
-    """Where the application answers, without a slash at the end."""
+    """The application's URL, without a slash at the end."""
     return service.url
 
 
 def engine_pids() -> list[int]:
-    """Processes of engine replicas of this test session's Ray: descendants of this very process."""
+    """Process ids of the engine replicas of this session's Ray, which descend from this process."""
     return [
         process.pid
         for process in psutil.Process(os.getpid()).children(recursive=True)
@@ -98,5 +98,5 @@ def engine_pids() -> list[int]:
 
 
 def kill(pid: int) -> None:
-    """As the kernel does when memory runs out."""
+    """Kill the process as the kernel does when memory runs out."""
     os.kill(pid, signal.SIGKILL)

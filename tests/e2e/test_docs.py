@@ -14,8 +14,8 @@ from ray import serve
 from deployments.app import build
 from deployments.config.args import AppArgs
 from deployments.config.tenants import hash_key
-from tests.docs.support.blocks import EXECUTED, Sandbox, missing_tools
-from tests.docs.support.pages import COMMAND_PAGES, ROOT, read_page
+from tests.docs.support.code_blocks import EXECUTED, Sandbox, missing_tools
+from tests.docs.support.markdown_pages import COMMAND_PAGES, ROOT, read_page
 from tests.e2e.conftest import Service
 
 pytestmark = pytest.mark.e2e

@@ -14,7 +14,7 @@ from ray import serve
 from ray.serve._private.api import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
-from tests.docs.support.pages import ROOT, read_page
+from tests.docs.support.markdown_pages import ROOT, read_page
 from tests.e2e.conftest import Service
 
 pytestmark = pytest.mark.e2e

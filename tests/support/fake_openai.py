@@ -1,6 +1,6 @@
-"""A tiny OpenAI-compatible server for tests of clients: one token per word, a prefix cache of words.
+"""A tiny OpenAI-compatible server for tests of clients: a token is a word, and prefixes of words are cached.
 
-What the last message or the prompt says decides how it answers:
+The words of the last message or of the prompt decide how it answers:
 "refuse" -> 429, "break" -> an error in the stream, "cut" -> the connection closes, else it repeats its words.
 """
 
@@ -19,7 +19,7 @@ TOKEN_SECONDS = 0.002
 
 
 class Server(ThreadingHTTPServer):
-    """Keeps what it was asked."""
+    """Serves, and keeps the bodies of requests."""
 
     daemon_threads = True
 
@@ -36,7 +36,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def cached(self, words: list[str]) -> int:
-        """Words of the longest prefix seen before; remembers these."""
+        """Number of words in the longest prefix seen before; remembers `words`."""
         with self.lock:
             lengths = [
                 len(list(takewhile(lambda p: p[0] == p[1], zip(words, s, strict=False)))) for s in self._seen
@@ -45,7 +45,7 @@ class Server(ThreadingHTTPServer):
         return min(max(lengths, default=0), len(words) - 1)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that hang up are no news."""
+        """Log nothing when a client hangs up."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -70,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
             self._leave()
 
     def _leave(self) -> None:
-        """The request is over: to be noted before its client can know, and ask again."""
+        """Count the request as over, before its client can know and send the next."""
         with self.server.lock:
             self.server.open -= self._is_open
             self._is_open = False
@@ -124,7 +124,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def fake_openai() -> Iterator[Server]:
-    """A running server."""
+    """Run a server on a free port."""
     with Server() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()

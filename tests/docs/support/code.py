@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.docs.support.pages import ROOT, files
+from tests.docs.support.markdown_pages import ROOT, files
 
 PACKAGES = ("cache", "engine", "router", "monitoring", "deployments")
 FOLDERS = (*PACKAGES, "benchmarks", "tests", "k8s", "docs", "examples")

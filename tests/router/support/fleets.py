@@ -1,4 +1,4 @@
-"""Fleets and prompts to route, by hand and by hypothesis."""
+"""Makes fleets and prompts to route, by hand and by hypothesis."""
 
 from __future__ import annotations
 

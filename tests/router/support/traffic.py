@@ -1,4 +1,4 @@
-"""A made-up hour of chat: conversations that grow turn by turn below a system prompt all share."""
+"""Makes up an hour of chat: conversations grow turn by turn, and all begin with the same system prompt."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def conversations(num_requests: int = 1200, seed: int = 1, tick: float = 3.0) ->
 
 
 def write_mooncake(path: Path, trace: Trace) -> Path:
-    """In the published format."""
+    """Write the trace in the format of the published Mooncake traces and return its path."""
     lines = [
         json.dumps(
             {

@@ -1,4 +1,4 @@
-"""What becomes of a fenced block: executed, validated, or marked with the reason why not."""
+"""Executes or validates the fenced blocks of pages; a marker says why a block is not executed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ray.serve.schema import DeploymentSchema, HTTPOptionsSchema, ServeApplicati
 
 from deployments.config.args import AppArgs
 from deployments.config.serve_schema import read_serve_config
-from tests.docs.support.names import shell_lines
-from tests.docs.support.pages import ROOT, Block
+from tests.docs.support.known_names import shell_lines
+from tests.docs.support.markdown_pages import ROOT, Block
 
 ADDRESS = "http://127.0.0.1:8000"
-"""Where the pages' service answers; the tests' one answers elsewhere."""
+"""Where the service answers on the pages; in tests it answers elsewhere."""
 NEEDS = {"cluster", "docker", "gpu", "network", "prometheus", "grafana"}
 EXECUTED = ("sh", "console", "python")
 TOOLS = ("curl", "kubectl", "promtool")
-"""Programs that pages use and not every machine has."""
+"""Programs that pages use and some machines lack."""
 SERVE_SCHEMAS = (ServeDeploySchema, HTTPOptionsSchema, ServeApplicationSchema, DeploymentSchema)
 _TIMEOUT_S = 300
 _SHIMS = {
@@ -97,7 +97,7 @@ def missing_tools(block: Block) -> list[str]:
 
 
 def _adapted(text: str, url: str) -> str:
-    """Where a command takes the default address, it is given the tests' one."""
+    """`text` with the default address replaced by `url`, which commands are given where they name none."""
     text = re.sub(r"(\braydix (?:chat|top)\b)(?! --url)", rf"\1 --url {ADDRESS}", text)
     return text.replace(ADDRESS, url)
 
@@ -121,7 +121,7 @@ def is_like(output: str, expected: str) -> bool:
 
 
 def validate_yaml(text: str) -> None:
-    """A Serve config, or the arguments of an application. Raises ValueError that says what is wrong with it."""
+    """Check a Serve config, or an application's arguments. Raises ValueError that says what is wrong."""
     document = yaml.safe_load(text)
     if "applications" not in document:
         AppArgs.model_validate(document)

@@ -1,4 +1,4 @@
-"""What a Markdown page says that can be checked: its blocks, links, anchors and code spans."""
+"""Reads what can be checked of a Markdown page: its blocks, links, anchors and code spans."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME_PAGES = (*COMMAND_PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"
 _PARSER = MarkdownIt("commonmark").enable("table")
 _MARKER = re.compile(r"<!--\s*(needs|tested by):\s*(.*?)\s*-->", re.DOTALL)
 _FOREIGN = re.compile(r"(^|/)(\.\w|build/|node_modules/)")
-"""What lies in a checkout and is not of it."""
+"""Paths in a checkout that are not part of the repository."""
 
 
 def files(*suffixes: str) -> list[Path]:

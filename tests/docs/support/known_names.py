@@ -1,4 +1,4 @@
-"""All names that a page may use: settings, metrics, commands with their options, endpoints."""
+"""Collects all names that a page may use: settings, metrics, commands with their options, endpoints."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _settings(
 
 
 def _fields(kind: type[Any], path: str) -> Iterator[tuple[str, Any]]:
-    """The settings of a dataclass; those of the part that can be left out too."""
+    """The settings of a dataclass, and those of its optional part."""
     for field in dataclasses.fields(kind):
         if field.name == "speculation":
             yield from _fields(Speculation, f"{path}.{field.name}")
@@ -77,7 +77,7 @@ def routes() -> dict[str, list[re.Pattern[str]]]:
     """Paths that the API answers, by method, as patterns."""
 
     class Anything:
-        """Stands for what routes would ask; nothing is asked here."""
+        """Stands for what routes would call; none is called here."""
 
     service: Any = ApiService({}, metrics_text=Anything, cluster=Anything())  # type: ignore[arg-type]
     found: dict[str, list[re.Pattern[str]]] = {}
@@ -101,7 +101,7 @@ def find_command(words: list[str]) -> tuple[Any, list[str]]:
 
 
 def command_problem(words: list[str]) -> str | None:
-    """What is wrong with the arguments of a `raydix` command line; None when it would be taken."""
+    """What is wrong with the arguments of a `raydix` command line; None when it is accepted."""
     try:
         command, arguments = find_command(words)
         command.make_context(command.name, list(arguments))
