@@ -22,9 +22,9 @@ from starlette.responses import StreamingResponse
 
 from benchmarks.null_model import NullEngines
 from deployments.app import bind_engines
-from deployments.client.engine_client import WireEngineClient
 from deployments.client.protocol import GenerateRequest
-from deployments.client.serve_handle import HandleControl
+from deployments.client.remote_engines import RemoteEngines
+from deployments.client.serve_handle import ServeHandleDispatcher
 from deployments.config.args import AppArgs, ModelArgs
 from deployments.config.settings import EngineReplicas
 from engine.config import EngineConfig
@@ -70,7 +70,7 @@ class _Streaming:
             return len([1 async for _ in self._tokens(num_tokens)])
 
         began = time.perf_counter()
-        # Each in a context of its own, or Serve takes all handle calls for one (see `WireEngineClient.generate`).
+        # Each in a context of its own, or Serve takes all handle calls for one (see `RemoteEngines.generate`).
         tasks = [asyncio.create_task(read(), context=contextvars.Context()) for _ in range(num_streams)]
         reads = await asyncio.gather(*tasks)
         return {"seconds": time.perf_counter() - began, "reads": sum(reads)}
@@ -95,7 +95,7 @@ class WireIngress(_Streaming):
     async def __serve_build_asgi_app__(self) -> FastAPI:
         settings = AppArgs().placer(MODEL)
         router = router_state(self._engines.app_name, self._engines.deployment_name, settings)
-        self._client = WireEngineClient(HandleControl(self._engines), router, num_expected=1)
+        self._client = RemoteEngines(ServeHandleDispatcher(self._engines), router, num_expected=1)
         await self._client.start()
         await self._engines.describe.remote()
         return self.routes()

@@ -67,6 +67,11 @@ class Placeable(Protocol):
         """Leading tokens that may come from a cache: fewer than all when their logits are wanted too."""
         ...
 
+    @property
+    def block_hashes(self) -> Sequence[int] | None:
+        """What `Placer.block_hashes` returned for this request; None: it was not asked yet."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class PlacerSettings:
@@ -96,15 +101,15 @@ class _Open:
 
     tokens: Sequence[int]
     root: int
-    chain: list[int]
-    usable: list[int]
+    chain: Sequence[int]
+    usable: Sequence[int]
     """The beginning of the chain that may come from a cache."""
 
     def continued(self, generated: Sequence[int], block_tokens: int) -> list[int]:
         """The chain of all tokens; the last of those generated was never computed with."""
         unfinished = self.tokens[len(self.chain) * block_tokens :]
         last = self.chain[-1] if self.chain else self.root
-        return self.chain + block_hashes([*unfinished, *generated[:-1]], last, block_tokens)
+        return [*self.chain, *block_hashes([*unfinished, *generated[:-1]], last, block_tokens)]
 
 
 class Placer:
@@ -148,7 +153,7 @@ class Placer:
         tokens = [*request.prompt_ids, *request.output_ids] if request.output_ids else request.prompt_ids
         namespace, block_tokens = Namespace(request.model, salt=request.salt), self.settings.block_tokens
         root = prefix_root(namespace)
-        chain = block_hashes(tokens, root, block_tokens)
+        chain = self.block_hashes(request)
         first = self.settings.key_blocks
         key = chain[first - 1] if len(chain) >= first else prefix_key(tokens, root)
         replicas, utilisation = self._fleet.candidates(candidates, avoid), self._fleet.utilisation()
@@ -171,6 +176,16 @@ class Placer:
         if self._fleet.placement(request.request_id) is None:  # The client has left meanwhile.
             self.release(request.request_id)
         return decision
+
+    def block_hashes(self, request: Placeable) -> Sequence[int]:
+        """Hash the blocks of a request's prompt and of what was generated for it: names of prefixes in the index.
+
+        O(tokens), so a request that carries them is not hashed again. Needs no lock.
+        """
+        if request.block_hashes is not None:
+            return request.block_hashes
+        root = prefix_root(Namespace(request.model, salt=request.salt))
+        return block_hashes([*request.prompt_ids, *request.output_ids], root, self.settings.block_tokens)
 
     def place_blindly(self, request_id: str | None, candidates: Collection[str]) -> list[str]:
         """The candidates by their number of requests: for calls that are no prompts, and when `place` failed."""
@@ -265,8 +280,7 @@ class Placer:
 
     def uncached_tokens(self, request: Placeable) -> int:
         """Tokens of a prompt that the best holder would have to compute. O(tokens of the prompt)."""
-        root = prefix_root(Namespace(request.model, salt=request.salt))
-        chain = block_hashes(request.prompt_ids[: request.num_reusable], root, self.settings.block_tokens)
+        chain = self.block_hashes(request)[: request.num_reusable // self.settings.block_tokens]
         with self._lock:
             held = max(self._index.match(chain, self._clock()).values(), default=0)
         return uncached_tokens(len(request.prompt_ids), held * self.settings.block_tokens)

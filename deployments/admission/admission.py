@@ -1,42 +1,33 @@
 """Late binding: when every engine is busy, requests wait here, tenant by tenant, and not in an engine's queue.
 
-    generate ── some engine has less than ttft_target_s queued, nobody waits ──▶ at once ───┐
-       └── else ─▶ FairQueue ── an engine has room again ─▶ whose turn it is ───────────────┴─▶ EngineClient
+    admit ── some engine has less than ttft_target_s queued, and no request waits ──▶ at once ─┐
+      └── else ─▶ FairQueue ── an engine has room again ─▶ the next tenant's turn ─────────────┴─▶ an engine
 
 An engine orders what it was given, by priority and arrival unless its policy is "fair", and no other engine takes
-it over. So only about `ttft_target_s` of work is bound to engines, and the order of all the rest is decided at the
-last moment. One tenant's flood then costs another at most that much, and a turn of each tenant that waits.
+a request over. So only about `ttft_target_s` of work is bound to engines, and the order of all the rest is decided
+at the last moment. One tenant's flood then costs another at most that much, and a turn of each tenant that waits.
 
-A request leaves the queue when it is bound, refused, or its client left; its place and its charge go with it.
+A request leaves the queue when it is bound or refused, or when its client leaves; its place and charge go with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from deployments.admission.busy_rate import BusyRate
-from deployments.admission.fair_queue import FairQueue, QueueBounds, QueueFull, Waiting
-from deployments.client.passed_on import PassedOn
-from deployments.client.protocol import (
-    EngineClient,
-    FleetHealth,
-    GenerateRequest,
-    Generation,
-    Overloaded,
-    OverloadKind,
-)
-from deployments.client.timeline import Course
+from deployments.admission.fair_queue import AdmissionQueueFull, FairQueue, Waiting
+from deployments.client.protocol import GenerateRequest, Overloaded, OverloadKind
 from deployments.config.settings import AdmissionSettings
 from deployments.config.tenants import ANONYMOUS, Tenant
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 
 TICK_S = 0.01
-"""Between looks at the engines while requests wait, in seconds: news of their load comes by itself."""
+"""Seconds between looks at the engines while requests wait: news of their load comes by itself."""
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 600.0
 
 
@@ -57,47 +48,37 @@ class LoadView(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
-    """What a request waits for."""
+class _Place:
+    """What a request in the queue waits for."""
 
     request_id: str
-    comes: asyncio.Future[None]
+    turn: asyncio.Future[None]
 
 
-class AdmissionClient:
-    """An `EngineClient` in front of another. Lives on one event loop."""
+class Admission:
+    """`AdmissionControl` of one model in one ingress. Lives on one event loop."""
 
     def __init__(
         self,
-        client: EngineClient,
         load: LoadView,
         settings: AdmissionSettings,
         tenants: Mapping[str, Tenant],
         metrics: Metrics | None = None,
     ) -> None:
         """`tenants` by name; others weigh 1."""
-        self._client, self._load, self._settings, self._tenants = client, load, settings, tenants
-        self._metrics = metrics
-        bounds = QueueBounds(
-            settings.max_waiting,
-            settings.max_waiting_tokens,
-            settings.max_waiting_per_tenant,
-            settings.max_waiting_tokens_per_tenant,
-        )
+        self._load, self._settings, self._tenants, self._metrics = load, settings, tenants, metrics
         weights = {name: tenant.weight for name, tenant in tenants.items()}
-        self._queue: FairQueue[_Turn] = FairQueue(weights, settings.quantum_tokens, bounds)
+        self._queue: FairQueue[_Place] = FairQueue(weights, settings)
         self._sending: dict[str, int] = {}  # uncached tokens of requests let go that no engine has accepted yet
         self._drain = BusyRate()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def generate(self, request: GenerateRequest) -> Generation:
-        """Return once an engine accepted. Raises what the client raises, and Overloaded after (or instead of) a
-        wait that is too long.
-        """
+    async def admit(self, request: GenerateRequest) -> AdmittedTurn:
+        """Return when the request may be sent. Raises Overloaded after, or instead of, a wait that is too long."""
         arrival, asked_at = _now(), time.monotonic()
         cost = max(1, self._load.uncached_tokens(request))
-        turn = _Turn(request.request_id, asyncio.get_running_loop().create_future())
-        entry = Waiting(turn, request.tenant, cost, request.priority)
+        place = _Place(request.request_id, asyncio.get_running_loop().create_future())
+        entry = Waiting(place, request.tenant, cost, request.priority)
         has_waited = bool(self._queue.num_waiting) or not self._has_room()
         if has_waited:
             await self._wait(entry, request)
@@ -105,16 +86,11 @@ class AdmissionClient:
             self._sending[request.request_id] = cost
         if self._metrics is not None:
             self._metrics.observe("tenant_queue_seconds", _now() - arrival, tenant=_label(request.tenant))
-        wait = (asked_at, time.monotonic())
-        return await self._send(entry, request, wait, is_charged=has_waited)
-
-    async def health(self) -> FleetHealth:
-        """How the engines are."""
-        return await self._client.health()
-
-    def decisions(self, limit: int) -> list[dict[str, Any]]:
-        """The last placements."""
-        return self._client.decisions(limit)
+        tenant = self._tenants.get(request.tenant)
+        if tenant is not None and tenant.priority is not None:
+            # A client's own priority orders its tenant's requests; between tenants the operator's counts.
+            request = replace(request, priority=tenant.priority)
+        return AdmittedTurn(self, request, asked_at, time.monotonic(), cost if has_waited else None)
 
     @property
     def num_waiting(self) -> int:
@@ -128,7 +104,7 @@ class AdmissionClient:
 
     # --- waiting -------------------------------------------------------------------------------------------
 
-    async def _wait(self, entry: Waiting[_Turn], request: GenerateRequest) -> None:
+    async def _wait(self, entry: Waiting[_Place], request: GenerateRequest) -> None:
         """Until it is this request's turn: then its tokens are charged, and counted as being sent."""
         longest = self._settings.max_wait_s
         if request.max_wait_s is not None:
@@ -139,25 +115,25 @@ class AdmissionClient:
             raise Overloaded(reason, self._retry_after(expected, longest), "deadline")
         try:
             self._queue.push(entry)
-        except QueueFull as full:
+        except AdmissionQueueFull as full:
             kind: OverloadKind = "tenant_queue_full" if full.whose == "tenant" else "queue_full"
             raise Overloaded(full.reason, self._retry_after(expected, longest), kind) from None
         self._note()
         self._let_go()
         try:
-            await asyncio.wait((entry.item.comes,), timeout=longest)
+            await asyncio.wait((entry.item.turn,), timeout=longest)
         except asyncio.CancelledError:
             self._give_up(entry)
             raise
-        if not entry.item.comes.done():
+        if not entry.item.turn.done():
             retry_after_s = self._retry_after(self._expected_wait(entry), longest)
             self._give_up(entry)
             reason = f"no engine had room for this request within {longest:.3g} s"
             raise Overloaded(reason, retry_after_s, "deadline")
 
-    def _give_up(self, entry: Waiting[_Turn]) -> None:
+    def _give_up(self, entry: Waiting[_Place]) -> None:
         """It leaves without having been sent, perhaps just after it was let go."""
-        if entry.item.comes.done():
+        if entry.item.turn.done():
             self._sending.pop(entry.item.request_id, None)
             self._queue.charge(entry.tenant, -entry.cost)
         else:
@@ -166,13 +142,13 @@ class AdmissionClient:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Send whoever's turn it is while an engine has room; look again soon while anybody waits."""
+        """Let requests go while an engine has room; look again soon while any wait."""
         while self._queue.num_waiting and self._has_room():
             entry = self._queue.pop()
             assert entry is not None
             self._drain.add(entry.cost, _now())
             self._sending[entry.item.request_id] = entry.cost
-            entry.item.comes.set_result(None)
+            entry.item.turn.set_result(None)
             self._note()
         if self._queue.num_waiting and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TICK_S, self._on_tick)
@@ -191,7 +167,7 @@ class AdmissionClient:
             self._metrics.set("admission_waiting_requests", self._queue.num_waiting)
             self._metrics.set("admission_waiting_tokens", self._queue.num_tokens)
 
-    def _expected_wait(self, entry: Waiting[_Turn]) -> float:
+    def _expected_wait(self, entry: Waiting[_Place]) -> float:
         """Seconds until its turn at the rate that was measured; 0 before anything was."""
         rate = self._drain.rate(_now())
         if rate is None:
@@ -202,63 +178,47 @@ class AdmissionClient:
         """Seconds until half of what is before it is gone, and the rest can be waited for."""
         return min(max(expected / 2, expected - longest, MIN_RETRY_S), MAX_RETRY_S)
 
-    # --- sending -------------------------------------------------------------------------------------------
+    # --- after it was let go ---------------------------------------------------------------------------------
 
-    async def _send(
-        self,
-        entry: Waiting[_Turn],
-        request: GenerateRequest,
-        wait: tuple[float, float],
-        *,
-        is_charged: bool,
-    ) -> Generation:
-        tenant = self._tenants.get(request.tenant)
-        if tenant is not None and tenant.priority is not None:
-            # A client's own priority orders its tenant's requests; between tenants the operator's counts.
-            request = replace(request, priority=tenant.priority)
-        try:
-            generation = await self._client.generate(request)
-        except Exception:
-            if is_charged:
-                self._queue.charge(request.tenant, -entry.cost)
-            raise
-        finally:
-            self._sending.pop(request.request_id, None)
-            self._let_go()
-        return _Watched(generation, wait, lambda event: self._began(entry, request, event, is_charged=is_charged))
-
-    def _began(
-        self, entry: Waiting[_Turn], request: GenerateRequest, event: StreamDelta, *, is_charged: bool
-    ) -> None:
-        """The first event tells how much was computed, and that an engine has done so much less to do."""
-        if is_charged and event.token_ids:
-            computed = len(request.prompt_ids) + len(request.output_ids) - event.num_cached
-            self._queue.charge(request.tenant, computed - entry.cost)
+    def _sent(self, request_id: str) -> None:
+        self._sending.pop(request_id, None)
         self._let_go()
 
+    def _correct(self, tenant: str, tokens: float) -> None:
+        """A request of the tenant computed that many tokens more (or less) than it was charged for."""
+        self._queue.charge(tenant, tokens)
 
-class _Watched(PassedOn):
-    """Its first token (or its end) is looked at, and its course begins with the wait here."""
+
+class AdmittedTurn:
+    """A request whose turn has come; see `deployments.client.protocol.Turn`."""
 
     def __init__(
-        self, generation: Generation, wait: tuple[float, float], began: Callable[[StreamDelta], None]
+        self,
+        admission: Admission,
+        request: GenerateRequest,
+        asked_at: float,
+        sent_at: float,
+        charged: int | None,
     ) -> None:
-        super().__init__(generation)
-        self._asked_at, self._sent_at = wait
-        self._began: Callable[[StreamDelta], None] | None = began
+        """`charged`: tokens that its tenant was charged for it; None: it did not wait, and was charged nothing."""
+        self.request, self.asked_at, self.sent_at = request, asked_at, sent_at
+        self._admission, self._charged = admission, charged
 
-    @property
-    def course(self) -> Course:
-        """Where it was, and when; the wait here is part of it."""
-        return replace(super().course, asked_at=self._asked_at, sent_at=self._sent_at)
+    def sent(self) -> None:
+        """It is no longer on its way to an engine."""
+        self._admission._sent(self.request.request_id)
 
-    async def __anext__(self) -> StreamDelta:
-        """The next event."""
-        event = await super().__anext__()
-        if self._began is not None and (event.token_ids or event.finish_reason is not None):
-            began, self._began = self._began, None
-            began(event)
-        return event
+    def refused(self) -> None:
+        """Give its tenant the charge back."""
+        if self._charged is not None:
+            self._admission._correct(self.request.tenant, -self._charged)
+
+    def began(self, delta: StreamDelta) -> None:
+        """Charge its tenant for what was really computed; an engine has that much less to do."""
+        if self._charged is not None and delta.token_ids:
+            computed = len(self.request.prompt_ids) + len(self.request.output_ids) - delta.num_cached
+            self._admission._correct(self.request.tenant, computed - self._charged)
+        self._admission._let_go()
 
 
 def _now() -> float:

@@ -18,23 +18,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
+from deployments.config.settings import AdmissionSettings
 from engine.scheduling.round_robin import DeficitRoundRobin
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class QueueBounds:
-    """How much may wait. One request of each tenant always may, of any size."""
-
-    max_requests: int = 4096
-    max_tokens: int = 16_000_000
-    max_requests_per_tenant: int = 1024
-    max_tokens_per_tenant: int = 4_000_000
-
-
-class QueueFull(Exception):
-    """No room for another request: of this tenant ("tenant") or of anybody ("all")."""
+class AdmissionQueueFull(Exception):
+    """There is no room for another request of this tenant ("tenant") or of any ("all")."""
 
     def __init__(self, whose: Literal["tenant", "all"], reason: str) -> None:
         super().__init__(reason)
@@ -54,7 +45,7 @@ class Waiting(Generic[T]):
 
 
 @dataclass(slots=True)
-class _Level(Generic[T]):
+class _PriorityLevel(Generic[T]):
     """A tenant's requests of one priority, in order of arrival."""
 
     entries: OrderedDict[Waiting[T], None] = field(default_factory=OrderedDict)
@@ -62,15 +53,15 @@ class _Level(Generic[T]):
 
 
 @dataclass(eq=False, slots=True)
-class _Line(Generic[T]):
+class _TenantQueue(Generic[T]):
     """One tenant's requests."""
 
-    levels: dict[int, _Level[T]] = field(default_factory=dict)
+    levels: dict[int, _PriorityLevel[T]] = field(default_factory=dict)
     num_waiting: int = 0
     tokens: int = 0
 
     def put(self, entry: Waiting[T]) -> None:
-        level = self.levels.setdefault(entry.priority, _Level())
+        level = self.levels.setdefault(entry.priority, _PriorityLevel())
         level.entries[entry] = None
         self._count(level, 1, entry.cost)
 
@@ -86,7 +77,7 @@ class _Line(Generic[T]):
         if not level.entries:
             del self.levels[entry.priority]
 
-    def _count(self, level: _Level[T], requests: int, tokens: int) -> None:
+    def _count(self, level: _PriorityLevel[T], requests: int, tokens: int) -> None:
         level.tokens += tokens
         self.num_waiting += requests
         self.tokens += tokens
@@ -95,13 +86,11 @@ class _Line(Generic[T]):
 class FairQueue(Generic[T]):
     """The queue. Belongs to one thread."""
 
-    def __init__(
-        self, weights: Mapping[str, float], quantum: int = 2048, bounds: QueueBounds | None = None
-    ) -> None:
-        """`quantum` is what the tenant of the least weight gets per turn, in tokens; unknown tenants weigh 1."""
-        self._turns = DeficitRoundRobin(quantum, weights)
-        self._bounds = bounds or QueueBounds()
-        self._lines: dict[str, _Line[T]] = {}  # of tenants with requests
+    def __init__(self, weights: Mapping[str, float], settings: AdmissionSettings | None = None) -> None:
+        """Unknown tenants weigh 1. `settings` bound what may wait, and say how many tokens a turn is worth."""
+        self._settings = settings or AdmissionSettings()
+        self._turns = DeficitRoundRobin(self._settings.quantum_tokens, weights)
+        self._queues: dict[str, _TenantQueue[T]] = {}  # of tenants with requests
         self.num_waiting = 0
         self.num_tokens = 0
         """Tokens that all waiting requests will compute."""
@@ -112,12 +101,12 @@ class FairQueue(Generic[T]):
         return self._turns.num_turns
 
     def push(self, entry: Waiting[T]) -> None:
-        """Add a request. Raises QueueFull."""
+        """Add a request. Raises AdmissionQueueFull."""
         self._check_room(entry)
-        if entry.tenant not in self._lines:
-            self._lines[entry.tenant] = _Line()
+        if entry.tenant not in self._queues:
+            self._queues[entry.tenant] = _TenantQueue()
             self._turns.join(entry.tenant)
-        self._lines[entry.tenant].put(entry)
+        self._queues[entry.tenant].put(entry)
         self.num_waiting += 1
         self.num_tokens += entry.cost
 
@@ -126,19 +115,19 @@ class FairQueue(Generic[T]):
         tenant = self._turns.turn()
         if tenant is None:
             return None
-        entry = self._lines[tenant].first()
+        entry = self._queues[tenant].first()
         self._turns.charge(tenant, entry.cost)
         self.remove(entry)
         return entry
 
     def remove(self, entry: Waiting[T]) -> None:
         """Take out a request that waits. Raises KeyError when it does not."""
-        line = self._lines[entry.tenant]
-        line.remove(entry)
+        queue = self._queues[entry.tenant]
+        queue.remove(entry)
         self.num_waiting -= 1
         self.num_tokens -= entry.cost
-        if not line.num_waiting:
-            del self._lines[entry.tenant]
+        if not queue.num_waiting:
+            del self._queues[entry.tenant]
             self._turns.leave(entry.tenant)
 
     def charge(self, tenant: str, tokens: float) -> None:
@@ -148,33 +137,33 @@ class FairQueue(Generic[T]):
     def tokens_before(self, tenant: str, cost: int, priority: int = 0) -> float:
         """Tokens that would be sent before a request of `cost` that came now, its tenant's share considered."""
         own = 0
-        if tenant in self._lines:
-            levels = self._lines[tenant].levels
+        if tenant in self._queues:
+            levels = self._queues[tenant].levels
             own = sum(level.tokens for rank, level in levels.items() if rank >= priority)
         weight = self._turns.weight(tenant)
         before = float(own)
-        for name, line in self._lines.items():
+        for name, queue in self._queues.items():
             if name != tenant:
-                before += min(line.tokens, (own + cost) * self._turns.weight(name) / weight)
+                before += min(queue.tokens, (own + cost) * self._turns.weight(name) / weight)
         return before
 
     def waiting_of(self, tenant: str) -> int:
         """Requests of a tenant that wait."""
-        return self._lines[tenant].num_waiting if tenant in self._lines else 0
+        return self._queues[tenant].num_waiting if tenant in self._queues else 0
 
     def _check_room(self, entry: Waiting[T]) -> None:
         """A tenant that has nothing waiting is never kept out, however much others have."""
-        bounds, line = self._bounds, self._lines.get(entry.tenant)
-        if line is None:
+        bounds, queue = self._settings, self._queues.get(entry.tenant)
+        if queue is None:
             return
-        if line.num_waiting >= bounds.max_requests_per_tenant:
-            raise QueueFull("tenant", f"{line.num_waiting} of your requests are waiting, the limit")
-        if line.tokens + entry.cost > bounds.max_tokens_per_tenant:
-            limit = f"the limit is {bounds.max_tokens_per_tenant}"
-            raise QueueFull("tenant", f"{line.tokens} of your prompt tokens are waiting, {limit}")
-        if self.num_waiting >= bounds.max_requests:
-            raise QueueFull("all", f"{self.num_waiting} requests are waiting, the limit")
-        if self.num_tokens + entry.cost > bounds.max_tokens:
-            raise QueueFull(
-                "all", f"{self.num_tokens} prompt tokens are waiting, the limit is {bounds.max_tokens}"
+        if queue.num_waiting >= bounds.max_waiting_per_tenant:
+            raise AdmissionQueueFull("tenant", f"{queue.num_waiting} of your requests are waiting, the limit")
+        if queue.tokens + entry.cost > bounds.max_waiting_tokens_per_tenant:
+            limit = f"the limit is {bounds.max_waiting_tokens_per_tenant}"
+            raise AdmissionQueueFull("tenant", f"{queue.tokens} of your prompt tokens are waiting, {limit}")
+        if self.num_waiting >= bounds.max_waiting:
+            raise AdmissionQueueFull("all", f"{self.num_waiting} requests are waiting, the limit")
+        if self.num_tokens + entry.cost > bounds.max_waiting_tokens:
+            raise AdmissionQueueFull(
+                "all", f"{self.num_tokens} prompt tokens are waiting, the limit is {bounds.max_waiting_tokens}"
             )

@@ -21,7 +21,7 @@ from msgspec import structs
 from deployments.api.errors import RETRY_AFTER_S, ApiError
 from deployments.api.output.output_parser import OutputParser, ToolCallDelta
 from deployments.client.protocol import EngineClient, GenerateRequest, Generation
-from deployments.client.timeline import Course
+from deployments.client.timeline import Timeline
 from engine.beam_search import Hypothesis
 from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.stream_delta import FinishReason, StreamDelta
@@ -157,9 +157,9 @@ class Choices:
         return self._generations[0] if self._generations else None
 
     @property
-    def courses(self) -> list[Course]:
+    def timelines(self) -> list[Timeline]:
         """Each generation's way through engines; empty until all are accepted."""
-        return [generation.course for generation in self._generations]
+        return [generation.timeline for generation in self._generations]
 
     async def open(self) -> None:
         """Have all requests accepted, or none: what was accepted is aborted when another is refused."""

@@ -23,7 +23,7 @@ import msgspec
 from deployments.api.choices import Choice
 from deployments.api.output.response_encoder import EncodedPrompt
 from deployments.api.report import Began, Report
-from deployments.client.timeline import Course
+from deployments.client.timeline import Timeline
 from engine.stream_delta import Timings
 
 Number = TypeVar("Number", int, float)
@@ -64,34 +64,34 @@ def timings_of(report: Report) -> RequestTimings:
     """What is known by now; for a request that never began to generate, that is its total alone."""
     now = time.monotonic() if report.ended_at is None else report.ended_at
     began = report.began
-    courses = [] if began is None else began.choices.courses
-    if began is None or not courses:
+    timelines = [] if began is None else began.choices.timelines
+    if began is None or not timelines:
         total, none = _seconds(now - report.arrival), None
         prompt = began.answer.num_prompt_tokens if began else 0
         return RequestTimings(total, none, none, none, none, none, prompt, 0, none, 0, none, 0, none)
-    firsts = [began.choices.choices_of(index)[0] for index in range(len(courses))]
-    pairs = zip(firsts, courses, strict=True)
-    each = [_of_choice(report, began, choice, course, now) for choice, course in pairs]
+    firsts = [began.choices.choices_of(index)[0] for index in range(len(timelines))]
+    pairs = zip(firsts, timelines, strict=True)
+    each = [_of_choice(report, began, choice, timeline, now) for choice, timeline in pairs]
     return each[0] if len(began.choices.choices) == 1 else _of_all(report, began, each, now)
 
 
-def _of_choice(report: Report, began: Began, choice: Choice, course: Course, now: float) -> RequestTimings:
-    legs = course.legs
-    admission, queued = course.sent_at - course.asked_at, _told(course, lambda timings: timings.queue)
+def _of_choice(report: Report, began: Began, choice: Choice, timeline: Timeline, now: float) -> RequestTimings:
+    spans = timeline.spans
+    admission, queued = timeline.sent_at - timeline.asked_at, _told(timeline, lambda timings: timings.queue)
     return RequestTimings(
         total_s=_seconds((choice.ended_at or now) - report.arrival),
         time_to_first_token_s=None if choice.first_at is None else _seconds(choice.first_at - report.arrival),
         admission_s=_seconds(admission),
         queue_s=None if queued is None else _seconds(admission + queued),
-        prefill_s=_rounded(_told(course, lambda timings: timings.prefill)),
-        decode_s=_rounded(_sum(leg.decode_s for leg in legs)),
+        prefill_s=_rounded(_told(timeline, lambda timings: timings.prefill)),
+        decode_s=_rounded(_sum(span.decode_s for span in spans)),
         prompt_tokens=len(_prompt_of(began, choice).token_ids),
         cached_tokens=choice.num_cached,
-        recomputed_tokens=_told(course, lambda timings: timings.num_recomputed),
+        recomputed_tokens=_told(timeline, lambda timings: timings.num_recomputed),
         output_tokens=choice.num_generated,
-        preemptions=_told(course, lambda timings: timings.num_preemptions),
-        migrations=len(course.migrations),
-        replica=legs[-1].replica if legs else None,
+        preemptions=_told(timeline, lambda timings: timings.num_preemptions),
+        migrations=len(timeline.migrations),
+        replica=spans[-1].replica if spans else None,
     )
 
 
@@ -118,9 +118,9 @@ def _of_all(report: Report, began: Began, each: list[RequestTimings], now: float
     )
 
 
-def _told(course: Course, read: Callable[[Timings], Number]) -> Number | None:
+def _told(timeline: Timeline, read: Callable[[Timings], Number]) -> Number | None:
     """What all engines said together."""
-    return _sum(None if leg.timings is None else read(leg.timings) for leg in course.legs)
+    return _sum(None if span.timings is None else read(span.timings) for span in timeline.spans)
 
 
 def _sum(values: Iterable[Number | None]) -> Number | None:

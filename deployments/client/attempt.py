@@ -8,9 +8,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from deployments.client.protocol import GenerateRequest
+from deployments.client.futures import retrieve
+from deployments.client.protocol import CallOutcome, GenerateRequest, RefusalKind
 from deployments.client.stream import Stream
-from deployments.client.timeline import Leg
+from deployments.client.timeline import ReplicaSpan
 from deployments.wire.connection import WireConnection
 from engine.stream_delta import StreamDelta
 from router.decisions import as_json
@@ -18,11 +19,11 @@ from router.fleet import Fleet
 from router.placer import Placer
 
 
-class ControlCall(Protocol):
+class ReplicaCall(Protocol):
     """An open `EngineReplica.generate` call."""
 
-    async def result(self) -> dict[str, Any]:
-        """Wait for its end: {"finish_reason", "num_tokens"} or {"refused", "reason", ...}.
+    async def result(self) -> CallOutcome:
+        """Wait for its end.
 
         Raises ReplicaDied when the replica's process is known to be gone, anything else when the call failed.
         """
@@ -37,10 +38,10 @@ class ReplicaDied(Exception):
     """The replica's process is gone."""
 
 
-class Control(Protocol):
+class Dispatcher(Protocol):
     """How requests reach engine replicas; the ingress's is a Serve handle, a test's a table of engines."""
 
-    def generate(self, request: GenerateRequest, ingress_id: str, avoid: tuple[str, ...]) -> ControlCall:
+    def generate(self, request: GenerateRequest, ingress_id: str, avoid: tuple[str, ...]) -> ReplicaCall:
         """Send a request to the replica the router picks, one of `avoid` only when there is no other."""
         ...
 
@@ -50,13 +51,11 @@ class ClientTimings:
     """Limits of waiting, in seconds."""
 
     accept_s: float = 30.0
-    """For a replica to accept or refuse."""
-    lost_after_s: float = 3.0
-    """Silence after which a replica counts as lost."""
+    """Longest wait for a replica to accept or refuse."""
     delivery_s: float = 5.0
-    """For the last tokens on the wire after the replica said that a request ended."""
+    """Longest wait for the last tokens on the wire after the replica said that a request ended."""
     tick_s: float = 0.1
-    """Between looks at every connection."""
+    """Time between looks at every connection."""
 
 
 LossReason = Literal["died", "silent", "failed", "undelivered"]
@@ -65,33 +64,33 @@ failed, or it does not know the request any more; it ended the request, but the 
 
 
 @dataclass(frozen=True, slots=True)
-class Setback:
+class AttemptFailure:
     """Why an attempt did not end its request: the replica refused it, or was lost with it."""
 
-    kind: Literal["never_fits", "queue_full", "stopped", "draining", "lost"]
+    kind: RefusalKind | Literal["lost"]
     reason: str
     replica: str | None = None
     retry_after_s: float = 1.0
-    """Of a full queue: when to come back."""
+    """When to come back to a full queue."""
     loss: LossReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
-    """What all attempts of an ingress share; owned by its `WireEngineClient`."""
+class DispatchContext:
+    """What all attempts of an ingress at one model share; owned by its `RemoteEngines`."""
 
     ingress_id: str
-    control: Control
+    dispatcher: Dispatcher
     fleet: Fleet
     placer: Placer
     timings: ClientTimings
     attempts: dict[str, Attempt] = field(default_factory=dict)
-    """Open ones, by their id on the wire."""
+    """Open attempts, by their id on the wire."""
     connections: dict[str, WireConnection] = field(default_factory=dict)
-    """By replica."""
+    """Connections, by replica."""
 
     def lose(self, replica: str | None, loss: LossReason, reason: str) -> None:
-        """A replica is lost until it is heard of again: none of its requests need wait to find out."""
+        """A replica is lost until it is heard of again: none of its requests has to wait to find that out."""
         for attempt in list(self.attempts.values()):
             if attempt.replica == replica:
                 attempt.lose(loss, reason)
@@ -102,19 +101,19 @@ class Desk:
 class Attempt:
     """Send a stream's request, with all it has received so far, to one replica; none of `avoid` if possible."""
 
-    def __init__(self, desk: Desk, stream: Stream, number: int, avoid: tuple[str, ...]) -> None:
+    def __init__(self, dispatch: DispatchContext, stream: Stream, number: int, avoid: tuple[str, ...]) -> None:
         self.stream = stream
         self.replica: str | None = None
         """Where it runs, once the wire has said so."""
         self.began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when its first token (or its end) came."""
         self.is_muted = False
-        """Another attempt won: what still comes of this one is dropped."""
-        self._desk, self._avoid = desk, avoid
+        """Whether another attempt won: what still comes of this one is dropped."""
+        self._dispatch, self._avoid = dispatch, avoid
         self._base = len(stream.journal)  # tokens the stream had before: the replica counts from here
         self._sent_at = time.monotonic()
-        self._leg: Leg | None = None
-        self._lost: asyncio.Future[Setback] = asyncio.get_running_loop().create_future()
+        self._span: ReplicaSpan | None = None
+        self._lost: asyncio.Future[AttemptFailure] = asyncio.get_running_loop().create_future()
         # An id of its own: what an earlier replica still sends must not be taken for this one's.
         suffix = f"~{number}" if number else ""
         self._request = stream.journal.resumed(stream.request.request_id + suffix)
@@ -129,24 +128,24 @@ class Attempt:
         """Tokens received of this attempt."""
         return 0 if self.is_muted else len(self.stream.journal) - self._base
 
-    async def run(self) -> Setback | None:
-        """None when the stream has ended, else why not."""
-        desk = self._desk
-        desk.fleet.open(self.wire_id)
-        desk.attempts[self.wire_id] = self
-        call = desk.control.generate(self._request, desk.ingress_id, self._avoid)
+    async def run(self) -> AttemptFailure | None:
+        """Return None when the stream has ended, else why it has not."""
+        dispatch = self._dispatch
+        dispatch.fleet.open(self.wire_id)
+        dispatch.attempts[self.wire_id] = self
+        call = dispatch.dispatcher.generate(self._request, dispatch.ingress_id, self._avoid)
         generated: list[int] = []
         try:
-            setback = await self._result(call) or await self._delivered()
-            if setback is None and not self.is_muted:
+            failure = await self._result(call) or await self._delivered()
+            if failure is None and not self.is_muted:
                 generated = self.stream.journal.token_ids[self._base :]
-            return setback
+            return failure
         except asyncio.CancelledError:
             self._abort(call)
             raise
         finally:
-            desk.placer.release(self.wire_id, generated)
-            del desk.attempts[self.wire_id]
+            dispatch.placer.release(self.wire_id, generated)
+            del dispatch.attempts[self.wire_id]
 
     def feed(self, replica: str, delta: StreamDelta) -> bool:
         """Take in a delta. False when tokens before it are missing: it has to be asked for again."""
@@ -163,17 +162,17 @@ class Attempt:
             return self.stream.feed(delta, now)
         if not self.began.done():
             self.began.set_result(None)
-            self._desk.placer.settle(self.wire_id, delta.num_cached)
+            self._dispatch.placer.settle(self.wire_id, delta.num_cached)
         if self.stream.ended.is_set():
             return True
         has_rival = len(self.stream.journal) > self._base
         if not self.stream.feed(delta, now):
             return False
-        if self._leg is None and not has_rival:
-            self._leg = Leg(replica, self._sent_at, now, now)
-            self.stream.begin(self._leg, self._explain)
-        if self._leg is not None:
-            self._leg.feed(delta, now)
+        if self._span is None and not has_rival:
+            self._span = ReplicaSpan(replica, self._sent_at, now, now)
+            self.stream.begin(self._span, self._explain)
+        if self._span is not None:
+            self._span.feed(delta, now)
         return True
 
     def lose(self, loss: LossReason, reason: str) -> None:
@@ -181,8 +180,8 @@ class Attempt:
         if not self._lost.done():
             self._lost.set_result(self._loss(loss, reason))
 
-    async def _result(self, call: ControlCall) -> Setback | None:
-        """None when the replica says that the request ended."""
+    async def _result(self, call: ReplicaCall) -> AttemptFailure | None:
+        """Return None when the replica says that the request ended."""
         result = asyncio.ensure_future(call.result())
         try:
             waited: list[asyncio.Future[Any]] = [result, self._lost]
@@ -190,55 +189,49 @@ class Attempt:
             if not result.done():
                 self._abort(call)
                 return self._lost.result()
-            record = result.result()
-            self._desk.fleet.record_call(self._placed or "", is_failure=False)
-            if "refused" not in record:
+            outcome = result.result()
+            self._dispatch.fleet.record_call(self._placed or "", is_failure=False)
+            if outcome.refusal is None:
                 return None
-            retry_after_s = record.get("retry_after_s", 1.0)
-            return Setback(record["refused"], record["reason"], record.get("replica"), retry_after_s)
+            return AttemptFailure(outcome.refusal, outcome.reason, outcome.replica, outcome.retry_after_s)
         except asyncio.CancelledError:
             raise
         except ReplicaDied as error:
-            self._desk.lose(self._placed, "died", str(error))
+            self._dispatch.lose(self._placed, "died", str(error))
             return self._loss("died", str(error))
         except Exception as error:
-            self._desk.fleet.record_call(self._placed or "", is_failure=True)
+            self._dispatch.fleet.record_call(self._placed or "", is_failure=True)
             return self._loss("failed", type(error).__name__)
         finally:
             if not result.done():
                 result.cancel()
-            result.add_done_callback(_swallow)
+            result.add_done_callback(retrieve)
 
-    async def _delivered(self) -> Setback | None:
-        """The engine is done with it: wait for its last tokens, asking for them once more if need be."""
+    async def _delivered(self) -> AttemptFailure | None:
+        """Wait for the last tokens of a request that its engine has ended; ask for them once more if need be."""
         for is_second in (False, True):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.stream.ended.wait(), self._desk.timings.delivery_s / 2)
+                await asyncio.wait_for(self.stream.ended.wait(), self._dispatch.timings.delivery_s / 2)
                 return None
-            connection = self._desk.connections.get(self.replica or "")
+            connection = self._dispatch.connections.get(self.replica or "")
             if not is_second and connection is not None:
                 connection.resume({self.wire_id: self.num_received})
         return self._loss("undelivered", "its last tokens did not arrive")
 
     @property
     def _placed(self) -> str | None:
-        return self.replica or self._desk.fleet.placement(self.wire_id)
+        return self.replica or self._dispatch.fleet.placement(self.wire_id)
 
     def _explain(self) -> dict[str, Any] | None:
-        record = self._desk.placer.decision(self.wire_id)
+        record = self._dispatch.placer.decision(self.wire_id)
         return None if record is None else as_json(record)
 
-    def _loss(self, loss: LossReason, reason: str) -> Setback:
-        return Setback("lost", reason, self._placed, loss=loss)
+    def _loss(self, loss: LossReason, reason: str) -> AttemptFailure:
+        return AttemptFailure("lost", reason, self._placed, loss=loss)
 
-    def _abort(self, call: ControlCall) -> None:
-        """Nobody wants it: the engine hears of it on the wire, at once, and through the cancelled call."""
-        connection = self._desk.connections.get(self._placed or "")
+    def _abort(self, call: ReplicaCall) -> None:
+        """Tell the engine that the request is not wanted: on the wire, at once, and by cancelling the call."""
+        connection = self._dispatch.connections.get(self._placed or "")
         if connection is not None:
             connection.abort(self.wire_id)
         call.cancel()
-
-
-def _swallow(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()

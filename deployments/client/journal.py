@@ -55,4 +55,5 @@ class Journal:
             request_id=request_id,
             output_ids=self.request.output_ids + self.token_ids,
             num_prompt_reported=self.num_prompt_reported,
+            block_hashes=None if self.token_ids else self.request.block_hashes,
         )

@@ -8,13 +8,13 @@ Knows neither Ray nor ZeroMQ, so the API is tested with a scripted client.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from deployments.client.timeline import Course
+from deployments.client.timeline import Timeline
 from engine.sampling_params import SamplingParams
-from engine.stream_delta import StreamDelta
+from engine.stream_delta import FinishReason, StreamDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,9 @@ class GenerateRequest:
     """The id that its client knows it by, for logs: not unique."""
     max_wait_s: float | None = None
     """Longest wait for an engine that it can use, in seconds; None: the service's own limit."""
+    block_hashes: Sequence[int] | None = None
+    """Prefix hashes of the blocks of `prompt_ids` and `output_ids`, as `router.placer.Placer` makes them; None:
+    they were not computed yet."""
 
     @property
     def num_reusable(self) -> int:
@@ -93,23 +96,41 @@ class ReplicaLost(Exception):
         self.reason = reason
 
 
-class Generation(Protocol):
-    """The stream of one request's events.
+RefusalKind = Literal["never_fits", "queue_full", "stopped", "draining"]
 
-    A prompt's log-probabilities come before the first token. A slow consumer gets merged events: token ids and
-    logprobs concatenated, the last one's finish reason. The last event has a `finish_reason`; iteration ends after
-    it. When its engine is lost the stream goes on at another one, unnoticed but for a pause; raises `ReplicaLost`
-    when that was tried often enough.
+
+@dataclass(frozen=True, slots=True)
+class CallOutcome:
+    """What a replica answers to the call that brought it a request: how the request ended, or why it was refused.
+
+    A refusal is an ordinary answer and no exception: Serve would log a traceback for each.
+    """
+
+    replica: str
+    finish_reason: FinishReason | None = None
+    refusal: RefusalKind | None = None
+    reason: str = ""
+    """Why the request was refused."""
+    retry_after_s: float = 1.0
+    """When to come back to a full queue."""
+
+
+class Generation(Protocol):
+    """The stream of one request.
+
+    A prompt's log-probabilities come before the first token. A slow reader gets merged deltas. The last delta has
+    a `finish_reason`; iteration ends after it. When its replica is lost the stream goes on at another one,
+    unnoticed but for a pause; raises `ReplicaLost` when that was tried often enough.
     """
 
     @property
     def replica(self) -> str | None:
-        """Id of the replica that generates it; None until it is known."""
+        """Id of the replica that generates the stream; None until it is known."""
         ...
 
     @property
-    def course(self) -> Course:
-        """Where it was so far, when, and what engines said of it."""
+    def timeline(self) -> Timeline:
+        """Where the stream was so far, when, and what engines said of it."""
         ...
 
     def explain(self) -> dict[str, Any] | None:
@@ -117,15 +138,54 @@ class Generation(Protocol):
         ...
 
     def __aiter__(self) -> AsyncIterator[StreamDelta]:
-        """Iterate over the events, once."""
+        """Iterate over the deltas, once."""
         ...
 
     async def __anext__(self) -> StreamDelta:
-        """Wait for what has come since the last call, as one event."""
+        """Wait for what the stream gained since the last call, as one delta."""
         ...
 
     async def aclose(self) -> None:
         """Abort in the engine when not finished: its pages are free within one step. Idempotent."""
+        ...
+
+
+class Turn(Protocol):
+    """A request that may be sent. `sent` is called, and `refused` or, later, `began`."""
+
+    @property
+    def request(self) -> GenerateRequest:
+        """The request to send: its priority may be the operator's."""
+        ...
+
+    @property
+    def asked_at(self) -> float:
+        """Clock (`time.monotonic`) when it was asked for."""
+        ...
+
+    @property
+    def sent_at(self) -> float:
+        """Clock when it no longer waited."""
+        ...
+
+    def sent(self) -> None:
+        """An engine accepted or refused it, or the client left: it is no longer on its way."""
+        ...
+
+    def refused(self) -> None:
+        """No engine took it."""
+        ...
+
+    def began(self, delta: StreamDelta) -> None:
+        """Its first token came, or its end: how much of its prompt was computed is known."""
+        ...
+
+
+class AdmissionControl(Protocol):
+    """Decides when a request may be sent to an engine."""
+
+    async def admit(self, request: GenerateRequest) -> Turn:
+        """Return when the request may be sent. Raises `Overloaded` after, or instead of, too long a wait."""
         ...
 
 
@@ -163,8 +223,28 @@ class FleetHealth:
         return sum(replica.is_connected and not replica.is_draining for replica in self.replicas)
 
 
+class Engines(Protocol):
+    """A model's engines. They take what is sent to them; when that is, is for `AdmissionControl` to say."""
+
+    def prepared(self, request: GenerateRequest) -> GenerateRequest:
+        """The request with what routing has to know of its prompt: computed once, and carried along."""
+        ...
+
+    async def generate(self, request: GenerateRequest, turn: Turn | None = None) -> Generation:
+        """As `EngineClient.generate`; `turn` hears when the stream begins."""
+        ...
+
+    async def health(self) -> FleetHealth:
+        """How the engines are, from local knowledge: never waits for one of them."""
+        ...
+
+    def decisions(self, limit: int) -> list[dict[str, Any]]:
+        """The last placements (`router.decisions`), newest first."""
+        ...
+
+
 class EngineClient(Protocol):
-    """Generates with whichever engine is best placed."""
+    """Generates with the engine that is best placed, when it is the request's turn."""
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return once an engine accepted; raise `Overloaded`, `Unavailable` or `Rejected` when none did."""
@@ -180,6 +260,8 @@ class EngineClient(Protocol):
 
 
 ModelState = Literal["loaded", "loading", "unloaded", "draining"]
+UNLOADED_STATES: tuple[ModelState, ...] = ("unloaded", "draining")
+"""States of a model that takes no requests until it is loaded."""
 
 
 class NotSwitchable(Exception):

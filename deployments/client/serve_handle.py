@@ -1,4 +1,4 @@
-"""How requests reach engine replicas: `Control` over a Serve handle, whose router picks the replica."""
+"""`Dispatcher` over a Serve handle, whose router picks the replica."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from ray.serve.context import _set_request_context
 from ray.serve.exceptions import BackPressureError
 
 from deployments.client.attempt import ReplicaDied
-from deployments.client.protocol import GenerateRequest
+from deployments.client.protocol import CallOutcome, GenerateRequest
 
 
-class HandleControl:
-    """`Control` over a Serve handle."""
+class ServeHandleDispatcher:
+    """Sends each request in a call that stays open until the request has ended."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
-    def generate(self, request: GenerateRequest, ingress_id: str, avoid: tuple[str, ...]) -> HandleCall:
+    def generate(self, request: GenerateRequest, ingress_id: str, avoid: tuple[str, ...]) -> ServeHandleCall:
         """Call the replica that the router picks.
 
         What this task logs from here on, and the replica in the call, bears the client's request id: Serve takes
         it from this context.
         """
         _set_request_context(request_id=request.x_request_id)
-        return HandleCall(self._handle.generate.remote(request, ingress_id, avoid))
+        return ServeHandleCall(self._handle.generate.remote(request, ingress_id, avoid))
 
 
-class HandleCall:
-    """`ControlCall` over a `DeploymentResponse`."""
+class ServeHandleCall:
+    """`ReplicaCall` over a `DeploymentResponse`."""
 
     def __init__(self, response: Any) -> None:
         self._response = response
 
-    async def result(self) -> dict[str, Any]:
-        """Wait for the record."""
+    async def result(self) -> CallOutcome:
+        """Wait for the end of the call."""
         try:
-            record: dict[str, Any] = await self._response
+            outcome: CallOutcome = await self._response
         except BackPressureError as error:
-            return {"refused": "queue_full", "reason": str(error), "retry_after_s": 1.0}
+            return CallOutcome("", refusal="queue_full", reason=str(error))
         except ActorDiedError:
             raise ReplicaDied("its process died") from None
-        return record
+        return outcome
 
     def cancel(self) -> None:
         """Cancel the call in the replica too."""

@@ -13,25 +13,30 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from deployments.client.futures import retrieve
 from deployments.client.journal import Journal
-from deployments.client.protocol import GenerateRequest
-from deployments.client.timeline import Course, Leg
+from deployments.client.protocol import GenerateRequest, Turn
+from deployments.client.timeline import ReplicaSpan, Timeline
 from engine.stream_delta import StreamDelta
 
 
 class Stream:
     """A `Generation`. Lives on the ingress's event loop; `on_close` is called once, when a reader leaves early."""
 
-    def __init__(self, request: GenerateRequest, on_close: Callable[[Stream], None]) -> None:
+    def __init__(
+        self, request: GenerateRequest, on_close: Callable[[Stream], None], turn: Turn | None = None
+    ) -> None:
+        """`turn` is the request's admission, if it had to wait for one."""
         self.request = request
         self.journal = Journal(request)
         self.replica: str | None = None
         """Id of the replica that generates it; None until one accepted."""
         now = time.monotonic()
-        self.course = Course(now, now)
+        self.timeline = Timeline(now, now) if turn is None else Timeline(turn.asked_at, turn.sent_at)
+        self._turn = turn
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when an engine accepted; fails with what `EngineClient.generate` raises."""
-        self.accepted.add_done_callback(_retrieve)
+        self.accepted.add_done_callback(retrieve)
         self.ended = asyncio.Event()
         """No more will come: finished, failed or closed."""
         self._explain: Callable[[], dict[str, Any] | None] = lambda: None
@@ -50,10 +55,10 @@ class Stream:
         if not self.accepted.done():
             self.accepted.set_result(None)
 
-    def begin(self, leg: Leg, explain: Callable[[], dict[str, Any] | None]) -> None:
+    def begin(self, span: ReplicaSpan, explain: Callable[[], dict[str, Any] | None]) -> None:
         """A replica has brought its first token: of several that accepted, this is the one that counts."""
-        self.replica, self._explain = leg.replica, explain
-        self.course.legs.append(leg)
+        self.replica, self._explain = span.replica, explain
+        self.timeline.spans.append(span)
 
     def feed(self, delta: StreamDelta, now: float) -> bool:
         """Take in a delta, which says at which token of the stream it starts; what was received before is skipped.
@@ -66,6 +71,9 @@ class Stream:
             return False
         if not len(self.journal):
             self._num_cached = delta.num_cached  # Later ones are hits of what this very stream computed.
+        if self._turn is not None and (delta.token_ids or delta.finish_reason is not None):
+            turn, self._turn = self._turn, None
+            turn.began(delta)
         fresh = delta.since(len(self.journal), self.journal.num_prompt_reported)
         fresh.num_cached = self._num_cached
         self.journal.record(fresh, now)
@@ -120,9 +128,3 @@ class Stream:
             self.ended.set()
             self._wake()
             self._on_close(self)
-
-
-def _retrieve(future: asyncio.Future[None]) -> None:
-    """Mark an exception as seen: nobody may be waiting for it any more."""
-    if not future.cancelled():
-        future.exception()

@@ -1,10 +1,10 @@
-"""A stream's way through replicas, with times: what `timings`, the request log and traces are made of.
+"""A stream's way through replicas, with times: `timings`, the request log and traces are made of it.
 
-    asked_at ── waits here ──▶ sent_at ─▶ leg at r0 ── lost ─▶ leg at r1 ─▶ end
+    asked_at ── waits here ──▶ sent_at ─▶ span at r0 ── lost ─▶ span at r1 ─▶ end
                                           route | queue | prefill | decode
 
-All clocks are `time.monotonic` of the ingress's process. What happened inside an engine is told by that engine, in
-durations: clocks of different machines are never compared.
+All clocks are `time.monotonic` of the ingress's process. An engine tells durations of what happened inside it:
+clocks of different machines are never compared.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from engine.stream_delta import StreamDelta, Timings
 
 
 @dataclass(slots=True)
-class Leg:
-    """What one replica did for a stream, from its first token on: a replica that brought none has no leg."""
+class ReplicaSpan:
+    """What one replica did for a stream, from its first token on: a replica that brought none has no span."""
 
     replica: str
     sent_at: float
     first_at: float
     """Clock when its first token (or the end) came."""
     last_at: float
-    """Clock when its last one came."""
+    """Clock when its latest token came."""
     timings: Timings | None = None
-    """What its engine said last."""
+    """What its engine told last."""
     has_ended: bool = False
     """Whether the engine said that it was the end."""
 
-    def feed(self, event: StreamDelta, now: float) -> None:
-        """Something came from the replica."""
+    def feed(self, delta: StreamDelta, now: float) -> None:
+        """Take note of a delta that came from the replica."""
         self.last_at = now
-        self.timings = event.timings or self.timings
-        self.has_ended = event.finish_reason is not None
+        self.timings = delta.timings or self.timings
+        self.has_ended = delta.finish_reason is not None
 
     @property
     def decode_s(self) -> float:
@@ -64,17 +64,17 @@ class Migration:
     at: float
     """Clock."""
     replica: str | None
-    """The one that was lost."""
+    """The replica that was lost."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class Timeline:
     """Where one stream was, and when."""
 
     asked_at: float
-    """Clock when it was asked for."""
+    """Clock when the stream was asked for."""
     sent_at: float
     """Clock when it no longer waited in this process."""
-    legs: list[Leg] = field(default_factory=list)
+    spans: list[ReplicaSpan] = field(default_factory=list)
     migrations: list[Migration] = field(default_factory=list)

@@ -5,28 +5,15 @@
 
 The controller alone owns the target, so all ingresses agree and a restarted one finds it again. Where a model is
 autoscaled, Serve starts a replica whenever a call waits for one, so no call may wait for an unloaded model:
-`WireEngineClient` refuses such calls at once.
+`RemoteEngines` refuses such calls at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
-from deployments.client.protocol import (
-    EngineClient,
-    FleetHealth,
-    GenerateRequest,
-    Generation,
-    ModelState,
-    ModelSwitch,
-    NotSwitchable,
-    Unavailable,
-)
+from deployments.client.protocol import ModelState, NotSwitchable, Unavailable
 from deployments.control.controller_client import AppView, ControllerUnavailable, DeploymentView
-
-UNLOADED_STATES = ("unloaded", "draining")
-"""States of a model that takes no requests until it is loaded."""
 
 
 class Controller(Protocol):
@@ -88,35 +75,3 @@ def state_of(view: DeploymentView) -> ModelState:
     if view.target == 0:
         return "draining" if view.replicas else "unloaded"
     return "loaded" if view.count("RUNNING") else "loading"
-
-
-class SwitchedEngines:
-    """An `EngineClient` whose errors say when the model is unloaded or loading."""
-
-    def __init__(self, client: EngineClient, switch: ModelSwitch) -> None:
-        self._client, self._switch = client, switch
-
-    async def generate(self, request: GenerateRequest) -> Generation:
-        """Generate; ask for the model's state only when no engine is available."""
-        try:
-            return await self._client.generate(request)
-        except Unavailable:
-            state = await self._switch.state()
-            if state in UNLOADED_STATES:
-                name = request.model
-                raise Unavailable(f"model {name} is not loaded; POST /v1/models/{name}/load loads it") from None
-            if state == "loading":
-                raise Unavailable(f"model {request.model} is loading") from None
-            raise
-
-    async def health(self) -> FleetHealth:
-        """The fleet's health. No replica is expected of an unloaded model, so it is not unhealthy."""
-        fleet = await self._client.health()
-        state = await self._switch.state() if fleet.num_up == 0 else None
-        if state in UNLOADED_STATES:
-            return replace(fleet, state="unloaded", num_expected=0)
-        return fleet
-
-    def decisions(self, limit: int) -> list[dict[str, Any]]:
-        """The latest routing decisions, as the client has them."""
-        return self._client.decisions(limit)

@@ -8,20 +8,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from deployments.admission.admission import AdmissionClient
+from deployments.admission.admission import Admission
 from deployments.admission.fleet_load import FleetLoad
 from deployments.api.service import ModelCard, ServedModel
 from deployments.api.text_codec import TextCodec
-from deployments.client.attempt import ClientTimings
-from deployments.client.engine_client import WireEngineClient
-from deployments.client.failover import Persistence
-from deployments.client.serve_handle import HandleControl
+from deployments.client.model_client import ModelClient
+from deployments.client.protocol import UNLOADED_STATES
+from deployments.client.remote_engines import RemoteEngines
+from deployments.client.serve_handle import ServeHandleDispatcher
 from deployments.config.args import AppArgs, ModelArgs
-from deployments.config.settings import HealthSettings
 from deployments.config.tenants import KeyRing
 from deployments.control.cluster import ClusterModel
 from deployments.control.controller_client import ControllerClient
-from deployments.control.model_switch import UNLOADED_STATES, DeploymentSwitch, SwitchedEngines
+from deployments.control.model_switch import DeploymentSwitch
 from deployments.hub.warm_up_board import PrefixReport
 from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.metrics import IngressMetrics
@@ -53,7 +52,7 @@ class ModelLink:
         self._switch = DeploymentSwitch(control, engines.deployment_name, model.num_when_loaded)
         self._grammars: GrammarCheck | None = None
         self._limits = args.limits
-        self._client: WireEngineClient | None = None
+        self._connections: RemoteEngines | None = None
         self._tokenizer: Tokenizer | None = None
         self._routing_metrics = IngressMetrics(self.metrics, self._router.placer, self._router.fleet)
         self._watch: asyncio.Task[None] | None = None
@@ -69,18 +68,17 @@ class ModelLink:
         self._tokenizer, _ = await asyncio.gather(loading, self._connect(directory))
 
     async def _connect(self, directory: Path) -> None:
-        self._client = WireEngineClient(
-            HandleControl(self._engines),
+        self._connections = RemoteEngines(
+            ServeHandleDispatcher(self._engines),
             self._router,
             self._model.engines.num_expected,
-            ClientTimings(lost_after_s=self._health.lost_after_s),
-            _persistence(self._health),
-            self.metrics,
-            await asyncio.to_thread(
+            self._health,
+            metrics=self.metrics,
+            model=await asyncio.to_thread(
                 fingerprint, directory, self._model.engine.quantization, self._model.engine.kv_dtype
             ),
         )
-        await self._client.start()
+        await self._connections.start()
         self._watch = asyncio.create_task(self._watch_switch())
         # The handle's router, which fills the fleet, is made by the first call: do not leave that to a user's.
         if await self._switch.state() in UNLOADED_STATES:
@@ -93,14 +91,14 @@ class ModelLink:
 
     def served(self, keys: KeyRing) -> ServedModel:
         """What the API needs of the model, for the tenants with these keys. Reads its files."""
-        assert self._client is not None and self._tokenizer is not None, "start() comes first"
+        assert self._connections is not None and self._tokenizer is not None, "start() comes first"
         tokenizer = self._tokenizer
         config = ModelConfig.from_directory(model_directory(self._model.engine))
         card = _card(self._model.engine, config)
-        engines = SwitchedEngines(self._client, self._switch)
         load = FleetLoad(self._router.fleet, self._router.placer.uncached_tokens)
         tenants = {tenant.name: tenant for tenant in keys.tenants}
-        client = AdmissionClient(engines, load, self._admission, tenants, self.metrics)
+        admission = Admission(load, self._admission, tenants, self.metrics)
+        client = ModelClient(self._connections, admission, self._switch)
         self._grammars = GrammarCheck(
             lambda: Vocabulary.of(tokenizer, card.vocab_size, config.eos_token_ids),
             self._limits,
@@ -111,8 +109,8 @@ class ModelLink:
 
     def in_cluster(self) -> ClusterModel:
         """What the cluster's state needs of the model."""
-        assert self._client is not None, "start() comes first"
-        return ClusterModel(self.name, self._engines.deployment_name, self._client, self._describe)
+        assert self._connections is not None, "start() comes first"
+        return ClusterModel(self.name, self._engines.deployment_name, self._connections, self._describe)
 
     async def aclose(self) -> None:
         """Disconnect. Idempotent."""
@@ -120,8 +118,8 @@ class ModelLink:
             self._watch.cancel()
         if self._grammars is not None:
             self._grammars.close()
-        if self._client is not None:
-            await self._client.aclose()
+        if self._connections is not None:
+            await self._connections.aclose()
 
     def prefix_report(self) -> PrefixReport:
         """What `MetricsHub.report_prefixes` takes."""
@@ -131,7 +129,7 @@ class ModelLink:
     def snapshot(self) -> bytes:
         """What `MetricsHub.push` takes."""
         num_expected = 0 if self._is_unloaded else self._model.engines.num_expected
-        self._routing_metrics.collect(self._client, num_expected)
+        self._routing_metrics.collect(self._connections, num_expected)
         return self.metrics.snapshot()
 
     async def _describe(self) -> list[dict[str, Any]]:
@@ -154,18 +152,8 @@ class ModelLink:
     async def _meet_engines(self) -> None:
         with contextlib.suppress(Exception):
             await self._engines.describe.remote()
-            assert self._client is not None
-            await self._client.know_prefixes(self._sync_timeout_s)
-
-
-def _persistence(health: HealthSettings) -> Persistence:
-    return Persistence(
-        health.max_retries,
-        health.max_migrations,
-        health.migration_wait_s,
-        health.hedge_after_s,
-        health.hedge_share,
-    )
+            assert self._connections is not None
+            await self._connections.know_prefixes(self._sync_timeout_s)
 
 
 def _card(config: EngineConfig, model: ModelConfig) -> ModelCard:

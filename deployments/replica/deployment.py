@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deployments.client.protocol import GenerateRequest
+from deployments.client.protocol import CallOutcome, GenerateRequest, RefusalKind
 from deployments.config.settings import HealthSettings, MetricsSettings, WarmUpSettings, WireSettings
 from deployments.config.version import raydix_version
 from deployments.replica.devices import gpu_utilization, gpus_of
@@ -180,47 +180,45 @@ class EngineReplica:
 
     async def generate(
         self, request: GenerateRequest, ingress_id: str, avoid: tuple[str, ...] = ()
-    ) -> dict[str, Any]:
-        """Run a request, whose tokens go over the wire. Returns when it has ended or was refused.
+    ) -> CallOutcome:
+        """Run a request; its tokens go over the wire. Returns when the request has ended, or was refused.
 
-        A refusal is an ordinary result, returned as a record: Serve would log a traceback for an exception.
-        `avoid` is for the router. Cancelling aborts the request.
+        `avoid` is for the router. Cancelling the call aborts the request.
         """
         self._event_loop = asyncio.get_running_loop()
         request_id = request.request_id
         if self._is_stopping():
-            return {"refused": "draining", "reason": "the replica is being stopped", "replica": self.replica}
+            return self._refused("draining", "the replica is being stopped")
         if request_id in self._ends:
-            reason = f"request id {request_id!r} is already in use"
-            return {"refused": "never_fits", "reason": reason, "replica": self.replica}
-        self._ends[request_id] = end = self._event_loop.create_future()
+            return self._refused("never_fits", f"request id {request_id!r} is already in use")
+        self._ends[request_id] = ended = self._event_loop.create_future()
         try:
-            refusal = await self._compile(request) or self._submit(request, ingress_id)
-            if refusal is not None:
-                return {**refusal, "replica": self.replica}
+            refused = await self._compile(request) or self._submit(request, ingress_id)
+            if refused is not None:
+                return refused
             self._wire.accept(request_id, ingress_id)
-            event = await end
-            if event.finish_reason == "error":
-                logger.error("%s failed: %s", request_id, event.error)
-            return {"finish_reason": event.finish_reason, "replica": self.replica}
+            end = await ended
+            if end.finish_reason == "error":
+                logger.error("%s failed: %s", request_id, end.error)
+            return CallOutcome(self.replica, end.finish_reason)
         except asyncio.CancelledError:
             self._loop.abort(request_id)
             raise
         finally:
             self._ends.pop(request_id, None)
 
-    async def _compile(self, request: GenerateRequest) -> dict[str, Any] | None:
-        """Compile the request's grammar in a thread, as it may take long; return a refusal if that fails."""
+    async def _compile(self, request: GenerateRequest) -> CallOutcome | None:
+        """Compile the request's grammar, in a thread as it may take long; return a refusal if that fails."""
         if request.sampling.grammar is None:
             return None
         try:
             await asyncio.to_thread(self._engine.grammars.compile, request.sampling.grammar)
             return None
         except ValueError as error:
-            return {"refused": "never_fits", "reason": f"the grammar cannot be used: {error}"}
+            return self._refused("never_fits", f"the grammar cannot be used: {error}")
 
-    def _submit(self, request: GenerateRequest, ingress_id: str) -> dict[str, Any] | None:
-        """Hand a request to the engine; return a refusal if the engine does not take it."""
+    def _submit(self, request: GenerateRequest, ingress_id: str) -> CallOutcome | None:
+        """Hand a request to the engine; return the refusal when the engine does not take it."""
         try:
             made = self._engine.new_request(
                 request.request_id,
@@ -234,19 +232,21 @@ class EngineReplica:
             )
             self._wire.open(request.request_id, ingress_id)
         except ValueError as error:
-            return {"refused": "never_fits", "reason": str(error)}
+            return self._refused("never_fits", str(error))
         try:
             self._loop.submit(made)
             return None
         except NeverFits as error:
-            refusal: dict[str, Any] = {"refused": "never_fits", "reason": str(error)}
+            refused = self._refused("never_fits", str(error))
         except QueueFull as error:
-            wait = self._drain.retry_after_s(self._loop.load())
-            refusal = {"refused": "queue_full", "reason": str(error), "retry_after_s": wait}
+            refused = self._refused("queue_full", str(error), self._drain.retry_after_s(self._loop.load()))
         except EngineStopped as error:
-            refusal = {"refused": "stopped", "reason": str(error)}
+            refused = self._refused("stopped", str(error))
         self._wire.forget(request.request_id)
-        return refusal
+        return refused
+
+    def _refused(self, kind: RefusalKind, reason: str, retry_after_s: float = 1.0) -> CallOutcome:
+        return CallOutcome(self.replica, refusal=kind, reason=reason, retry_after_s=retry_after_s)
 
     # --- the engine's thread -------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from deployments.api.report import ENDPOINTS, Began, Report
-from deployments.client.timeline import Course
+from deployments.client.timeline import Timeline
 from deployments.config.settings import TracingSettings
 from deployments.telemetry.serve_logging import log_seldom_through_serve
 
@@ -85,7 +85,7 @@ class OtlpTracer:
             if report.status >= 500 or report.outcome == "failed":
                 root.set_status(StatusCode.ERROR)
             if report.began is not None:
-                self._add_children(root, report, report.began.choices.courses, clock)
+                self._add_children(root, report, report.began.choices.timelines, clock)
         root.end(clock.ns(report.ended_at or time.monotonic()))
 
     def close(self) -> None:
@@ -100,30 +100,30 @@ class OtlpTracer:
         self._provider.shutdown()
         deadline.cancel()
 
-    def _add_children(self, root: Span, report: Report, courses: list[Course], clock: _Clock) -> None:
+    def _add_children(self, root: Span, report: Report, timelines: list[Timeline], clock: _Clock) -> None:
         inside = trace.set_span_in_context(root, Context())
 
         def add(name: str, start: float, end: float, attributes: Mapping[str, Any]) -> None:
             span = self._tracer.start_span(name, inside, attributes=attributes, start_time=clock.ns(start))
             span.end(clock.ns(end))
 
-        if courses:
-            add("prepare", report.arrival, min(course.asked_at for course in courses), {})
-        for index, course in enumerate(courses[:MAX_CHOICES]):
-            choice = {"raydix.choice": index} if len(courses) > 1 else {}
-            add("admission", course.asked_at, course.sent_at, choice)
-            for leg in course.legs:
+        if timelines:
+            add("prepare", report.arrival, min(timeline.asked_at for timeline in timelines), {})
+        for index, timeline in enumerate(timelines[:MAX_CHOICES]):
+            choice = {"raydix.choice": index} if len(timelines) > 1 else {}
+            add("admission", timeline.asked_at, timeline.sent_at, choice)
+            for span in timeline.spans:
                 told = (
                     {}
-                    if leg.timings is None
+                    if span.timings is None
                     else {
-                        "raydix.preemptions": leg.timings.num_preemptions,
-                        "raydix.recomputed_tokens": leg.timings.num_recomputed,
+                        "raydix.preemptions": span.timings.num_preemptions,
+                        "raydix.recomputed_tokens": span.timings.num_recomputed,
                     }
                 )
-                for name, start, end in leg.phases():
-                    add(name, start, end, {"raydix.replica": leg.replica, **told, **choice})
-            for lost in course.migrations:
+                for name, start, end in span.phases():
+                    add(name, start, end, {"raydix.replica": span.replica, **told, **choice})
+            for lost in timeline.migrations:
                 what: dict[str, Any] = {
                     "raydix.replica": lost.replica or "",
                     "raydix.reason": lost.reason,

@@ -35,11 +35,13 @@ class WireListener(Protocol):
         """The replica does not know these streams."""
         ...
 
-    def on_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
+    def on_prefix_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
         """Its cache changed: block hashes."""
         ...
 
-    def on_snapshot(self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool) -> None:
+    def on_prefix_snapshot(
+        self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool
+    ) -> None:
         """Block hashes that its cache holds; the first part replaces all that was known."""
         ...
 
@@ -109,8 +111,8 @@ class WireConnection:
         self._send(messages.Abort(request_id))
 
     def announce(self, number: int, request_id: str, num_tokens: int) -> None:
-        """A request was sent there through Serve, with so many uncached tokens; see `messages.Dispatch`."""
-        self._send(messages.Dispatch(number, request_id, num_tokens))
+        """A request was sent there through Serve, with so many uncached tokens; see `messages.Announce`."""
+        self._send(messages.Announce(number, request_id, num_tokens))
 
     @property
     def is_synced(self) -> bool:
@@ -135,7 +137,7 @@ class WireConnection:
                 self.counts["malformed"] += 1
                 continue
             self._handle(message)
-            if isinstance(message, messages.Snapshot):
+            if isinstance(message, messages.PrefixSnapshot):
                 self._loop.call_soon(self.receive_all)
                 return
 
@@ -182,7 +184,7 @@ class WireConnection:
             self._listener.on_deltas(self.address.replica, message.deltas)
         elif isinstance(message, messages.Unknown):
             self._listener.on_unknown(self.address.replica, message.request_ids)
-        elif isinstance(message, messages.Snapshot | messages.Delta):
+        elif isinstance(message, messages.PrefixSnapshot | messages.PrefixDelta):
             self._take_prefixes(message)
         # Messages come in order: one without news says that until then there was none to tell.
         if self.is_synced:
@@ -229,19 +231,19 @@ class WireConnection:
             logger.error("replica %s and this ingress do not work together: %s", self.address.replica, reason)
         self.suspect()
 
-    def _take_prefixes(self, message: messages.Snapshot | messages.Delta) -> None:
+    def _take_prefixes(self, message: messages.PrefixSnapshot | messages.PrefixDelta) -> None:
         replica = self.address.replica
         try:
-            if isinstance(message, messages.Delta):
+            if isinstance(message, messages.PrefixDelta):
                 if self.is_synced:  # Else the snapshot to come has it.
                     stored, evicted = (
                         messages.unpack_hashes(message.stored),
                         messages.unpack_hashes(message.evicted),
                     )
-                    self._listener.on_delta(replica, stored, evicted)
+                    self._listener.on_prefix_delta(replica, stored, evicted)
                 return
             hashes, is_first = messages.unpack_hashes(message.hashes), self._snapshot != "begun"
-            self._listener.on_snapshot(replica, hashes, self._block_tokens, is_first=is_first)
+            self._listener.on_prefix_snapshot(replica, hashes, self._block_tokens, is_first=is_first)
             self._snapshot = "whole" if message.is_last else "begun"
         except messages.MalformedMessage:
             self.counts["malformed"] += 1

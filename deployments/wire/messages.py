@@ -3,11 +3,11 @@
     ingress                                replica
       Hello(secret, received) ───────────▶            who I am, how many tokens of which streams I have
                               ◀─────────── Welcome    or Refused
-                              ◀─────────── Snapshot   the block hashes of all prefixes held, in parts
+                              ◀─────────── PrefixSnapshot   the block hashes of all prefixes held, in parts
                               ◀─────────── Tokens     one per step: the new tokens of all my requests, and the load
                               ◀─────────── Heartbeat  when there was nothing else to send
-                              ◀─────────── Delta      block hashes stored and evicted since the last one
-      Dispatch                ───────────▶            a request is on its way: other ingresses count it too
+                              ◀─────────── PrefixDelta      block hashes stored and evicted since the last one
+      Announce                ───────────▶            a request is on its way: other ingresses count it too
       Abort, Resume, Resync   ───────────▶
 
 Every delta of a stream says at which of its tokens it starts, so a receiver notices a lost or repeated token
@@ -73,7 +73,7 @@ class Resync(msgspec.Struct, tag=3, array_like=True, frozen=True):
     """Send a snapshot: a delta may have been lost."""
 
 
-class Dispatch(msgspec.Struct, tag=4, array_like=True, frozen=True):
+class Announce(msgspec.Struct, tag=4, array_like=True, frozen=True):
     """A request is on its way through Serve, which takes longer than the wire."""
 
     number: Count
@@ -127,7 +127,7 @@ class Heartbeat(msgspec.Struct, tag=13, array_like=True, frozen=True):
     load: Load
 
 
-class Snapshot(msgspec.Struct, tag=15, array_like=True, frozen=True):
+class PrefixSnapshot(msgspec.Struct, tag=15, array_like=True, frozen=True):
     """Part of the block hashes of all prefixes a replica holds; after the last part they replace all before."""
 
     epoch: int
@@ -137,7 +137,7 @@ class Snapshot(msgspec.Struct, tag=15, array_like=True, frozen=True):
     is_last: bool
 
 
-class Delta(msgspec.Struct, tag=16, array_like=True, frozen=True):
+class PrefixDelta(msgspec.Struct, tag=16, array_like=True, frozen=True):
     """What changed in a replica's cache."""
 
     epoch: int
@@ -147,8 +147,8 @@ class Delta(msgspec.Struct, tag=16, array_like=True, frozen=True):
     evicted: bytes
 
 
-Sequenced = Welcome | Tokens | Heartbeat | Unknown | Snapshot | Delta
-ToReplica = Hello | Abort | Resume | Resync | Dispatch
+Sequenced = Welcome | Tokens | Heartbeat | Unknown | PrefixSnapshot | PrefixDelta
+ToReplica = Hello | Abort | Resume | Resync | Announce
 ToIngress = Sequenced | Refused
 
 encode = msgspec.msgpack.Encoder().encode

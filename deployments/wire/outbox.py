@@ -71,7 +71,7 @@ class StreamLog:
             self.prompt_sent = 0
 
 
-class StreamLogs:
+class Outbox:
     """All requests of a replica by ingress. Not thread-safe: its owner holds a lock."""
 
     def __init__(self) -> None:

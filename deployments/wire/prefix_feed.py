@@ -27,7 +27,7 @@ class PrefixSource(Protocol):
         ...
 
 
-class CacheFeed:
+class PrefixFeed:
     """Belongs to the wire's thread."""
 
     def __init__(self, source: PrefixSource, period_s: float) -> None:
@@ -45,7 +45,7 @@ class CacheFeed:
             packed = messages.pack_hashes(stored), messages.pack_hashes(evicted)
             for ingress_id, session in list(sessions.items()):
                 if session.is_synced:
-                    delta = messages.Delta(epoch, session.seq, *packed)
+                    delta = messages.PrefixDelta(epoch, session.seq, *packed)
                     # Who misses one gets a snapshot the next time.
                     session.is_synced = post(ingress_id, session, messages.encode(delta))
         if newcomers:
@@ -56,7 +56,7 @@ class CacheFeed:
     def _post_all(self, epoch: int, ingress_id: str, session: Session, packed: bytes, post: Post) -> bool:
         for start in range(0, max(len(packed), 1), SNAPSHOT_PART_BYTES):
             end = start + SNAPSHOT_PART_BYTES
-            message = messages.Snapshot(epoch, session.seq, packed[start:end], is_last=end >= len(packed))
+            message = messages.PrefixSnapshot(epoch, session.seq, packed[start:end], is_last=end >= len(packed))
             if not post(ingress_id, session, messages.encode(message)):
                 return False
         return True

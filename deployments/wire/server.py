@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 import zmq
 
 from deployments.wire import messages
-from deployments.wire.messages import Abort, Dispatch, Hello, Load, Resume, Resync
-from deployments.wire.outbox import StreamLogs
-from deployments.wire.prefix_feed import CacheFeed, PrefixSource
+from deployments.wire.messages import Abort, Announce, Hello, Load, Resume, Resync
+from deployments.wire.outbox import Outbox
+from deployments.wire.prefix_feed import PrefixFeed, PrefixSource
 from deployments.wire.session import Session
 from deployments.wire.sockets import bind_router, descriptor, is_readable
 from engine.stream_delta import StreamDelta
@@ -72,8 +72,8 @@ class WireServer:
         """Messages dropped, by why; sends that had to be repeated."""
         self._engine_load, self._on_abort = load, on_abort
         self._timings = timings or WireTimings()
-        self._cache_feed = None if prefixes is None else CacheFeed(prefixes, self._timings.cache_period_s)
-        self._logs = StreamLogs()
+        self._cache_feed = None if prefixes is None else PrefixFeed(prefixes, self._timings.cache_period_s)
+        self._logs = Outbox()
         self._sessions: dict[str, Session] = {}  # ingress -> session
         self._ingress_of: dict[bytes, str] = {}  # authenticated identity -> ingress
         self._absent_since: dict[str, float] = {}
@@ -233,10 +233,10 @@ class WireServer:
             self._resume(ingress_id, message.received)
         elif isinstance(message, Resync):
             self._sessions[ingress_id].is_synced = False
-        elif isinstance(message, Dispatch):
+        elif isinstance(message, Announce):
             self._announce(self._sessions[ingress_id], message)
 
-    def _announce(self, session: Session, dispatch: Dispatch) -> None:
+    def _announce(self, session: Session, dispatch: Announce) -> None:
         if not session.announce(dispatch, time.monotonic() + self._timings.dispatch_s):
             self.counts["replayed"] += 1
         if self._logs.is_known(dispatch.request_id):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from deployments.wire.messages import Dispatch
+from deployments.wire.messages import Announce
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Session:
     coming: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Requests dispatched and not here yet: uncached tokens, and until when they count."""
 
-    def announce(self, dispatch: Dispatch, expires: float) -> bool:
+    def announce(self, dispatch: Announce, expires: float) -> bool:
         """A request is on its way; it counts as load until it is here or `expires`. False: told before."""
         if dispatch.number <= self.dispatches_seen:
             return False

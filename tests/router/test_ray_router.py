@@ -48,6 +48,7 @@ def pending(
         model="m",
         salt="",
         session_id=session,
+        block_hashes=None,
     )
     return SimpleNamespace(args=[request, "ingress", avoid], routing_context=SimpleNamespace(should_backoff=False))
 

@@ -6,24 +6,39 @@ import asyncio
 import math
 import random
 from collections import Counter
+from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
 import pytest
 
-from deployments.admission.admission import AdmissionClient, LoadView
+from deployments.admission.admission import Admission, LoadView
 from deployments.admission.fleet_load import FleetLoad
-from deployments.client.protocol import Generation, Overloaded, Rejected
+from deployments.client.model_client import ModelClient
+from deployments.client.protocol import Engines, Generation, Overloaded, Rejected
 from deployments.config.settings import AdmissionSettings
 from deployments.config.tenants import Tenant
-from monitoring.metrics import Metrics
 from tests.deployments.support.virtual_time import HeardFleet, VirtualFleet, now, request, run
 
 TENANTS = {"a": Tenant("a", priority=0), "b": Tenant("b", priority=0), "heavy": Tenant("heavy", 3.0, priority=5)}
 
 
-def admission(fleet: VirtualFleet, metrics: Metrics | None = None, **settings: Any) -> AdmissionClient:
-    return AdmissionClient(fleet, fleet, AdmissionSettings(**settings), TENANTS, metrics)
+class Admitting(ModelClient):
+    """A client, and the admission in front of it."""
+
+    def __init__(
+        self, fleet: Engines, load: LoadView, settings: AdmissionSettings, tenants: Mapping[str, Tenant] = TENANTS
+    ) -> None:
+        self.admission = Admission(load, settings, tenants)
+        super().__init__(fleet, self.admission)
+
+    @property
+    def num_waiting(self) -> int:
+        return self.admission.num_waiting
+
+
+def admitting(fleet: VirtualFleet, **settings: Any) -> Admitting:
+    return Admitting(fleet, fleet, AdmissionSettings(**settings))
 
 
 async def finish(generation: Generation) -> float:
@@ -42,14 +57,15 @@ async def ask(client: Any, *args: Any, **fields: Any) -> float:
     return await finish(await client.generate(request(*args, **fields))) - began
 
 
-def assert_nothing_is_left(client: AdmissionClient, fleet: VirtualFleet) -> None:
-    assert (client.num_waiting, client.num_waiting_tokens, client._sending, fleet.open) == (0, 0, {}, 0)
+def assert_nothing_is_left(client: Admitting, fleet: VirtualFleet) -> None:
+    assert (client.num_waiting, client.admission.num_waiting_tokens, fleet.open) == (0, 0, 0)
+    assert client.admission._sending == {}
 
 
 def test_requests_pass_while_an_engine_has_room_and_wait_when_none_has() -> None:
     async def scenario() -> None:
         fleet = VirtualFleet(2, rate=1000)
-        client = admission(fleet, ttft_target_s=1.0)
+        client = admitting(fleet, ttft_target_s=1.0)
         tasks = [asyncio.create_task(ask(client, f"r{n}", tokens=500)) for n in range(40)]
         await asyncio.sleep(0.1)
         assert client.num_waiting > 30
@@ -67,7 +83,7 @@ def test_engines_get_no_more_than_the_target_however_slowly_they_accept() -> Non
 
     async def scenario() -> None:
         fleet = VirtualFleet(1, rate=1000, accept_s=0.4)
-        client = admission(fleet, ttft_target_s=1.0)
+        client = admitting(fleet, ttft_target_s=1.0)
         await asyncio.gather(*(ask(client, f"r{n}", tokens=100) for n in range(50)))
         assert fleet.most_queued_s <= 1.1
         assert_nothing_is_left(client, fleet)
@@ -81,9 +97,7 @@ def test_a_slow_way_to_idle_engines_holds_nobody_back() -> None:
     async def scenario() -> None:
         fleet = VirtualFleet(2, rate=10_000, accept_s=0.4)
         heard = HeardFleet(fleet)
-        client = AdmissionClient(
-            heard, FleetLoad(heard.known, fleet.uncached_tokens), AdmissionSettings(), TENANTS
-        )
+        client = Admitting(heard, FleetLoad(heard.known, fleet.uncached_tokens), AdmissionSettings())
         telling = asyncio.create_task(heard.tell())
         for number in range(5):  # the first ones could teach something wrong
             await ask(client, f"one {number}", tokens=10)
@@ -98,7 +112,7 @@ def test_tenants_take_turns_by_weight_in_tokens_that_were_computed() -> None:
     async def scenario() -> None:
         fleet = VirtualFleet(1, rate=10_000)
         fleet.cached = 50
-        client = admission(fleet, ttft_target_s=0.1, quantum_tokens=500)
+        client = admitting(fleet, ttft_target_s=0.1, quantum_tokens=500)
         tasks = [
             asyncio.create_task(ask(client, f"{tenant}{n}", tenant, tokens))
             for n in range(300)
@@ -121,7 +135,7 @@ def test_tenants_take_turns_by_weight_in_tokens_that_were_computed() -> None:
 def test_own_priority_orders_a_tenants_requests_and_the_operators_the_engines() -> None:
     async def scenario() -> None:
         fleet = VirtualFleet(1, rate=1000)
-        client = admission(fleet, ttft_target_s=0.1)
+        client = admitting(fleet, ttft_target_s=0.1)
         tasks = [asyncio.create_task(ask(client, "first", "a", 500))]
         await asyncio.sleep(0.05)
         for name, priority in (("low", -1), ("later", 0), ("high", 9)):
@@ -143,7 +157,7 @@ def test_a_client_that_leaves_leaves_nothing_behind() -> None:
     async def scenario(seed: int) -> None:
         draw = random.Random(seed)
         fleet = VirtualFleet(2, rate=1000, accept_s=0.05)
-        client = admission(fleet, ttft_target_s=0.2)
+        client = admitting(fleet, ttft_target_s=0.2)
         asked = [(f"r{n}", draw.choice("ab"), draw.randint(1, 300)) for n in range(60)]
         tasks = [asyncio.create_task(ask(client, *arguments)) for arguments in asked]
         for task in draw.sample(tasks, 40):
@@ -164,7 +178,7 @@ def test_a_client_that_leaves_leaves_nothing_behind() -> None:
 def test_waiting_too_long_is_refused_with_a_time_to_come_back() -> None:
     async def scenario() -> None:
         fleet = VirtualFleet(1, rate=1000)
-        client = admission(fleet, ttft_target_s=0.5, max_wait_s=3)
+        client = admitting(fleet, ttft_target_s=0.5, max_wait_s=3)
         tasks = [asyncio.create_task(ask(client, f"r{n}", "a", 1000)) for n in range(20)]
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         refused = [outcome for outcome in outcomes if isinstance(outcome, Overloaded)]
@@ -178,7 +192,7 @@ def test_waiting_too_long_is_refused_with_a_time_to_come_back() -> None:
 def test_who_cannot_meet_a_deadline_is_told_at_once_from_the_measured_rate() -> None:
     async def scenario() -> None:
         fleet = VirtualFleet(1, rate=1000)
-        client = admission(fleet, ttft_target_s=0.5, max_wait_s=100)
+        client = admitting(fleet, ttft_target_s=0.5, max_wait_s=100)
         tasks = [asyncio.create_task(ask(client, f"r{n}", "a", 1000)) for n in range(40)]
         await asyncio.sleep(10.2)
         began = now()
@@ -197,7 +211,7 @@ def test_who_cannot_meet_a_deadline_is_told_at_once_from_the_measured_rate() -> 
 def test_a_tenants_flood_is_refused_and_others_are_not() -> None:
     async def scenario() -> None:
         fleet = VirtualFleet(1, rate=1000)
-        client = admission(fleet, ttft_target_s=0.1, max_waiting=10, max_waiting_per_tenant=6)
+        client = admitting(fleet, ttft_target_s=0.1, max_waiting=10, max_waiting_per_tenant=6)
         flood = [asyncio.create_task(ask(client, f"r{n}", "a", 200)) for n in range(20)]
         await asyncio.sleep(0.05)
         assert await ask(client, "other", "b", 100) < 1.5
@@ -211,7 +225,7 @@ def test_a_tenants_flood_is_refused_and_others_are_not() -> None:
 def test_what_an_engine_refuses_is_not_charged_and_holds_nobody_up() -> None:
     async def scenario() -> None:
         fleet = VirtualFleet(1, rate=1000)
-        client = admission(fleet, ttft_target_s=0.1)
+        client = admitting(fleet, ttft_target_s=0.1)
         first = asyncio.create_task(ask(client, "first", "a", 1000))
         await asyncio.sleep(0.05)
         fleet.refuse_with = Rejected("too long")
@@ -230,7 +244,7 @@ def test_nobody_starves_behind_heavier_tenants() -> None:
         fleet = VirtualFleet(1, rate=10_000)
         tenants = {"light": Tenant("light", 0.1), **{f"t{n}": Tenant(f"t{n}", 10.0) for n in range(5)}}
         settings = AdmissionSettings(ttft_target_s=0.1, quantum_tokens=100, max_wait_s=1000)
-        client = AdmissionClient(fleet, fleet, settings, tenants)
+        client = Admitting(fleet, fleet, settings, tenants)
         tasks = [asyncio.create_task(ask(client, f"r{n}", f"t{n % 5}", 1000)) for n in range(1000)]
         await asyncio.sleep(0.5)
         assert await ask(client, "light", "light", 1000) < 10  # one turn of each of the others
@@ -254,7 +268,7 @@ async def quiet_p95(flood: float, target_s: float) -> float:
     fleet = VirtualFleet(4, rate=12_000)
     heard = HeardFleet(fleet)
     view: LoadView = FleetLoad(heard.known, fleet.uncached_tokens)
-    client = AdmissionClient(heard, view, AdmissionSettings(ttft_target_s=target_s), TENANTS)
+    client = Admitting(heard, view, AdmissionSettings(ttft_target_s=target_s))
     telling = asyncio.create_task(heard.tell())
     per_second = 0.1 * 4 * 12_000 / 4250
     times: dict[str, list[float]] = {"a": [], "b": []}

@@ -10,9 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from deployments.admission.fair_queue import FairQueue, QueueBounds, QueueFull, Waiting
+from deployments.admission.fair_queue import AdmissionQueueFull, FairQueue, Waiting
+from deployments.config.settings import AdmissionSettings
 
 QUANTUM = 100
+SETTINGS = AdmissionSettings(quantum_tokens=QUANTUM)
+BOUNDED = AdmissionSettings(
+    quantum_tokens=QUANTUM,
+    max_waiting=4,
+    max_waiting_tokens=1000,
+    max_waiting_per_tenant=2,
+    max_waiting_tokens_per_tenant=100,
+)
 WEIGHTS = {"a": 0.5, "b": 1.0, "c": 3.0}
 TENANTS = st.sampled_from([*WEIGHTS, "unknown"])
 COSTS = st.integers(1, 500)
@@ -37,7 +46,7 @@ class Queue(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue: FairQueue[str] = FairQueue(WEIGHTS, QUANTUM)
+        self.queue: FairQueue[str] = FairQueue(WEIGHTS, SETTINGS)
         self.inside: set[Waiting[str]] = set()
         self.num_pops, self.tokens_popped = 0, 0
 
@@ -87,7 +96,7 @@ TestQueue = Queue.TestCase
 @settings(max_examples=200)
 def test_shares_follow_weights_while_tenants_wait(load: list[tuple[str, int]], draw: random.Random) -> None:
     """At every moment until one runs dry: within a quantum and one request of each."""
-    queue: FairQueue[str] = FairQueue(WEIGHTS, QUANTUM)
+    queue: FairQueue[str] = FairQueue(WEIGHTS, SETTINGS)
     tenants = {tenant for tenant, _ in load}
     for tenant, cost in load:
         queue.push(entry(tenant, cost))
@@ -107,7 +116,7 @@ def test_shares_follow_weights_while_tenants_wait(load: list[tuple[str, int]], d
 
 
 def test_a_tenant_that_was_idle_gets_no_credit_for_it() -> None:
-    queue: FairQueue[str] = FairQueue({}, QUANTUM)
+    queue: FairQueue[str] = FairQueue({}, SETTINGS)
     for _ in range(1000):
         queue.push(entry("busy", 50))
     for _ in range(500):
@@ -120,7 +129,7 @@ def test_a_tenant_that_was_idle_gets_no_credit_for_it() -> None:
 
 def test_leaving_and_coming_back_escapes_no_debt() -> None:
     """One large request at a time gets no more than the same tokens in a queue."""
-    queue: FairQueue[str] = FairQueue({}, QUANTUM)
+    queue: FairQueue[str] = FairQueue({}, SETTINGS)
     for _ in range(1000):
         queue.push(entry("steady", 10))
     tokens = Counter[str]()
@@ -134,7 +143,7 @@ def test_leaving_and_coming_back_escapes_no_debt() -> None:
 
 
 def test_a_large_request_holds_another_tenant_up_for_one_turn_only() -> None:
-    queue: FairQueue[str] = FairQueue({}, QUANTUM)
+    queue: FairQueue[str] = FairQueue({}, SETTINGS)
     for _ in range(20):
         queue.push(entry("large", 100_000))
     queue.pop()
@@ -144,7 +153,7 @@ def test_a_large_request_holds_another_tenant_up_for_one_turn_only() -> None:
 
 
 def test_who_asks_for_less_than_its_share_goes_first_but_only_once_a_round() -> None:
-    queue: FairQueue[str] = FairQueue({}, QUANTUM)
+    queue: FairQueue[str] = FairQueue({}, SETTINGS)
     for tenant in ("x", "y", "z"):
         for _ in range(100):
             queue.push(entry(tenant, 10))
@@ -165,7 +174,7 @@ def test_who_asks_for_less_than_its_share_goes_first_but_only_once_a_round() -> 
 
 def test_what_turns_out_to_be_cached_is_given_back() -> None:
     """Equal prompts, but one tenant's lie in the cache: it is sent more of them for the same computed tokens."""
-    queue: FairQueue[str] = FairQueue({}, QUANTUM)
+    queue: FairQueue[str] = FairQueue({}, SETTINGS)
     for _ in range(400):
         queue.push(entry("cached", 100))
         queue.push(entry("cold", 100))
@@ -180,29 +189,29 @@ def test_what_turns_out_to_be_cached_is_given_back() -> None:
 
 
 def test_bounds_say_whose_they_are_and_a_tenants_first_request_always_fits() -> None:
-    queue: FairQueue[str] = FairQueue({}, QUANTUM, QueueBounds(4, 1000, 2, 100))
+    queue: FairQueue[str] = FairQueue({}, BOUNDED)
     queue.push(entry("a", 60))
-    with pytest.raises(QueueFull, match="60 of your prompt tokens") as full:
+    with pytest.raises(AdmissionQueueFull, match="60 of your prompt tokens") as full:
         queue.push(entry("a", 60))
     assert full.value.whose == "tenant"
     queue.push(entry("a", 40))
-    with pytest.raises(QueueFull, match="2 of your requests"):
+    with pytest.raises(AdmissionQueueFull, match="2 of your requests"):
         queue.push(entry("a", 1))
     queue.push(entry("b", 5000))
     queue.push(entry("c", 1))
-    with pytest.raises(QueueFull, match="4 requests are waiting") as full:
+    with pytest.raises(AdmissionQueueFull, match="4 requests are waiting") as full:
         queue.push(entry("c"))
     assert full.value.whose == "all"
     queue.push(entry("d"))
-    queue = FairQueue({}, QUANTUM, QueueBounds(4, 1000, 2, 100))
+    queue = FairQueue({}, BOUNDED)
     for tenant, cost in (("a", 5000), ("b", 1)):
         queue.push(entry(tenant, cost))
-    with pytest.raises(QueueFull, match="5001 prompt tokens are waiting, the limit is 1000"):
+    with pytest.raises(AdmissionQueueFull, match="5001 prompt tokens are waiting, the limit is 1000"):
         queue.push(entry("b"))
 
 
 def test_what_goes_before_a_new_request_is_its_own_and_the_others_shares() -> None:
-    queue: FairQueue[str] = FairQueue({"heavy": 4.0}, QUANTUM)
+    queue: FairQueue[str] = FairQueue({"heavy": 4.0}, SETTINGS)
     assert queue.tokens_before("light", 100) == 0
     for _ in range(100):
         queue.push(entry("heavy", 100))

@@ -9,10 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
+from deployments.admission.admission import Admission
 from deployments.api import ApiService, Limits, ModelCard, ServedModel, TextCodec, create_app
+from deployments.client.model_client import ModelClient
 from deployments.client.protocol import ModelState, NotSwitchable, Unavailable
-from deployments.control.model_switch import SwitchedEngines
+from deployments.config.settings import AdmissionSettings
 from monitoring.metrics import Metrics
+from tests.deployments.support.api_over_engines import Idle
 from tests.deployments.support.metric_values import count_of
 from tests.deployments.support.scripted_api import Client, ScriptedEngine
 
@@ -86,7 +89,7 @@ def two(codec: TextCodec) -> Two:
         ),
         "small": ServedModel(
             ModelCard("small", 1, max_model_len=32, vocab_size=4096),
-            SwitchedEngines(small, switch),
+            ModelClient(small, Admission(Idle(), AdmissionSettings(), {}), switch),
             codec,
             Metrics("small", "i"),
             switch,

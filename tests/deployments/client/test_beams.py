@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deployments.client.protocol import GenerateRequest
 from deployments.wire import messages
-from deployments.wire.outbox import StreamLogs
+from deployments.wire.outbox import Outbox
 from engine.beam_search import BeamParams, Hypothesis
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
@@ -19,7 +19,7 @@ def request(request_id: str) -> GenerateRequest:
 
 
 def test_what_was_found_survives_the_wire_and_is_sent_again_whole() -> None:
-    logs = StreamLogs()
+    logs = Outbox()
     logs.open("a", "ingress")
     found = [Hypothesis((5, 6), -0.25, "stop"), Hypothesis((7,), -1.5, "length")]
     event = StreamDelta("a", [5, 6], num_cached=3, finish_reason="stop", alternatives=found)

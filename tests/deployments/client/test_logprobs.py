@@ -11,7 +11,7 @@ from deployments.client.journal import Journal
 from deployments.client.protocol import GenerateRequest
 from deployments.client.stream import Stream
 from deployments.wire import messages
-from deployments.wire.outbox import StreamLogs
+from deployments.wire.outbox import Outbox
 from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Step, StepPlan
@@ -124,7 +124,7 @@ def hang_after(runner: CountingRunner, num_steps: int) -> None:
 
 
 def test_a_log_sends_scores_once_and_again_only_to_who_has_no_token() -> None:
-    logs = StreamLogs()
+    logs = Outbox()
     logs.open("a", "ingress")
     logs.record(StreamDelta("a", prompt_logprobs=part(1, 5)), 0.0)
     logs.mark_sent("ingress")
@@ -141,7 +141,7 @@ def test_a_log_sends_scores_once_and_again_only_to_who_has_no_token() -> None:
 
 
 def test_log_probabilities_survive_the_wire() -> None:
-    logs = StreamLogs()
+    logs = Outbox()
     logs.open("a", "ingress")
     events = [
         StreamDelta("a", prompt_logprobs=part(1, 4)),

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from deployments.config.settings import HealthSettings
-from deployments.ingress.model_link import _persistence
 from monitoring.metrics import Metrics
 from tests.deployments.support.api_over_engines import api_over
 from tests.deployments.support.in_process_engines import until
@@ -24,8 +22,8 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error(health: dict[str, Any], o
     """Its tries are used up, or the only replica is gone."""
 
     async def scenario() -> None:
-        metrics, persistence = Metrics("m", "ingress", "ingress"), _persistence(HealthSettings(**health))
-        async with api_over(1, metrics=metrics, persistence=persistence, kv_pages=400) as api:
+        metrics = Metrics("m", "ingress", "ingress")
+        async with api_over(1, metrics=metrics, health=health, kv_pages=400) as api:
             [replica], [runner] = api.engines.replicas, api.engines.runners
             runner.step_s = 0.01  # the streams last longer than it takes to lose their replica
             asked = [asyncio.create_task(api.complete(stream=True, max_tokens=480)) for _ in range(3)]

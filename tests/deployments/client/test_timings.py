@@ -95,7 +95,7 @@ def test_a_stream_that_moved_sums_its_parts() -> None:
             stream = stream_of(api)
             api.engines.replicas[0]._wire._post = lambda *_: False  # type: ignore[method-assign]
             *_, last = events(await asked)
-            first, second = stream.course.legs
+            first, second = stream.timeline.spans
             timings = last["timings"]
             check(timings)
             assert (timings["replica"], timings["migrations"], timings["output_tokens"]) == ("r1", 1, 200)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from deployments.client.protocol import CallOutcome
 from deployments.replica.deployment import EngineReplica, ReplicaSettings
 from deployments.replica.liveness import EngineUnhealthy
 from deployments.wire.server import WireTimings
@@ -51,7 +52,7 @@ def test_a_stalled_engine_fails_its_health_check_while_the_event_loop_answers(
         with pytest.raises(EngineUnhealthy, match="no engine step"):
             await replica.check_health()
         engines.runners[0].gate.set()
-        assert (await call)["finish_reason"] == "length"
+        assert (await call).finish_reason == "length"
         await replica.check_health()
 
     asyncio.run(scenario())
@@ -67,7 +68,7 @@ def test_a_dead_loop_fails_its_health_check_and_takes_nothing(replica: EngineRep
         await until(lambda: replica._loop.failure is not None)
         with pytest.raises(EngineUnhealthy, match="RuntimeError"):
             await replica.check_health()
-        assert (await replica.generate(request("b"), "i"))["refused"] == "stopped"
+        assert (await replica.generate(request("b"), "i")).refusal == "stopped"
         with pytest.raises(EngineUnhealthy, match="RuntimeError"):  # so that its stream goes on elsewhere at once
             await call
 
@@ -95,13 +96,13 @@ def test_refusals_are_records_and_leave_nothing_behind(engines: InProcessEngines
         calls.append(asyncio.create_task(replica.generate(request("b", 2), "i")))
         await asyncio.sleep(0.05)
         full = await replica.generate(request("c"), "i")
-        assert (full["refused"], full["replica"]) == ("queue_full", "r0")
-        assert 1 <= full["retry_after_s"] <= 60
-        assert (await replica.generate(request("d", 9999), "i"))["refused"] == "never_fits"
-        assert (await replica.generate(request("a"), "i"))["refused"] == "never_fits"  # the id is in use
+        assert (full.refusal, full.replica) == ("queue_full", "r0")
+        assert 1 <= full.retry_after_s <= 60
+        assert (await replica.generate(request("d", 9999), "i")).refusal == "never_fits"
+        assert (await replica.generate(request("a"), "i")).refusal == "never_fits"  # the id is in use
         assert replica._wire.num_live == 2
         engines.runners[0].gate.set()
-        assert [record["finish_reason"] for record in await asyncio.gather(*calls)] == ["length"] * 2
+        assert [record.finish_reason for record in await asyncio.gather(*calls)] == ["length"] * 2
 
     asyncio.run(scenario())
 
@@ -116,7 +117,7 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_and_the_event_loop_stays_f
         threads.append(threading.current_thread())
         return compile_(grammar)
 
-    async def scenario() -> dict[str, Any]:
+    async def scenario() -> CallOutcome:
         asked = request("r")
         return await replica.generate(
             replace(asked, sampling=replace(asked.sampling, grammar=Grammar("regex", "("))), "ingress"
@@ -124,8 +125,8 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_and_the_event_loop_stays_f
 
     monkeypatch.setattr(replica._engine.grammars, "compile", noticed)
     answer = asyncio.run(scenario())
-    assert answer["refused"] == "never_fits"
-    assert "this model has no end-of-text token" in answer["reason"]  # which is so for the fleet's tests' model
+    assert answer.refusal == "never_fits"
+    assert "this model has no end-of-text token" in answer.reason  # which is so for the fleet's tests' model
     assert threads and threading.main_thread() not in threads
 
 

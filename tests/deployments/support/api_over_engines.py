@@ -11,11 +11,12 @@ from typing import Any
 import httpx
 
 import deployments.demo_model
-from deployments.admission.admission import AdmissionClient
+from deployments.admission.admission import Admission
 from deployments.api import ApiService, ModelCard, ServedModel, TextCodec, create_app
 from deployments.api.report import Listener, Report
-from deployments.client.engine_client import WireEngineClient
+from deployments.client.model_client import ModelClient
 from deployments.client.protocol import GenerateRequest
+from deployments.client.remote_engines import RemoteEngines
 from deployments.config.settings import AdmissionSettings
 from engine.tokenizer import load_tokenizer
 from tests.deployments.support.in_process_engines import ClientAndEngines, InProcessEngines
@@ -36,15 +37,13 @@ class Idle:
 class Api:
     """What a test asks, and what is left behind."""
 
-    def __init__(
-        self, client: WireEngineClient, engines: InProcessEngines, listeners: tuple[Listener, ...]
-    ) -> None:
+    def __init__(self, client: RemoteEngines, engines: InProcessEngines, listeners: tuple[Listener, ...]) -> None:
         codec = TextCodec(load_tokenizer(Path(deployments.demo_model.__file__).parent))
         vocab_size = engines.replicas[0]._engine.model.vocab_size
         card = ModelCard("m", created=1, max_model_len=512, vocab_size=vocab_size)
         self.client, self.engines, self.codec = client, engines, codec
         self.reports: list[Report] = []
-        waiting = AdmissionClient(client, Idle(), AdmissionSettings(), {})
+        waiting = ModelClient(client, Admission(Idle(), AdmissionSettings(), {}))
         service = ApiService(
             {"m": ServedModel(card, waiting, codec)}, no_metrics, listeners=(self.reports.append, *listeners)
         )

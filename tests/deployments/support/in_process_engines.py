@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from deployments.client.attempt import ClientTimings
-from deployments.client.engine_client import WireEngineClient
-from deployments.client.failover import Persistence
-from deployments.client.protocol import GenerateRequest
+from deployments.client.protocol import CallOutcome, GenerateRequest
+from deployments.client.remote_engines import RemoteEngines
 from deployments.config.settings import HealthSettings
 from deployments.replica.deployment import EngineReplica, ReplicaSettings
 from deployments.wire.server import WireTimings
@@ -28,7 +27,8 @@ from router.fleet import Fleet, ReplicaAddress
 from router.placer import Placer
 from router.state import RouterState
 
-TIMINGS = ClientTimings(accept_s=5, lost_after_s=0.6, delivery_s=2, tick_s=0.03)
+TIMINGS = ClientTimings(accept_s=5, delivery_s=2, tick_s=0.03)
+LOST_AFTER_S = 0.6
 WIRE = WireTimings(heartbeat_s=0.03, keep_ended_s=2, absent_ingress_s=0.6)
 
 
@@ -93,10 +93,10 @@ def scores_of(chunk: Chunk) -> PackedLogprobs | None:
 class DirectCall:
     """A control call without Serve."""
 
-    def __init__(self, task: asyncio.Task[dict[str, Any]]) -> None:
+    def __init__(self, task: asyncio.Task[CallOutcome]) -> None:
         self._task = task
 
-    async def result(self) -> dict[str, Any]:
+    async def result(self) -> CallOutcome:
         return await asyncio.shield(self._task)
 
     def cancel(self) -> None:
@@ -177,21 +177,21 @@ class ClientAndEngines:
         self,
         count: int = 1,
         timings: ClientTimings = TIMINGS,
-        persistence: Persistence | None = None,
+        health: Mapping[str, Any] | None = None,
         metrics: Metrics | None = None,
         **config: Any,
     ) -> None:
-        self._count, self._timings, self._persistence, self._config = count, timings, persistence, config
-        self._metrics = metrics
+        self._count, self._timings, self._config, self._metrics = count, timings, config, metrics
+        self._health = HealthSettings(**{"lost_after_s": LOST_AFTER_S, **(health or {})})
 
-    async def __aenter__(self) -> tuple[WireEngineClient, InProcessEngines]:
+    async def __aenter__(self) -> tuple[RemoteEngines, InProcessEngines]:
         self._engines = InProcessEngines(self._count, **self._config)
-        self._client = WireEngineClient(
+        self._client = RemoteEngines(
             self._engines,
             RouterState(self._engines.fleet, Placer(self._engines.fleet)),
             self._count,
+            self._health,
             self._timings,
-            self._persistence,
             self._metrics,
         )
         await self._client.start()

@@ -21,8 +21,9 @@ from deployments.client.protocol import (
     FleetHealth,
     GenerateRequest,
     ReplicaHealth,
+    Turn,
 )
-from deployments.client.timeline import Course
+from deployments.client.timeline import Timeline
 from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.stream_delta import StreamDelta
 from engine.tokenizer import load_tokenizer
@@ -40,7 +41,7 @@ class ScriptedGeneration:
     hangs: bool = False
     replica: str | None = "replica-1"
     closed: bool = False
-    course: Course = field(default_factory=lambda: Course(0.0, 0.0))
+    timeline: Timeline = field(default_factory=lambda: Timeline(0.0, 0.0))
 
     def explain(self) -> dict[str, Any] | None:
         return {"replica": self.replica, "reason": "holder", "terms": {"replica-1": {"total": 0.25}}}
@@ -80,7 +81,10 @@ class ScriptedEngine:
     requests: list[GenerateRequest] = field(default_factory=list)
     generations: list[ScriptedGeneration] = field(default_factory=list)
 
-    async def generate(self, request: GenerateRequest) -> ScriptedGeneration:
+    def prepared(self, request: GenerateRequest) -> GenerateRequest:
+        return request
+
+    async def generate(self, request: GenerateRequest, turn: Turn | None = None) -> ScriptedGeneration:
         self.requests.append(request)
         await asyncio.sleep(0)
         if self.refuse_with is not None:

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from deployments.client.protocol import FleetHealth, GenerateRequest, ReplicaHealth
-from deployments.client.timeline import Course
+from deployments.client.protocol import FleetHealth, GenerateRequest, ReplicaHealth, Turn
+from deployments.client.timeline import Timeline
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 from router.fleet import Fleet, ReplicaAddress, ReplicaLoad
@@ -57,7 +57,7 @@ class Replica:
 
 
 class VirtualFleet:
-    """An `EngineClient` that sends to the least busy replica, and the `LoadView` that knows all at once."""
+    """`Engines` that send to the least busy replica, and the `LoadView` that knows all at once."""
 
     def __init__(self, num_replicas: int = 1, rate: float = 1000.0, accept_s: float = 0.005) -> None:
         self.replicas = [Replica(f"r{number}", rate) for number in range(num_replicas)]
@@ -69,7 +69,10 @@ class VirtualFleet:
         self.most_queued_s = 0.0
         self.open = 0
 
-    async def generate(self, request: GenerateRequest) -> VirtualGeneration:
+    def prepared(self, request: GenerateRequest) -> GenerateRequest:
+        return request
+
+    async def generate(self, request: GenerateRequest, turn: Turn | None = None) -> VirtualGeneration:
         await asyncio.sleep(self.accept_s)
         if self.refuse_with is not None:
             raise self.refuse_with
@@ -79,7 +82,7 @@ class VirtualFleet:
         self.order.append(request)
         self.most_queued_s = max(self.most_queued_s, replica.queue_seconds())
         self.open += 1
-        return VirtualGeneration(self, replica, request)
+        return VirtualGeneration(self, replica, request, turn)
 
     def decisions(self, limit: int) -> list[dict[str, Any]]:
         return []
@@ -108,10 +111,13 @@ class HeardFleet:
         self._num_placed = dict.fromkeys((replica.name for replica in fleet.replicas), 0)
         self.known.update({name: ReplicaAddress(name, f"tcp://{name}", "secret") for name in self._num_placed})
 
-    async def generate(self, request: GenerateRequest) -> VirtualGeneration:
+    def prepared(self, request: GenerateRequest) -> GenerateRequest:
+        return request
+
+    async def generate(self, request: GenerateRequest, turn: Turn | None = None) -> VirtualGeneration:
         self.known.open(request.request_id)
         try:
-            generation = await self._fleet.generate(request)
+            generation = await self._fleet.generate(request, turn)
             assert generation.replica is not None
             self.known.book(request.request_id, generation.replica, len(request.prompt_ids))
             self._num_placed[generation.replica] += 1
@@ -141,8 +147,8 @@ class HeardFleet:
 class VirtualGeneration:
     """One token, when its prefill is done."""
 
-    def __init__(self, fleet: VirtualFleet, replica: Replica, request: GenerateRequest) -> None:
-        self._fleet, self._request = fleet, request
+    def __init__(self, fleet: VirtualFleet, replica: Replica, request: GenerateRequest, turn: Turn | None) -> None:
+        self._fleet, self._request, self._turn = fleet, request, turn
         self.replica: str | None = replica.name
         self._ready_at = replica.free_at
         self._is_over = False
@@ -155,11 +161,14 @@ class VirtualGeneration:
             raise StopAsyncIteration
         await asyncio.sleep(self._ready_at - now())
         await self.aclose()
-        return StreamDelta(self._request.request_id, [1], finish_reason="length", num_cached=self._fleet.cached)
+        delta = StreamDelta(self._request.request_id, [1], finish_reason="length", num_cached=self._fleet.cached)
+        if self._turn is not None:
+            self._turn.began(delta)
+        return delta
 
     @property
-    def course(self) -> Course:
-        return Course(0.0, 0.0)
+    def timeline(self) -> Timeline:
+        return Timeline(0.0, 0.0)
 
     def explain(self) -> dict[str, Any] | None:
         return None

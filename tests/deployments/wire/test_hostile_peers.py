@@ -35,8 +35,8 @@ MALFORMED = {
     "of the other direction": messages.encode(messages.Refused("no")),
     "number for a text": messages.encode([1, 5]),
     "text for a number": messages.encode([2, {"a": "b"}]),
-    "less than no tokens": messages.encode(messages.Dispatch(1, "a", -1)),
-    "more tokens than there are": messages.encode(messages.Dispatch(1, "a", 2**64 - 1)),
+    "less than no tokens": messages.encode(messages.Announce(1, "a", -1)),
+    "more tokens than there are": messages.encode(messages.Announce(1, "a", 2**64 - 1)),
     "no text": b"\x92\x01\xa2\xff\xfe",
 }
 values = st.recursive(
@@ -191,10 +191,12 @@ class Silence:
     def on_unknown(self, replica: str, request_ids: list[str]) -> None:
         self.heard.append("unknown")
 
-    def on_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
+    def on_prefix_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
         self.heard.append("delta")
 
-    def on_snapshot(self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool) -> None:
+    def on_prefix_snapshot(
+        self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool
+    ) -> None:
         self.heard.append("snapshot")
 
     def on_load(self, replica: str, load: messages.Load) -> None:
@@ -211,9 +213,9 @@ EPOCH = 5
 UNWELCOME: dict[str, bytes] = {
     "tokens before a welcome": messages.encode(messages.Tokens(EPOCH, 0, [StreamDelta("a", [1])])),
     "load before a welcome": messages.encode(messages.Heartbeat(EPOCH, 0, messages.Load())),
-    "hashes before a welcome": messages.encode(messages.Delta(EPOCH, 0, messages.pack_hashes([1]), b"")),
+    "hashes before a welcome": messages.encode(messages.PrefixDelta(EPOCH, 0, messages.pack_hashes([1]), b"")),
     "a welcome of another start": messages.encode(messages.Welcome(EPOCH + 1, 0, "r0", "", 16)),
-    "a snapshot of another start": messages.encode(messages.Snapshot(EPOCH + 1, 0, b"", True)),
+    "a snapshot of another start": messages.encode(messages.PrefixSnapshot(EPOCH + 1, 0, b"", True)),
 }
 
 

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.wire import messages
-from deployments.wire.outbox import StreamLogs
+from deployments.wire.outbox import Outbox
 from engine.logprobs import TokenLogprobs
 from engine.stream_delta import StreamDelta, Timings
 
 
 def test_an_event_survives_the_wire_whole() -> None:
-    logs = StreamLogs()
+    logs = Outbox()
     logs.open("a", "ingress")
     logprobs = [TokenLogprobs(5, -0.5, ((5, -0.5), (7, -1.25)))]
     timings = Timings(0.1, 0.2, 0.3, 1, 2)
@@ -43,7 +43,7 @@ def test_a_message_of_the_other_direction_is_malformed() -> None:
 
 
 def test_what_was_not_sent_comes_merged_and_only_once() -> None:
-    logs = StreamLogs()
+    logs = Outbox()
     logs.open("a", "ingress")
     logs.mark_sent("ingress")
     for token in (1, 2, 3):
@@ -57,7 +57,7 @@ def test_what_was_not_sent_comes_merged_and_only_once() -> None:
 
 
 def test_a_stream_is_sent_again_from_what_was_received() -> None:
-    logs = StreamLogs()
+    logs = Outbox()
     logs.open("a", "ingress")
     logs.record(StreamDelta("a", [1, 2, 3], finish_reason="length"), 0.0)
     logs.mark_sent("ingress")
@@ -67,7 +67,7 @@ def test_a_stream_is_sent_again_from_what_was_received() -> None:
 
 
 def test_streams_of_one_ingress_cannot_be_asked_for_by_another() -> None:
-    logs = StreamLogs()
+    logs = Outbox()
     logs.open("a", "ingress")
     assert logs.resume("thief", {"a": 0}) == ["a"]
     assert logs.unsent("thief") == []
@@ -75,7 +75,7 @@ def test_streams_of_one_ingress_cannot_be_asked_for_by_another() -> None:
 
 
 def test_nothing_is_kept_of_streams_that_are_forgotten() -> None:
-    logs = StreamLogs()
+    logs = Outbox()
     for number in range(10):
         logs.open(f"s{number}", "ingress")
     for number in range(5):
@@ -87,7 +87,7 @@ def test_nothing_is_kept_of_streams_that_are_forgotten() -> None:
 
 
 def test_an_id_in_use_is_refused() -> None:
-    logs = StreamLogs()
+    logs = Outbox()
     logs.open("a", "ingress")
     with pytest.raises(ValueError, match="in use"):
         logs.open("a", "another")

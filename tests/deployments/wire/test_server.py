@@ -76,7 +76,7 @@ def test_garbage_and_messages_before_a_hello_are_dropped_and_counted(
 def test_heartbeats_come_as_long_as_somebody_listens(server: WireServer, peer: Peer) -> None:
     ingress = peer()
     ingress.say(hello(server))
-    first = ingress.hear(messages.Snapshot)
+    first = ingress.hear(messages.PrefixSnapshot)
     for number in range(5):
         assert ingress.hear(messages.Heartbeat).seq == first.seq + 1 + number
     ingress.socket.close()
@@ -188,11 +188,11 @@ def test_a_newcomer_gets_a_snapshot_and_then_every_change(
     ingress = peer()
     ingress.say(hello(server))
     assert ingress.hear(messages.Welcome).block_tokens == 16
-    snapshot = ingress.hear(messages.Snapshot)
+    snapshot = ingress.hear(messages.PrefixSnapshot)
     assert (list(messages.unpack_hashes(snapshot.hashes)), snapshot.is_last) == ([1, 2, 3], True)
     prefixes.store([2**64 - 1])
     prefixes.evict([2])
-    delta = ingress.hear(messages.Delta)
+    delta = ingress.hear(messages.PrefixDelta)
     assert list(messages.unpack_hashes(delta.stored)) == [2**64 - 1]
     assert list(messages.unpack_hashes(delta.evicted)) == [2]
 
@@ -201,9 +201,9 @@ def test_a_large_snapshot_comes_in_parts(server: WireServer, peer: Peer, prefixe
     prefixes.store(range(300_000))
     ingress = peer()
     ingress.say(hello(server))
-    parts = [ingress.hear(messages.Snapshot)]
+    parts = [ingress.hear(messages.PrefixSnapshot)]
     while not parts[-1].is_last:
-        parts.append(ingress.hear(messages.Snapshot))
+        parts.append(ingress.hear(messages.PrefixSnapshot))
     assert len(parts) > 10
     assert [hash_ for part in parts for hash_ in messages.unpack_hashes(part.hashes)] == list(range(300_000))
 
@@ -211,11 +211,11 @@ def test_a_large_snapshot_comes_in_parts(server: WireServer, peer: Peer, prefixe
 def test_an_ingress_that_asks_gets_another_snapshot(server: WireServer, peer: Peer, prefixes: PrefixLog) -> None:
     ingress = peer()
     ingress.say(hello(server))
-    assert ingress.hear(messages.Snapshot).hashes == b""
+    assert ingress.hear(messages.PrefixSnapshot).hashes == b""
     prefixes.store([7])
-    ingress.hear(messages.Delta)
+    ingress.hear(messages.PrefixDelta)
     ingress.say(messages.Resync())
-    assert list(messages.unpack_hashes(ingress.hear(messages.Snapshot).hashes)) == [7]
+    assert list(messages.unpack_hashes(ingress.hear(messages.PrefixSnapshot).hashes)) == [7]
 
 
 def test_what_one_ingress_dispatches_the_other_hears_of(server: WireServer, peer: Peer) -> None:
@@ -223,7 +223,7 @@ def test_what_one_ingress_dispatches_the_other_hears_of(server: WireServer, peer
     one.say(hello(server, "one"))
     two.say(hello(server, "two"))
     one.hear(messages.Welcome), two.hear(messages.Welcome)
-    one.say(messages.Dispatch(1, "a", 500))
+    one.say(messages.Announce(1, "a", 500))
 
     def load_at(ingress: BarePeer, condition: Callable[[messages.Load], bool]) -> messages.Load:
         deadline = time.monotonic() + 60
@@ -237,11 +237,11 @@ def test_what_one_ingress_dispatches_the_other_hears_of(server: WireServer, peer
     assert (seen.queued_prefill_tokens, seen.num_own, seen.dispatches_seen) == (500, 0, 0)
     seen = load_at(one, lambda load: load.dispatches_seen == 1)
     assert (seen.queued_prefill_tokens, seen.num_own) == (500, 1)
-    one.say(messages.Dispatch(1, "a", 500))
+    one.say(messages.Announce(1, "a", 500))
     wait_until(lambda: server.counts["replayed"] == 1)
     server.open("a", "one")  # it has arrived: the engine counts it from now on
     load_at(two, lambda load: (load.queued_prefill_tokens, load.num_requests) == (0, 1))
-    one.say(messages.Dispatch(2, "b", 70))  # never arrives
+    one.say(messages.Announce(2, "b", 70))  # never arrives
     load_at(two, lambda load: load.queued_prefill_tokens == 70)
     load_at(two, lambda load: load.queued_prefill_tokens == 0)
 

@@ -80,6 +80,7 @@ class Prompt:
     salt: str = ""
     session_id: str | None = None
     most_reusable: int = 10**9
+    block_hashes: list[int] | None = None
 
     @property
     def num_reusable(self) -> int:

@@ -1,6 +1,6 @@
-"""`EngineClient` over Serve and the wire: control through the handle, tokens through ZeroMQ.
+"""A model's engine replicas as an ingress reaches them: requests go by a dispatcher, tokens come over the wire.
 
-generate ─▶ one task per request: Delivery ─▶ Attempt ─▶ handle.generate.remote() ── open until the request ended
+generate ─▶ one task per request: Failover ─▶ Attempt ─▶ Dispatcher ── call open until the request has ended
                                                   ▲
             one connection per replica ── tokens ─┘
 """
@@ -20,10 +20,11 @@ from typing import Any
 
 import zmq
 
-from deployments.client.attempt import ClientTimings, Control, Desk
-from deployments.client.failover import Delivery, HedgeBudget, Persistence
-from deployments.client.protocol import FleetHealth, GenerateRequest, HealthState, ReplicaHealth, Unavailable
+from deployments.client.attempt import ClientTimings, DispatchContext, Dispatcher
+from deployments.client.failover import Failover, HedgeBudget
+from deployments.client.protocol import FleetHealth, GenerateRequest, HealthState, ReplicaHealth, Turn, Unavailable
 from deployments.client.stream import Stream
+from deployments.config.settings import HealthSettings
 from deployments.wire.connection import WireConnection
 from deployments.wire.messages import Load
 from deployments.wire.sockets import Context
@@ -36,29 +37,31 @@ from router.state import RouterState
 logger = logging.getLogger("ray.serve")
 
 
-class WireEngineClient:
-    """Lives on one event loop, between `start` and `aclose`."""
+class RemoteEngines:
+    """`Engines` over the wire. Lives on one event loop, between `start` and `aclose`."""
 
     def __init__(
         self,
-        control: Control,
+        dispatcher: Dispatcher,
         router: RouterState,
         num_expected: int,
+        health: HealthSettings | None = None,
         timings: ClientTimings | None = None,
-        persistence: Persistence | None = None,
         metrics: Metrics | None = None,
         model: str = "",
     ) -> None:
-        """`model` is the fingerprint of the model whose tokens are sent; "" is not checked."""
+        """`health` says when a replica counts as lost and what becomes of its requests. `model` is the fingerprint
+        of the model whose tokens are sent; "" is not checked.
+        """
         self.fleet, self.placer = router.fleet, router.placer
         self._model = model
         self._num_expected, self._timings = num_expected, timings or ClientTimings()
-        self._desk = Desk(uuid.uuid4().hex, control, self.fleet, self.placer, self._timings)
+        self._dispatch = DispatchContext(uuid.uuid4().hex, dispatcher, self.fleet, self.placer, self._timings)
         self._context: Context = zmq.Context(io_threads=1)
-        self._connections, self._attempts = self._desk.connections, self._desk.attempts
-        self._persistence, self._metrics = persistence or Persistence(), metrics
+        self._connections, self._attempts = self._dispatch.connections, self._dispatch.attempts
+        self._health, self._metrics = health or HealthSettings(), metrics
         self._departed: Counter[str] = Counter()  # what connections that are closed had counted
-        self._hedges = HedgeBudget(self._persistence.hedge_share)
+        self._hedges = HedgeBudget(self._health.hedge_share)
         self._tasks: dict[Stream, asyncio.Task[None]] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._subscriptions: list[Callable[[], None]] = []
@@ -98,16 +101,23 @@ class WireEngineClient:
         # Ending the context waits for the sockets' linger, so not on the event loop.
         await asyncio.to_thread(self._context.term)
 
-    # --- EngineClient --------------------------------------------------------------------------------------
+    # --- Engines -------------------------------------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest) -> Stream:
-        """Return once an engine accepted; raise Overloaded, Unavailable or Rejected when none did."""
+    def prepared(self, request: GenerateRequest) -> GenerateRequest:
+        """The request with its prompt's block hashes, which admission and placement look up."""
+        return replace(request, block_hashes=self.placer.block_hashes(request))
+
+    async def generate(self, request: GenerateRequest, turn: Turn | None = None) -> Stream:
+        """Return once an engine accepted; raise Overloaded, Unavailable or Rejected when none did.
+
+        `turn` hears when the stream begins.
+        """
         self._check_available()
-        stream = Stream(request, self._close)
+        stream = Stream(request, self._close, turn)
         # Serve 2.60 gives all handle calls made for one HTTP request the same internal id; of several at once it
         # routes one and forgets the others. In a context of its own each call gets an id of its own.
-        delivery = Delivery(self._desk, stream, self._persistence, self._hedges, self._metrics)
-        self._tasks[stream] = task = asyncio.create_task(delivery.run(), context=contextvars.Context())
+        failover = Failover(self._dispatch, stream, self._health, self._hedges, self._metrics)
+        self._tasks[stream] = task = asyncio.create_task(failover.run(), context=contextvars.Context())
         task.add_done_callback(lambda _: self._tasks.pop(stream, None))
         try:
             await asyncio.wait_for(asyncio.shield(stream.accepted), self._timings.accept_s)
@@ -186,11 +196,13 @@ class WireEngineClient:
         """The router counts with it from now on."""
         self.fleet.record_load(replica, load)
 
-    def on_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
-        """So does its cache."""
+    def on_prefix_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
+        """Apply a change of a replica's prefix cache to the routing index."""
         self.placer.apply_delta(replica, stored, evicted)
 
-    def on_snapshot(self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool) -> None:
+    def on_prefix_snapshot(
+        self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool
+    ) -> None:
         """All its cache holds, part by part."""
         if block_tokens == self.placer.settings.block_tokens and is_first:
             self.placer.replace(replica, hashes)
@@ -208,7 +220,7 @@ class WireEngineClient:
         """A silent replica's requests go elsewhere."""
         self.fleet.mark_lost(replica, not is_answering)
         if not is_answering:
-            self._desk.lose(replica, "silent", "it does not answer")
+            self._dispatch.lose(replica, "silent", "it does not answer")
 
     def received(self, replica: str) -> Mapping[str, int]:
         """Tokens received of every unfinished request at that replica."""
@@ -233,10 +245,10 @@ class WireEngineClient:
                 self._connections[replica] = WireConnection(
                     self._context,
                     address,
-                    self._desk.ingress_id,
+                    self._dispatch.ingress_id,
                     self,
                     time.monotonic,
-                    self._timings.lost_after_s,
+                    self._health.lost_after_s,
                     self._model,
                 )
 

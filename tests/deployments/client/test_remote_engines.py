@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from deployments.client.engine_client import WireEngineClient
-from deployments.client.failover import Persistence
 from deployments.client.protocol import Overloaded, Rejected, ReplicaLost, Unavailable
+from deployments.client.remote_engines import RemoteEngines
 from deployments.client.stream import Stream
 from deployments.wire import messages
 from router.fleet import Fleet
@@ -152,7 +151,7 @@ def test_a_replica_lost_after_the_first_token_costs_its_streams_a_pause() -> Non
                 assert [token for event in events for token in event.token_ids] == list(range(2, 61))
                 assert stream.journal.token_ids == list(range(1, 61))
                 assert events[-1].finish_reason == "length"
-                assert (stream.replica, len(stream.course.migrations)) == ("r1", 1)
+                assert (stream.replica, len(stream.timeline.migrations)) == ("r1", 1)
             await until(lambda: all(_is_idle(replica) for replica in engines.replicas))
 
     run_scenario(scenario())
@@ -160,7 +159,7 @@ def test_a_replica_lost_after_the_first_token_costs_its_streams_a_pause() -> Non
 
 def test_a_stream_migrates_at_most_so_often() -> None:
     async def scenario() -> None:
-        async with ClientAndEngines(2, persistence=Persistence(max_migrations=0)) as (client, engines):
+        async with ClientAndEngines(2, health={"max_migrations": 0}) as (client, engines):
             engines.runners[0].step_s = 0.02
             stream = await client.generate(request("a", max_tokens=200))
             await anext(stream)
@@ -174,7 +173,7 @@ def test_a_stream_migrates_at_most_so_often() -> None:
 
 def test_when_no_replica_is_left_the_stream_ends_with_a_reason() -> None:
     async def scenario() -> None:
-        async with ClientAndEngines(1, persistence=Persistence(migration_wait_s=0.2)) as (client, engines):
+        async with ClientAndEngines(1, health={"migration_wait_s": 0.2}) as (client, engines):
             engines.runners[0].step_s = 0.02
             stream = await client.generate(request("a", max_tokens=200))
             await anext(stream)
@@ -242,8 +241,8 @@ def test_a_stream_that_loses_one_replica_after_the_other_goes_on() -> None:
 
 def test_a_request_that_is_slow_to_begin_is_asked_of_a_second_replica() -> None:
     async def scenario() -> None:
-        hedging = Persistence(hedge_after_s=0.1, hedge_share=1.0)
-        async with ClientAndEngines(2, persistence=hedging) as (client, engines):
+        hedging = {"hedge_after_s": 0.1, "hedge_share": 1.0}
+        async with ClientAndEngines(2, health=hedging) as (client, engines):
             engines.runners[0].gate.clear()
             stream = await client.generate(request("a", max_tokens=5))
             assert await tokens_of(stream) == [1, 2, 3, 4, 5]
@@ -257,23 +256,23 @@ def test_a_request_that_is_slow_to_begin_is_asked_of_a_second_replica() -> None:
 
 def test_of_two_replicas_that_accepted_the_one_that_begins_counts() -> None:
     async def scenario() -> None:
-        hedging = Persistence(hedge_after_s=0.05, hedge_share=1.0)
-        async with ClientAndEngines(2, persistence=hedging) as (client, engines):
+        hedging = {"hedge_after_s": 0.05, "hedge_share": 1.0}
+        async with ClientAndEngines(2, health=hedging) as (client, engines):
             for runner in engines.runners:
                 runner.gate.clear()
             stream = await client.generate(request("a", max_tokens=5))
             await until(lambda: stream.replica == "r1")
             engines.runners[0].gate.set()
             assert await tokens_of(stream) == [1, 2, 3, 4, 5]
-            assert stream.replica == "r0" and [leg.replica for leg in stream.course.legs] == ["r0"]
+            assert stream.replica == "r0" and [span.replica for span in stream.timeline.spans] == ["r0"]
 
     run_scenario(scenario())
 
 
 def test_hedging_stays_within_its_budget() -> None:
     async def scenario() -> None:
-        hedging = Persistence(hedge_after_s=0.05, hedge_share=0.0)
-        async with ClientAndEngines(2, persistence=hedging) as (client, engines):
+        hedging = {"hedge_after_s": 0.05, "hedge_share": 0.0}
+        async with ClientAndEngines(2, health=hedging) as (client, engines):
             engines.runners[0].gate.clear()
             streams = [await client.generate(request(f"s{n}", max_tokens=3)) for n in range(4)]
             await asyncio.sleep(0.3)
@@ -346,7 +345,7 @@ def test_a_client_learns_what_replicas_hold_from_a_snapshot_and_then_from_deltas
             await tokens_of(first)
             known = request("b", prompt_len=64)
             await until(lambda: client.placer.uncached_tokens(known) == 1)  # all blocks: 4 of 16
-            other = WireEngineClient(engines, _router_like(engines), 2, TIMINGS)
+            other = RemoteEngines(engines, _router_like(engines), 2, timings=TIMINGS)
             try:
                 await other.start()
                 assert await other.know_prefixes(5)
@@ -366,7 +365,7 @@ def test_a_lost_delta_is_made_good_by_a_snapshot() -> None:
             dropped: list[Any] = []
 
             def lossy(message: Any) -> None:
-                if isinstance(message, messages.Delta) and not dropped:
+                if isinstance(message, messages.PrefixDelta) and not dropped:
                     dropped.append(message)
                     return
                 handle(message)
@@ -408,9 +407,11 @@ def test_what_is_sent_twice_or_by_another_start_is_dropped_and_counted() -> None
             connection = await _connected(client)
             await until(lambda: connection.is_synced)
             poisoned = [1, 2, 3]
-            old = messages.Delta(connection._epoch, 0, messages.pack_hashes(poisoned), b"")
+            old = messages.PrefixDelta(connection._epoch, 0, messages.pack_hashes(poisoned), b"")
             connection._handle(old)
-            connection._handle(messages.Delta(connection._epoch + 1, 10**9, messages.pack_hashes(poisoned), b""))
+            connection._handle(
+                messages.PrefixDelta(connection._epoch + 1, 10**9, messages.pack_hashes(poisoned), b"")
+            )
             assert (connection.counts["replayed"], connection.counts["epoch"]) == (1, 1)
             assert client.placer._index.match(poisoned, 0.0) == {}
             assert client.wire_counts()["replayed"] == 1
@@ -425,7 +426,7 @@ def test_a_replica_of_another_start_or_model_is_not_used(what: str) -> None:
             if what == "model":
                 engines.replicas[0]._wire._model = "another"
             router = _router_like(engines, epoch_shift=1 if what == "epoch" else 0)
-            other = WireEngineClient(engines, router, 1, TIMINGS, model="mine")
+            other = RemoteEngines(engines, router, 1, timings=TIMINGS, model="mine")
             try:
                 await other.start()
                 await until(lambda: router.fleet.lost() == {"r0"})
@@ -443,7 +444,7 @@ def test_ingresses_see_each_others_dispatches() -> None:
         async with ClientAndEngines(1) as (client, engines):
             router = _router_like(engines)
             fleet = router.fleet
-            other = WireEngineClient(engines, router, 1, TIMINGS)
+            other = RemoteEngines(engines, router, 1, timings=TIMINGS)
             try:
                 await other.start()
                 await other.know_prefixes(5)
