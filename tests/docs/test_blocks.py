@@ -1,4 +1,4 @@
-"""No block is passed over: it is executed (tests/e2e/test_docs.py), validated here, or marked with the reason."""
+"""Every block is executed (tests/e2e/test_docs.py), validated here, or marked with the reason why not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def test_a_block_is_executed_validated_or_marked(block: Block) -> None:
     elif block.language == "promql":
         assert problems(block.text) == []
     else:
-        assert block.language in (*EXECUTED, "text"), f"nobody knows what to do with {block.language!r}"
+        assert block.language in (*EXECUTED, "text"), (
+            f"blocks in {block.language!r} can be neither executed nor validated"
+        )
 
 
 def test_chat_talks_to_the_address_that_pages_use() -> None:

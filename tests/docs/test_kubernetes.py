@@ -1,4 +1,4 @@
-"""What docs/kubernetes.md says of k8s/ and the Dockerfile is there."""
+"""What docs/kubernetes.md names of k8s/ and the Dockerfile exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Relative links lead to files that are there, and to headings in them."""
+"""Relative links lead to files that exist, and to headings in them."""
 
 from __future__ import annotations
 

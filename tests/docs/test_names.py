@@ -32,21 +32,21 @@ _OF_OTHERS = {
     *("HF_HOME", "HF_TOKEN", "HF_HUB_OFFLINE"),
     *("RAY_ADDRESS", "RAY_AUTH_MODE", "~/.ray/auth_token", "RAY_SERVE_ENABLE_HA_PROXY"),
 }
-"""Of Hugging Face's hub and Ray."""
+"""Names that belong to Hugging Face's hub and to Ray."""
 _OF_SERVE = {name for schema in SERVE_SCHEMAS for name in schema.model_fields}
 _IN_CHAT = {"/stats", "/help", "/reset", "/quit"}
 
 
 @cache
 def sources() -> str:
-    """All code and configuration of the repository but its tests."""
+    """Return all code and configuration of the repository except its tests."""
     paths = [ROOT / "Makefile", *files(".py", ".yaml", ".toml", ".jinja", ".json")]
     ours = [path for path in paths if not path.is_relative_to(ROOT / "tests") and path.stat().st_size < 2**18]
     return "\n".join(path.read_text(encoding="utf-8") for path in ours)
 
 
 def problem(span: str, directory: Path = ROOT) -> str | None:
-    """What is wrong with a name in a page of `directory`; None when it exists, or is no name of ours."""
+    """Return what is wrong with a name in a page of `directory`; None when it exists, or is no name of ours."""
     if span.partition("=")[0] in _OF_OTHERS | _OF_SERVE:
         return None
     if match := re.fullmatch(r"(raydix_\w+)(\{.*\})?", span):
@@ -75,7 +75,7 @@ def is_setting(name: str) -> bool:
 
 
 def wrong_command(words: list[str]) -> str | None:
-    """A command named in a sentence need not have its arguments, nor its options values."""
+    """Check a command in a sentence, which may lack its arguments and the values of its options."""
     try:
         command, arguments = find_command(words)
     except LookupError as error:
@@ -85,7 +85,7 @@ def wrong_command(words: list[str]) -> str | None:
 
 
 def is_answered(method: str | None, path: str) -> bool:
-    """Whether the API has a route for it; capitals stand for what varies."""
+    """Whether the API has a route for a path, in which capitals stand for what varies."""
     known = routes()
     return any(p.fullmatch(path) for one in ([method] if method else known) for p in known.get(one, ()))
 
@@ -100,12 +100,12 @@ def test_names_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", NAME_PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_blocks_name_commands_metrics_and_files_that_exist(path: Path) -> None:
-    """Whether the blocks are executed or not."""
+    """All blocks are checked, executed or not."""
     assert [f"{block}: {what}" for block in read_page(path).blocks for what in problems(block)] == []
 
 
 def problems(block: Block) -> list[str]:
-    """What is wrong with a block by what it names."""
+    """Return what is wrong with the names in a block."""
     found = [f"no metric {name}" for name in re.findall(r"\braydix_\w+", block.text) if name not in metric_names()]
     if block.language in ("sh", "console"):
         found += [what for call in raydix_calls(block.text) if (what := command_problem(call))]
@@ -158,14 +158,14 @@ def test_names_that_exist_pass(span: str) -> None:
 
 
 def test_docs_are_there() -> None:
-    """Nothing above says anything of pages that are gone."""
+    """The tests above would pass without any page."""
     names = {page.stem for page in DOCS}
     assert names >= {"index", "laptop", "your-model", "tuning", "upgrade", "security", "api"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_room_is_in_the_architecture_page(package: str) -> None:
-    """Each folder of modules, and each module that lies in no room."""
+    """Every folder of modules has a row, and every module that lies in no room."""
     spans = {span for _, span in read_page(ROOT / "ARCHITECTURE.md").spans}
     modules = [path for path in files(".py") if path.is_relative_to(ROOT / package)]
     rooms = {f"{path.parent.relative_to(ROOT)}/" for path in modules}

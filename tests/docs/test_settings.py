@@ -11,13 +11,13 @@ from tests.docs.support.markdown_pages import ROOT, read_page
 
 
 def documented(name: str = "docs/tuning.md") -> list[tuple[str, str]]:
-    """(setting, default) of every row whose first cell holds settings."""
+    """Return setting and default of every row whose first cell holds settings."""
     rows = [cells for _, cells in read_page(ROOT / name).rows if len(cells) >= 2]
     return [(setting, cells[1][0] if cells[1] else "") for cells in rows for setting in cells[0]]
 
 
 def spelled(default: Any) -> str:
-    """A default as the page has it: YAML, whole numbers in groups of three."""
+    """Write a default as the page does: as YAML, large whole numbers in groups of three digits."""
     if default is REQUIRED:
         return "required"
     if default is None:

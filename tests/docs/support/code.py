@@ -1,4 +1,4 @@
-"""What a page names of the code: files, folders, modules, and what is defined in them."""
+"""Finds what pages name of the code: files, folders, modules, and the definitions in them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def names_code(span: str) -> bool:
 
 
 def code_problem(span: str, directory: Path = ROOT) -> str | None:
-    """What is wrong with a span that refers to code; None when it leads there."""
+    """Return what is wrong with a span that refers to code; None when it leads there."""
     if match := _IN_FILE.fullmatch(span):
         return _not_defined(ROOT / match[1], match[2])
     if _PATH.fullmatch(span):
@@ -66,7 +66,7 @@ def is_in_module(name: str) -> bool:
 
 
 def _names(node: ast.AST, prefix: str = "") -> Iterator[str]:
-    """Qualified names of all that a module defines, imports included."""
+    """Yield the qualified names of all that a module defines, imports included."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield prefix + child.name
@@ -80,7 +80,7 @@ def _names(node: ast.AST, prefix: str = "") -> Iterator[str]:
 
 @cache
 def members() -> dict[str, tuple[set[str], set[str]]]:
-    """(Names of bases, names in the class) of every class of ours; classes of one name are taken together."""
+    """Return the bases and the members of every class of ours; classes of one name are taken together."""
     found: dict[str, tuple[set[str], set[str]]] = {}
     for path in files(".py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -97,13 +97,13 @@ def _is_self(node: ast.AST) -> bool:
 
 
 def inherited(name: str) -> set[str]:
-    """What a class has, by itself or from bases of ours."""
+    """Return the members of a class, its own and those of its bases."""
     bases, names = members().get(name, (set(), set()))
     return names.union(*(inherited(base) for base in bases if base != name))
 
 
 @cache
 def _code() -> str:
-    """All code and configuration but the lists of classes in the tests of this."""
+    """Return all code and configuration except the tests of this module."""
     ours = [path for path in files(".py", ".yaml") if path.stat().st_size < 2**18 and path.name != "test_names.py"]
     return "\n".join(path.read_text("utf-8") for path in ours)
