@@ -1,10 +1,11 @@
-"""Beam search: which hypotheses go on, which are finished, and when it is over.
+"""Beam search: which hypotheses continue, which are finished, and when the search is over.
 
                       ┌─ ends, and is among the first `width`: finished; the best `width` of these are kept
     best candidates ──┤
-     of all beams     └─ goes on: the best `width` of these are the next step's beams
+     of all beams     └─ continues: the best `width` of these are the next step's beams
 
-Token for token what transformers' `generate(num_beams=width, do_sample=False)` makes of equal log-probabilities.
+From equal log-probabilities it makes the same tokens as transformers' `generate(num_beams=width,
+do_sample=False)`.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
-    """How to search. `engine.sampling_params` checks the ranges."""
+    """Parameters of a search. `engine.sampling_params` checks their ranges."""
 
     width: int
     """Hypotheses followed at a time."""
     num_returned: int = 1
-    """The best so many are the answer; at most `width`."""
+    """How many of the best hypotheses are returned; at most `width`."""
     length_penalty: float = 1.0
     """A hypothesis scores sum of log-probabilities / length ** length_penalty: above 0 favours long ones."""
     early_stopping: EarlyStopping = False
-    """Once `width` are finished, True ends the search; False goes on while the best running one, ending now, would
-    be among them; "never" while it could be at any length."""
+    """When to end once `width` hypotheses are finished. True: at once. False: when the best running one, if it
+    ended now, would not be among them. "never": when it could not be among them at any length."""
 
     def num_candidates(self, num_stop_ids: int) -> int:
-        """So many candidates that `width` of them do not end: each beam can end in each of the stop tokens."""
+        """Number of candidates among which at least `width` do not end: a beam can end in any stop token."""
         return max(2, 1 + num_stop_ids) * self.width
 
 
 class BeamCandidate(NamedTuple):
-    """A beam and a token to follow it."""
+    """A beam and a token that may follow it."""
 
     score: float
     """Sum of the log-probabilities of all tokens generated, this one included."""
@@ -55,10 +56,15 @@ class Hypothesis(NamedTuple):
     """Sum of log-probabilities / length ** length_penalty."""
     finish_reason: Literal["stop", "length"]
 
+    @property
+    def text_ids(self) -> tuple[int, ...]:
+        """The tokens that become text: all but the stop token that ended it."""
+        return self.token_ids[:-1] if self.finish_reason == "stop" else self.token_ids
+
 
 @dataclass(slots=True)
 class BeamSearch:
-    """One search. It knows scores and what is finished; whose KV is where is the scheduler's business."""
+    """One search. It knows the scores and the finished hypotheses; the scheduler knows where the KV is."""
 
     params: BeamParams
     stop_ids: Collection[int]
@@ -67,19 +73,19 @@ class BeamSearch:
     num_generated: int = 0
     """Tokens in each running beam."""
     scores: list[float] = field(default_factory=lambda: [0.0])
-    """Of the running beams, best first; at first that is the prompt alone."""
+    """Scores of the running beams, best first; at first only that of the prompt."""
     finished: list[Hypothesis] = field(default_factory=list)
-    """At most `width`, best first."""
+    """Finished hypotheses, at most `width`, best first."""
     ended: list[int] = field(default_factory=list)
     """The last step's beams from which a hypothesis was finished."""
 
     def advance(
         self, outputs: Sequence[Sequence[int]], continuations: Sequence[Sequence[tuple[int, float]]]
     ) -> list[BeamCandidate]:
-        """One step: the next beams, best first; none when the search is over.
+        """Take a step and return the next beams, best first; none when the search is over.
 
-        outputs: each running beam's generated ids. continuations: each one's (token, log-probability), best first,
-        at least `num_candidates` of them if the vocabulary has so many.
+        outputs: each running beam's generated ids. continuations: each beam's (token, log-probability) pairs, best
+        first, at least `num_candidates` of them if the vocabulary is that large.
         """
         candidates = best_candidates(self.scores, continuations, self.params.num_candidates(len(self.stop_ids)))
         self.num_generated += 1
@@ -104,7 +110,7 @@ class BeamSearch:
         del self.finished[self.params.width :]
 
     def _goes_on(self) -> bool:
-        """Whether a running beam could still become one of the finished."""
+        """Whether a running beam could still become one of the finished hypotheses."""
         if not self.scores or len(self.finished) < self.params.width:
             return bool(self.scores)
         if self.params.early_stopping is True or self.params.width == 1:  # A single beam is greedy decoding.
@@ -120,7 +126,7 @@ class BeamSearch:
 def best_candidates(
     scores: Sequence[float], continuations: Sequence[Sequence[tuple[int, float]]], count: int
 ) -> list[BeamCandidate]:
-    """The `count` best of all beams' continuations, best first; what is impossible (-inf) is none."""
+    """Return the `count` best of all beams' continuations, best first, without impossible ones (-inf)."""
     candidates = [
         BeamCandidate(score + logprob, beam, token)
         for beam, (score, continuation) in enumerate(zip(scores, continuations, strict=True))

@@ -161,8 +161,7 @@ class _Job:
         if self._stream.stopped:
             return False
         before = self._stream.num_tokens
-        shown = event.token_ids[:-1] if event.finish_reason == "stop" else event.token_ids
-        delta = self._stream.push(shown)
+        delta = self._stream.push(event.text_ids)
         # An event may hold tokens after those that completed a stop string.
         count = self._stream.num_tokens - before if delta.stopped else len(event.token_ids)
         self._text.append(delta.text)
@@ -191,7 +190,7 @@ class _Job:
 
     def _alternative(self, best: RequestOutput, found: Hypothesis) -> RequestOutput:
         stream = self._new_stream()
-        text = stream.push(found.token_ids[:-1] if found.finish_reason == "stop" else found.token_ids).text
+        text = stream.push(found.text_ids).text
         return replace(
             best,
             token_ids=list(found.token_ids),

@@ -1,4 +1,4 @@
-"""One request as the scheduler sees it: its tokens, and how many of them have their KV computed."""
+"""A request as the scheduler sees it: its tokens, and how many of them have their KV computed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from engine.grammar.constraint import Constraint
 
 PENDING = -1
-"""In place of a token that a step in flight samples: only the device knows it yet."""
+"""Placeholder for a token that a step in flight samples: only the device knows it yet."""
 
 
 class Status(enum.Enum):
-    """Where a request is. Preemption leads from RUNNING back to WAITING; nothing leads out of FINISHED."""
+    """State of a request. Preemption leads from RUNNING back to WAITING; nothing leads out of FINISHED."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -28,21 +28,23 @@ class Status(enum.Enum):
 
 
 class QueuePosition(NamedTuple):
-    """Where a request stands, for as long as it lives. The smallest goes first and is preempted last."""
+    """A request's position in the order of its engine, fixed on arrival. The smallest goes first and is preempted
+    last.
+    """
 
     effective_arrival: float
-    """Seconds on the engine's clock: when a request of priority 0 would have come to stand here."""
+    """Seconds on the engine's clock at which a request of priority 0 would have this position."""
     arrival: float
     """Seconds on the engine's clock."""
     queue: str
     """Queues take turns with each other: a tenant's name, or "" for the only queue."""
     preemption_level: int
-    """Whom it may push out: see `can_preempt`."""
+    """Which requests it may preempt: see `can_preempt`."""
 
     def can_preempt(self, running: QueuePosition) -> bool:
-        """Whether who waits here may take the pages and the place in the batch of who runs there.
+        """Whether a waiting request at this position may preempt a running one at the other.
 
-        Never among equals: a request that was preempted does not preempt in its turn whoever was let in since.
+        Equals never preempt each other, so a preempted request does not preempt one that was admitted since.
         """
         return self.queue == running.queue and self.preemption_level > running.preemption_level and self < running
 
@@ -56,7 +58,7 @@ class Request:
 
     There are no prefill and decode phases: scheduling gives a request tokens until `num_computed` reaches
     `num_tokens`. A chunked prompt, a prefix hit, recompute after preemption and a stream resumed from
-    another replica (`output_ids` not empty on arrival) are all that one rule.
+    another replica (`output_ids` not empty on arrival) all follow this rule.
 
     While a step is in flight, the scheduler plans on:
 
@@ -70,55 +72,56 @@ class Request:
     arrival: float
     """Seconds on the engine's clock."""
     seed: int
-    """What the sampler's noise is drawn from: `sampling.seed`, or drawn by whoever made this request."""
+    """Seed of the sampler's noise: `sampling.seed`, or a random one if that is None."""
     namespace: Namespace
     """Root of its prefix-cache key: prefixes are shared within a namespace only."""
     priority: int = 0
     """Higher goes first and is preempted last."""
     tenant: str = ""
-    """Who asks."""
+    """Name of the tenant that sent it."""
     constraint: Constraint | None = None
-    """Its way through `sampling.grammar`; only the sampler looks at it."""
+    """Its state in `sampling.grammar`; only the sampler uses it."""
     needs_previous_result: bool = False
-    """Whether its next step depends on more than that its last one samples a token: on which, or how many."""
+    """Whether its next step depends on which tokens, or how many, its previous step samples."""
     num_resumed: int = 0
-    """How many output ids it arrived with: tokens generated elsewhere before this engine took over."""
+    """Number of output ids that it arrived with: generated elsewhere before this engine took over."""
     num_prompt_reported: int = 0
-    """Leading prompt tokens whose log-probabilities were reported, here or elsewhere, if they are asked for."""
+    """Leading prompt tokens whose log-probabilities were reported, here or elsewhere, if the request wants
+    them."""
     tokens: list[int] = field(default_factory=list)
     """Prompt and output ids in one list; `PENDING` in place of those that are being sampled."""
     stop_ids: frozenset[int] = frozenset()
     """Tokens that end it, the model's own included."""
     longest: int = 0
-    """Tokens, prompt included, at which it ends whatever they are."""
+    """Number of tokens, prompt included, at which it ends in any case."""
     num_computed: int = 0
     """Leading tokens whose KV lies in `lease.pages`."""
     num_planned: int = 0
-    """Leading tokens whose KV does, once the steps in flight are done; without any, `num_computed`."""
+    """Leading tokens whose KV lies there when the steps in flight are done; without any, `num_computed`."""
     queue_position: QueuePosition = _NOT_QUEUED
-    """Where it stands among the requests of its engine."""
+    """Its position among the requests of its engine."""
     status: Status = Status.WAITING
     lease: Lease | None = None
     """Its hold on KV pages while running."""
     num_cached: int | None = None
     """Prompt tokens found in the cache at first admission; None before it."""
     num_expected_cached: int = 0
-    """Tokens that were cached when it last began to wait: what its admission will probably find."""
+    """Tokens that were cached when it last began to wait, and that admission will probably find."""
     num_preemptions: int = 0
     num_recomputed: int = 0
     """Tokens computed a second time: after a preemption, or here after another engine had computed them."""
     num_preemptions_reported: int = -1
-    """Its preemptions when its timings were last told; -1 before the first time."""
+    """Its preemptions when its timings were last reported; -1 before the first time."""
     admitted_at: float | None = None
     first_token_at: float | None = None
     search: BeamSearch | None = None
-    """Of a request that searches beams, and of its beams."""
+    """The search of a request that searches beams, and of its beams."""
     beams: list[Request] = field(default_factory=list)
-    """Its beams, each with a lease of its own: then it holds none itself. See `engine.scheduling.beam_group`."""
+    """Its beams, each with a lease of its own; the request then has none. See `engine.scheduling.beam_group`."""
     num_beams: int = 0
-    """How many it has had."""
+    """Number of beams that it has had so far."""
     leader: Request | None = None
-    """Of a beam: the request it belongs to."""
+    """The request that a beam belongs to; None for a request."""
 
     @classmethod
     def make(
@@ -135,8 +138,8 @@ class Request:
         tenant: str = "",
         num_prompt_reported: int = 0,
     ) -> Request:
-        """A request as it arrives; `output_ids` holds what another engine already generated for it, and the
-        log-probabilities of `num_prompt_reported` prompt tokens were reported by it.
+        """Make a request as it arrives. Another engine may already have generated `output_ids` and reported the
+        log-probabilities of `num_prompt_reported` prompt tokens.
         """
         return cls(
             request_id,
@@ -174,19 +177,20 @@ class Request:
 
     @property
     def num_to_compute(self) -> int:
-        """Tokens that no step was given yet: 1 while decoding, more while a prompt is being worked through."""
+        """Tokens that are in no step yet: 1 while decoding, more during prefill."""
         return len(self.tokens) - self.num_planned
 
     @property
     def width(self) -> int:
-        """Places that it takes in a batch."""
+        """Rows that it takes in a batch."""
         return 1 if self.search is None else self.search.params.width
 
     @property
     def reusable(self) -> Sequence[int]:
-        """Leading tokens, of which a cache may give all but the last.
+        """Leading tokens that may come from a cache, all but the last of them.
 
-        A prompt that is being scored needs the logits at each token whose successor was not reported.
+        A prompt whose log-probabilities are wanted needs the logits at each token whose successor was not
+        reported.
         """
         if self.sampling.prompt_logprobs is None or self.num_prompt_reported >= self.num_prompt:
             return self.tokens
@@ -194,7 +198,7 @@ class Request:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether it computes tokens that it has had for longer than since the step before."""
+        """Whether it has more tokens to compute than the one that the previous step sampled."""
         return len(self.tokens) - self.num_computed - (self.tokens[-1] == PENDING) > 1
 
     def timings(self, now: float) -> Timings | None:

@@ -1,1 +1,1 @@
-"""What the next step computes: whose turn it is, who holds which pages, who is preempted."""
+"""Decides what the next step computes: which requests have their turn, hold pages, or are preempted."""

@@ -1,10 +1,10 @@
-"""A beam search inside the scheduler: one request, whose beams are requests with forks of its lease.
+"""A beam search in the scheduler: one request, whose beams are requests with forks of its lease.
 
-    request ── its prompt is computed ──▶ beam (with the request's lease) ─┬▶ goes on with its lease
-                                          beam (with a fork of it)         └▶ and with a fork
-                                          beam (with a fork of it) ── nothing follows: its pages are free
+    request ── its prompt is computed ──▶ beam (with the request's lease) ─┬▶ continues with its lease
+                                          beam (with a fork of it)         └▶ and with a fork of it
+                                          beam (with a fork of it) ── is dropped: its pages are free
 
-All beams are in one step or none is. The request is what waits, runs and has events; its beams only have chunks.
+Either all beams are in a step or none is. The request waits, runs and has deltas; its beams only have chunks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from engine.request import Request, Status
 
 
 def check(request: Request, width: int, cache: KVCacheManager, max_running: int) -> None:
-    """Raise NeverFits when there can never be room for all beams. Has no side effects."""
+    """Raise NeverFits if there can never be room for all beams. Has no side effects."""
     if width > max_running:
         raise NeverFits(f"{width} beams, but this engine runs at most {max_running} sequences at a time")
     if request.num_resumed:
-        raise NeverFits("a beam search cannot go on from generated tokens: it begins with its prompt")
+        raise NeverFits("a beam search cannot resume from generated tokens; send it again with its prompt alone")
     size, longest = cache.page_size, request.num_prompt + request.sampling.max_tokens
     shared = request.num_prompt // size
     most = shared + width * (-(-longest // size) - shared)
@@ -36,17 +36,17 @@ def check(request: Request, width: int, cache: KVCacheManager, max_running: int)
 
 
 def begin(request: Request) -> None:
-    """`request` searches from its prompt on: when it comes, and again after a preemption."""
+    """Start the search of `request` after its prompt, on arrival and again after each preemption."""
     params = request.sampling.beams
     assert params is not None
     request.search = BeamSearch(params, request.stop_ids, request.longest - request.num_prompt)
-    request.needs_previous_result = True  # Which beams there are is known when the step before is done.
+    request.needs_previous_result = True  # The beams are known when the previous step is done.
 
 
 def advance(cache: KVCacheManager, request: Request, rows: Sequence[TokenLogprobs], now: float) -> bool:
-    """Take in what a step found for each beam; whether the search goes on.
+    """Continue with what a step found for each beam; returns whether the search goes on.
 
-    Beams that nothing follows give their pages back. What led to a finished output stays in the tree: the next
+    Beams that are not continued free their pages. The KV of a finished output stays in the tree, where the next
     turn of a conversation may find it.
     """
     search = request.search
@@ -68,14 +68,14 @@ def advance(cache: KVCacheManager, request: Request, rows: Sequence[TokenLogprob
 
 
 def end(cache: KVCacheManager, request: Request, now: float) -> None:
-    """Give back all that the beams hold: the search is over, or begins again later."""
+    """Free what the beams hold, as the search is over or restarts later."""
     for beam in request.beams:
         _drop(cache, beam, now)
     request.beams = []
 
 
 def _branch(cache: KVCacheManager, request: Request, chosen: Sequence[BeamCandidate], now: float) -> list[Request]:
-    """The next beams. The first that follows a beam is that beam, the others are forks of it."""
+    """Return the next beams. The first candidate that follows a beam reuses it, the others get forks of it."""
     beams, followed = request.beams, set()
     following = []
     for _, index, token in chosen:
@@ -119,5 +119,5 @@ def _lease(beam: Request) -> Lease:
 
 
 def leases(request: Request) -> list[Lease]:
-    """What a request and its beams hold."""
+    """Return the leases that a request and its beams hold."""
     return [part.lease for part in (request, *request.beams) if part.lease is not None]

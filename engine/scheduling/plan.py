@@ -1,9 +1,9 @@
-"""A step as a value: what the scheduler asks of the runner, what the runner answers.
+"""A step as a value: the plan that the scheduler hands to the runner, and the result that comes back.
 
 Scheduler.schedule(now) -> StepPlan ──▶ Runner.prepare(plan) ─▶ StepResult ──▶ Scheduler.apply(...) -> deltas
 
-Chunks are made for every token: as structs they cost a seventh of what frozen dataclasses do, and as nothing
-refers back to them, the garbage collector need not look at them.
+A chunk is made for every token. As a struct it costs a seventh of a frozen dataclass, and the garbage collector
+can ignore it because nothing that it refers to refers back to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.stream_delta import StreamDelta
 from engine.structs import Struct
 
 GRAMMAR_FAILED = -2
-"""In place of a token: the request's grammar cannot be followed any further."""
+"""Stands for a token when the request's grammar cannot be followed any further."""
 
 
 class Chunk(Struct, frozen=True, gc=False):
@@ -37,30 +37,30 @@ class Chunk(Struct, frozen=True, gc=False):
     """Position of the chunk's first token; tokens before it have their KV in `pages`."""
     num_tokens: int
     token_ids: Sequence[int]
-    """The ids at positions start .. start + num_tokens. `PENDING` is what the step before samples for it."""
+    """The ids at positions start .. start + num_tokens; `PENDING` for the one that the previous step samples."""
     pages: Sequence[int]
     """Page table: page i holds tokens [i * page_size, (i + 1) * page_size). Covers the chunk. Read-only."""
     samples: bool
     """Whether the chunk reaches the request's last token, so that the next token is sampled from it."""
     num_drafts: int = 0
-    """Of its tokens, the last so many are guesses: those that prove right are kept."""
+    """How many of its last tokens are draft tokens, of which the correct ones are kept."""
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One step: pages go to the host, from the host, then to other pages; then all chunks run in one batch, decode
-    rows before prefill rows."""
+    """One step: pages are copied to the host, from the host, then to other pages; then all chunks run in one
+    batch, decode rows before prefill rows."""
 
     chunks: tuple[Chunk, ...] = ()
     copies: tuple[PageCopy, ...] = ()
-    """Pages to copy before the chunks run; sources are read before any destination is written."""
+    """Pages to copy before the chunks run; all sources are read before any target is written."""
     swap_out: tuple[PagePair, ...] = ()
     """Pages to copy to the host, before anything else is written."""
     swap_in: tuple[PagePair, ...] = ()
     """Pages to copy from the host after that, before `copies`."""
     preempted: tuple[Request, ...] = ()
     ended: tuple[StreamDelta, ...] = ()
-    """Last events of requests that ended without a step: aborted meanwhile, or resumed when they had ended."""
+    """Last deltas of requests that ended without a step: aborted, or resumed after their last token."""
 
     @property
     def is_empty(self) -> bool:
@@ -74,19 +74,19 @@ class StepPlan:
 
     @property
     def _only_decodes(self) -> bool:
-        """Whether each chunk has one token, as in most steps: the rest is then known without a look at them."""
+        """Whether each chunk has one token, as in most steps; the counts below then need no loop."""
         return self.num_tokens == len(self.chunks)
 
     @cached_property
     def num_decodes(self) -> int:
-        """How many of them are the one token that a request had left to compute."""
+        """Tokens that were the only one that their request had left to compute."""
         if self._only_decodes:
             return len(self.chunks)
         return sum([chunk.num_tokens - chunk.num_drafts == 1 for chunk in self.chunks])
 
     @cached_property
     def num_drafts(self) -> int:
-        """How many of them are guesses."""
+        """Draft tokens."""
         return 0 if self._only_decodes else sum([chunk.num_drafts for chunk in self.chunks])
 
     @property
@@ -96,7 +96,7 @@ class StepPlan:
 
     @property
     def prefill_context(self) -> float:
-        """Tokens that each of those attends to, on average; 0 without any."""
+        """Tokens that a prefill token attends to, on average; 0 without any."""
         if self._only_decodes:
             return 0.0
         fills = [(c.start, c.num_tokens) for c in self.chunks if c.num_tokens - c.num_drafts > 1]
@@ -116,33 +116,33 @@ class StepResult:
     logprobs: Sequence[TokenLogprobs | None]
     """One per token; None where the request did not ask for them."""
     counts: Sequence[int] | None = None
-    """How many tokens each sampling chunk got: the drafts that proved right and one more. None: one each."""
+    """How many tokens each sampling chunk got: its accepted draft tokens and one more. None: one each."""
     prepare_seconds: float = 0.0
-    """Of the step's time: until the forward pass began."""
+    """The part of the step's time before the forward pass."""
     sample_seconds: float = 0.0
-    """Of the step's time: after the forward pass. What neither says is the forward pass."""
+    """The part of the step's time after the forward pass."""
     prompt_logprobs: Mapping[str, PackedLogprobs] = field(default_factory=dict)
-    """By request id: of the prompt tokens that the logits of its chunk predict, where asked for."""
+    """By request id: log-probabilities of the prompt tokens that the chunk's logits predict, if asked for."""
     is_replayed: bool = False
     """Whether the step was launched as a recorded graph."""
 
 
 Step = Callable[[], StepResult]
-"""A prepared step: called once, it copies pages, computes the chunks' KV and samples."""
+"""A prepared step. Calling it, exactly once, copies pages, computes the chunks' KV and samples."""
 
 
 class Runner(Protocol):
-    """Executes steps: the model on a device, or a script in a test."""
+    """Executes steps: with a model on a device, or by a script in a test."""
 
     def prepare(self, plan: StepPlan) -> Step:
-        """Read all that the step needs of the scheduler's state, which changes before the step runs.
+        """Read everything that the step needs of the scheduler's state, which changes before the step runs.
 
-        Steps run in the order in which they were prepared, in whatever thread, one at a time.
+        Steps run one at a time, in any thread, in the order in which they were prepared.
         """
         ...
 
 
 def num_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:
-    """How many leading drafts are what was sampled at their positions: that many, and one token more, stand."""
+    """Return how many leading draft tokens equal the tokens sampled at their positions; these are accepted."""
     pairs = enumerate(zip(drafts, sampled, strict=False))
     return next((index for index, (draft, token) in pairs if draft != token), len(drafts))

@@ -1,21 +1,22 @@
-"""Who goes first: where each request stands.
+"""Queue policies: which requests go first, as a position that each request gets when it arrives.
 
-    policy      who takes turns     in a line, first is             a waiting request may push out of the batch
-    fcfs        nobody: one line    who came first                  nobody
-    priority    nobody: one line    who has the largest claim       lower priorities that stand behind it
-    fair        tenants             who has the largest claim       the same, of its own tenant
+    policy      queues              first in a queue                a waiting request may preempt
+    fcfs        one                 the earliest arrival            none
+    priority    one                 the largest claim               lower priorities that stand behind it
+    fair        one per tenant      the largest claim               the same, of its own tenant
+                (they take turns)
 
 A claim is 2 ** (priority + seconds since arrival / half_life): each level of priority doubles it, and so does each
-half-life of waiting. What a newcomer of higher priority has ahead of a request that waits therefore halves with
-every half-life, and nobody is overtaken by who comes more than `half_life` seconds per level later: no flood of
-high priority starves a low one.
+half-life of waiting. The lead that a newcomer of higher priority has over a waiting request therefore halves with
+every half-life, and no request is overtaken by one that arrives more than `half_life` seconds per level later: a
+flood of high priority does not starve a low one.
 
 The ratio of two claims does not change with time, as both double together:
 
     claim(a) / claim(b) = 2 ** ((priority_a - arrival_a / half_life) - (priority_b - arrival_b / half_life))
 
-So the order is that of arrival - half_life * priority, fixed when a request comes: queues stay sorted without ever
-being sorted again. A preempted request keeps its place, and its claim has grown all the while.
+The order is therefore that of arrival - half_life * priority, which is fixed on arrival: queues stay sorted
+without being sorted again. A preempted request keeps its position, and its claim has grown all the while.
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ from engine.request import QueuePosition, Request
 
 
 class QueuePolicy(Protocol):
-    """A policy."""
+    """Decides which requests go first."""
 
     def position(self, request: Request) -> QueuePosition:
-        """Where it stands: a function of what a request has from its arrival on."""
+        """Return the position of `request`, a function of what is known at its arrival."""
         ...
 
 
 class FirstComeFirstServed:
-    """Whoever came first, whatever the priorities."""
+    """The earliest arrival first, whatever the priorities."""
 
     def position(self, request: Request) -> QueuePosition:
-        """By arrival."""
+        """Order by arrival."""
         return QueuePosition(request.arrival, request.arrival, "", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class PriorityWithAgeing:
-    """The largest claim; among equal priorities whoever came first."""
+    """The largest claim first; among equal priorities, the earliest arrival."""
 
     half_life_s: float
     """Seconds of waiting that weigh as much as one level of priority."""
 
     def position(self, request: Request) -> QueuePosition:
-        """By claim."""
+        """Order by claim."""
         effective_arrival = request.arrival - self.half_life_s * request.priority
         return QueuePosition(effective_arrival, request.arrival, "", request.priority)
 
@@ -65,7 +66,7 @@ class FairAmongTenants:
     """Seconds of waiting that weigh as much as one level of priority."""
 
     def position(self, request: Request) -> QueuePosition:
-        """By claim, in the tenant's own line."""
+        """Order by claim, in the tenant's own queue."""
         return PriorityWithAgeing(self.half_life_s).position(request)._replace(queue=request.tenant)
 
 
@@ -79,7 +80,7 @@ POLICIES: Mapping[str, Callable[[float], QueuePolicy]] = MappingProxyType(
 
 
 def policy_named(policy: str | QueuePolicy, half_life_s: float = 30.0) -> QueuePolicy:
-    """The policy of that name; a policy is returned as it is. Raises ValueError for an unknown name."""
+    """Return the policy with this name, or `policy` itself if it is one. Raises ValueError for an unknown name."""
     if not isinstance(policy, str):
         return policy
     if policy not in POLICIES:

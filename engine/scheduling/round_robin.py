@@ -1,21 +1,22 @@
-"""Deficit round robin: who has its turn, when several share what is computed.
+"""Deficit round robin: which name has its turn when several share what is computed.
 
     a   credit  -500 ──┐   a turn: credit += quantum * weight; go on while credit > 0
-    b   credit  1100   │   what is taken beyond the credit is a debt of later turns
+    b   credit  1100   │   what is taken beyond the credit is paid by later turns
     c   credit  -27k ◀─┘
 
 M. Shreedhar, G. Varghese, "Efficient Fair Queueing using Deficit Round Robin", 1995; with debts instead of saved
-credit, as what something really costs may be known only after it was let go (`charge` corrects it).
+credit, as the cost of a piece of work may be known only after it was let through (`charge` corrects it).
 
-- While two take part, what they were charged, each divided by its weight, differs by at most one quantum and what
-  was charged at once.
-- Who does not take part saves nothing: it comes back with no credit. Its debt shrinks by the turns it did not
-  take, and is gone when nobody takes part any more.
-- Who comes back without debt, and has taken no turn for a round, goes first (as in FQ-CoDel, RFC 8290): who asks
-  for less than its share hardly waits.
+- While two names take part, what they were charged, each divided by its weight, differs by at most one quantum and
+  the largest single charge.
+- A name that does not take part saves nothing: it returns with no credit. Its debt shrinks by the turns that it
+  skipped, and is gone when no name takes part any more.
+- A name that returns without debt and has taken no turn for a round goes first (as in FQ-CoDel, RFC 8290): one
+that
+  asks for less than its share hardly waits.
 - A turn leads to a charge or pays a quantum of debt: n charges of t tokens take at most n + t / quantum turns.
 
-Pure: no clock. Tenants take turns by it at the ingress (`admission/fair_queue.py`) and in an engine's steps.
+It needs no clock. Tenants take turns by it at the ingress (`admission/fair_queue.py`) and in an engine's steps.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False, slots=True)
 class _Account:
-    """What one may take."""
+    """What one name may take."""
 
     grant: float
     """Tokens of credit per turn."""
@@ -41,10 +42,10 @@ class _Account:
 
 
 class DeficitRoundRobin:
-    """Turns among names, in tokens. Belongs to one thread."""
+    """Gives turns to names, in tokens. Not thread-safe."""
 
     def __init__(self, quantum: int, weights: Mapping[str, float] | None = None) -> None:
-        """`quantum` is what the name of the least weight gets per turn, in tokens; unknown names weigh 1."""
+        """`quantum`: tokens per turn of the name with the least weight. Names that are not in `weights` weigh 1."""
         self._weights = dict(weights or {})
         self._grant = quantum / min([*self._weights.values(), 1.0])
         self._accounts: dict[str, _Account] = {}
@@ -54,7 +55,7 @@ class DeficitRoundRobin:
         """Turns given since the start."""
 
     def join(self, name: str) -> None:
-        """It takes part from now on: before all others when it owes nothing and took no turn for a round."""
+        """Let a name take part from now on, first in line if it owes nothing and took no turn for a round."""
         account = self._accounts.get(name)
         if account is None:
             account = self._accounts[name] = _Account(self._grant * self.weight(name))
@@ -65,16 +66,16 @@ class DeficitRoundRobin:
             self._active.move_to_end(name, last=False)
 
     def leave(self, name: str) -> None:
-        """It takes part no more: what credit it has is gone."""
+        """Let a name take part no more. Its credit is lost, its debt stays."""
         account = self._active.pop(name)
         account.has_turn = False
         account.credit = min(account.credit, 0.0)
         account.left_at = self._round
         if not self._active:
-            self._accounts.clear()  # debts too: they are owed to those who take part
+            self._accounts.clear()  # debts too: they are owed to names that take part
 
     def take_part(self, names: Collection[str]) -> None:
-        """These take part from now on, and nobody else."""
+        """Let exactly these names take part from now on."""
         for name in names:
             if name not in self._active:
                 self.join(name)
@@ -82,7 +83,7 @@ class DeficitRoundRobin:
             self.leave(name)
 
     def turn(self, among: Container[str] | None = None) -> str | None:
-        """Whose turn it is, of all or `among` some (others keep theirs for later); None when nobody takes part."""
+        """Return the name whose turn it is, of all or `among` some; None if there is none."""
         while True:
             name = next((name for name in self._active if among is None or name in among), None)
             if name is None:
@@ -98,11 +99,11 @@ class DeficitRoundRobin:
             self._end_turn(name, account)
 
     def credit(self, name: str) -> float:
-        """Tokens it may still take in this turn; 0 or less when it has none."""
+        """Return the tokens that a name may still take in this turn; 0 or less when it has none."""
         return self._active[name].credit
 
     def charge(self, name: str, tokens: float) -> None:
-        """It took so many tokens, or so many more (or less) than it was charged for before."""
+        """Charge a name for tokens that it took; a negative number refunds what it was charged too much."""
         account = self._accounts.get(name)
         if account is None:
             return
@@ -113,12 +114,12 @@ class DeficitRoundRobin:
             self._end_turn(name, account)
 
     def weight(self, name: str) -> float:
-        """Its share beside that of another one."""
+        """Return the weight of a name, which its share is proportional to."""
         return self._weights.get(name, 1.0)
 
     @property
     def num_known(self) -> int:
-        """Names that take part, or took part while others did and still do."""
+        """Number of names that take part, or have an account because they did."""
         return len(self._accounts)
 
     def _end_turn(self, name: str, account: _Account) -> None:

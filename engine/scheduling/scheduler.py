@@ -1,13 +1,14 @@
-"""Which tokens are computed next.
+"""Decides which tokens are computed next.
 
-One rule: a request is given tokens until `num_computed` reaches `num_tokens`. A step is filled in this order:
+There is one rule: a request is given tokens until `num_computed` reaches `num_tokens`. A step is filled in this
+order:
 
     decodes     every running request with one token to compute
     prompts     as many tokens as the time they take allows (engine/scheduling/prefill_budget.py),
-                shared so that each gets on (engine/scheduling/prefill_sharing.py)
+                shared so that each makes progress (engine/scheduling/prefill_sharing.py)
 
-`schedule` makes the step a value, `apply` takes its result in. In between, while the step is in flight, the next
-one can be planned. Nothing else changes a request.
+`schedule` returns the step as a value, and `apply` takes its result in. While the step is in flight, the next one
+can be planned. Nothing else changes a request.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from engine.stream_delta import FinishReason, StreamDelta
 
 
 class Scheduler:
-    """Owns the requests of one engine, from `add` to their last event. Not thread-safe: the loop calls it."""
+    """Owns the requests of one engine, from `add` to their last delta. Not thread-safe: the loop calls it."""
 
     def __init__(
         self,
@@ -68,13 +69,13 @@ class Scheduler:
         self.waiting = WaitingQueue(settings.max_waiting, settings.max_waiting_tokens)
         swap = swap or SwapSpace(HostMemory(), cache.page_size)
         self.allocator = KVAllocator(cache, self.waiting, settings.max_running, swap, self._budget)
-        self._ending: dict[str, FinishReason] = {}  # to end at the next border between steps, and why
+        self._ending: dict[str, FinishReason] = {}  # requests to end between two steps, and why
         self._num_steps = self._num_finished = self._num_in_flight = 0
 
-    # --- what comes in -------------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------------------
 
     def check(self, request: Request) -> None:
-        """Raise NeverFits when no amount of waiting would help. Has no side effects."""
+        """Raise NeverFits if the request can never be served, however long it waits. Has no side effects."""
         longest = request.num_prompt + request.sampling.max_tokens
         if request.num_prompt == 0:
             raise NeverFits("the prompt is empty: at least one token is needed")
@@ -102,15 +103,15 @@ class Scheduler:
         self.allocator.enqueue(request)
         last = request.tokens[-1]
         if request.num_resumed and (reason := self._finish_reason(request, last, request.num_tokens)):
-            # Its engine was lost after the last token and before word of the end.
+            # Its previous engine was lost after the last token and before it reported the end.
             self._ending[request.request_id] = reason
 
     def abort(self, request_id: str) -> None:
-        """End a request at the next border between steps; unknown and finished ids are no error."""
+        """End a request before the next step; unknown and finished ids are ignored."""
         if request_id in self._requests:
             self._ending.setdefault(request_id, "abort")
 
-    # --- a step out ----------------------------------------------------------------------------------------
+    # --- planning a step -----------------------------------------------------------------------------------
 
     @property
     def needs_results(self) -> bool:
@@ -124,13 +125,14 @@ class Scheduler:
         )
 
     def expected_seconds(self, plan: StepPlan) -> float:
-        """How long a step will probably take on the device; 0 until that was measured."""
+        """Predict how long a step takes on the device, in seconds; 0 until one was measured."""
         return self._budget.seconds(plan.num_decodes + plan.num_drafts, plan.num_prefill)
 
     def schedule(self, now: float) -> StepPlan:
-        """The next step. Pages it needs are taken here; a plan without chunks means there is nothing to do.
+        """Plan the next step and take the pages that it needs. A plan without chunks means that nothing is to do.
 
-        A step may be in flight unless `needs_results`: what it samples is `PENDING` until it is applied.
+        A step may be in flight unless `needs_results`: the tokens that it samples are `PENDING` until it is
+        applied.
         """
         ended = [self._end(self._requests[id_], reason, now) for id_, reason in list(self._ending.items())]
         step, allocator = StepBuilder(), self.allocator
@@ -153,16 +155,16 @@ class Scheduler:
                 searches.append(request)
             elif num_tokens - request.num_planned > 1:
                 step.prompts.append(request)
-            elif num_tokens < request.longest:  # else the step in flight samples its last token
+            elif num_tokens < request.longest:  # otherwise the step in flight samples its last token
                 decodes.append(request)
         for request in searches:
             if request.status is Status.RUNNING and self.allocator.grow_beams(step, request, now):
                 for beam in request.beams:
                     self._place(step, beam, beam.num_to_compute, now)
         num_tokens = sum([chunk.num_tokens for chunk in step.chunks]) + len(decodes)
-        guesses = self._speculator.propose(decodes, self._max_step_tokens - num_tokens)
-        for request, drafts in zip(decodes, guesses, strict=True):
-            if request.status is Status.RUNNING:  # else it was preempted for one before it
+        proposals = self._speculator.propose(decodes, self._max_step_tokens - num_tokens)
+        for request, drafts in zip(decodes, proposals, strict=True):
+            if request.status is Status.RUNNING:  # otherwise it was preempted for one before it
                 self._place(step, request, 1, now, drafts)
 
     def _place_prompts(self, step: StepBuilder, now: float) -> None:
@@ -179,13 +181,13 @@ class Scheduler:
     def _place(
         self, step: StepBuilder, request: Request, num_tokens: int, now: float, drafts: Sequence[int] = ()
     ) -> bool:
-        """Give `request` tokens in this step, and guesses after them; False: without room it sits it out."""
+        """Give `request` tokens in this step, and draft tokens after them; False if its pages have no room."""
         tokens, start, lease = request.tokens, request.num_planned, request.lease
         end = start + num_tokens
         assert lease is not None
         if drafts and not self.allocator.has_spare(lease, end + len(drafts)):
             drafts = ()
-        # A prompt takes its pages at once: what it was promised, nobody else gets meanwhile.
+        # A prompt takes all its pages at once, so that no other request gets those promised to it.
         wanted = len(tokens) + len(drafts)
         if wanted > lease.capacity and not self.allocator.grow(step, request, wanted, now):
             return False
@@ -198,18 +200,18 @@ class Scheduler:
             tokens.append(PENDING)
         return True
 
-    # --- a result in ---------------------------------------------------------------------------------------
+    # --- applying a result ---------------------------------------------------------------------------------
 
     def apply(self, plan: StepPlan, result: StepResult, now: float, seconds: float = 0.0) -> list[StreamDelta]:
-        """Take in the result of the oldest step in flight, which took `seconds`; the events it caused."""
+        """Apply the result of the oldest step in flight, which took `seconds`; returns its requests' deltas."""
         events, token_ids, scores = [], list(result.token_ids), result.prompt_logprobs
-        found: dict[Request, list[TokenLogprobs | None]] = {}  # what beam searches may go on with, beam by beam
+        found: dict[Request, list[TokenLogprobs | None]] = {}  # by beam search, what was found for its beams
         counts = itertools.repeat(1) if result.counts is None else iter(result.counts)
         first = 0
         for chunk in plan.chunks:
             request = chunk.request
             end = first + next(counts) if chunk.samples else first
-            if request.status is Status.RUNNING:  # else it ended while the step ran
+            if request.status is Status.RUNNING:  # otherwise it ended while the step ran
                 self._computed(chunk, request, end - first, now)
                 if chunk.num_drafts:
                     self._speculator.verified(request, chunk.num_drafts, end - first - 1)
@@ -232,7 +234,7 @@ class Scheduler:
         return events
 
     def fail(self, plan: StepPlan, message: str, now: float) -> list[StreamDelta]:
-        """End all requests of a step that could not be run. Their pages' content is unknown: none is kept."""
+        """End all requests of a step that failed. The content of their pages is unknown, so no KV is kept."""
         self._num_in_flight -= 1
         for request in plan.preempted:
             self.allocator.swap.forget(request.request_id)
@@ -243,7 +245,7 @@ class Scheduler:
         ]
 
     def _computed(self, chunk: Chunk, request: Request, num_sampled: int, now: float) -> None:
-        """The chunk's KV is there; of its drafts, that of those that proved right."""
+        """Record that the KV of a chunk is computed, except that of rejected draft tokens."""
         num_drafts, lease = chunk.num_drafts, request.lease
         assert lease is not None
         end = chunk.start + chunk.num_tokens - num_drafts
@@ -252,7 +254,7 @@ class Scheduler:
             request.num_computed = request.num_planned = end - 1 + num_sampled
         if lease.source is not None:
             self.cache.release_copy(lease)
-        # A decode's tokens enter the tree at its end, unless it came back from the host: its prompt does at once.
+        # A decode's tokens enter the tree when it ends; a prompt that was swapped in enters at once.
         num_prompt = len(request.prompt_ids)
         if (
             chunk.num_tokens - num_drafts > 1
@@ -268,7 +270,7 @@ class Scheduler:
     def _generated(
         self, request: Request, tokens: list[int], logprobs: Sequence[TokenLogprobs | None], now: float
     ) -> StreamDelta:
-        """Put what was sampled in the place of its `PENDING`, up to the token that ends the request."""
+        """Replace the `PENDING` token by what was sampled, up to the token that ends the request."""
         known = num_tokens = request.num_computed + 1 - len(tokens)
         reason: FinishReason | None = None
         for token in tokens:
@@ -285,7 +287,7 @@ class Scheduler:
             request.first_token_at = now
         reported = [] if logprobs[0] is None else [found for found in logprobs[: len(tokens)] if found is not None]
         if reason is not None:
-            del request.tokens[num_tokens:]  # what a step in flight samples for it is not wanted
+            del request.tokens[num_tokens:]  # drops what a step in flight samples for it
             return self._end(request, reason, now, tokens=tokens, logprobs=reported)
         timings = None
         if request.num_preemptions_reported != request.num_preemptions:
@@ -293,7 +295,7 @@ class Scheduler:
         return StreamDelta(request.request_id, tokens, 0, request.num_cached or 0, None, timings, reported)
 
     def _searched(self, request: Request, rows: Sequence[TokenLogprobs | None], now: float) -> list[StreamDelta]:
-        """Choose a beam search's next beams, by what was found for those it had; its one event when it is over."""
+        """Choose the next beams of a search from what a step found; returns its only delta when it is over."""
         assert request.search is not None
         if request.first_token_at is None:
             request.first_token_at = now
@@ -308,9 +310,9 @@ class Scheduler:
         return [ended]
 
     def _finish_reason(self, request: Request, token: int, num_tokens: int) -> FinishReason | None:
-        """Why a request ends with `token` as the last of `num_tokens`; None when it goes on."""
+        """Return why a request ends with `token` as the last of `num_tokens`; None if it goes on."""
         is_long_enough = num_tokens - request.num_prompt > request.sampling.min_tokens
-        # A grammar that allows nothing but the end goes before `min_tokens`.
+        # A grammar that allows nothing but the end takes precedence over `min_tokens`.
         if token in request.stop_ids and (is_long_enough or request.constraint is not None):
             return "stop"
         return "length" if num_tokens >= request.longest else None
@@ -326,7 +328,7 @@ class Scheduler:
         logprobs: list[TokenLogprobs] | None = None,
         error: str | None = None,
     ) -> StreamDelta:
-        """Release all that a request holds. With `keep`, what it computed stays in the tree."""
+        """End a request and release all that it holds. With `keep`, its KV stays in the tree."""
         self.allocator.release(request, now, keep=keep)
         self._speculator.forget(request)
         request.status = Status.FINISHED
@@ -344,7 +346,7 @@ class Scheduler:
             error,
         )
 
-    # --- what it says of itself ----------------------------------------------------------------------------
+    # --- reports -------------------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
@@ -352,11 +354,11 @@ class Scheduler:
         return bool(self._requests)
 
     def account(self) -> PageAccount:
-        """Where the pages are; they sum to `cache.num_pages`, always."""
+        """Count the pages by state; the counts always sum to `cache.num_pages`."""
         return self.cache.account()
 
     def load(self, now: float) -> EngineLoad:
-        """A snapshot of how busy this engine is. O(requests)."""
+        """Return a snapshot of how busy this engine is. O(requests)."""
         return EngineLoad(
             num_running=len(self.allocator.running),
             num_waiting=len(self.waiting),
@@ -378,7 +380,7 @@ class Scheduler:
         )
 
     def forget_totals(self) -> None:
-        """Let what counts up begin at 0 again; measured rates stay."""
+        """Reset the counters to 0; measured rates stay."""
         self._num_steps = self._num_finished = 0
         self.allocator.num_preemptions = self.allocator.num_swapped = 0
         self.cache.stats = CacheStats()

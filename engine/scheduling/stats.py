@@ -1,4 +1,4 @@
-"""What an engine says of itself: one record per step, and a snapshot anyone may ask for."""
+"""What an engine reports: a record of each step, and a snapshot of its load."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ class StageSeconds(NamedTuple):
     """Where a step's time went, in seconds."""
 
     schedule: float
-    """Choosing its tokens and their pages."""
+    """Planning: choosing tokens and pages."""
     prepare: float = 0.0
-    """Making the batch: copying pages, indices and ids to the device."""
+    """Making the batch, with the copies of pages, indices and ids to the device."""
     forward: float = 0.0
-    """The model."""
+    """The model's forward pass."""
     sample: float = 0.0
-    """Choosing tokens from its logits."""
+    """Sampling tokens from the logits."""
     output: float = 0.0
-    """Taking the result in."""
+    """Applying the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """One engine step."""
+    """What one engine step did."""
 
     stages: StageSeconds
     num_requests: int
     num_decode_tokens: int
-    """Tokens of rows that had one token left to compute: one per decoding request."""
+    """Tokens of requests that had one token left to compute: one per decoding request."""
     num_prefill_tokens: int
-    """All other tokens but guesses."""
+    """All other tokens except draft tokens."""
     num_draft_tokens: int = 0
-    """Guesses that were checked."""
+    """Draft tokens that were verified."""
     num_accepted_tokens: int = 0
-    """Those of them that were right."""
+    """Draft tokens that were accepted."""
     is_replayed: bool = False
-    """Whether it was launched as a recorded graph."""
+    """Whether it was replayed as a recorded graph."""
 
     @property
     def phase(self) -> str:
-        """ "decode", "prefill" or "mixed": what the batch held."""
+        """What the batch held: "decode", "prefill" or "mixed"."""
         if self.num_prefill_tokens == 0:
             return "decode"
         return "mixed" if self.num_decode_tokens else "prefill"
@@ -56,21 +56,21 @@ class EngineLoad:
     num_running: int = 0
     num_waiting: int = 0
     num_deferred: int = 0
-    """Of those that wait: for another request that computes the page they begin with."""
+    """Waiting requests that were deferred: a running one computes the page that they begin with."""
     waiting_prefill_tokens: int = 0
-    """Tokens still to compute, of waiting and running prompts; of those that wait, without what was cached when
-    they came."""
+    """Tokens still to compute of waiting and running prompts, without those that were cached when a waiting one
+    arrived."""
     oldest_wait_seconds: float = 0.0
     pages: PageAccount = field(default_factory=lambda: PageAccount(0, 0, 0, 0))
     page_size: int = 16
     """Tokens."""
     eviction_age: float | None = None
-    """Seconds since that was used which the next allocation evicts; None while pages are free."""
+    """Seconds since the last use of what the next allocation evicts; None while pages are free."""
     cache: CacheStats = field(default_factory=CacheStats)
     num_steps: int = 0
     num_preemptions: int = 0
     num_swapped: int = 0
-    """Of these preemptions: with KV copied to host memory."""
+    """Preemptions that copied KV to host memory."""
     host_pages: HostAccount = field(default_factory=HostAccount)
     num_finished: int = 0
     prefill_rate: float = 0.0

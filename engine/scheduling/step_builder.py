@@ -1,4 +1,4 @@
-"""A step while it is put together."""
+"""Collects the parts of a step while it is planned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.stream_delta import StreamDelta
 
 
 class StepBuilder:
-    """The parts of a plan."""
+    """The parts of a plan that is not finished yet."""
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
@@ -22,7 +22,7 @@ class StepBuilder:
         self.swap_in: list[PagePair] = []
 
     def build(self, ended: list[StreamDelta]) -> StepPlan:
-        """The finished plan; `ended` are the last events of requests that ended without a step."""
+        """Return the finished plan. `ended` are the last deltas of requests that ended without a step."""
         return StepPlan(
             tuple(self.chunks),
             tuple(self.copies),

@@ -1,12 +1,12 @@
-"""KV of preempted requests in host memory: which of it lies where, and when it pays to put it there.
+"""KV of preempted requests in host memory: where it lies, and when copying it there pays off.
 
 position   0 ................ start ................... end
-device     [ others hold it    | evictable: goes when room is needed ]
-host                    [ copies of the whole pages these tokens lie in ]
+device     [ others hold it    | evictable when room is needed        ]
+host                    [ copies of the whole pages of these tokens ]
 
-A preempted request's KV stays in the radix tree while there is room. What only it held is the first to go, so
-that is what is copied: out in the step that takes its pages, and in again, as far as the tree lost it, in the
-first step that it is part of after that.
+A preempted request's KV stays in the radix tree while there is room. The part that only this request held is
+evicted first, so that part is copied: out in the step that takes its pages, and back, as far as the tree lost it,
+in the first step after its readmission.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 _SMOOTHING = 0.2
 
 PagePair = tuple[int, int]
-"""A device page and a host page, of which one is copied to the other."""
+"""A device page and a host page, one of which is copied to the other."""
 
 MODES: Mapping[str, Callable[[float, float], bool]] = MappingProxyType(
     {
@@ -28,45 +28,45 @@ MODES: Mapping[str, Callable[[float, float], bool]] = MappingProxyType(
         "auto": lambda swap_seconds, recompute_seconds: swap_seconds < recompute_seconds,
     }
 )
-"""Whether a request is swapped out, by what either way will probably cost."""
+"""Whether a request is swapped out, given what swapping and recomputing will probably cost."""
 
 
 class HostAccount(NamedTuple):
-    """Every host page is free or held, so `total` is the size of the pool at all times."""
+    """Where the host pages are. Each is free or held, so `total` is always the size of the pool."""
 
     free: int = 0
     held: int = 0
-    """Pages with KV of requests that wait, or that the step just planned reads."""
+    """Pages with KV of preempted requests, or that the latest plan reads."""
 
     @property
     def total(self) -> int:
-        """Sum of both, in pages."""
+        """All host pages."""
         return self.free + self.held
 
 
 class HostMemory(NamedTuple):
-    """What a runner has of it."""
+    """The host pages of a runner."""
 
     num_pages: int = 0
     page_seconds: float = 0.0
-    """To copy one page one way, among others."""
+    """Seconds to copy a page in one direction, as one of many."""
 
 
 class _SwappedRequest(NamedTuple):
-    """What a preempted request left behind."""
+    """The KV that a preempted request had."""
 
     start: int
-    """Tokens before it were held by others as well."""
+    """Tokens before it were also held by others."""
     end: int
     """Tokens whose KV was computed."""
     pages: list[int]
-    """Host pages of the tokens from the page on in which `start` lies; empty: it will be computed again."""
+    """Host pages of its tokens, from the page in which `start` lies; empty if they will be computed again."""
 
 
 class SwapSpace:
-    """Owns every host page. Belongs to the scheduler, whose steps run strictly in the order they were planned in.
+    """Owns every host page, for a scheduler whose steps run strictly in the order in which they were planned.
 
-    That order is what makes reuse safe: pages that a step reads are handed out again from the next plan on.
+    That order makes reuse safe: host pages that a step reads are free for the next plan.
     """
 
     def __init__(self, memory: HostMemory, page_size: int, mode: str = "auto") -> None:
@@ -77,26 +77,25 @@ class SwapSpace:
         self._page_size = page_size
         self._page_seconds = memory.page_seconds
         self._pays = MODES[mode]
-        self._free = list(
-            range(memory.num_pages)
-        )  # a heap: the lowest first, so that neighbours are copied at once
+        # A heap with the lowest page first, so that neighbours are copied at once.
+        self._free = list(range(memory.num_pages))
         self._swapped: dict[str, _SwappedRequest] = {}
         self._being_read: list[int] = []
-        self._share_lost = 1.0  # of what only a preempted request held: what was gone when it came back
+        self._share_lost = 1.0  # moving average of the share of such KV that the tree had lost at readmission
 
     def account(self) -> HostAccount:
-        """Where the host pages are. Counted apart; that they add up to `num_pages` is the invariant."""
+        """Count the host pages, free and held apart; the invariant is that they add up to `num_pages`."""
         held = sum(len(swapped.pages) for swapped in self._swapped.values())
         return HostAccount(len(self._free), held + len(self._being_read))
 
     def swap_out(
         self, request_id: str, table: Sequence[int], start: int, end: int, tokens_per_second: float
     ) -> list[PagePair]:
-        """A request whose page table is `table` loses its pages; only it held the tokens `start` to `end`.
+        """Note that a request loses its pages, which `table` lists; only it held the tokens `start` to `end`.
 
-        Returns the copies to the host, before anything is written to these pages; none when it will be computed
-        again, at `tokens_per_second` (0: not known), because that is cheaper or the host has no room.
-        No-op for a request that has not read what it left the last time.
+        Returns the copies to the host, to be made before these pages are written to; none if the host has no room
+        or recomputing, at `tokens_per_second` (0: not known), is cheaper. Does nothing for a request that has not
+        read back what was copied for it before.
         """
         if request_id in self._swapped:
             return []
@@ -110,17 +109,17 @@ class SwapSpace:
         return list(zip(pages, hosts, strict=True))
 
     def reach(self, request_id: str, num_found: int) -> int:
-        """Leading tokens of a request that have KV, when the device's tree still has `num_found` of them."""
+        """Return how many leading tokens of a request have KV, given that the device's tree has `num_found`."""
         swapped = self._swapped.get(request_id)
         if swapped is None or not swapped.pages or num_found // self._page_size < swapped.start // self._page_size:
-            return num_found  # A hole before what the host has: it is computed, and all behind it.
+            return num_found  # There is a gap before what the host has: all tokens from the gap on are computed.
         return max(num_found, swapped.end)
 
     def swap_in(self, request_id: str, table: Sequence[int], num_found: int) -> list[PagePair]:
-        """A request goes on in the pages of `table`, which cover all it had; the tree's hold `num_found` tokens.
+        """Note that a request continues in the pages of `table`; the tree had KV of `num_found` tokens.
 
-        Returns the copies to the device: what `reach` promised, from the page on in which `num_found` lies. The
-        host pages are free again at the next `begin_step`.
+        Returns the copies to the device: what `reach` promised, from the page in which `num_found` lies. The host
+        pages are free again at the next `begin_step`.
         """
         reached = self.reach(request_id, num_found)
         swapped = self._swapped.pop(request_id, None)
@@ -137,13 +136,13 @@ class SwapSpace:
         return list(zip(table[first : first + len(hosts)], hosts, strict=True))
 
     def forget(self, request_id: str) -> None:
-        """A request has ended, or its copies are not to be trusted: its host pages are free. Idempotent."""
+        """Free the host pages of a request that has ended or whose copies may be invalid. Idempotent."""
         swapped = self._swapped.pop(request_id, None)
         for page in [] if swapped is None else swapped.pages:
             heapq.heappush(self._free, page)
 
     def begin_step(self) -> None:
-        """A new step is planned: it runs after the copies of all steps before it."""
+        """Begin to plan a step, which will run after the copies of all steps before it."""
         for page in self._being_read:
             heapq.heappush(self._free, page)
         self._being_read = []

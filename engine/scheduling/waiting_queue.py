@@ -1,4 +1,4 @@
-"""The requests that wait for admission, each in its queue and at its place there, within bounds."""
+"""The requests that wait for admission, in order, in one queue or in one for each tenant."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from engine.errors import QueueFull
 from engine.request import Request
 
 precedence = attrgetter("queue_position")
-"""Sort key: order of admission, and against the order of preemption."""
+"""Sort key: requests are admitted in this order and preempted in the reverse one."""
 
 
 class WaitingQueue:
-    """Bounded in requests and tokens, but for one request of any size, and for preempted ones, which come back."""
+    """Bounded in requests and tokens, but a lone request may have any size, and preempted ones always return."""
 
     def __init__(self, max_requests: int, max_tokens: int) -> None:
         self._max_requests, self._max_tokens = max_requests, max_tokens
         self._queues: dict[str, list[Request]] = {}  # none of them empty
         self._num_requests = 0
         self.num_tokens = 0
-        """Prompt and output tokens of all that wait."""
+        """Prompt and output tokens of all waiting requests."""
         self.num_uncached = 0
-        """Those of them that were not cached when they came."""
+        """Those of them that were not cached when their requests were added."""
 
     def check_room(self, request: Request, num_coming: int = 0, tokens_coming: int = 0) -> None:
-        """Raise QueueFull when there is no room beside what else is coming. Has no side effects."""
+        """Raise QueueFull if there is no room beside the requests about to be added. Has no side effects."""
         waiting, tokens = self._num_requests + num_coming, self.num_tokens + tokens_coming
         if waiting >= self._max_requests:
             raise QueueFull(f"{waiting} requests are waiting, the limit")
@@ -35,12 +35,12 @@ class WaitingQueue:
             raise QueueFull(f"{tokens} prompt tokens are waiting, the limit is {self._max_tokens}")
 
     def add(self, request: Request) -> None:
-        """Put a request at its place."""
+        """Put a request at its position."""
         bisect.insort(self._queues.setdefault(request.queue_position.queue, []), request, key=precedence)
         self._count(request, 1)
 
     def remove(self, request: Request) -> None:
-        """Take a request out: it was admitted, or has ended."""
+        """Take out a request that was admitted or has ended."""
         queue = self._queues[request.queue_position.queue]
         queue.remove(request)
         if not queue:
@@ -49,11 +49,11 @@ class WaitingQueue:
 
     @property
     def queues(self) -> KeysView[str]:
-        """The queues in which anybody waits."""
+        """The queues in which requests wait."""
         return self._queues.keys()
 
     def first(self, queue: str, count: int) -> list[Request]:
-        """The next `count` requests of a queue, in order."""
+        """The next `count` requests of a queue in order."""
         return self._queues.get(queue, [])[:count]
 
     def _count(self, request: Request, sign: int) -> None:

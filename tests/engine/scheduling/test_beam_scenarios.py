@@ -206,7 +206,7 @@ def test_what_can_never_fit_is_refused_at_the_door() -> None:
         search(script, range(4), 7)
     with pytest.raises(NeverFits, match="5 beams of 28 tokens may need 27 KV pages of 4 tokens"):
         search(script, range(10), 5, 18)
-    with pytest.raises(NeverFits, match="cannot go on from generated tokens"):
+    with pytest.raises(NeverFits, match="cannot resume from generated tokens"):
         search(script, range(4), 2, output_ids=[5])
     assert not script.loop.has_work
 
