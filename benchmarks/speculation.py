@@ -32,7 +32,7 @@ from rich.table import Table
 
 from deployments.demo_model.corpus import load_facts
 from engine import LLM, SamplingParams, Speculation
-from engine.llm import Message, RequestOutput
+from engine.llm import ChatTurn, RequestOutput
 from engine.scheduling.stats import StepStats
 
 SETTINGS: dict[str, Speculation | None] = {
@@ -71,14 +71,14 @@ class Measured:
         }
 
 
-def questions() -> list[Message]:
+def questions() -> list[ChatTurn]:
     """Those with the longest answers."""
     facts = sorted(load_facts(), key=lambda fact: -len(fact.sentence))
     names = [f"{fact.module}.{fact.name}" for fact in facts if fact.module != "builtins"]
     return [{"role": "user", "content": f"What does {name} do?"} for name in names[:NUM_QUESTIONS]]
 
 
-def conversations(llm: LLM) -> dict[str, tuple[list[list[Message]], SamplingParams]]:
+def conversations(llm: LLM) -> dict[str, tuple[list[list[ChatTurn]], SamplingParams]]:
     """The workloads: conversations, and how their answers are chosen."""
     asked = [[question] for question in questions()]
     answers = llm.chat(asked, GREEDY)
@@ -90,7 +90,7 @@ def conversations(llm: LLM) -> dict[str, tuple[list[list[Message]], SamplingPara
 
 
 def run(
-    llm: LLM, chats: list[list[Message]], params: SamplingParams, num_requests: int, measured: Measured
+    llm: LLM, chats: list[list[ChatTurn]], params: SamplingParams, num_requests: int, measured: Measured
 ) -> list[list[int]]:
     """Answer all, `num_requests` at a time, with an empty cache; the tokens."""
     steps: list[StepStats] = []

@@ -1,6 +1,6 @@
 """One replica's engine. `from engine import LLM, SamplingParams` runs a model offline, without Ray.
 
-Names are imported when they are asked for: whoever wants the scheduler does not wait for torch.
+Names are imported on first use, so that importing the scheduler does not wait for torch.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Token ids in, text out, as early as it is certain: the same for streams and for the offline API.
+"""Turns token ids into text as early as it is certain, for streams and for the offline API alike.
 
-Two things make text wait. A character may be spelled by several tokens, so the text of the last ones is not final
-while it ends in a replacement character. And a stop string may be arriving: text that could be its beginning is
-held back until it is one or is not.
+Text has to wait for two reasons. A character may be spelled by several tokens, so the text of the last ones is not
+final while it ends in a replacement character. And text that could be the beginning of a stop string is held back
+until it is known whether it is one.
 
-    ids:     [ forgotten | context: decoded along, for its spaces | new: decoded again until it is whole ]
-                         ^ window_start                           ^ whole_end
+    ids:     [ dropped | context: decoded too, for its spaces | new: decoded again until it is complete ]
+                       ^ window_start                        ^ whole_end
     text:    [ emitted | held: may be the beginning of a stop string ]
 """
 
@@ -17,18 +17,18 @@ from dataclasses import dataclass
 from engine.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
-# A character has at most four bytes, so at most this many replacement characters may still become something else.
+# A character has at most four bytes, so at most this many replacement characters may still become another one.
 _MAX_OPEN = 3
-# Bytes that never become a character keep the window open: of one with more tokens only the last ones stay.
+# Bytes that never become a character keep the window open, so a window with more tokens is cut to the last ones.
 _MAX_WINDOW, _KEPT_WINDOW = 32, 16
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """What a push made certain."""
+    """The text that a push made certain."""
 
     text: str
-    """Text that can be shown, after all that was shown before."""
+    """Text that can be shown, following all text shown before."""
     stopped: bool = False
     """Whether a stop string was found; it and what follows it are cut, and later pushes are ignored."""
 
@@ -54,11 +54,11 @@ class TextStream:
         self._num_shown = 0  # characters of the window's text that were passed on
         self._held = ""
         self.num_tokens = 0
-        """Tokens that count: all pushed ones, or those up to the one that completed a stop string."""
+        """Number of tokens pushed, up to the one that completed a stop string."""
         self.stopped = False
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
-        """Add tokens; O(tokens). With stop strings tokens are taken one by one, to know which one stopped it."""
+        """Add tokens; O(tokens). With stop strings they are taken one by one, to know which one completes one."""
         if self.stopped:
             return TextDelta("", stopped=True)
         steps = [[token] for token in token_ids] if self._stop else [list(token_ids)]
@@ -71,14 +71,14 @@ class TextStream:
         return TextDelta("".join(shown), self.stopped)
 
     def finish(self) -> str:
-        """The rest of the text, once no more tokens come: what was held back turned out to be plain text."""
+        """Return the text that was held back, when no more tokens come."""
         if self.stopped:
             return ""
         rest, self._held = self._held + self._window_text()[self._num_shown :], ""
         return rest
 
     def _decode(self, token_ids: list[int]) -> str:
-        """The text that `token_ids` made certain."""
+        """Return the text that `token_ids` make certain."""
         self._ids += token_ids
         window = self._window_text()
         num_open = min(len(window) - len(window.rstrip(_REPLACEMENT)), _MAX_OPEN)
@@ -92,8 +92,8 @@ class TextStream:
         return certain
 
     def _shorten(self, open_end: str) -> None:
-        """Go on with the window's last tokens alone. A cut inside a character changes only what is next to it, so
-        enough other text must lie between the cut and `open_end`.
+        """Keep only the window's last tokens. A cut inside a character changes only the text next to it, so enough
+        other text must lie between the cut and `open_end`.
         """
         start = len(self._ids) - _KEPT_WINDOW
         text = self._text(self._ids[start:])
@@ -108,7 +108,7 @@ class TextStream:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special) if token_ids else ""
 
     def _show(self, text: str) -> str:
-        """What of the held text and `text` can be shown now."""
+        """Return the part of the held text and `text` that can be shown now."""
         if not self._stop or self.num_tokens < self._min_tokens:
             return text
         self._held += text
@@ -124,7 +124,7 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`."""
+    """Return the length of the longest end of `text` that is a beginning of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -1,4 +1,4 @@
-"""Putting an engine together: model, KV pages, scheduler and loop, each handed what it needs."""
+"""Puts an engine together from a model, its KV pages, a scheduler and a loop."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class ModelFacts(Protocol):
-    """What an engine has to know of a model besides how to run it."""
+    """What an engine has to know about a model besides how to run it."""
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below it."""
+        """Number of token ids, which begin at 0."""
         ...
 
     @property
@@ -49,26 +49,26 @@ class ModelFacts(Protocol):
 
 
 class LoadedRunner(Runner, Protocol):
-    """A runner that has its model and its KV pages."""
+    """A runner that has loaded its model and allocated its KV pages."""
 
     @property
     def model_config(self) -> ModelFacts:
-        """The model's facts."""
+        """Facts about the model."""
         ...
 
     @property
     def num_pages(self) -> int:
-        """KV pages it allocated."""
+        """KV pages that it allocated."""
         ...
 
     @property
     def host_memory(self) -> HostMemory:
-        """Pages that it can copy KV pages to."""
+        """Host pages to which it can copy KV pages."""
         ...
 
 
 class Engine:
-    """One replica's engine. Start its `loop`, hand in what `new_request` makes, listen to the events."""
+    """One replica's engine. Start its `loop`, submit what `new_request` makes, and listen to the deltas."""
 
     def __init__(
         self,
@@ -104,9 +104,9 @@ class Engine:
     def from_config(
         cls, config: EngineConfig, runner: LoadedRunner | None = None, launcher: WorkerLauncher | None = None
     ) -> Engine:
-        """Load the models `config` names (unless a runner is given). Raises ModelLoadError, ValueError.
+        """Load the models that `config` names, unless `runner` is given. Raises ModelLoadError, ValueError.
 
-        `launcher` starts ranks, where `config` asks for several; None: as processes of this machine.
+        `launcher` starts the ranks if `config` asks for several; None starts them as processes of this machine.
         """
         if runner is not None:
             return cls(config, runner)
@@ -126,7 +126,7 @@ class Engine:
         return cls(config, loaded, drafter, None if isinstance(loaded, ModelRunner) else loaded.rank_group)
 
     def close(self) -> None:
-        """Stop the loop, and end the model's other ranks. Idempotent."""
+        """Stop the loop and end the model's other ranks. Idempotent."""
         self.loop.stop()
         if self._rank_group is not None:
             self._rank_group.close()
@@ -148,11 +148,12 @@ class Engine:
         priority: int = 0,
         tenant: str = "",
     ) -> Request:
-        """A request for this engine, arriving now.
+        """Make a request for this engine, arriving now.
 
-        An engine before it may have generated `output_ids` and scored `num_prompt_reported` prompt tokens.
-        Raises ValueError when a token id is not in the vocabulary, and InvalidGrammar, which is one. A grammar
-        that `grammars` does not know yet is compiled here: have it compiled before where this must not take long.
+        Another engine may already have generated `output_ids` and scored `num_prompt_reported` prompt tokens.
+        Raises ValueError if a token id is not in the vocabulary, and InvalidGrammar, which is a ValueError. A
+        grammar that `grammars` does not hold yet is compiled here: compile it beforehand if this must not take
+        long.
         """
         for name, ids in (("prompt", prompt_ids), ("output", output_ids)):
             if ids and not 0 <= min(ids) <= max(ids) < self.model.vocab_size:
@@ -194,7 +195,7 @@ def _speculator(settings: Speculation | None, drafter: Drafter | None) -> Specul
 
 
 def model_directory(config: EngineConfig) -> Path:
-    """Where the files of the model that `config` names lie. Raises ModelLoadError when there are none."""
+    """Return the directory of the model that `config` names. Raises ModelLoadError if there is none."""
     from engine.loading.hub import resolve_model
 
     return resolve_model(config.model)

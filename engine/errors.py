@@ -1,4 +1,4 @@
-"""What an engine answers to a request it does not take."""
+"""Errors with which an engine refuses requests, or ends."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ class NeverFits(ValueError):
 
 
 class QueueFull(Exception):
-    """Too much is waiting already; the same request may be taken later."""
+    """Too many requests are waiting; the same request may be accepted later."""
 
 
 class EngineStopped(RuntimeError):
-    """The engine's loop has ended, on request or because of an error; it takes nothing any more."""
+    """The engine's loop has ended, on request or because of an error; it accepts no more requests."""
 
 
 class InvalidGrammar(ValueError):
-    """No output can be held to this grammar: it is malformed, too complex, or says what is not supported."""
+    """The grammar cannot be used: it is malformed, too complex, or has a feature that is not supported."""
 
 
 class RankLost(RuntimeError):
-    """A rank of a model on several devices has ended, or did not do its part: no step can be computed any more."""
+    """A rank of a model on several devices has ended or failed; no step can be computed any more."""

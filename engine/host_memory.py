@@ -1,4 +1,4 @@
-"""Large pieces of a machine's own memory: by huge pages, and from the system only as they are written."""
+"""Large allocations of host memory in huge pages, which the system provides when they are first written."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import numpy as np
 import torch
 
 _HUGE_PAGE = 2 * 2**20
-"""Bytes of the pages that processors translate 512 times fewer addresses for; what is smaller aligns to it too."""
+"""Bytes of a huge page, for which a processor translates 512 times fewer addresses than for ordinary pages."""
 
 
 def untouched_zeros(num_bytes: int) -> torch.Tensor:
-    """uint8 [num_bytes] of zeros that the system backs with memory when they are first written (torch.zeros
-    touches them all), by huge pages where it has them: a first write then takes 2 MiB. Aligned to that.
+    """Return uint8 [num_bytes] of zeros that take no memory until they are written, unlike those of torch.zeros.
+
+    Where the system has huge pages, a first write takes 2 MiB. The data is aligned to 2 MiB.
     """
     memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # the kernel has no huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     raw = np.frombuffer(memory, dtype=np.uint8)
     start = -raw.ctypes.data % _HUGE_PAGE

@@ -1,4 +1,4 @@
-"""The offline API: prompts in, texts out, in this process.
+"""The offline API, which turns prompts into texts in this process.
 
 from engine import LLM, SamplingParams
 llm = LLM("demo")
@@ -24,16 +24,18 @@ from engine.sampling_params import SamplingParams
 from engine.stream_delta import FinishReason, StreamDelta
 from engine.tokenizer import load_tokenizer
 
-Prompt = str | Sequence[int]
-Message = dict[str, str]
+PromptInput = str | Sequence[int]
+"""A prompt as text or as token ids."""
+ChatTurn = dict[str, str]
+"""A message of a conversation, with `role` and `content`."""
 
 _THROUGHPUT: dict[str, Any] = {"max_step_ms": None, "max_step_stretch": None}
-"""Settings that differ from an engine's: nobody reads along, so no stream's rhythm is kept at prompts' expense."""
+"""Defaults that differ from an engine's: as nobody reads along, inter-token latency need not be bounded."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What came of one prompt."""
+    """The result of one prompt."""
 
     prompt_ids: list[int]
     token_ids: list[int]
@@ -42,24 +44,24 @@ class RequestOutput:
     """Generated text, without special tokens and without the stop string that ended it."""
     finish_reason: FinishReason
     cached_tokens: int
-    """Prompt tokens whose KV was found in the cache."""
+    """PromptInput tokens whose KV was found in the cache."""
     logprobs: list[TokenLogprobs]
-    """One per generated token when asked for, else empty."""
+    """One per generated token if asked for, else empty."""
     error: str | None = None
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    """One per prompt token when asked for, else empty; nothing comes before the first, so it has none."""
+    """One per prompt token if asked for, else empty; None for the first, which nothing precedes."""
     score: float | None = None
-    """Of a beam search: sum of log-probabilities / length ** length_penalty."""
+    """Score of a beam search's result: sum of log-probabilities / length ** length_penalty."""
     alternatives: list[RequestOutput] = field(default_factory=list)
-    """What a beam search returns besides, best first."""
+    """Further results of a beam search, best first."""
 
 
 class LLM:
-    """A model to generate with. Raises ModelLoadError when it cannot be loaded, ValueError for a bad setting."""
+    """A model that generates. Raises ModelLoadError if it cannot be loaded, ValueError for an invalid setting."""
 
     def __init__(self, model: str = "demo", *, engine: Engine | None = None, **settings: Any) -> None:
-        """`settings` are the fields of `EngineConfig`: dtype, page_size, kv_pages, max_model_len, ...; the bounds
-        on a step's length, which are there for streams, are off unless they are given.
+        """`settings` are the fields of `EngineConfig`: dtype, page_size, kv_pages, max_model_len, ... The bounds
+        on a step's length, which exist for streams, are off unless they are given.
         """
         unknown = sorted(set(settings) - set(EngineConfig.__dataclass_fields__))
         if unknown:
@@ -71,14 +73,14 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptInput | Sequence[PromptInput],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Complete prompts, given as text or token ids; one output each, in order.
+        """Complete prompts, given as text or token ids; returns one output for each, in order.
 
-        Raises ValueError (NeverFits among them) before anything runs when a prompt cannot be served.
+        Raises ValueError, such as NeverFits, before anything runs if a prompt cannot be served.
         """
         batch = _as_batch(prompts)
         many = [params or SamplingParams()] * len(batch) if not isinstance(params, Sequence) else list(params)
@@ -90,17 +92,17 @@ class LLM:
 
     def chat(
         self,
-        conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        conversations: Sequence[ChatTurn] | Sequence[Sequence[ChatTurn]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = False,
     ) -> list[RequestOutput]:
         """Answer conversations (lists of role/content messages), rendered with the model's chat template."""
         if conversations and isinstance(conversations[0], dict):
-            conversations = cast("Sequence[Sequence[Message]]", [conversations])
+            conversations = cast("Sequence[Sequence[ChatTurn]]", [conversations])
         prompts = [
             self.tokenizer.apply_chat_template(
-                cast("Sequence[Message]", messages), add_generation_prompt=True, tokenize=False
+                cast("Sequence[ChatTurn]", messages), add_generation_prompt=True, tokenize=False
             )
             for messages in conversations
         ]
@@ -108,17 +110,19 @@ class LLM:
         return self.generate(ids, params or SamplingParams(temperature=0, max_tokens=256), progress=progress)
 
     def close(self) -> None:
-        """End the model's other ranks, where it has several; they end with this process anyway. Idempotent."""
+        """End the model's other ranks, if it has several; they end with this process anyway. Idempotent."""
         self.engine.close()
 
-    def _job(self, prompt: Prompt, params: SamplingParams) -> _Job:
+    def _job(self, prompt: PromptInput, params: SamplingParams) -> _OfflineRequest:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         request = self.engine.new_request(f"offline-{self._num_requests}", ids, params)
         self._num_requests += 1
         self.engine.scheduler.check(request)
-        return _Job(request, partial(TextStream, self.tokenizer, params.stop, min_tokens=params.min_tokens))
+        return _OfflineRequest(
+            request, partial(TextStream, self.tokenizer, params.stop, min_tokens=params.min_tokens)
+        )
 
-    def _run(self, jobs: list[_Job], progress: bool) -> None:
+    def _run(self, jobs: list[_OfflineRequest], progress: bool) -> None:
         from tqdm.auto import tqdm
 
         loop = self.engine.loop
@@ -126,7 +130,7 @@ class LLM:
         waiting = deque(job.request for job in jobs)
         with tqdm(total=len(jobs), desc="Generating", unit="prompt", disable=not progress) as bar:
             while open_jobs:
-                with suppress(QueueFull):  # the queue is bounded: the rest is handed in as it empties
+                with suppress(QueueFull):  # the queue is bounded: the rest is submitted as it empties
                     while waiting:
                         self.engine.scheduler.add(waiting[0])
                         waiting.popleft()
@@ -137,12 +141,12 @@ class LLM:
                     if event.finish_reason is not None:
                         del open_jobs[event.request_id]
                         bar.update()
-        while loop.has_work:  # the step that was in flight when the last one ended
+        while loop.has_work:  # the step that was in flight when the last request ended
             loop.step()
 
 
-class _Job:
-    """One prompt on its way to an output."""
+class _OfflineRequest:
+    """A prompt and what was generated for it so far."""
 
     def __init__(self, request: Any, new_stream: Callable[[], TextStream]) -> None:
         self.request = request
@@ -154,7 +158,7 @@ class _Job:
         self._end: StreamDelta | None = None
 
     def take(self, event: StreamDelta) -> bool:
-        """Add an event's tokens; whether a stop string was found, so that the request should be ended."""
+        """Add a delta's tokens; returns whether a stop string was found and the request should be aborted."""
         if event.finish_reason is not None:
             self._end = event
         self._scores = joined(self._scores, event.prompt_logprobs)
@@ -162,7 +166,7 @@ class _Job:
             return False
         before = self._stream.num_tokens
         delta = self._stream.push(event.text_ids)
-        # An event may hold tokens after those that completed a stop string.
+        # A delta may hold tokens after the one that completed a stop string.
         count = self._stream.num_tokens - before if delta.stopped else len(event.token_ids)
         self._text.append(delta.text)
         self._token_ids += event.token_ids[:count]
@@ -170,7 +174,7 @@ class _Job:
         return delta.stopped and event.finish_reason is None
 
     def output(self) -> RequestOutput:
-        """The result, once its last event is in."""
+        """Return the result, after the last delta."""
         assert self._end is not None and self._end.finish_reason is not None
         output = RequestOutput(
             prompt_ids=list(self.request.prompt_ids),
@@ -205,10 +209,10 @@ class _Job:
         return [None, *(self._scores.read(self.request.prompt_ids[1:]) if self._scores is not None else ())]
 
 
-def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A single prompt is a batch of one: a string, or a non-empty list of ints."""
+def _as_batch(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
+    """Make a batch of a single prompt, which is a string or a non-empty list of ints."""
     if isinstance(prompts, str):
         return [prompts]
     if prompts and isinstance(prompts[0], int):
         return [cast(Sequence[int], prompts)]
-    return list(cast(Sequence[Prompt], prompts))
+    return list(cast(Sequence[PromptInput], prompts))

@@ -1,10 +1,10 @@
-"""Log-probabilities of tokens; those of a whole prompt are packed: on the device, over the wire, to the API.
+"""Log-probabilities of tokens. Those of a whole prompt stay packed from the device over the wire to the API.
 
     position    0    1    2    3  ...         token p is scored by the logits after token p - 1,
     scored           p    p    p              so position 0 has none
 
-A record is little endian and of 8 + 8 * num_top bytes. A prompt of 32k tokens with five alternatives is 1.5 MB,
-where Python's own numbers and tuples take twelve times as much:
+A record is little endian and has 8 + 8 * num_top bytes. A prompt of 32k tokens with five alternatives takes 1.5
+MB, a twelfth of what Python's numbers and tuples would take:
 
     log-probability f32 | rank u32 | num_top times: token id u32, log-probability f32
 """
@@ -24,13 +24,13 @@ class TokenLogprobs(Struct, frozen=True, array_like=True, omit_defaults=True, gc
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """The most likely (token id, log-probability), best first."""
+    """The most likely alternatives as (token id, log-probability), best first."""
     rank: int = 0
     """One more than the number of tokens that are more likely; 0 where they were not counted."""
 
 
 class PackedLogprobs(Struct, frozen=True, array_like=True, gc=False):
-    """The records of consecutive prompt tokens. Raises ValueError when the bytes are no whole number of them."""
+    """The records of consecutive prompt tokens. Raises ValueError if the bytes are no whole number of records."""
 
     start: int
     """Position of the first token in its prompt, at least 1."""
@@ -55,7 +55,7 @@ class PackedLogprobs(Struct, frozen=True, array_like=True, gc=False):
         return self.start + len(self.records) // self._size
 
     def since(self, position: int) -> PackedLogprobs | None:
-        """Those at `position` and after it; None when there are none."""
+        """Return the records from `position` on; None if there are none."""
         if position <= self.start:
             return self
         if position >= self.end:
@@ -63,13 +63,13 @@ class PackedLogprobs(Struct, frozen=True, array_like=True, gc=False):
         return PackedLogprobs(position, self.num_top, self.records[(position - self.start) * self._size :])
 
     def then(self, later: PackedLogprobs) -> PackedLogprobs:
-        """These, and `later`, which begins where they end. Raises ValueError when it does not."""
+        """Append `later`, which begins where these end. Raises ValueError if it does not."""
         if (later.start, later.num_top) != (self.end, self.num_top):
             raise ValueError(f"records from {later.start} on do not continue those up to {self.end}")
         return PackedLogprobs(self.start, self.num_top, self.records + later.records)
 
     def read(self, token_ids: Sequence[int]) -> list[TokenLogprobs]:
-        """The records of `token_ids`, one for each. Raises ValueError for more or fewer of them."""
+        """Unpack the records, which belong to `token_ids`. Raises ValueError if their numbers differ."""
         rows = struct.iter_unpack(_layout(self.num_top), self.records)
         return [
             TokenLogprobs(token, row[0], tuple(zip(row[2::2], row[3::2], strict=True)), row[1])
@@ -78,7 +78,7 @@ class PackedLogprobs(Struct, frozen=True, array_like=True, gc=False):
 
 
 def joined(earlier: PackedLogprobs | None, later: PackedLogprobs | None) -> PackedLogprobs | None:
-    """Both in one, either of which may be missing."""
+    """Join two runs of records, either of which may be missing."""
     if earlier is None or later is None:
         return earlier or later
     return earlier.then(later)

@@ -1,4 +1,4 @@
-"""The engine's heart: schedule, run, apply, again and again, in a thread of its own."""
+"""The engine's loop: plans, runs and applies one step after the other, in its own thread."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 _NOTHING = StepResult((), ())
-# How old `load` may be while steps follow each other faster than anybody could use the news.
+# Most seconds that `load` lags behind while steps are shorter than that.
 _LOAD_SECONDS = 0.005
-# The next step is planned when this share of the expected time of the one in flight is over, less a lead that is
-# a multiple of what planning took last, and at least so many seconds.
+# The next step is planned when this share of the expected time of the one in flight is over, minus a lead: this
+# multiple of what planning took last, plus this many seconds.
 _CERTAIN_SHARE = 0.9
 _LEAD_FACTOR = 3.0
 _LEAD_SECONDS = 0.001
@@ -34,14 +34,14 @@ _LEAD_SECONDS = 0.001
 class EngineLoop:
     """Runs one scheduler on one runner. `submit`, `abort` and `load` may be called from any thread.
 
-    Either `start` a thread that steps whenever there is work, or call `step` yourself (as the offline `LLM` does);
-    never both.
+    Either `start` a thread that steps whenever there is work, or call `step` yourself as the offline `LLM` does,
+    but never both.
     """
 
     def __init__(
         self, scheduler: Scheduler, runner: Runner, clock: Clock = time.monotonic, *, overlap: bool = False
     ) -> None:
-        """With `overlap`, steps run in a thread of their own while this one plans the next."""
+        """With `overlap`, steps run in a separate thread while this one plans the next."""
         self.scheduler = scheduler
         self.clock = clock
         self._runner = runner
@@ -58,14 +58,14 @@ class EngineLoop:
         self._on_step: Callable[[StepStats], None] = lambda _: None
         self._on_failure: Callable[[str], None] = lambda _: None
         self.failure: str | None = None
-        """Why the loop ended by itself; None while all is well."""
+        """Why the loop ended by itself; None if it did not."""
         self.last_progress = clock()
-        """Clock at the last finished step, or when the loop last had nothing to do."""
+        """Clock at the end of the last step, or when the loop last had nothing to do."""
 
     # --- from any thread -----------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Hand in a request. Raises NeverFits, QueueFull or EngineStopped; nothing is kept then."""
+        """Submit a request. Raises NeverFits, QueueFull or EngineStopped, and then keeps nothing of it."""
         self.scheduler.check(request)
         with self._lock:
             if self._stopping or self.failure is not None:
@@ -77,13 +77,13 @@ class EngineLoop:
         self._wake.set()
 
     def abort(self, request_id: str) -> None:
-        """End a request before the next step. Unknown and finished ids are no error."""
+        """End a request before the next step. Unknown and finished ids are ignored."""
         with self._lock:
             self._inbox.append(request_id)
         self._wake.set()
 
     def fail(self, reason: str) -> None:
-        """No step can be computed any more: end the thread, and take nothing. The first reason stays."""
+        """End the loop because no step can be computed any more. Only the first reason is kept."""
         with self._lock:
             if self.failure is not None:
                 return
@@ -92,13 +92,15 @@ class EngineLoop:
         self._on_failure(reason)
 
     def load(self) -> EngineLoad:
-        """How busy the engine is: at most 5 ms behind its last step."""
+        """Return how busy the engine is, at most 5 ms behind its last step."""
         return self._load
 
     def forget_totals(self) -> None:
-        """Count everything from 0 again. Only before `start`."""
+        """Reset all counters to 0. Call it before `start` only."""
         if self._thread is not None:
-            raise RuntimeError("the loop is running: its totals must not go backwards")
+            raise RuntimeError(
+                "the loop is running, and its counters must not go backwards; call forget_totals before start"
+            )
         self.scheduler.forget_totals()
         self._load = self.scheduler.load(self.clock())
 
@@ -115,17 +117,17 @@ class EngineLoop:
         on_step: Callable[[StepStats], None] | None = None,
         on_failure: Callable[[str], None] | None = None,
     ) -> None:
-        """Step in a thread until `stop`. The first two run in it, once per step: they must not block. `on_failure`
-        is told, in any thread, why the loop ended by itself.
+        """Step in a thread until `stop`. `on_events` and `on_step` are called in it, once per step, and must not
+        block. `on_failure` is called in any thread with the reason when the loop ends by itself.
         """
         if self._thread is not None:
-            raise RuntimeError("the loop is running already")
+            raise RuntimeError("the loop is running already; call start once")
         self._on_step, self._on_failure = on_step or self._on_step, on_failure or self._on_failure
         self._thread = threading.Thread(target=self._run, args=(on_events,), name="engine-loop", daemon=True)
         self._thread.start()
 
     def stop(self, timeout: float = 10.0) -> None:
-        """End the thread after its current step. Unfinished requests get no further events."""
+        """End the thread after its current step. Unfinished requests get no further deltas."""
         with self._lock:
             self._stopping = True
         self._wake.set()
@@ -147,14 +149,14 @@ class EngineLoop:
                     on_events(events)
         except RankLost as error:
             self.fail(str(error))
-        except Exception as error:  # a defect: say so, so that the health check has this replica replaced
+        except Exception as error:  # a defect: the health check then has this replica replaced
             logger.exception("the engine loop ended")
             self.fail(f"the engine loop ended: {type(error).__name__}")
 
     def step(self) -> list[StreamDelta]:
-        """One turn: plan the next step and launch it, then take in the result of the one before.
+        """Plan the next step and launch it, then apply the result of the previous one; returns all deltas.
 
-        Without overlap it is the same step, and the tokens are the same.
+        Without overlap, apply the result of the step just launched. The tokens are the same.
         """
         before, self._in_flight = self._in_flight, None
         self._wait_to_plan(before)
@@ -170,7 +172,7 @@ class EngineLoop:
         return events
 
     def _wait_to_plan(self, running: _InFlight | None) -> None:
-        """Plan as late as the step in flight allows: who arrives until then need not wait for one step more."""
+        """Wait as long as the step in flight allows, so that requests that arrive meanwhile join the next step."""
         if running is None or running.launched is None or running.step.began is None:
             return
         expected = self.scheduler.expected_seconds(running.plan)
@@ -179,7 +181,7 @@ class EngineLoop:
         running.launched.is_done_within(ends_at - lead - self.clock())
 
     def _launch(self, events: list[StreamDelta]) -> _InFlight | None:
-        """Plan a step and have it run; None when there is nothing to compute."""
+        """Plan a step and launch it; None if there is nothing to compute."""
         started = self.clock()
         plan = self.scheduler.schedule(started)
         scheduled = self.clock()
@@ -188,7 +190,7 @@ class EngineLoop:
             self._update_load()
             return None
         if self._load.num_running + self._load.num_waiting == 0:
-            self._load = self.scheduler.load(scheduled)  # should this step never end, it shows that there is work
+            self._load = self.scheduler.load(scheduled)  # shows the work even if this step never ends
         step = _Timed(self._runner, plan, self.clock)
         launched = None if self._device is None else self._device.launch(step.run)
         return _InFlight(plan, step, launched, scheduled - started, self.clock() - scheduled)
@@ -198,7 +200,7 @@ class EngineLoop:
         plan = launched.plan
         try:
             result = launched.step.run() if launched.launched is None else launched.launched.wait()
-        except RankLost:  # no other step can be computed either: the requests can go on elsewhere
+        except RankLost:  # no other step can be computed either; the requests can continue elsewhere
             raise
         except Exception:
             ids = " ".join(chunk.request.request_id for chunk in plan.chunks)
@@ -212,7 +214,7 @@ class EngineLoop:
         return events
 
     def _take_inbox(self) -> list[StreamDelta]:
-        """Pass on what arrived; requests that the scheduler cannot take after all end with an error."""
+        """Pass requests and aborts to the scheduler; a request that it refuses ends with an error."""
         refused = []
         while self._inbox:
             with self._lock:
@@ -246,19 +248,19 @@ class EngineLoop:
         )
 
     def _update_load(self) -> float:
-        """Progress was made, at the time that is returned."""
+        """Record progress, and refresh `load` if it is old; returns the time."""
         self.last_progress = now = self.clock()
         if now - self._load_at >= _LOAD_SECONDS or not self.has_work:
             self._load, self._load_at = self.scheduler.load(now), now
             if sum(self._load.pages) != self.scheduler.cache.num_pages:
-                logger.error("KV pages do not add up: %s", self._load.pages)
+                logger.error("KV pages do not add up to %d: %s", self.scheduler.cache.num_pages, self._load.pages)
             if self._load.host_pages.total != self.scheduler.allocator.swap.num_pages:
                 logger.error("host pages do not add up: %s", self._load.host_pages)
         return now
 
 
 class _Timed:
-    """A prepared step that notes how long it took."""
+    """A prepared step that measures how long it takes."""
 
     def __init__(self, runner: Runner, plan: StepPlan, clock: Clock) -> None:
         self.began: float | None = None
@@ -266,11 +268,11 @@ class _Timed:
         self._clock = clock
         try:
             self._step = runner.prepare(plan)
-        except Exception as error:  # the step fails as if it had begun
+        except Exception as error:  # raised when the step runs, as if it had failed there
             self._step = partial(_raise, error)
 
     def run(self) -> StepResult:
-        """Once."""
+        """Execute the step. Call exactly once."""
         self.began = self._clock()
         try:
             return self._step()
@@ -283,13 +285,13 @@ def _raise(error: Exception) -> NoReturn:
 
 
 class _InFlight(NamedTuple):
-    """A step that was prepared, and runs where steps have a thread of their own."""
+    """A prepared step, which runs already if steps have a thread of their own."""
 
     plan: StepPlan
     step: _Timed
     launched: Launched[StepResult] | None
-    """None: it runs when its result is asked for."""
+    """None if it runs when its result is asked for."""
     schedule: float
     """Seconds that planning it took."""
     prepare: float
-    """Seconds that preparing it took, on this side."""
+    """Seconds that preparing it took in this thread."""

@@ -1,7 +1,7 @@
-"""The processor that an engine computes on: how much of it is this process's, and how its threads wait.
+"""How many of a machine's cores this process may use, and how its threads wait.
 
                    affinity ∩ cores, hyperthreads counted once ∩ the container's quota
-default_threads ── OMP_NUM_THREADS, or else all of these; `shared_threads`: one engine's part beside others
+default_threads ── OMP_NUM_THREADS, or else all of these; `shared_threads`: one engine's part of a shared machine
 prepare_process ── before torch loads OpenMP's library, which reads its settings once
 """
 
@@ -13,23 +13,23 @@ import sys
 from pathlib import Path
 
 FEW_CORES = 4
-"""With as many cores or fewer, a thread that spins while it waits takes a core that somebody else needs."""
+"""With this many cores or fewer, a thread that spins while it waits takes a core that another one needs."""
 _FEW_SPINS = 1000
-"""Some 50 us: enough from one operation to the next, where libgomp's default is milliseconds."""
+"""Some 50 us, which is enough between two operations; libgomp's default is milliseconds."""
 
 
 def default_threads(num_ranks: int = 1) -> int:
-    """How many threads compute where nobody said: OMP_NUM_THREADS, or one for each core there is for this process
-    and the other ranks of its model.
+    """Return the default number of threads: OMP_NUM_THREADS, or one for each core that this process may use,
+    divided among the `num_ranks` ranks of its model.
 
-    Ray sets OMP_NUM_THREADS in its workers to the cores that they reserve, at least 1.
+    Ray sets OMP_NUM_THREADS in its workers to the number of cores that they reserve, at least 1.
     """
     wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else max(1, usable_cores() // num_ranks)
 
 
 def was_started_with(variable: str) -> bool:
-    """Whether an environment variable was set when this process began, by its user: Ray sets some later."""
+    """Whether the user set an environment variable before this process began; Ray sets some later."""
     try:
         return any(entry.startswith(f"{variable}=".encode()) for entry in _initial_environment())
     except OSError:
@@ -37,18 +37,19 @@ def was_started_with(variable: str) -> bool:
 
 
 def shared_threads(num_engines: int, cores: int) -> int:
-    """One engine's part of a machine's cores, where `num_engines` share them with an ingress.
+    """Return one engine's part of a machine's cores, which `num_engines` share with an ingress.
 
-    With FEW_CORES or more one is left to those who carry the tokens away; with less, that would be too much.
+    With FEW_CORES or more, one core is left for the processes that deliver the tokens; with fewer, none.
     """
     left = cores - 1 if cores >= FEW_CORES else cores
     return max(1, left // max(1, num_engines))
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use, at least 1: those of its CPUs, but no more than its control groups' quota.
+    """Return the cores that this process may use, at least 1: those of its CPUs, bounded by its control groups'
+    quota.
 
-    Two CPUs of one core (hyperthreads) count once: computing fills a core with one thread.
+    Two CPUs of one core (hyperthreads) count once, because one computing thread fills a core.
     """
     cpus = _affinity()
     topology = root / "sys/devices/system/cpu"
@@ -57,26 +58,26 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def prepare_process(cpus: str | None = None) -> None:
-    """Keep this process to these CPUs, if any are given, and have its threads wait as the machine's size asks.
+    """Pin this process to `cpus`, if given, and let its threads wait as suits the number of cores.
 
-    What the user has set in the environment stays. Raises ValueError when a CPU cannot be had.
+    Variables that the user has set in the environment stay. Raises ValueError if a CPU is not available.
     """
     if cpus is not None:
         _keep_to(cpu_list(cpus))
-    is_said = any(name in os.environ for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"))
-    if not is_said and "torch" not in sys.modules and usable_cores() <= FEW_CORES:
+    is_set = any(name in os.environ for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"))
+    if not is_set and "torch" not in sys.modules and usable_cores() <= FEW_CORES:
         os.environ["GOMP_SPINCOUNT"] = str(_FEW_SPINS)
 
 
 def cpu_list(text: str) -> frozenset[int]:
-    """The CPUs in a list such as "0-3,8". Raises ValueError."""
+    """Parse a list of CPUs such as "0-3,8". Raises ValueError."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = (piece.strip() for piece in part.partition("-"))
         if not (first.isdecimal() and (last.isdecimal() if dash else True)) or int(last or first) < int(first):
             raise ValueError(f'cpus must be a list of CPUs such as "0-3,8", got {text!r}')
         if int(last or first) >= 2**16:
-            raise ValueError(f"cpus names CPU {last or first}; no machine has so many")
+            raise ValueError(f"cpus names CPU {last or first}, which no machine has; leave it out")
         found.update(range(int(first), int(last or first) + 1))
     return frozenset(found)
 
@@ -89,7 +90,7 @@ def _keep_to(cpus: frozenset[int]) -> None:
         names = ", ".join(map(str, missing[:8]))
         there = ", ".join(map(str, sorted(_affinity())[:64]))
         raise ValueError(f"cpus names {names}, but this process may use only {there}; change it or leave it out")
-    # Each thread has its own, which those it starts inherit: whoever starts the engine's threads must have it.
+    # Each thread has its own affinity, which the threads that it starts inherit.
     for thread in Path("/proc/self/task").iterdir():
         try:
             os.sched_setaffinity(int(thread.name), cpus)
@@ -108,7 +109,7 @@ def _affinity() -> frozenset[int]:
 
 
 def _siblings(path: Path) -> str | None:
-    """The CPUs of one core; None where the system does not tell."""
+    """Return the CPUs of one core; None if the system does not tell."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -116,10 +117,10 @@ def _siblings(path: Path) -> str | None:
 
 
 def _quota(root: Path) -> float:
-    """CPUs' worth of time that this process's control groups (v2 or v1) grant it; infinity without a limit."""
+    """Return how many CPUs' time this process's control groups (v2 or v1) grant it; infinity without a limit."""
     grants = [math.inf]
     for hierarchy, group in _groups(root / "proc/self/cgroup"):
-        # In a container its own group looks like the root, and the path in /proc may name what is not there.
+        # In a container the process's own group looks like the root, and the path in /proc may not exist.
         base = root / "sys/fs/cgroup" / hierarchy
         inner = base / group.lstrip("/")
         for directory in {base, inner, *(parent for parent in inner.parents if base in parent.parents)}:
@@ -128,7 +129,7 @@ def _quota(root: Path) -> float:
 
 
 def _groups(listing: Path) -> list[tuple[str, str]]:
-    """Directory of the hierarchy that limits CPU time, and this process's group in it: v2's first."""
+    """Return each hierarchy that may limit CPU time with this process's group in it, v2 first."""
     found = [("", "/")]
     try:
         lines = listing.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Filling an engine's cache before it takes requests."""
+"""Fill an engine's prefix cache before it serves requests."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from engine.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Precomputed:
-    """What came of it."""
+    """What was computed."""
 
     num_prompts: int = 0
     """Prompts computed to their end."""
     num_tokens: int = 0
-    """Tokens that became reusable, those of unfinished prompts included."""
+    """Tokens whose KV became reusable, those of unfinished prompts included."""
     seconds: float = 0.0
 
 
 def precompute(loop: EngineLoop, requests: Iterable[Request], max_seconds: float) -> Precomputed:
-    """Compute requests, in this order as far as the time goes, on a loop that has not been started.
+    """Compute requests in order, for at most `max_seconds`, on a loop that has not been started.
 
-    All that remains is their KV in the cache: what is unfinished at the end is aborted, nobody hears an event, and
-    the engine's totals begin at 0 again, so that its hits and misses are those of its users.
+    Only their KV in the cache remains: unfinished requests are aborted, deltas are dropped, and the engine's
+    counters are reset, so that its hits and misses are those of real requests.
     """
     began = loop.clock()
     waiting, running, num_done = deque(requests), set[str](), 0
@@ -46,7 +46,7 @@ def precompute(loop: EngineLoop, requests: Iterable[Request], max_seconds: float
 
 
 def _submit(loop: EngineLoop, waiting: deque[Request], running: set[str]) -> None:
-    """Hand in what there is room for; what can never fit is left out."""
+    """Submit requests while there is room; skip those that can never fit."""
     while waiting:
         request = waiting.popleft()
         try:

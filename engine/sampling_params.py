@@ -1,4 +1,4 @@
-"""How a request's tokens are chosen and when it ends: checked once, here, so that nothing later has to."""
+"""How a request's tokens are chosen and when it ends. All values are checked here, once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
 MAX_BEAM_WIDTH = 64
 MAX_LENGTH_PENALTY = 10.0
-# Beam search chooses no single token and knows no text: fields that do, with the values that ask for nothing.
+# Fields that choose single tokens or look at text, which beam search does not, with the values that do nothing.
 _NOT_WITH_BEAMS: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "temperature": (0.0, 1.0),
@@ -56,15 +56,15 @@ class SamplingParams:
     max_tokens: int = 16
     """Most tokens to generate."""
     min_tokens: int = 0
-    """End-of-sequence and stop tokens are forbidden before this many generated tokens."""
+    """Fewest tokens to generate: end-of-sequence and stop tokens are not sampled before."""
     stop: tuple[str, ...] = ()
-    """Strings that end the text; they are cut from it. Found across token borders by the detokenizer."""
+    """Strings that end the text and are cut from it. The detokenizer finds them across token borders."""
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end the request, besides the model's end-of-sequence tokens."""
     ignore_eos: bool = False
-    """Go on after the model's end-of-sequence token."""
+    """Whether to continue after the model's end-of-sequence token."""
     seed: int | None = None
-    """Sampling noise is a function of (seed, position) alone. None: the engine draws one at admission."""
+    """Sampling noise is a function of (seed, position) alone. None: the engine draws a seed."""
     presence_penalty: float = 0.0
     """Subtracted once from the logit of every token already generated. [-2, 2]."""
     frequency_penalty: float = 0.0
@@ -77,12 +77,12 @@ class SamplingParams:
     """Report the log-probability of each chosen token and of this many alternatives; None reports none."""
     prompt_logprobs: int | None = None
     """Report the log-probability and rank of each prompt token but the first, and this many alternatives to it;
-    None reports none. The prompt is computed whatever the cache holds: its logits are needed."""
+    None reports none. The prompt is computed even if its KV is cached, because its logits are needed."""
     grammar: Grammar | None = None
-    """What the output must match; None: anything goes."""
+    """Grammar that the output must match; None allows any output."""
     beams: BeamParams | None = None
     """Search for the likeliest outputs instead of sampling. Penalties, bias and `min_tokens` change the
-    log-probabilities that are searched; what chooses or reports single tokens cannot be had with it."""
+    log-probabilities that are searched; parameters that choose or report single tokens are refused."""
 
     def __post_init__(self) -> None:
         self._check_ranges()
@@ -90,7 +90,7 @@ class SamplingParams:
         _require(
             "ignore_eos",
             not self.ignore_eos or self.grammar is None,
-            "must be false where the output has to match a grammar, which says where it ends",
+            "must be false if the output has to match a grammar, which determines where it ends",
         )
         for token, bias in self.logit_bias.items():
             _require("logit_bias", _is_int(token) and token >= 0, f"has the key {token!r}; keys are token ids")

@@ -1,7 +1,8 @@
-"""Values that are made for every token: msgspec's structs, or dataclasses where it is not installed.
+"""The base of values that are made for every token: msgspec's structs, or dataclasses if it is not installed.
 
-A bare GPU machine has torch, Triton, transformers and safetensors, and the engine runs on that. There they are not
-frozen, as a frozen dataclass takes seven times as long to make as a struct, and others twice.
+The engine also runs on a bare GPU machine with only torch, Triton, transformers and safetensors. The dataclasses
+are not frozen: making a frozen one takes seven times as long as making a struct, making an ordinary one twice as
+long.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ else:
         field, replace = dataclasses.field, dataclasses.replace
 
         class Struct:
-            """A subclass's annotated names are its fields."""
+            """Makes a dataclass of each subclass, with its annotated names as fields."""
 
             def __init_subclass__(cls, **options: Any) -> None:
-                """`options` are what msgspec may be told, which does not change what a struct means."""
+                """`options` are those of msgspec, which do not change what a struct means."""
                 dataclasses.dataclass(unsafe_hash=True)(cls)

@@ -1,4 +1,4 @@
-"""Loading a model's tokenizer: never remote code, never from anywhere but the given directory."""
+"""Load a model's tokenizer, without remote code and from the given directory only."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ class Tokenizer(Protocol):
     """The part of a `transformers` tokenizer that Raydix uses."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`."""
+        """Return the token ids of `text`."""
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Text of `token_ids`."""
+        """Return the text of `token_ids`."""
         ...
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
-        """The vocabulary's own spelling of each id."""
+        """Return the vocabulary's own spelling of each id."""
         ...
 
     def apply_chat_template(self, conversation: Sequence[dict[str, str]], **options: Any) -> Any:
-        """The conversation as the model was trained to see it."""
+        """Render a conversation in the format that the model was trained on."""
         ...
 
     def __len__(self) -> int: ...
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer in a model's directory. Raises ValueError when there is none or it cannot be read."""
+    """Load the tokenizer in a model's directory. Raises ValueError if there is none or it cannot be read."""
     try:
         options: Any = {"trust_remote_code": False, "local_files_only": True}
-        if _says_it_all(directory):
+        if _is_self_contained(directory):
             from transformers.tokenization_utils_tokenizers import TokenizersBackend  # half a second to import
 
             return cast(Tokenizer, TokenizersBackend.from_pretrained(str(directory), **options))
@@ -43,14 +43,15 @@ def load_tokenizer(directory: Path) -> Tokenizer:
         return cast(Tokenizer, AutoTokenizer.from_pretrained(str(directory), **options))
     except Exception as error:
         raise ValueError(
-            f"no usable tokenizer in {directory}: expected tokenizer.json and tokenizer_config.json ({error})"
+            f"no usable tokenizer in {directory}: expected tokenizer.json and tokenizer_config.json ({error}); "
+            "download the model again"
         ) from error
 
 
-def _says_it_all(directory: Path) -> bool:
-    """Whether tokenizer.json is all of the tokenizer: then no class of the model's family is to be looked for.
+def _is_self_contained(directory: Path) -> bool:
+    """Whether tokenizer.json is the whole tokenizer, so that no class of the model's family has to be looked up.
 
-    Only for model types of which it is known that `AutoTokenizer` takes these classes at their word.
+    True only for model types for which `AutoTokenizer` is known to use exactly these classes.
     """
     tokenizer = _read(directory / "tokenizer_config.json")
     return (
@@ -62,7 +63,7 @@ def _says_it_all(directory: Path) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON object; empty when there is none."""
+    """Read a JSON object; return an empty one if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -45,7 +45,7 @@ class DeficitRoundRobin:
     """Gives turns to names, in tokens. Not thread-safe."""
 
     def __init__(self, quantum: int, weights: Mapping[str, float] | None = None) -> None:
-        """`quantum`: tokens per turn of the name with the least weight. Names that are not in `weights` weigh 1."""
+        """`quantum`: tokens per turn of the name with the least weight. Other names weigh 1."""
         self._weights = dict(weights or {})
         self._grant = quantum / min([*self._weights.values(), 1.0])
         self._accounts: dict[str, _Account] = {}
