@@ -1,4 +1,4 @@
-"""The application's arguments: what the YAML may say, and what it is told when it is wrong."""
+"""The application's arguments: what the YAML may contain, and the errors about its mistakes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_an_engine_on_a_gpu_takes_one_unless_told_otherwise() -> None:
     assert ModelArgs.model_validate(half).gpus_per_engine == 0.5
 
 
-def test_every_setting_says_what_it_is() -> None:
+def test_every_setting_is_documented() -> None:
     models = [value for value in vars(config).values() if isinstance(value, type) and issubclass(value, BaseModel)]
     silent = [
         f"{model.__name__}.{name}"

@@ -1,4 +1,4 @@
-"""Several models in the configuration: `models` beside today's single form, and what becomes of them in Serve."""
+"""Several models in the configuration, as `models` or in the form for a single one, and their deployments."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_mistakes_are_named(arguments: dict[str, Any], complaint: str) -> None:
 
 @given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=5, unique=True), st.randoms())
 def test_deployments_are_named_by_their_model_alone(names: list[str], rng: Any) -> None:
-    """No two share a name, and none changes its own when others come, go or move."""
+    """No two deployments share a name, and adding, removing or reordering models changes none."""
     served = AppArgs.model_validate({"models": named(*names)}).served
     assert [model.name for model in served.values()] == names
     some = rng.sample(names, rng.randint(1, len(names)))
@@ -77,7 +77,7 @@ def test_hub_ids_become_names_that_serve_and_shells_take() -> None:
 
 
 def options(**model: Any) -> Any:
-    """What Serve is told of a model's engine deployment."""
+    """Serve's configuration of a model's engine deployment."""
     args = AppArgs.model_validate({"models": [model]})
     ((name, settings),) = args.served.items()
     deployment = bind_engines(args, settings, None, name)._bound_deployment

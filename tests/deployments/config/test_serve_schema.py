@@ -1,4 +1,4 @@
-"""A typo in a Serve config is told, which Serve itself would not do."""
+"""A typo in a Serve config is reported, which Serve itself would not do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deployments.cli.serve_config import EMBEDDED_MODEL
 from deployments.config.serve_schema import read_serve_config
 
 
-def test_what_is_served_without_a_file_is_taken_whole() -> None:
+def test_the_config_that_is_served_without_a_file_is_valid() -> None:
     schema = read_serve_config(EMBEDDED_MODEL)
     assert schema.http_options.request_timeout_s == 3600
     assert [application.name for application in schema.applications] == ["raydix"]

@@ -1,4 +1,4 @@
-"""Who is who: keys and their hashes, what a configuration may not say, and salts that never meet."""
+"""Tenants: keys and their hashes, mistakes in the configuration, and salts that never collide."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ring(*settings: dict[str, Any], admin: str | None = None) -> KeyRing:
     return KeyRing(checked, None if admin is None else hash_key(admin))
 
 
-def test_a_key_opens_what_it_is_for() -> None:
+def test_a_key_belongs_to_its_tenant() -> None:
     keys = ring(tenant("a", "a1", "a2"), tenant("b", weight=2.5), admin="root")
     found = {key: keys.find(key) for key in ("a1", "a2", "key-of-b", "root", "A1", "", "a1 ")}
     named = {key: owner.name for key, owner in found.items() if owner is not None}
@@ -82,7 +82,7 @@ ASKING = st.tuples(NAMES, st.booleans(), st.text(max_size=8) | st.sampled_from([
 
 @given(ASKING, ASKING)
 def test_an_isolated_tenant_shares_nothing(one: tuple[str, bool, str], other: tuple[str, bool, str]) -> None:
-    """Two requests share prefixes only with equal salts of their own and, if isolated, of one tenant."""
+    """Two requests share prefixes only if their own salts are equal and, where isolated, so are their tenants."""
     salts = [Tenant(name, isolate_cache=isolated).salt(salt) for name, isolated, salt in (one, other)]
     spaces = [(name if isolated else None, salt) for name, isolated, salt in (one, other)]
     assert (salts[0] == salts[1]) == (spaces[0] == spaces[1])

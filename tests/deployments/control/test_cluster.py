@@ -1,4 +1,4 @@
-"""The cluster's state: truthful, bounded in time, and silent about what nobody told."""
+"""The cluster's state is truthful, bounded in time, and leaves out what no source reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VIEW = AppView(
 
 
 class HealthOnlyClient:
-    """An engine client of which only the health is asked."""
+    """An engine client that answers only for its health."""
 
     def __init__(self, *replicas: ReplicaHealth) -> None:
         self._replicas = replicas
@@ -71,7 +71,7 @@ def cluster(**changes: Any) -> Cluster:
     return Cluster(**{**sources, **changes})
 
 
-def test_status_puts_together_what_the_sources_say() -> None:
+def test_status_combines_all_sources() -> None:
     status = asyncio.run(cluster().status())
     assert status["nodes"] == {"alive": 1, "dead": 1} and status["missing"] == {}
     assert status["resources"] == {"total": {"cpus": 8, "gpus": 1}, "available": {"cpus": 5.5, "gpus": 0}}
@@ -94,7 +94,7 @@ def test_nodes_have_their_replicas_and_the_gpus_these_see() -> None:
     assert (two["is_alive"], two["cpus"], two["replicas"]) == (False, 0, []) and "gpu_devices" not in two
 
 
-def test_a_slow_source_is_missing_and_the_rest_is_told_meanwhile() -> None:
+def test_a_slow_source_is_missing_and_the_others_are_reported_meanwhile() -> None:
     hung, num_asked = threading.Event(), 0
 
     def nodes() -> list[Any]:

@@ -24,7 +24,7 @@ def deployment(target: int, states: Iterable[str]) -> DeploymentView:
 
 
 class Controller:
-    """Keeps a target; its replicas are what the test says."""
+    """A controller that keeps a target and has the replicas that the test sets."""
 
     def __init__(self, target: int, *states: str, is_scalable: bool = True) -> None:
         self.target, self.states, self.is_scalable = target, states, is_scalable
@@ -56,12 +56,12 @@ def test_the_state_follows_target_and_replicas(target: int, states: list[str], s
     assert state_of(deployment(target, states)) == state
 
 
-def test_orders_change_the_target_once() -> None:
+def test_repeated_calls_change_the_target_once() -> None:
     controller = Controller(3, "RUNNING", "RUNNING", "RUNNING")
     switch = DeploymentSwitch(controller, "E", 2)
 
     async def scenario() -> None:
-        assert await switch.load() == "loaded"  # as many as somebody scaled it to
+        assert await switch.load() == "loaded"  # keeps as many as it was scaled to
         assert await switch.unload() == await switch.unload() == "draining"
         controller.states = ()
         assert await switch.state() == "unloaded"
@@ -71,7 +71,7 @@ def test_orders_change_the_target_once() -> None:
     asyncio.run(scenario())
 
 
-def test_an_application_that_serve_may_not_scale_says_what_to_set() -> None:
+def test_an_application_that_serve_may_not_scale_gives_an_error_that_says_what_to_set() -> None:
     controller = Controller(1, "RUNNING", is_scalable=False)
     switch = DeploymentSwitch(controller, "E", 1)
     assert asyncio.run(switch.load()) == "loaded"  # it is already
@@ -80,7 +80,7 @@ def test_an_application_that_serve_may_not_scale_says_what_to_set() -> None:
     assert controller.orders == []
 
 
-def test_a_silent_controller_leaves_the_state_unknown_and_takes_no_orders() -> None:
+def test_a_silent_controller_leaves_the_state_unknown_and_refuses_changes() -> None:
     controller = Controller(1, "RUNNING")
     controller.is_silent = True
     switch = DeploymentSwitch(controller, "E", 1)
@@ -89,7 +89,7 @@ def test_a_silent_controller_leaves_the_state_unknown_and_takes_no_orders() -> N
         asyncio.run(switch.load())
 
 
-def test_the_controller_is_asked_once_for_many_and_anew_after_an_order() -> None:
+def test_the_controller_is_asked_once_for_many_and_again_after_scaling() -> None:
     calls: list[str] = []
     details = {"target_num_replicas": 1, "replicas": [{"replica_id": "r", "state": "RUNNING", "node_id": "n"}]}
 
@@ -115,7 +115,7 @@ def test_the_controller_is_asked_once_for_many_and_anew_after_an_order() -> None
     asyncio.run(scenario())
 
 
-def test_an_application_that_serve_does_not_know_is_silence() -> None:
+def test_an_application_that_serve_does_not_know_is_unavailable() -> None:
     class Scripted(ControllerClient):
         async def _call(self, method: str, *args: Any) -> Any:
             return {"applications": {}}

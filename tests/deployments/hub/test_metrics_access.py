@@ -1,4 +1,4 @@
-"""The ways to the page: through an ingress, which keeps what it was made of, and on a port of the hub's own."""
+"""The two ways to the metrics page: through an ingress, which keeps its checkpoint, and on the hub's own port."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.deployments.support.time_limit import run_scenario
 
 
 class Handle:
-    """A deployment's handle: calls go to whichever hub there is, and fail while there is none."""
+    """A deployment handle whose calls go to the present hub, and fail while there is none."""
 
     def __init__(self, hub: MetricsHub | None) -> None:
         self.hub = hub
@@ -45,7 +45,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 async def page_of(keeper: MetricsKeeper) -> str:
-    """The page, once there is one."""
+    """Wait for the page and return it."""
     while True:
         try:
             return (await keeper.read_page())[0].decode()
@@ -83,7 +83,7 @@ def test_an_ingress_carries_the_totals_over_the_death_of_the_hub() -> None:
     run_scenario(scenario())
 
 
-def test_a_hub_that_takes_too_long_is_said_to() -> None:
+def test_a_hub_that_takes_too_long_is_reported() -> None:
     async def scenario() -> None:
         class Slow(MetricsHub):
             async def render(self) -> None:
@@ -118,7 +118,7 @@ def test_the_hub_answers_on_a_port_of_its_own() -> None:
     run_scenario(scenario())
 
 
-def test_a_new_hub_says_on_its_port_that_it_is_not_ready() -> None:
+def test_a_new_hub_answers_on_its_port_that_it_is_not_ready() -> None:
     async def scenario() -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
@@ -143,7 +143,7 @@ def test_a_port_in_use_is_named_with_its_setting_and_what_to_do(taken_port: int)
         listen("no-such-host.invalid", 9100)
 
 
-def test_raydix_serve_says_so_before_it_starts_ray(taken_port: int, tmp_path: Path) -> None:
+def test_raydix_serve_reports_a_taken_port_before_it_starts_ray(taken_port: int, tmp_path: Path) -> None:
     path = tmp_path / "app.yaml"
     app = {"name": "llm", "import_path": "deployments.app:build", "args": {"metrics": {"port": taken_port}}}
     path.write_text(yaml.safe_dump({"applications": [app]}))

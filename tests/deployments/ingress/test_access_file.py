@@ -1,4 +1,4 @@
-"""Keys' hashes in a file of their own: what it may say, and what it is told when it is wrong."""
+"""The access file: what it may contain, and the errors about its mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The autoscaling policy, driven with series of what replicas report; the target follows what it wants."""
+"""The autoscaling policy, driven with series of replicas' reports; the target follows its decisions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve._private.autoscaling_state import _resolve_policy_callable
 from ray.serve.autoscaling_policy import _apply_autoscaling_config
 
-from cache import PageAccount
 from deployments.app import _autoscaling
 from deployments.config.args import ModelArgs
 from deployments.config.settings import AutoscalingSettings, EngineReplicas
@@ -28,8 +26,6 @@ from deployments.replica.autoscaling import (
     needed_replicas,
     reported_work,
 )
-from deployments.replica.load import WorkMeter
-from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
 
 TARGETS = Targets(ttft_target_s=1.0, max_busy_share=0.8, max_kv_share=0.8, headroom=0.25)
 
@@ -38,13 +34,13 @@ works = st.builds(ReplicaWork, amounts, st.floats(0, 1), st.floats(0, 3), st.sam
 
 
 def spread(total: ReplicaWork, count: int) -> list[ReplicaWork]:
-    """A fleet's work, evenly over its replicas: each rate and share is a part of the whole."""
+    """Spread a fleet's work evenly over its replicas."""
     names = ("queued_prefill_s", "busy_share", "kv_share", "preemptions_per_s")
     return [ReplicaWork(**{name: getattr(total, name) / count for name in names})] * count
 
 
 def follow(series: Iterable[ReplicaWork], target: int = 1, low: int = 1, high: int = 10) -> list[int]:
-    """The target after each moment of a series of the fleet's work; replicas come and go at once."""
+    """The target after each moment in a series of the fleet's work; replicas start and stop instantly."""
     targets = []
     for total in series:
         work = spread(total, target) if target else []
@@ -95,7 +91,7 @@ def test_the_way_down_keeps_headroom_where_the_way_up_does_not() -> None:
     assert follow([busy(1.7)], target=4) == [3]
 
 
-def test_one_hot_replica_is_the_routers_business_until_the_fleet_is_short() -> None:
+def test_one_hot_replica_is_left_to_the_router_until_the_fleet_is_short() -> None:
     cold = ReplicaWork(busy_share=0.5)
     hot = ReplicaWork(queued_prefill_s=3.0, busy_share=1.0)
     assert desired_replicas(TARGETS, [hot, cold, cold, cold], 4, 4) == 4
@@ -150,7 +146,7 @@ def test_what_is_wanted_is_enough_for_what_is_needed(fleet: list[ReplicaWork], t
 
 
 def serve_policy(**settings: Any) -> tuple[Callable[[Any], tuple[int, dict[str, Any]]], Any]:
-    """The policy as the controller has it, through Serve's own pickling and delays, and Serve's config."""
+    """The policy as the controller runs it, with Serve's own pickling and delays, and Serve's config."""
     config = _autoscaling(ModelArgs(engines=EngineReplicas(autoscaling=AutoscalingSettings(max=8, **settings))))
     return _apply_autoscaling_config(_resolve_policy_callable(config.policy)), config
 
@@ -208,43 +204,3 @@ def test_stats_that_are_missing_or_no_numbers_are_not_work() -> None:
     metrics["busy_share"] = {"old": math.nan}
     assert reported_work(metrics) == [ReplicaWork(0.5, 0.0, 0.5, 0.5)]
     assert reported_work({}) == []
-
-
-# --- what a replica reports --------------------------------------------------------------------------------------
-
-
-def step(num_prefill_tokens: int) -> StepStats:
-    return StepStats(StageSeconds(0.0, forward=0.1), 1, 0, num_prefill_tokens)
-
-
-def test_the_meter_reads_queue_rate_and_memory() -> None:
-    meter = WorkMeter(page_size=10, max_running=8, now=0.0)
-    for _ in range(4):
-        meter.on_step(step(1000))
-    load = EngineLoad(
-        num_running=2,
-        num_waiting=4,
-        waiting_prefill_tokens=3000,
-        pages=PageAccount(600, 100, 200, 100),
-        prefill_rate=1000.0,
-        num_preemptions=5,
-    )
-    stats = meter.read(load, now=10.0)
-    assert stats == {
-        "queued_prefill_s": pytest.approx(3.0),
-        "busy_share": pytest.approx(0.4),
-        "kv_share": pytest.approx(0.75),  # of the batch's places; 600 of 1000 pages
-        "preemptions_per_s": pytest.approx(0.5),
-        "running": 2,
-        "waiting": 4,
-    }
-    later = meter.read(replace(load, num_running=0, num_waiting=0), now=20.0)
-    assert later["busy_share"] == later["preemptions_per_s"] == 0
-    assert later["kv_share"] == pytest.approx(0.6)
-    assert stats.keys() >= set(STATS)
-
-
-def test_before_any_rate_is_known_the_longest_wait_stands_for_the_queue() -> None:
-    meter = WorkMeter(page_size=16, max_running=256, now=0.0)
-    load = EngineLoad(waiting_prefill_tokens=1000, oldest_wait_seconds=4.0, pages=PageAccount(100, 0, 0, 0))
-    assert meter.read(load, 1.0)["queued_prefill_s"] == 4.0

@@ -1,4 +1,4 @@
-"""The replica's promises to Serve: health tells of progress, cancelling aborts, refusals are answers."""
+"""The replica's contract with Serve: its health reflects progress, cancelling aborts, refusals are results."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_refusals_are_records_and_leave_nothing_behind(engines: InProcessEngines
 def test_a_grammar_that_cannot_be_compiled_is_refused_and_the_event_loop_stays_free(
     replica: EngineReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An ingress checks it first; a replica relies on nobody."""
+    """An ingress checks grammars first, but a replica does not rely on it."""
     compile_, threads = replica._engine.grammars.compile, []
 
     def noticed(grammar: Grammar) -> object:
@@ -126,12 +126,12 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_and_the_event_loop_stays_f
     monkeypatch.setattr(replica._engine.grammars, "compile", noticed)
     answer = asyncio.run(scenario())
     assert answer.refusal == "never_fits"
-    assert "this model has no end-of-text token" in answer.reason  # which is so for the fleet's tests' model
+    assert "this model has no end-of-text token" in answer.reason  # true of these tests' model
     assert threads and threading.main_thread() not in threads
 
 
 def test_an_engine_knows_whose_a_request_is_and_lets_tenants_take_turns() -> None:
-    """One place in the batch, and three requests of one tenant before another one's."""
+    """The batch has one place, and three requests of one tenant arrive before one of another tenant."""
     engines = InProcessEngines(
         1, WireTimings(absent_ingress_s=60), max_running=1, policy="fair", fair_quantum_tokens=1
     )
@@ -160,7 +160,7 @@ def test_an_engine_knows_whose_a_request_is_and_lets_tenants_take_turns() -> Non
 
 
 class _Loaded(Exception):
-    """Ends a replica's construction where its engine would be made."""
+    """Ends a replica's construction where it would load its engine."""
 
 
 @pytest.mark.parametrize(

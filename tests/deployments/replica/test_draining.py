@@ -1,4 +1,4 @@
-"""A replica that Serve is stopping: what runs there ends there, what comes goes elsewhere."""
+"""A replica that Serve is stopping finishes its streams; new requests go elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_draining_replica_ends_its_streams_and_new_ones_go_elsewhere() -> None
             before = await client.generate(request("before", max_tokens=40))
             await until(lambda: before.replica == "r0")
             engines.stopping.add("r0")
-            after = await client.generate(request("after", max_tokens=5))  # the router has not heard yet
+            after = await client.generate(request("after", max_tokens=5))  # the router does not know yet
             assert [token async for event in after for token in event.token_ids] == [1, 2, 3, 4, 5]
             assert (after.replica, engines.calls) == ("r1", ["r0", "r0", "r1"])
             assert [token async for event in before for token in event.token_ids] == list(range(1, 41))
@@ -25,7 +25,7 @@ def test_a_draining_replica_ends_its_streams_and_new_ones_go_elsewhere() -> None
     run_scenario(scenario())
 
 
-def test_when_every_replica_drains_a_request_is_told_so_at_once() -> None:
+def test_when_every_replica_drains_a_request_is_refused_at_once() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(2) as (client, engines):
             engines.stopping |= {"r0", "r1"}

@@ -1,4 +1,4 @@
-"""An engine is proved before it serves, and its marks say so to whoever looks from outside."""
+"""An engine computes a token before it serves, and its file shows supervisors that it is healthy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_step_is_computed_and_not_counted_as_a_users(engine: Engine) -> None:
     assert load.pages.free == 16
 
 
-def test_an_engine_whose_steps_fail_is_not_let_loose(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_whose_steps_fail_takes_no_requests(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Any) -> Any:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -51,7 +51,7 @@ def replica(engine: Engine, tmp_path: Path) -> Iterator[EngineReplica]:
     made.close()
 
 
-def test_a_passed_health_check_leaves_a_mark_and_a_failed_one_does_not(
+def test_a_passed_health_check_touches_the_file_and_a_failed_one_does_not(
     replica: EngineReplica, tmp_path: Path
 ) -> None:
     beats = str(tmp_path / "beats")
@@ -71,7 +71,7 @@ def test_a_passed_health_check_leaves_a_mark_and_a_failed_one_does_not(
         ready_engine(beats)
 
 
-def test_a_mark_that_cannot_be_made_does_not_fail_the_replica(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_touched_does_not_fail_the_replica(tmp_path: Path) -> None:
     beat = Beat(str(tmp_path / "beats"), "r1")
     (tmp_path / "beats").rmdir()
     beat.mark()

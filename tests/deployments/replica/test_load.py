@@ -1,17 +1,20 @@
-"""What a replica tells of its load that only time shows."""
+"""The load that a replica reports to routers, to the autoscaler, and to clients that it refuses."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from deployments.replica.load import MEASURED_FOR_S, DrainRate, LoadReporter
+from cache import PageAccount
+from deployments.replica.autoscaling import STATS
+from deployments.replica.load import MEASURED_FOR_S, DrainRate, LoadReporter, WorkMeter
 from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
 
 
-class Engine:
-    """Load and clock, set by the test."""
+class ReportedEngine:
+    """A reporter over a load and a clock that the test sets."""
 
     def __init__(self, **load: Any) -> None:
         self.now = 100.0
@@ -23,9 +26,9 @@ class Engine:
 
 
 def test_a_rate_counts_when_a_step_of_some_size_has_shown_it_and_for_a_while() -> None:
-    engine = Engine(prefill_rate=1000.0)
+    engine = ReportedEngine(prefill_rate=1000.0)
     engine.prefill(10)
-    assert engine.reporter.read().prefill_rate == 0  # a few tokens say nothing of the rate
+    assert engine.reporter.read().prefill_rate == 0  # a few tokens do not measure the rate
     engine.prefill(500)
     assert engine.reporter.read().prefill_rate == 0  # nor does the first step
     engine.prefill(500)
@@ -35,7 +38,7 @@ def test_a_rate_counts_when_a_step_of_some_size_has_shown_it_and_for_a_while() -
 
 
 def test_the_share_of_time_spent_on_prefill_fades() -> None:
-    engine = Engine(prefill_rate=1000.0)
+    engine = ReportedEngine(prefill_rate=1000.0)
     for _ in range(200):
         engine.now += 0.1
         engine.prefill(50)  # half of the time
@@ -45,8 +48,8 @@ def test_the_share_of_time_spent_on_prefill_fades() -> None:
 
 
 def test_a_full_queue_and_a_full_batch_are_told() -> None:
-    assert not Engine(num_waiting=1).reporter.read().is_full
-    full = Engine(num_waiting=2, num_running=8, decode_seconds=0.02).reporter.read()
+    assert not ReportedEngine(num_waiting=1).reporter.read().is_full
+    full = ReportedEngine(num_waiting=2, num_running=8, decode_seconds=0.02).reporter.read()
     assert (full.is_full, full.max_running, full.decode_rate) == (True, 8, 400)
 
 
@@ -59,3 +62,40 @@ def test_retry_after_follows_the_measured_rate() -> None:
     assert rate.retry_after_s(EngineLoad(num_waiting=400)) == pytest.approx(20, rel=0.2)
     assert rate.retry_after_s(EngineLoad(num_waiting=10**6)) == 60
     assert rate.retry_after_s(EngineLoad()) == 1
+
+
+def step(num_prefill_tokens: int) -> StepStats:
+    return StepStats(StageSeconds(0.0, forward=0.1), 1, 0, num_prefill_tokens)
+
+
+def test_the_meter_reads_queue_rate_and_memory() -> None:
+    meter = WorkMeter(page_size=10, max_running=8, now=0.0)
+    for _ in range(4):
+        meter.on_step(step(1000))
+    load = EngineLoad(
+        num_running=2,
+        num_waiting=4,
+        waiting_prefill_tokens=3000,
+        pages=PageAccount(600, 100, 200, 100),
+        prefill_rate=1000.0,
+        num_preemptions=5,
+    )
+    stats = meter.read(load, now=10.0)
+    assert stats == {
+        "queued_prefill_s": pytest.approx(3.0),
+        "busy_share": pytest.approx(0.4),
+        "kv_share": pytest.approx(0.75),  # of the batch's places; 600 of 1000 pages
+        "preemptions_per_s": pytest.approx(0.5),
+        "running": 2,
+        "waiting": 4,
+    }
+    later = meter.read(replace(load, num_running=0, num_waiting=0), now=20.0)
+    assert later["busy_share"] == later["preemptions_per_s"] == 0
+    assert later["kv_share"] == pytest.approx(0.6)
+    assert stats.keys() >= set(STATS)
+
+
+def test_before_any_rate_is_known_the_longest_wait_stands_for_the_queue() -> None:
+    meter = WorkMeter(page_size=16, max_running=256, now=0.0)
+    load = EngineLoad(waiting_prefill_tokens=1000, oldest_wait_seconds=4.0, pages=PageAccount(100, 0, 0, 0))
+    assert meter.read(load, 1.0)["queued_prefill_s"] == 4.0

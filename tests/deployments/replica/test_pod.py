@@ -1,4 +1,4 @@
-"""What a pod's probes answer."""
+"""The answers of a pod's readiness probes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deployments.replica import pod
 
 @contextmanager
 def answering(statuses: dict[str, int]) -> Iterator[str]:
-    """A server that answers these paths so."""
+    """A server that answers each path with its status; yields its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -52,8 +52,8 @@ def test_an_ingress_that_drains_or_has_no_engine_is_not_ready(draining: int, hea
         pod.ready_ingress(url)
 
 
-def test_a_mark_outlives_the_slowest_health_check_and_not_a_lost_replica() -> None:
-    """Serve gives a replica up after three failed checks; the pod is unready by then, and not before the first."""
+def test_a_beat_outlives_the_slowest_health_check_and_not_a_lost_replica() -> None:
+    """Serve gives a replica up after three failed checks; the pod is unready by then, but not before the first."""
     health = AppArgs().health
     one = health.check_period_s + health.check_timeout_s
     assert one < pod.BEAT_AGE_S < 3 * one

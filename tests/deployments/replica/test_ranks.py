@@ -1,4 +1,4 @@
-"""What the ranks of a replica reserve, and what is refused."""
+"""The resources that a replica's ranks reserve, and the reservations that are refused."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from deployments.config.args import AppArgs
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def options_of(engine: dict[str, Any], engines: dict[str, Any]) -> Any:
-    """Of the engine's deployment."""
+def deployment_of(engine: dict[str, Any], engines: dict[str, Any]) -> Any:
+    """The engine deployment as `build` binds it."""
     args = AppArgs.model_validate({"engine": engine, "engines": engines})
     ingress: Any = build(args)
     (application,) = ingress._bound_deployment.init_args[1].values()
@@ -25,7 +25,7 @@ def options_of(engine: dict[str, Any], engines: dict[str, Any]) -> Any:
 
 def test_each_rank_reserves_the_same_on_one_machine() -> None:
     engine = {"model": "demo", "device": "cuda", "tensor_parallel_size": 4}
-    deployment = options_of(engine, {"num_cpus": 2, "resources": {"engine_node": 0.25}})
+    deployment = deployment_of(engine, {"num_cpus": 2, "resources": {"engine_node": 0.25}})
     config = deployment._replica_config
     assert config.placement_group_bundles == [{"CPU": 2, "GPU": 1, "engine_node": 0.25}] * 4
     assert config.placement_group_strategy == "STRICT_PACK"
@@ -34,12 +34,12 @@ def test_each_rank_reserves_the_same_on_one_machine() -> None:
 
 def test_the_ready_made_file_shares_a_model_among_four_gpus() -> None:
     (application,) = yaml.safe_load((ROOT / "examples/config/llama_70b.yaml").read_text())["applications"]
-    deployment = options_of(application["args"]["engine"], application["args"]["engines"])
+    deployment = deployment_of(application["args"]["engine"], application["args"]["engines"])
     assert deployment._replica_config.placement_group_bundles == [{"CPU": 1, "GPU": 1}] * 4
 
 
 def test_one_rank_needs_no_group() -> None:
-    assert options_of({"model": "demo"}, {})._replica_config.placement_group_bundles is None
+    assert deployment_of({"model": "demo"}, {})._replica_config.placement_group_bundles is None
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_one_rank_needs_no_group() -> None:
 )
 def test_reservations_that_make_no_sense_are_refused(engines: dict[str, Any], said: str) -> None:
     with pytest.raises((ValidationError, ValueError), match=said):
-        options_of({"model": "demo", "tensor_parallel_size": 4}, engines)
+        deployment_of({"model": "demo", "tensor_parallel_size": 4}, engines)

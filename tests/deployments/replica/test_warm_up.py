@@ -1,4 +1,4 @@
-"""Warm-up: a new replica computes the prefixes that ingresses reported to the hub before it is ready."""
+"""A new replica computes the prefixes that ingresses reported to the hub before it is ready."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SYSTEM = list(range(100, 140))
 
 
 class Handle:
-    """A Serve handle without Serve; methods named in `broken` never answer."""
+    """A deployment handle without Serve, on which the methods named in `broken` never answer."""
 
     def __init__(self, target: Any, *broken: str) -> None:
         self._target, self._broken = target, broken
@@ -47,7 +47,7 @@ def replica(hub: Any, **limits: float) -> EngineReplica:
 
 
 async def cached_tokens(made: EngineReplica, request_id: str, prompt: list[int], salt: str = "") -> int:
-    """Run a request; how many tokens of its prompt were in the cache."""
+    """Run a request and return how many tokens of its prompt were in the cache."""
     before = made._loop.load().cache.hit_tokens
     asked = request(request_id, max_tokens=1, salt=salt)
     asked.prompt_ids[:] = prompt

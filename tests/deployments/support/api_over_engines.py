@@ -1,4 +1,4 @@
-"""The API over the client, the wire and real engine loops, in one process: for what no layer can show alone."""
+"""The API over the client, the wire and real engine loops in one process, for behaviour that takes all of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Idle:
 
 
 class Api:
-    """What a test asks, and what is left behind."""
+    """Sends a test's requests, and collects the reports about them."""
 
     def __init__(self, client: RemoteEngines, engines: InProcessEngines, listeners: tuple[Listener, ...]) -> None:
         codec = TextCodec(load_tokenizer(Path(deployments.demo_model.__file__).parent))
@@ -50,13 +50,13 @@ class Api:
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://test")
 
     async def complete(self, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
-        """A completion of a prompt that is not in any cache at first."""
+        """Request a completion of `PROMPT`, which no cache holds at first."""
         asked = {"model": "m", "prompt": PROMPT, "max_tokens": 8, "include_timings": True, **body}
         return await self.http.post("/v1/completions", json=asked, headers=headers or {})
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """A stream's events; it has to end with [DONE]."""
+    """Parse a stream's events; asserts that it ends with [DONE]."""
     lines = [line[6:] for line in response.text.splitlines() if line]
     assert lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]
@@ -64,7 +64,7 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
 
 @asynccontextmanager
 async def api_over(count: int = 1, *listeners: Listener, **config: Any) -> AsyncIterator[Api]:
-    """The API over `count` engines."""
+    """Run the API over `count` engines."""
     async with ClientAndEngines(count, **config) as (client, engines):
         api = Api(client, engines, listeners)
         async with api.http:

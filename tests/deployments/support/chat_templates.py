@@ -1,4 +1,4 @@
-"""Small chat templates that know tools, in the manner of the models whose formats are read."""
+"""Small chat templates with tools, in the style of the models whose call formats Raydix reads."""
 
 HERMES = r"""
 {%- if tools %}{{ '<|im_start|>system\nTools:\n' }}
@@ -31,4 +31,4 @@ LLAMA3 = r"""
 
 _BEGIN = r"'<|im_start|>assistant\n' }}{% endif %}"
 THINKING = HERMES.replace(_BEGIN, _BEGIN.replace(r"\n", r"\n<think>\n"))
-"""One that begins the reasoning itself."""
+"""A template that begins the reasoning itself."""

@@ -1,4 +1,4 @@
-"""Engine replicas and a client in one process, without Ray: everything but Serve's handle is the real thing."""
+"""Engine replicas and a client in one process, without Ray. Only the models and Serve's handle are replaced."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WIRE = WireTimings(heartbeat_s=0.03, keep_ended_s=2, absent_ingress_s=0.6)
 
 
 class Model:
-    """Facts of a model without weights."""
+    """The configuration of a model without weights."""
 
     vocab_size = 1000
     max_position_embeddings = 4096
@@ -41,7 +41,7 @@ class Model:
 
 
 class CountingRunner:
-    """Token k of a request's output is k + 1. `gate` holds steps back while it is clear; `step_s` slows them."""
+    """Samples k + 1 as token k of each output. Steps wait while `gate` is clear, and take `step_s` at least."""
 
     attention_name = device = dtype = "none"
     host_memory = HostMemory()
@@ -70,8 +70,9 @@ class CountingRunner:
 
 
 def logprobs_of(token: int, asking: Request) -> TokenLogprobs | None:
-    """Those of a generated token, if asked for, or of what a beam search may go on with: eighths, which survive
-    every format.
+    """Log-probabilities of a generated token if asked for, or of the candidates of a beam search.
+
+    They are eighths, which every number format represents exactly.
     """
     if (beams := asking.sampling.beams) is not None:
         best = [(token + rank, -(rank + token % 3 + 1) / 8) for rank in range(beams.num_candidates(0))]
@@ -81,7 +82,7 @@ def logprobs_of(token: int, asking: Request) -> TokenLogprobs | None:
 
 
 def scores_of(chunk: Chunk) -> PackedLogprobs | None:
-    """Those of the prompt tokens that a chunk predicts, if asked for: token p has -p / 8 and rank p."""
+    """Scores of the prompt tokens that a chunk predicts, if asked for: token p has -p / 8 and rank p."""
     asking = chunk.request
     first = max(chunk.start + 1, asking.num_prompt_reported)
     end = min(chunk.start + chunk.num_tokens + 1, asking.num_prompt)
@@ -91,7 +92,7 @@ def scores_of(chunk: Chunk) -> PackedLogprobs | None:
 
 
 class DirectCall:
-    """A control call without Serve."""
+    """A running call of `generate`, as Serve's handle would return it."""
 
     def __init__(self, task: asyncio.Task[CallOutcome]) -> None:
         self._task = task
@@ -104,7 +105,7 @@ class DirectCall:
 
 
 class InProcessEngines:
-    """Some replicas; `choose` stands in for Serve's router."""
+    """Several replicas, between which `choose` chooses in place of Serve's router."""
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class InProcessEngines:
         load: Callable[[EngineConfig], LoadedRunner] | None = None,
         **config: Any,
     ) -> None:
-        """`load` gives them real runners instead."""
+        """`load` makes real runners for them."""
         health = HealthSettings(stall_timeout_s=0.5, heartbeat_s=wire.heartbeat_s)
         settings = ReplicaSettings(health=health, timings=wire)
         engine_config = EngineConfig(**{"served_name": "m", "kv_pages": 64, "page_size": 4, **config})
@@ -137,7 +138,7 @@ class InProcessEngines:
         self.choose: Callable[[Sequence[str]], str] = lambda names: names[0]
 
     async def advertise(self) -> None:
-        """What Serve's controller does with `record_replica_metadata`."""
+        """Tell the fleet the replicas' addresses, as Serve's controller does."""
         addresses = {}
         for replica in self.replicas:
             metadata = await replica.record_replica_metadata()
@@ -171,7 +172,7 @@ def _located(name: str) -> Callable[[], tuple[str, str]]:
 
 
 class ClientAndEngines:
-    """`async with ClientAndEngines(2) as (client, engines)`."""
+    """A client connected to its engines: `async with ClientAndEngines(2) as (client, engines)`."""
 
     def __init__(
         self,

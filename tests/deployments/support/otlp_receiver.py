@@ -1,4 +1,4 @@
-"""A real OTLP/HTTP collector in this process: it takes the protobuf that is posted, and keeps the spans."""
+"""A real OTLP/HTTP collector in this process, which parses the posted protobuf and keeps the spans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 @dataclass(frozen=True)
 class Received:
-    """One span."""
+    """A received span."""
 
     name: str
     trace_id: str
@@ -35,17 +35,17 @@ class Received:
 
 @dataclass
 class Collector:
-    """What has come so far."""
+    """The spans and requests received so far."""
 
     url: str
     spans: list[Received] = field(default_factory=list)
     num_posts: int = 0
     paths: set[str] = field(default_factory=set)
     status: int = 200
-    """What it answers."""
+    """HTTP status of its answers."""
 
     def traces(self, count: int, timeout: float = 60.0) -> list[list[Received]]:
-        """Wait for so many traces with their roots; each in order of start, the root first."""
+        """Wait for `count` traces with their roots; the spans of each are sorted by start, the root first."""
         deadline = time.monotonic() + timeout
         while len(made := self._complete()) < count:
             assert time.monotonic() < deadline, f"{len(made)} of {count} traces, {self.num_posts} posts"
@@ -65,7 +65,7 @@ class Collector:
 
 @contextmanager
 def collector() -> Iterator[Collector]:
-    """Listens on a free port."""
+    """Run a collector on a free port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

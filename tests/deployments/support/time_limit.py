@@ -1,4 +1,4 @@
-"""Run an asynchronous scenario, for no longer than even a slow machine needs."""
+"""Runs an asynchronous scenario within a time that suffices for a slow machine, too."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from typing import Any
 
 
 def run_scenario(scenario: Coroutine[Any, Any, None]) -> None:
-    """Raises TimeoutError when the scenario takes longer than two minutes."""
+    """Run a scenario. Raises TimeoutError when it takes longer than two minutes."""
     asyncio.run(asyncio.wait_for(scenario, 120))

@@ -1,4 +1,4 @@
-"""Engines in virtual time: an event loop whose sleeps take no time, and replicas that take their own."""
+"""Simulated engines on an event loop whose clock jumps from timer to timer, so that sleeps take no real time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 class _Jumping(selectors.DefaultSelector):
-    """Does not wait for the next timer: moves the clock there."""
+    """Moves the clock to the next timer instead of waiting for it."""
 
     now = 0.0
 
     def select(self, timeout: float | None = None) -> Any:
-        assert timeout is not None, "everything waits for something that never comes"
+        assert timeout is not None, "all tasks wait and no timer is set: the scenario would hang"
         self.now += max(timeout, 0.0)
         return super().select(0)
 
@@ -46,7 +46,7 @@ def run(scenario: Coroutine[Any, Any, T]) -> T:
 
 @dataclass(eq=False)
 class Replica:
-    """Prefills one prompt after the other, first come, first served."""
+    """Prefills one prompt after the other, in the order of their arrival."""
 
     name: str
     rate: float
@@ -57,13 +57,13 @@ class Replica:
 
 
 class VirtualFleet:
-    """`Engines` that send to the least busy replica, and the `LoadView` that knows all at once."""
+    """`Engines` that send to the least busy replica, and a `LoadView` that is always up to date."""
 
     def __init__(self, num_replicas: int = 1, rate: float = 1000.0, accept_s: float = 0.005) -> None:
         self.replicas = [Replica(f"r{number}", rate) for number in range(num_replicas)]
         self.accept_s = accept_s
         self.cached = 0
-        """Leading tokens of every prompt that lie in every cache, unforeseen."""
+        """Leading tokens of every prompt that turn out to be cached, unknown to `uncached_tokens`."""
         self.refuse_with: Exception | None = None
         self.order: list[GenerateRequest] = []
         self.most_queued_s = 0.0
@@ -103,7 +103,7 @@ class VirtualFleet:
 
 
 class HeardFleet:
-    """The same as its router's `Fleet` knows it: own requests at once, all else from heartbeats."""
+    """A `VirtualFleet` as the router's `Fleet` knows it: own requests at once, everything else from heartbeats."""
 
     def __init__(self, fleet: VirtualFleet, heartbeat_s: float = 0.05) -> None:
         self.known = Fleet(clock=now)
@@ -132,7 +132,7 @@ class HeardFleet:
         return []
 
     async def tell(self) -> None:
-        """Heartbeats, as long as nobody cancels them."""
+        """Send heartbeats until cancelled."""
         while True:
             for replica in self._fleet.replicas:
                 load = ReplicaLoad(
@@ -145,7 +145,7 @@ class HeardFleet:
 
 
 class VirtualGeneration:
-    """One token, when its prefill is done."""
+    """Yields one token when its prefill is done."""
 
     def __init__(self, fleet: VirtualFleet, replica: Replica, request: GenerateRequest, turn: Turn | None) -> None:
         self._fleet, self._request, self._turn = fleet, request, turn

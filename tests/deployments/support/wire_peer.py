@@ -1,4 +1,4 @@
-"""Speak to a replica's socket as a bare peer: any message, with the right secret or without."""
+"""Speaks to a replica's socket as a bare peer, with any message, with the right secret or without."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deployments.wire.server import WireServer
 
 
 class BarePeer:
-    """A bare peer."""
+    """A DEALER socket that sends and receives single messages."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
@@ -24,7 +24,7 @@ class BarePeer:
         self.socket.send(message if isinstance(message, bytes) else messages.encode(message))
 
     def hear(self, kind: type, timeout: float = 60.0) -> Any:
-        """The next message of that kind."""
+        """Wait for the next message of a kind. Raises TimeoutError."""
         deadline = time.monotonic() + timeout
         while self.socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
             message = messages.decode_to_ingress(self.socket.recv())

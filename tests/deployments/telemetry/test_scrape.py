@@ -1,4 +1,4 @@
-"""Pages as numbers: unasked labels do not matter, counters may begin anew, replicas may come and go."""
+"""Scraped pages as numbers: other labels do not matter, counters may be reset, replicas may come and go."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def risen(before: MetricsPage, after: MetricsPage, **labels: str) -> float | Non
 
 
 def histogram(**counts: int | str) -> MetricsPage:
-    """Counts up to 1, 2, 4 and infinity, cumulative, by model."""
+    """A page with cumulative counts up to 1, 2, 4 and infinity, by model."""
     lines = ["# TYPE raydix_h histogram"]
     for model, text in counts.items():
         for bound, count in zip(("1.0", "2.0", "4.0", "+Inf"), str(text), strict=True):
@@ -45,7 +45,7 @@ def test_labels_that_are_not_asked_for_are_summed_over() -> None:
     assert new.values("kv_pages", "tier") == {"device", "host"}
 
 
-def test_what_is_no_number_is_not_there() -> None:
+def test_values_that_are_not_finite_are_ignored() -> None:
     page = parsed('raydix_g{replica="a"} NaN', 'raydix_g{replica="b"} +Inf', 'raydix_g{replica="c"} 2')
     assert page.total("g") == 2
 
@@ -72,7 +72,7 @@ def test_a_metric_without_series_has_not_happened_and_one_that_is_unknown_is_unk
 @pytest.mark.parametrize(
     ("before", "after", "increase"),
     [
-        (counter(a=10, b=5), counter(a=3, b=6), 3 + 1),  # a began anew
+        (counter(a=10, b=5), counter(a=3, b=6), 3 + 1),  # a was reset
         (counter(a=10), counter(a=11, b=7), 1 + 7),  # b is new
         (counter(a=10, b=5), counter(a=11), 1),  # b vanished without a trace
         (counter(a=10, b=5), counter(a=11, gone=5), 1),  # b was given up
@@ -81,7 +81,7 @@ def test_a_metric_without_series_has_not_happened_and_one_that_is_unknown_is_unk
         (counter(a=10, gone=9), counter(a=11), 1),  # the hub forgot the gone ones
     ],
 )
-def test_counters_that_begin_anew_and_replicas_that_come_and_go(
+def test_counters_are_reset_and_replicas_come_and_go(
     before: MetricsPage, after: MetricsPage, increase: float
 ) -> None:
     assert risen(before, after) == increase

@@ -1,4 +1,4 @@
-"""Traces as a collector gets them, through the API, the client, the wire and real engines."""
+"""Traces as a collector receives them, from the API, the client, the wire and real engines."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_tree(spans: list[Received]) -> tuple[Received, list[Received]]:
     return root, children
 
 
-def test_a_request_s_spans_follow_each_other_inside_its_own(sink: Collector, tracer: tracing.Tracer) -> None:
+def test_a_requests_spans_follow_each_other_inside_its_own(sink: Collector, tracer: tracing.Tracer) -> None:
     async def scenario() -> None:
         async with api_over(1, tracer) as api:
             api.engines.runners[0].step_s = 0.01
@@ -198,7 +198,7 @@ def test_a_share_is_traced_and_a_caller_s_decision_followed(
 
 
 class Messages(logging.Handler):
-    """What is logged by Serve's logger: pytest's own handlers are on loggers that do not propagate, too."""
+    """Collects OpenTelemetry's messages in Serve's logger, which pytest's handlers do not see."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,11 +209,11 @@ class Messages(logging.Handler):
 
 
 def test_a_collector_that_is_away_costs_requests_nothing_and_few_warnings() -> None:
-    """Two spans wait at most; every export fails at once; the last attempt at the end is bounded."""
+    """At most two spans wait, every export fails at once, and the last attempt at the end is bounded."""
     warnings, logger = Messages(), logging.getLogger("ray.serve")
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
-        away = settings(f"http://127.0.0.1:{nobody.getsockname()[1]}", max_waiting_spans=2, export_timeout_s=0.2)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        away = settings(f"http://127.0.0.1:{closed.getsockname()[1]}", max_waiting_spans=2, export_timeout_s=0.2)
         tracer = open_tracing(away, "ingress-1")
         assert tracer is not None
         logger.addHandler(warnings)
@@ -249,8 +249,8 @@ def test_a_collector_that_refuses_is_tried_again_with_what_comes_next(sink: Coll
     tracer.close()
 
 
-def test_without_an_endpoint_nothing_of_opentelemetry_is_loaded_by_us() -> None:
-    """FastAPI imports OpenTelemetry's API for itself, and Ray Serve its SDK."""
+def test_without_an_endpoint_raydix_loads_nothing_of_opentelemetry() -> None:
+    """OpenTelemetry may be loaded by FastAPI (its API) and Ray Serve (its SDK), but not by Raydix."""
     modules = ("api", "telemetry.tracing", "telemetry.request_log", "config.args")
     api = f"import {', '.join(f'deployments.{module}' for module in modules)}"
     script = f"""

@@ -1,38 +1,21 @@
-"""Engine and ingress as numbers: what the engine's and the router's own records become on the page."""
+"""The engine's steps, load and events as metrics."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from cache import CacheStats, PageAccount
 from cache.page_ages import EvictedPage
-from deployments.ingress.metrics import IngressMetrics
 from deployments.replica.devices import gpu_utilization
 from deployments.replica.metrics import EngineMetrics
 from engine.beam_search import Hypothesis
 from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
 from engine.scheduling.swap import HostAccount
 from engine.stream_delta import StreamDelta
-from monitoring.metrics import Metrics, Snapshot
-from router.cost import Candidate, RouteQuery
-from router.fleet import Fleet
-from router.placer import Placer, PlacerSettings
-from router.policies import Decision, Split
-from tests.router.support.fleets import Prompt
-
-Values = dict[tuple[str, ...], float]
-
-
-def taken(metrics: Metrics) -> tuple[dict[str, Values], dict[str, int]]:
-    """Values, and how often each histogram was observed."""
-    snapshot = msgspec.msgpack.decode(metrics.snapshot(), type=Snapshot)
-    counts = {name: sum(sum(h.counts) for _, h in series) for name, series in snapshot.histograms.items()}
-    return {name: dict(series) for name, series in snapshot.values.items()}, counts
+from monitoring.metrics import Metrics
+from tests.deployments.support.metric_values import observations_of
 
 
 def test_an_engines_record_becomes_its_metrics() -> None:
@@ -52,7 +35,7 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     host = HostAccount(free=11, held=12)
     load = EngineLoad(num_waiting=5, num_deferred=2, pages=pages, cache=cache, host_pages=host)
     engine.on_load(replace(load, num_preemptions=9, num_swapped=2))
-    values, counts = taken(metrics)
+    values, counts = observations_of(metrics)
     assert values["engine_stage_seconds_total"] == pytest.approx(
         {("schedule",): 0.002, ("prepare",): 0.002, ("forward",): 0.010, ("sample",): 0.003, ("output",): 0.004}
     )
@@ -74,50 +57,6 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     assert counts["engine_step_seconds"] == 3
 
 
-class Connections:
-    def index_lag(self) -> float:
-        return 0.7
-
-    def wire_counts(self) -> dict[str, int]:
-        return {"gaps": 3}
-
-
-def test_an_ingresss_routing_becomes_its_metrics() -> None:
-    metrics, fleet = Metrics("m", "i", "ingress"), Fleet()
-    fleet.update({"a": None, "b": None})
-    fleet.mark_lost("b")
-    placer = Placer(fleet)
-    routing = IngressMetrics(metrics, placer, fleet)
-    for number in range(3):
-        fleet.open(f"r{number}")
-        placer.place(Prompt(f"r{number}", list(range(64))), fleet.names())
-    routing.collect(Connections(), num_expected=2)
-    values, counts = taken(metrics)
-    assert counts["router_decision_seconds"] == sum(values["router_decisions_total"].values()) == 3
-    assert values["router_replicas"] == {("available",): 1, ("draining",): 0, ("lost",): 1, ("circuit_open",): 0}
-    assert values["replicas_expected"] == {(): 2}
-    assert values["router_index_lag_seconds"] == {(): 0.7}
-    assert values["wire_dropped_messages_total"]["gaps",] == 3
-    routing.collect(None, num_expected=0)
-    assert taken(metrics)[0]["replicas_expected"] == {(): 0}
-
-
-class Mine:
-    def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
-        split = Split(replicas)
-        return split.decision([candidate.replica for candidate in split.serving], "rule", "mine", query)
-
-
-def test_a_policy_of_ones_own_is_one_label_whatever_its_name() -> None:
-    metrics, fleet = Metrics("m", "i", "ingress"), Fleet()
-    fleet.update({"a": None, "b": None})
-    placer = Placer(fleet, PlacerSettings(policy=f"{__name__}:Mine"))
-    fleet.open("r")
-    placer.place(Prompt("r", list(range(64))), fleet.names())
-    IngressMetrics(metrics, placer, fleet).collect(None, num_expected=2)
-    assert taken(metrics)[0]["router_decisions_total"]["custom", "rule"] == 1
-
-
 def test_an_engine_on_cpus_has_no_gpu_to_be_busy() -> None:
     assert gpu_utilization("cpu") is None
-    assert "gpu_utilization_ratio" not in taken(Metrics("m", "r", "engine"))[0]
+    assert "gpu_utilization_ratio" not in observations_of(Metrics("m", "r", "engine"))[0]
