@@ -25,7 +25,7 @@ HELP = """\
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ChatTurn:
     """What one answer cost. Times in seconds."""
 
     usage: Usage | None
@@ -52,7 +52,7 @@ class Chat:
     """Sampling parameters, sent with every turn."""
     system: str | None = None
     history: list[dict[str, str]] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[ChatTurn] = field(default_factory=list)
 
     def handle(self, line: str) -> bool:
         """Act on one line of input; False when it asks to leave."""
@@ -100,7 +100,7 @@ class Chat:
         ended = time.perf_counter()
         self._write("\n")
         self.history.append({"role": "assistant", "content": "".join(pieces)})
-        self.turns.append(Turn(usage, (first or ended) - started, ended - started))
+        self.turns.append(ChatTurn(usage, (first or ended) - started, ended - started))
 
     def stats(self) -> Table:
         """Tokens of each turn so far."""

@@ -27,7 +27,7 @@ from engine.scheduling.waiting_queue import WaitingQueue, precedence
 _GROWTH = 8
 
 
-class Admission(enum.Enum):
+class AdmissionOutcome(enum.Enum):
     """What became of an attempt to start a waiting request."""
 
     STARTED = "started"
@@ -83,16 +83,16 @@ class KVAllocator:
 
     # --- pages are taken -----------------------------------------------------------------------------------
 
-    def admit(self, step: StepBuilder, request: Request, now: float) -> Admission:
+    def admit(self, step: StepBuilder, request: Request, now: float) -> AdmissionOutcome:
         """Start a waiting request if its whole prompt fits beside the running requests. Takes no page yet.
 
         After NO_MEMORY no other request may be tried in this step: none overtakes another one into the memory that
         it waits for.
         """
         if step.preempted:
-            return Admission.NO_MEMORY
+            return AdmissionOutcome.NO_MEMORY
         outcome = self._start_if_it_fits(step, request, now)
-        if outcome is Admission.NO_MEMORY:
+        if outcome is AdmissionOutcome.NO_MEMORY:
             self.denied = request
         return outcome
 
@@ -109,7 +109,7 @@ class KVAllocator:
             return
         while victims:
             self._preempt(step, victims.pop(), now)
-            if self._start_if_it_fits(step, request, now) is not Admission.NO_MEMORY:
+            if self._start_if_it_fits(step, request, now) is not AdmissionOutcome.NO_MEMORY:
                 return
 
     def _would_fit(self, request: Request, victims: Sequence[Request]) -> bool:
@@ -131,14 +131,14 @@ class KVAllocator:
         """Whether a batch has rows for `request` beside `running`."""
         return sum([other.width for other in running]) + request.width <= self._max_running
 
-    def _start_if_it_fits(self, step: StepBuilder, request: Request, now: float) -> Admission:
+    def _start_if_it_fits(self, step: StepBuilder, request: Request, now: float) -> AdmissionOutcome:
         if not self._has_rows(request, self.running):
-            return Admission.NO_MEMORY
+            return AdmissionOutcome.NO_MEMORY
         match = self.cache.match(request.namespace, request.reusable, now)
         num_reached = self.swap.reach(request.request_id, match.length)
         if self._is_being_computed(request, num_reached):
             self.num_deferred += 1
-            return Admission.DEFERRED
+            return AdmissionOutcome.DEFERRED
         lease = self.cache.lock(match, priority=request.priority)
         # The copy is not needed if the host has the page that the match ends in, and it may be one page too many.
         if num_reached > match.length or not self._fits(request, lease):
@@ -146,13 +146,13 @@ class KVAllocator:
         if not self._fits(request, lease):
             if self.running:
                 self.cache.finish(lease, [], now)
-                return Admission.NO_MEMORY
+                return AdmissionOutcome.NO_MEMORY
             self.cache.reset()  # It fits alone, except for pages that other requests extended.
         self.waiting.remove(request)
         bisect.insort(self.running, request, key=precedence)
         self._start(request, lease.num_cached, now)
         request.lease = lease
-        return Admission.STARTED
+        return AdmissionOutcome.STARTED
 
     def _fits(self, request: Request, lease: Lease) -> bool:
         """Whether there is room for a request beside the running ones, with some room for all of them to grow.

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 
 from engine.request import Request, Status
-from engine.scheduling.kv_allocator import Admission, KVAllocator
+from engine.scheduling.kv_allocator import AdmissionOutcome, KVAllocator
 from engine.scheduling.plan import Chunk
 from engine.scheduling.prefill_budget import Room
 from engine.scheduling.round_robin import DeficitRoundRobin
@@ -101,8 +101,8 @@ class _StepShares:
         if not self.has_memory:
             return False
         outcome = self._allocator.admit(self._step, prompt, self._now)
-        self.has_memory = outcome is not Admission.NO_MEMORY
-        return outcome is Admission.STARTED
+        self.has_memory = outcome is not AdmissionOutcome.NO_MEMORY
+        return outcome is AdmissionOutcome.STARTED
 
 
 class _Queue:

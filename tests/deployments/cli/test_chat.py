@@ -6,7 +6,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from deployments.cli.chat import Chat, Turn
+from deployments.cli.chat import Chat, ChatTurn
 from deployments.cli.openai_stream import Client, Usage
 from tests.support.fake_openai import Server
 
@@ -104,6 +104,6 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(
 
 
 def test_rate_counts_the_tokens_after_the_first() -> None:
-    assert Turn(Usage(5, 0, 11), first_token=0.5, duration=1.5).tokens_per_second == pytest.approx(10)
-    assert Turn(Usage(5, 0, 1), first_token=0.5, duration=0.5).tokens_per_second is None
-    assert Turn(None, first_token=0.5, duration=0.5).tokens_per_second is None
+    assert ChatTurn(Usage(5, 0, 11), first_token=0.5, duration=1.5).tokens_per_second == pytest.approx(10)
+    assert ChatTurn(Usage(5, 0, 1), first_token=0.5, duration=0.5).tokens_per_second is None
+    assert ChatTurn(None, first_token=0.5, duration=0.5).tokens_per_second is None
