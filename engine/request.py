@@ -110,6 +110,8 @@ class Request:
     num_preemptions: int = 0
     num_recomputed: int = 0
     """Tokens computed a second time: after a preemption, or here after another engine had computed them."""
+    kv_pages_peak: int = 0
+    """Most KV pages of a lease that it has given up, or of all its beams together."""
     num_preemptions_reported: int = -1
     """Its preemptions when its timings were last reported; -1 before the first time."""
     admitted_at: float | None = None
@@ -206,10 +208,12 @@ class Request:
         if self.admitted_at is None:
             return None
         first = now if self.first_token_at is None else self.first_token_at
+        num_held = 0 if self.lease is None else len(self.lease.pages)
         return Timings(
             queue=self.admitted_at - self.arrival,
             prefill=first - self.admitted_at,
             decode=now - first,
             num_preemptions=self.num_preemptions,
             num_recomputed=self.num_recomputed,
+            kv_pages_peak=max(self.kv_pages_peak, num_held),
         )

@@ -29,6 +29,8 @@ class Timings(Struct, frozen=True, gc=False, array_like=True):
     num_preemptions: int = 0
     num_recomputed: int = 0
     """Tokens whose KV was computed again: after a preemption, or here after another engine had computed it."""
+    kv_pages_peak: int = 0
+    """Most KV pages that it held at once, pages that it shared included."""
 
 
 class StreamDelta(Struct, gc=False, array_like=True, omit_defaults=True):

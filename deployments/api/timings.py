@@ -52,6 +52,8 @@ class RequestTimings(msgspec.Struct, frozen=True, omit_defaults=True):
     output_tokens: int
     preemptions: int | None
     """How often it gave up its memory to others."""
+    kv_pages_peak: int | None
+    """Most KV pages that it held at once in an engine, shared pages included."""
     migrations: int
     """How often its replica was lost after the first token."""
     replica: str | None
@@ -68,7 +70,7 @@ def timings_of(report: Report) -> RequestTimings:
     if began is None or not timelines:
         total, none = _seconds(now - report.arrival), None
         prompt = began.answer.num_prompt_tokens if began else 0
-        return RequestTimings(total, none, none, none, none, none, prompt, 0, none, 0, none, 0, none)
+        return RequestTimings(total, none, none, none, none, none, prompt, 0, none, 0, none, none, 0, none)
     firsts = [began.choices.choices_of(index)[0] for index in range(len(timelines))]
     pairs = zip(firsts, timelines, strict=True)
     each = [_of_choice(report, began, choice, timeline, now) for choice, timeline in pairs]
@@ -90,6 +92,7 @@ def _of_choice(report: Report, began: Began, choice: Choice, timeline: Timeline,
         recomputed_tokens=_told(timeline, lambda timings: timings.num_recomputed),
         output_tokens=choice.num_generated,
         preemptions=_told(timeline, lambda timings: timings.num_preemptions),
+        kv_pages_peak=_most(span.timings.kv_pages_peak for span in spans if span.timings is not None),
         migrations=len(timeline.migrations),
         replica=spans[-1].replica if spans else None,
     )
@@ -113,6 +116,7 @@ def _of_all(report: Report, began: Began, each: list[RequestTimings], now: float
         recomputed_tokens=_sum(one.recomputed_tokens for one in each),
         output_tokens=usage["completion_tokens"],
         preemptions=_sum(one.preemptions for one in each),
+        kv_pages_peak=_most(one.kv_pages_peak for one in each),
         migrations=sum(one.migrations for one in each),
         choices=each,
     )
@@ -131,6 +135,11 @@ def _sum(values: Iterable[Number | None]) -> Number | None:
             return None
         total = value if total is None else total + value
     return total
+
+
+def _most(values: Iterable[int | None]) -> int | None:
+    """None when none of them is known."""
+    return max((value for value in values if value is not None), default=None)
 
 
 def _seconds(value: float) -> float:

@@ -197,6 +197,8 @@ class KVAllocator:
         for beam in request.beams:
             assert beam.lease is not None
             step.copies += self.cache.extend(beam.lease, beam.num_tokens, now)
+        pages = {page for lease in beam_group.leases(request) for page in lease.pages}
+        request.kv_pages_peak = max(request.kv_pages_peak, len(pages))
         return True
 
     def _start_over(self, step: StepBuilder, request: Request, now: float) -> None:
@@ -316,6 +318,7 @@ class KVAllocator:
         beam_group.end(self.cache, request, now)
         if request.lease is None:
             return
+        request.kv_pages_peak = max(request.kv_pages_peak, len(request.lease.pages))
         self.cache.finish(request.lease, self._held_tokens(request) if keep else [], now)
         request.lease = None
 

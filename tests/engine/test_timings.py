@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.beam_search import BeamParams
 from engine.stream_delta import Timings
 from tests.engine.support.script import Script
 
@@ -75,3 +76,25 @@ def test_an_aborted_request_was_told_all_but_its_decode() -> None:
     script.run()
     assert script.reason(a) == "abort"
     assert script.events[a][-1].timings is not None
+
+
+def test_the_most_pages_that_a_request_held_are_told_though_it_gave_them_up() -> None:
+    """Shared pages count: the second request finds the first one's prompt in the cache."""
+    script = Script(num_pages=24, page_size=4)
+    a = script.arrive(range(1, 33), max_tokens=30)
+    b = script.arrive(range(100, 132), max_tokens=30)
+    script.run()
+    assert script.requests[b].num_preemptions > 0
+    assert told(script, a)[1].kv_pages_peak == 32 // 4
+    assert told(script, a)[30].kv_pages_peak == told(script, b)[30].kv_pages_peak == -(-(32 + 30 - 1) // 4)
+    again = script.arrive(range(1, 33), max_tokens=1)
+    script.run()
+    assert told(script, again)[1].kv_pages_peak == 32 // 4
+
+
+def test_beams_share_pages_and_each_page_counts_once() -> None:
+    script = Script(page_size=4)
+    name = script.arrive(range(1, 33), max_tokens=4, beams=BeamParams(3, 1))
+    script.run()
+    (peak,) = (timings.kv_pages_peak for timings in told(script, name).values())
+    assert 32 // 4 < peak <= 32 // 4 + 3

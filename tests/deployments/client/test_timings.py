@@ -14,7 +14,8 @@ from tests.deployments.support.time_limit import run_scenario
 
 FIELDS = {
     *("total_s", "time_to_first_token_s", "admission_s", "queue_s", "prefill_s", "decode_s", "prompt_tokens"),
-    *("cached_tokens", "recomputed_tokens", "output_tokens", "preemptions", "migrations", "replica"),
+    *("cached_tokens", "recomputed_tokens", "output_tokens", "preemptions", "kv_pages_peak", "migrations"),
+    "replica",
 }
 
 
@@ -39,6 +40,7 @@ def test_a_whole_answer_says_where_its_time_went() -> None:
             assert timings["prefill_s"] >= 0.01 and timings["decode_s"] >= 0.06  # one step, and seven
             assert (timings["prompt_tokens"], timings["cached_tokens"], timings["output_tokens"]) == (20, 0, 8)
             assert (timings["recomputed_tokens"], timings["preemptions"], timings["migrations"]) == (0, 0, 0)
+            assert timings["kv_pages_peak"] == 7  # 20 + 8 - 1 tokens in pages of 4
             assert timings["replica"] == answer.headers["x-raydix-replica"] == "r0"
             assert (await api.complete()).json()["timings"]["cached_tokens"] == 19
             assert "timings" not in (await api.complete(include_timings=False)).json()
