@@ -1,1 +1,1 @@
-"""Kernels in C for CPUs: `native/` is their source, `build.py` compiles it, `native.py` loads it."""
+"""Compute kernels: `native/` in C for CPUs, compiled by `build.py`, loaded by `native.py`; `triton/` for GPUs."""

@@ -1,9 +1,9 @@
-"""Compile the native kernels: every kernel once per element type and instruction set, into one shared library.
+"""Compiles the native kernels, each once per element type and instruction set, into one shared library.
 
     python -m engine.kernels.build [--sanitizer address|thread] [-o FILE]
 
-The package's build runs this too, and goes on without the library where it cannot be compiled. What is missing,
-and why, is left beside the library in a `.log`. This file needs nothing but Python.
+The package's build runs this too, and continues without the library where it cannot be compiled. A `.log` beside
+the library says what is missing and why. This file needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ _ISAS = {
     "avx512_bf16": (*_AVX512, "-mavx512bf16"),
     "amx": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
-"""Flags of each instruction set, the best last. An ARM processor's vectors are part of its generic set."""
+"""Compiler flags of each instruction set, the best last. ARM's vectors are part of its generic set."""
 
 
 class BuildError(Exception):
-    """The library cannot be compiled here; says why."""
+    """The library cannot be compiled here; the message says why."""
 
 
 class _Unit(NamedTuple):
@@ -69,10 +69,10 @@ class _Unit(NamedTuple):
 
 
 def build(output: Path = LIBRARY, sanitizer: str = "", also: Sequence[Path] = ()) -> str:
-    """Compile the kernels, and `also` other sources, into `output`. Returns what is missing and why, or "".
+    """Compile the kernels, and the sources `also`, into `output`. Return what is missing and why, or "".
 
-    An instruction set that the compiler does not know is left out. Where there is no compiler, or not even the
-    generic kernels compile, there is no library afterwards.
+    Instruction sets that the compiler does not support are left out. Without a compiler, or if not even the
+    generic kernels compile, no library is left.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     log = output.with_suffix(".log")
@@ -88,7 +88,7 @@ def build(output: Path = LIBRARY, sanitizer: str = "", also: Sequence[Path] = ()
 
 
 def _compile(output: Path, sanitizer: str, also: Sequence[Path]) -> list[str]:
-    """What was left out, and why. Raises BuildError."""
+    """Compile and link; return what was left out and why. Raises BuildError."""
     compiler = _compiler()
     command = [*compiler, *_FLAGS, *_SANITIZERS.get(sanitizer, ())]
     units = [*_units(), *(_Unit(path.stem, (), path) for path in also)]
@@ -107,24 +107,24 @@ def _compile(output: Path, sanitizer: str, also: Sequence[Path]) -> list[str]:
                 raise BuildError(f"{shlex.join(compiler)} cannot compile {unit.source.name}: {failure}{hint}")
         linked = Path(folder, output.name)
         compiled = [to for to in objects if Path(to).exists()]
-        # gcc's code takes the OpenMP that torch brings, whatever its file is called: native.py sees to it.
+        # gcc's code uses the OpenMP library that torch brings, whatever its file name: native.py loads it first.
         is_gcc = sys.platform == "linux" and "Free Software Foundation" in _version(compiler)
         linker = [word for word in command if not is_gcc or word != "-fopenmp"]
         failure = _run([*linker, "-shared", *compiled, "-o", str(linked), "-lm"])
         if failure:
             raise BuildError(f"{shlex.join(compiler)} cannot link the kernels: {failure}")
-        # A process that has the old library mapped keeps it.
+        # Replace the file instead of overwriting it: processes that have the old library mapped keep it.
         replacement = output.with_suffix(".new")
         shutil.copy(linked, replacement)
         replacement.replace(output)
     left_out = [f"{unit.name} left out: {failure}" for unit, failure in failures.items() if failure]
     if sys.platform == "linux" and not is_gcc:
-        left_out.append("threads of their own beside torch's, as OpenMP is not gcc's: prefer gcc")
+        left_out.append("the kernels have threads of their own beside torch's, as OpenMP is not gcc's: prefer gcc")
     return left_out
 
 
 def _compiler() -> list[str]:
-    """$CC, or the first that there is: gcc before others, as torch's OpenMP is most often gcc's."""
+    """Return $CC or the first compiler found: gcc before others, as torch's OpenMP is most often gcc's."""
     if words := shlex.split(os.environ.get("CC", "")):
         return words
     for name in ("gcc", "cc", "clang"):
@@ -142,14 +142,14 @@ def _version(compiler: list[str]) -> str:
 def _units() -> list[_Unit]:
     units = [_Unit("cpu", (), SOURCES / "cpu.c")]
     for isa, flags in _ISAS.items() if platform.machine() in ("x86_64", "AMD64") else [("generic", ())]:
-        if isa not in ("avx512_bf16", "amx"):  # which add nothing to float32
+        if isa not in ("avx512_bf16", "amx"):  # These add nothing to float32.
             units.append(_Unit(f"{isa} (float32)", (f"-DISA={isa}", *flags), SOURCES / "all.c"))
         units.append(_Unit(f"{isa} (bfloat16)", (f"-DISA={isa}", "-DRAYDIX_BF16", *flags), SOURCES / "all.c"))
     return units
 
 
 def _run(command: list[str]) -> str:
-    """ "" or what the compiler complains about."""
+    """Run the compiler; return its complaints, or "" if it succeeds."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     except OSError as error:
@@ -161,7 +161,7 @@ def _run(command: list[str]) -> str:
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=LIBRARY, help="the library (%(default)s)")
     parser.add_argument("--sanitizer", choices=_SANITIZERS, default="", help="compile with it, for tests")

@@ -1,4 +1,4 @@
-"""The native kernels as Python sees them: the library, the instruction set it runs with, and its structs."""
+"""The Python side of the native kernels: the library, the instruction set it runs with, and its structs."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ logger = logging.getLogger(__name__)
 
 LIBRARY = Path(__file__).parent / "libraydix.so"
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
-"""Instruction sets, each with all that those before it have."""
+"""Instruction sets, each of which includes those before it."""
 _ABI = 4
 _REBUILD = "install a C compiler and run `python -m engine.kernels.build`"
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class NativeUnavailable(Exception):
-    """The native kernels cannot be used; says why."""
+    """The native kernels cannot be used; the message says why."""
 
 
 class NativeLinear(Structure):
-    """A packed matrix, as raydix.h has it."""
+    """A packed matrix (`Linear` in raydix.h)."""
 
     _fields_ = [
         ("packed", c_void_p),
@@ -54,7 +54,7 @@ class NativeLinear(Structure):
 
 
 class NativeLayer(Structure):
-    """One layer's weights, as raydix.h has them."""
+    """One layer's weights (`Layer` in raydix.h)."""
 
     _fields_ = [
         ("input_norm", c_void_p),
@@ -69,7 +69,7 @@ class NativeLayer(Structure):
 
 
 class NativeModel(Structure):
-    """A model, as raydix.h has it."""
+    """A model's shape and weights (`Model` in raydix.h)."""
 
     _fields_ = [
         *((name, c_int32) for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads")),
@@ -84,7 +84,7 @@ class NativeModel(Structure):
 
 
 class NativeBatch(Structure):
-    """A step's ragged batch, as raydix.h has it."""
+    """A step's ragged batch (`Batch` in raydix.h)."""
 
     _fields_ = [
         *((name, c_int32) for name in ("num_rows", "num_tokens", "num_decodes", "table_width")),
@@ -94,7 +94,7 @@ class NativeBatch(Structure):
 
 
 class NativePages(Structure):
-    """Where keys and values lie, as raydix.h has it. Strides count elements."""
+    """Addresses and strides, in elements, of keys and values (`Pages` in raydix.h)."""
 
     _fields_ = [
         ("keys", c_void_p),
@@ -105,7 +105,7 @@ class NativePages(Structure):
 
 
 class NativeAttentionShape(Structure):
-    """Heads, window and scale, as raydix.h has them."""
+    """Heads, window and scale (`AttentionShape` in raydix.h)."""
 
     _fields_ = [
         *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "window")),
@@ -114,7 +114,7 @@ class NativeAttentionShape(Structure):
 
 
 class SampledRow(Structure):
-    """How a row's token is chosen, as raydix.h has it."""
+    """How a row's token is chosen (`SampledRow` in raydix.h)."""
 
     _fields_ = [
         ("seed", c_uint64),
@@ -142,25 +142,25 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "raydix_pack": (None, [c_void_p, c_int32, c_int32, c_bool, c_void_p]),
     "raydix_pack_int8": (None, [c_void_p, c_int32, c_int32, c_bool, c_void_p, c_void_p]),
 }
-"""Result and arguments of each kernel; there is one per element type and instruction set."""
-_OF_LOGITS: dict[str, tuple[Any, list[Any]]] = {
+"""Result and argument types of the kernels that exist for each element type and instruction set."""
+_FLOAT32_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "raydix_sample": (
         None,
         [c_void_p, c_int32, c_void_p, c_int64, c_int32, *[c_void_p] * 4, c_int32, c_void_p, c_int32],
     ),
     "raydix_sample_bytes": (c_int64, [c_int32, c_int32]),
 }
-"""Those for float32 alone."""
+"""Result and argument types of the kernels that exist for float32 only."""
 
 
 class Kernels:
-    """The kernels for one element type. Pointers are addresses; nothing is checked on the C side."""
+    """The kernels for one element type. Pointers are passed as addresses; the C side checks nothing."""
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype, isa: str) -> None:
         self.dtype = dtype
         self.isa = isa
-        """What they were compiled for; float32 has no use for what is special to bfloat16."""
-        signatures = _SIGNATURES | (_OF_LOGITS if dtype == torch.float32 else {})
+        """Instruction set they were compiled for; those that only help bfloat16 do not exist for float32."""
+        signatures = _SIGNATURES | (_FLOAT32_SIGNATURES if dtype == torch.float32 else {})
         for name, signature in signatures.items():
             setattr(self, name.removeprefix("raydix_"), self._kernel(library, name, signature))
 
@@ -183,9 +183,9 @@ class Kernels:
 
 @cache
 def kernels(dtype: torch.dtype, isa: str | None = None) -> Kernels:
-    """The kernels for elements of `dtype`, with `isa` or the best that is built and runs on this processor.
+    """Return the kernels for elements of `dtype`, with `isa` or the best that is built and runs on this processor.
 
-    The environment's RAYDIX_ISA stands in for `isa`. Raises NativeUnavailable.
+    The environment variable RAYDIX_ISA is the default of `isa`. Raises NativeUnavailable.
     """
     library, built = _load(), built_isas(dtype)
     library.raydix_best_isa.restype = c_char_p
@@ -195,7 +195,7 @@ def kernels(dtype: torch.dtype, isa: str | None = None) -> Kernels:
         raise NativeUnavailable(f"RAYDIX_ISA is {wanted!r}; there are {', '.join(ISAS)}")
     if ISAS.index(wanted) > ISAS.index(best):
         raise NativeUnavailable(
-            f"RAYDIX_ISA asks for {wanted}, this processor has {best}: ask for no more, or for nothing"
+            f"RAYDIX_ISA asks for {wanted}, this processor has {best}: ask for that or less, or unset it"
         )
     usable = [name for name in built if ISAS.index(name) <= ISAS.index(wanted)]
     if not usable:
@@ -206,7 +206,7 @@ def kernels(dtype: torch.dtype, isa: str | None = None) -> Kernels:
 
 
 def built_isas(dtype: torch.dtype) -> list[str]:
-    """The instruction sets for which the library has kernels, the best last. Raises NativeUnavailable."""
+    """Return the instruction sets for which the library has kernels, the best last. Raises NativeUnavailable."""
     if dtype not in _TYPES:
         raise NativeUnavailable(
             f"there are native kernels for float32 and bfloat16, not for {str(dtype).removeprefix('torch.')}"
@@ -231,13 +231,13 @@ def _load() -> ctypes.CDLL:
 
 
 def forget() -> None:
-    """Load anew when asked next, as the environment is then: for tests."""
+    """Forget the library, so that the next use loads it by the environment of that time. For tests."""
     kernels.cache_clear()
     _load.cache_clear()
 
 
 def build_log() -> str:
-    """What the build of the library left out and why, as one line; "" when nothing is missing."""
+    """Return what the build of the library left out and why, as one line; "" when nothing is missing."""
     try:
         return "; ".join(LIBRARY.with_suffix(".log").read_text(encoding="utf-8").splitlines())
     except OSError:
@@ -245,10 +245,11 @@ def build_log() -> str:
 
 
 def _openmp(library: Path) -> int:
-    """How to load the library so that its threads are torch's: two OpenMP runtimes are two pools, both spinning.
+    """Return the mode to load the library in so that it uses torch's threads: two OpenMP runtimes have two pools,
+    both of which spin.
 
-    gcc's code takes any runtime that is global. torch's wheels hide theirs under a name of its own, so it is made
-    global here; that of clang's code is another, and has to hold its own against torch's. Raises OSError.
+    gcc's code uses any runtime whose symbols are global. torch's wheels have a private one, which is made global
+    here; clang's code needs a runtime of its own, which torch's must not replace. Raises OSError.
     """
     maps = Path("/proc/self/maps")
     if not maps.exists():
@@ -262,21 +263,22 @@ def _openmp(library: Path) -> int:
 
 
 class Workspace:
-    """Memory that a kernel works in: kept from step to step, and larger when it has to be."""
+    """Scratch memory of a kernel, kept from step to step and enlarged when necessary."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def address(self, num_bytes: int) -> int:
-        """Of at least `num_bytes` bytes, at a multiple of 64."""
+        """Return the address of at least `num_bytes` bytes, a multiple of 64."""
         if self._memory.numel() < num_bytes + 64:
             self._memory = untouched_zeros(num_bytes + num_bytes // 4 + 64)
         return -(-self._memory.data_ptr() // 64) * 64
 
 
 def batch_struct(batch: Any) -> NativeBatch:
-    """An `AttentionBatch` on a CPU as a struct; it points into the batch's tensors, which must outlive it. Which
-    tokens they are is not part of one: `token_ids` is to be set by who asks for more than attention.
+    """Return an `AttentionBatch` on a CPU as a struct that points into its tensors, which must outlive it.
+
+    `token_ids` is not part of a batch; callers that need more than attention set it.
     """
     return NativeBatch(
         len(batch.query_lens),
@@ -292,7 +294,7 @@ def batch_struct(batch: Any) -> NativeBatch:
 
 
 def pages_struct(data: torch.Tensor) -> NativePages:
-    """KV pages, [num_layers, 2, num_pages, page_size, num_kv_heads, head_dim] of any strides, as a struct."""
+    """Return KV pages, [num_layers, 2, num_pages, page_size, num_kv_heads, head_dim], any strides, as a struct."""
     item = data.element_size()
     return NativePages(
         data.data_ptr(),

@@ -52,7 +52,7 @@ def family_of(raw: Mapping[str, Any]) -> tuple[str, ModelFamily]:
     for name in names:
         if name in FAMILIES:
             return name, FAMILIES[name]
-    latent = ", which has a latent KV cache (MLA)" if "kv_lora_rank" in raw else ""
+    latent = ", which has latent KV (MLA)" if "kv_lora_rank" in raw else ""
     raise ModelLoadError(
         f"unsupported architecture {', '.join(map(str, names)) or '(none named)'} "
         f"(model_type {raw.get('model_type')!r}){latent}; supported are {', '.join(FAMILIES)}"

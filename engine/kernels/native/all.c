@@ -1,4 +1,4 @@
-/* Every kernel, once: compiled with -DISA=... and, for bfloat16, -DRAYDIX_BF16. */
+/* Includes every kernel: compiled with -DISA=... and, for bfloat16, -DRAYDIX_BF16. */
 #include "attention.c"
 #include "attention_decode.c"
 #include "attention_extend.c"
@@ -9,5 +9,5 @@
 #include "panel_amx.c"
 #include "quant.c"
 #ifndef RAYDIX_BF16
-#include "sample.c" /* logits are float32 whatever the model's type */
+#include "sample.c" /* Logits are float32 whatever the model's type. */
 #endif

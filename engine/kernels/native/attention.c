@@ -1,4 +1,4 @@
-/* Attention as a phase of a step, and as a call of its own. */
+/* Attention, both as a phase of a step and as a call of its own. */
 #include "attention_rows.h"
 #include "gemm.h"
 
@@ -37,7 +37,7 @@ void NAME(attend)(ThreadTeam *team, const Batch *batch, const AttentionShape *sh
     size_t shared = shared_bytes(&attention);
     char *own = scratch + shared + team->thread * own_bytes(&attention);
     Walk walk = walk_begin(team, NAME(extend_items)(&attention) + pieces * attention.parts);
-    NAME(extend)(&attention, &walk, own); /* the large items first */
+    NAME(extend)(&attention, &walk, own); /* The large items come first. */
     NAME(decode)(&attention, &walk, scratch, own);
     if (shared) {
         team_barrier(team);
@@ -45,7 +45,7 @@ void NAME(attend)(ThreadTeam *team, const Batch *batch, const AttentionShape *sh
     }
 }
 
-/* As `AttentionStep.attend` says: query [num_tokens][num_heads][head_dim], tokens query_stride apart. */
+/* Compute `AttentionStep.attend`: query [num_tokens][num_heads][head_dim], tokens query_stride apart. */
 EXPORT void NAME(raydix_attention)(const Batch *batch, const AttentionShape *shape, const Pages *pages,
                                    const elem *query, int64_t query_stride, elem *out, char *scratch, int threads)
 {
@@ -61,7 +61,7 @@ EXPORT void NAME(raydix_attention)(const Batch *batch, const AttentionShape *sha
     }
 }
 
-/* Bytes of scratch that raydix_attention needs. */
+/* Return the bytes of scratch that raydix_attention needs. */
 EXPORT int64_t NAME(raydix_attention_bytes)(const Batch *batch, const AttentionShape *shape, int threads)
 {
     return (int64_t)NAME(attention_bytes)(batch, shape, threads);

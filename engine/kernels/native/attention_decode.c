@@ -1,11 +1,11 @@
-/* Rows with few queries, bound by reading keys and values. Items are pieces of PIECE positions at multiples
- * of PIECE, so that what a row gets depends on nothing but the row:
+/* Attention of rows with few queries, which are bound by reading keys and values. Items of work are pieces of PIECE
+ * positions at multiples of PIECE, so that a row's result depends on nothing but the row:
  *
- *     row 0   [ piece 0 | piece 1 | pie ]     each for all KV heads, or for some of them where items are few:
+ *     row 0   [ piece 0 | piece 1 | pie ]     each for all KV heads, or for some of them if there are few items:
  *     row 1   [ pie ]                         pages are read about in the order in which they lie in memory
  *
- * A piece leaves, for each query, the largest score, the sum of the weights exp(score - largest), and the weighted
- * sum of values. A second phase adds up the pieces of a row; a row of one piece is written at once.
+ * A piece yields, for each query, the largest score, the sum of the weights exp(score - largest), and the weighted
+ * sum of values. A second phase adds up the pieces of a row; the result of a single piece is written at once.
  */
 #include "attention_rows.h"
 #include "transpose.h"
@@ -13,17 +13,17 @@
 #include <math.h>
 
 #define PIECE 512
-#define BLOCK 32          /* positions whose scores are computed together; PIECE is a multiple */
-#define NO_SCORE (-1e30f) /* below any score; finite, as NO_SCORE - NO_SCORE is to be 0 */
+#define BLOCK 32          /* positions whose scores are computed together; PIECE is a multiple of it */
+#define NO_SCORE (-1e30f) /* below any score; finite, so that NO_SCORE - NO_SCORE is 0 */
 
-/* A query as `dot` takes it: in floats, `Two` after `Two`, where there is no product of bfloat16. */
+/* A query in the form that `dot` takes: floats, `Two` after `Two`, unless there is a bfloat16 product. */
 #if defined(RAYDIX_BF16) && defined(__AVX512BF16__)
 typedef elem prepared;
 #else
 typedef float prepared;
 #endif
 
-/* What a row's queries have of a piece so far: those of the first KV head, those of the next and so on. */
+/* The partial results of a row's queries for a piece: queries of the first KV head, then of the next and so on. */
 typedef struct {
     float *best, *total; /* [queries] */
     float *sums;         /* [queries][head_dim], `Two` after `Two` */
@@ -49,7 +49,7 @@ static int first_piece(const Attention *attention, const Row *row)
     return first_seen(position_of(row, 0), attention->shape->window) / PIECE;
 }
 
-/* 0 for a row that is not decode's. */
+/* Return the pieces of a row; 0 for a row that extend computes. */
 static int num_pieces(const Attention *attention, const Row *row)
 {
     if (!has_few(attention, row))
@@ -72,7 +72,7 @@ static void prepare_query(const elem *query, int dim, prepared *out)
 #endif
 }
 
-/* sum + the products of 2 * LANES elements of a query and a key. */
+/* Add the products of 2 * LANES elements of a query and a key to `sum`. */
 static inline vf dot(vf sum, const prepared *query, const elem *key)
 {
 #if defined(RAYDIX_BF16) && defined(__AVX512BF16__)
@@ -85,8 +85,8 @@ static inline vf dot(vf sum, const prepared *query, const elem *key)
 #endif
 }
 
-/* One query's products with the keys of BLOCK positions. The next block is fetched meanwhile, keys here and values
- * below: line by line, as more lines at once than the core can wait for would stop it. */
+/* Compute one query's products with the keys of BLOCK positions. The next block is prefetched meanwhile, keys here
+ * and values below: line by line, as too many outstanding lines would stall the core. */
 static inline __attribute__((always_inline)) void score(const prepared *query, const elem *keys,
                                                         const int64_t *offsets, int dim, const bool fetches,
                                                         float *scores)
@@ -107,8 +107,8 @@ static inline __attribute__((always_inline)) void score(const prepared *query, c
     }
 }
 
-/* Scores to weights. Lanes first .. last are seen; where one has a larger score than `best`, what there is so
- * far is scaled down. */
+/* Turn scores into weights. Lanes first .. last are visible; if one of them has a larger score than `best`, the
+ * partial results are scaled down. */
 static inline void weigh(float *scores, int first, int last, float scale, float *best, float *total, float *sums,
                          int dim)
 {
@@ -136,7 +136,7 @@ static inline void weigh(float *scores, int first, int last, float scale, float 
     *total += vtotal(weights);
 }
 
-/* Add the weighted values of the block's lanes first .. last, for a constant number of queries. */
+/* Add the weighted values of the block's lanes first .. last, for a compile-time number of queries. */
 static inline __attribute__((always_inline)) void add_values(const int queries, const float *weights,
                                                              const elem *values, const int64_t *offsets,
                                                              int first, int last, float *sums, int dim)
@@ -176,13 +176,13 @@ static void add_all_values(int queries, const float *weights, const elem *values
 
 /* ---- one piece ---- */
 
-/* A block: positions first .. last, at most BLOCK, of one KV head. The next block's offsets follow. */
+/* Attend to a block: positions first .. last, at most BLOCK, of one KV head. The next block's offsets must follow. */
 static void attend_block(const Attention *attention, const Row *row, int kv_head, const prepared *queries,
                          int first, int last, const int64_t *offsets, Partial *partial)
 {
     const AttentionShape *shape = attention->shape;
     int dim = shape->head_dim, count = row->num_tokens * attention->group, at = kv_head * count;
-    int unseen = first_seen(position_of(row, 0), shape->window) - first; /* may hold anything, NaN too */
+    int unseen = first_seen(position_of(row, 0), shape->window) - first; /* These may hold anything, even NaN. */
     const elem *keys = attention->pages->keys + kv_head * attention->pages->head_stride;
     const elem *values = attention->pages->values + kv_head * attention->pages->head_stride;
     _Alignas(64) float weights[FEW_QUERIES * BLOCK];
@@ -199,7 +199,7 @@ static void attend_block(const Attention *attention, const Row *row, int kv_head
                    partial->sums + at * dim, dim);
 }
 
-/* A piece's positions for the KV heads first_head .. last_head. */
+/* Attend to a piece's positions for the KV heads first_head .. last_head. */
 static void attend_piece(const Attention *attention, const Row *row, int piece, int first_head, int last_head,
                          prepared *queries, Partial *partial)
 {
@@ -218,7 +218,7 @@ static void attend_piece(const Attention *attention, const Row *row, int piece, 
     int64_t offsets[PIECE + 2 * BLOCK];
     locate(attention->pages, row->table, first, end - first, offsets);
     for (int i = end - first; i < round_up(end - first, BLOCK) + BLOCK; i++)
-        offsets[i] = offsets[end - first - 1]; /* not seen, but readable */
+        offsets[i] = offsets[end - first - 1]; /* not visible, but readable */
     for (const int64_t *at = offsets; first < end; first += BLOCK, at += BLOCK) {
         int last = first + BLOCK < end ? first + BLOCK : end;
         for (int head = first_head; head < last_head; head++)
@@ -226,7 +226,7 @@ static void attend_piece(const Attention *attention, const Row *row, int piece, 
     }
 }
 
-/* Add up a KV head's pieces, `stride` floats apart, and write what its queries get. Changes the first piece. */
+/* Add up a KV head's pieces, `stride` floats apart, and write its queries' results. Overwrites the first piece. */
 static void combine(const Attention *attention, const Row *row, int kv_head, float *pieces, int num,
                     size_t stride)
 {

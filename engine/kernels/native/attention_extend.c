@@ -1,13 +1,13 @@
-/* Rows with many queries, bound by products. An item is a block of queries of one KV head. A head's blocks follow
- * each other, as they read the same; its last, which sees the most, comes first. Keys and values are packed into
- * panels (gemm.h) once for all strips of a block:
+/* Attention of rows with many queries, which are bound by products. An item of work is a block of queries of one KV
+ * head. A head's blocks follow each other, as they read the same KV; its last block, which sees the most, comes
+ * first. Keys and values are packed into panels (gemm.h) once for all strips of a block:
  *
  *     positions of the row      0 ....... | ......... | ......... kv_len     chunks of CHUNK at multiples of it
- *     strip of STRIP queries    scores = queries x panels of 32 keys, softmax so far -> weights
+ *     strip of STRIP queries    scores = queries x panels of 32 keys, online softmax -> weights
  *                               sums += weights x panels of 32 of the values' elements
  *
- * A strip multiplies only what one of its queries sees. As chunks lie at fixed positions and what is not seen
- * weighs exactly 0, a query's result depends on its position, keys and values, and not on how its row is cut.
+ * A strip multiplies only positions that one of its queries sees. As chunks lie at fixed positions and invisible
+ * positions weigh exactly 0, a query's result depends on its position, keys and values, not on how its row is cut.
  */
 #include "attention_rows.h"
 #include "gemm.h"
@@ -17,10 +17,10 @@
 
 #define CHUNK 256
 #define STRIP 64
-#define MOST_QUERIES 512 /* of a block: a multiple of STRIP */
-#define NOTHING (-1e30f) /* below any score; finite, as NOTHING - NOTHING is to be 0 */
+#define MOST_QUERIES 512  /* queries of a block at most: a multiple of STRIP */
+#define NO_SCORE (-1e30f) /* below any score; finite, so that NO_SCORE - NO_SCORE is 0 */
 
-/* What a thread works in, for one block. */
+/* A thread's buffers, for one block. */
 typedef struct {
     elem *queries;       /* [MOST_QUERIES][head_dim] */
     float *sums;         /* [MOST_QUERIES][head_dim] */
@@ -31,7 +31,7 @@ typedef struct {
     elem *values;        /* [head_dim / 32] panels of CHUNK inputs */
 } Scratch;
 
-/* Lay it out from `at`; returns where it ends. Places are numbers, as there may be no memory yet. */
+/* Lay the buffers out from `at`, and return their end. Addresses are numbers, as there may be no memory yet. */
 static uintptr_t lay_scratch(Scratch *scratch, int dim, uintptr_t at)
 {
     scratch->sums = (float *)at, at += MOST_QUERIES * dim * sizeof(float);
@@ -45,7 +45,7 @@ static uintptr_t lay_scratch(Scratch *scratch, int dim, uintptr_t at)
     return at;
 }
 
-/* Some queries of a row: number first .. last of a KV head. */
+/* Some queries of a row: numbers first .. last of a KV head. */
 typedef struct {
     const Attention *attention;
     const Row *row;
@@ -59,7 +59,7 @@ static int position_of_query(const Queries *queries, int query)
 
 /* ---- packing ---- */
 
-/* 32 keys, those at offsets, into a panel; missing ones are zeros. */
+/* Pack 32 keys, those at `offsets`, into a panel; missing ones are zeros. */
 static void pack_keys(const elem *keys, const int64_t *offsets, int count, int dim, elem *panel)
 {
     enum { PAIRS = LANES * PAIR }; /* elements of a vector of pairs */
@@ -74,9 +74,8 @@ static void pack_keys(const elem *keys, const int64_t *offsets, int count, int d
         }
 }
 
-/* Values number from .. to of a chunk, those at offsets, into panels of CHUNK inputs. Up to a multiple of 32
- * inputs, and before `first`, which no query sees, they are zeros: what lies there may be NaN, and 0 * NaN is
- * not 0. */
+/* Pack the values from .. to of a chunk, those at `offsets`, into panels of CHUNK inputs. Inputs up to a multiple of
+ * 32, and inputs before `first`, which no query sees, are zeros: their memory may hold NaN, and 0 * NaN is not 0. */
 static void pack_values(const elem *values, const int64_t *offsets, int from, int first, int to, int dim,
                         elem *panels)
 {
@@ -97,7 +96,7 @@ static void pack_values(const elem *values, const int64_t *offsets, int from, in
 
 /* ---- softmax ---- */
 
-/* 2^x for x <= 0 to a relative error of 4e-5, which is less than rounding to bfloat16 adds; 0 below -126. */
+/* Return 2^x for x <= 0, to a relative error of 4e-5, less than rounding to bfloat16 adds; 0 below -126. */
 static inline vf vexp2_bf16(vf x)
 {
     vi tiny = x < -126.0f;
@@ -113,19 +112,19 @@ static inline vf vexp2_bf16(vf x)
 }
 
 #ifdef RAYDIX_BF16
-#define LOG_BASE 1.44269504088896341f /* scores count in powers of 2 */
+#define LOG_BASE 1.44269504088896341f /* Scores are exponents of 2. */
 #define raised vexp2_bf16
 #else
 #define LOG_BASE 1.0f
 #define raised vexp
 #endif
 
-/* One query's scores from .. to of a chunk to weights; first .. last are seen. Where one is larger than
- * `best`, what there is so far is scaled down. */
+/* Turn one query's scores from .. to of a chunk into weights; first .. last are visible. If one of them is larger
+ * than `best`, the partial results are scaled down. */
 static inline void soften(float *scores, int from, int to, int first, int last, float scale, float *best,
                           float *total, float *sums, int dim, elem *weights)
 {
-    vf largest = vset(NOTHING);
+    vf largest = vset(NO_SCORE);
     if (first > from || last < to)
         for (int i = from; i < to; i += LANES) {
             vi lanes = vlanes() + i;
@@ -154,7 +153,7 @@ static inline void soften(float *scores, int from, int to, int first, int last, 
 
 /* ---- one block ---- */
 
-/* A strip of a block, over the chunk's positions start .. start + count, packed. */
+/* Attend a strip of a block to the chunk's packed positions start .. start + count. */
 static void attend_strip(const Queries *block, int first, int last, int start, int count,
                          const Scratch *scratch)
 {
@@ -189,7 +188,7 @@ static void attend_block_of(const Queries *block, const Scratch *scratch)
     for (int q = 0; q < count; q++) {
         memcpy(scratch->queries + q * dim, query_of(attention, block->row, block->kv_head, block->first + q),
                sizeof(elem) * dim);
-        scratch->best[q] = NOTHING;
+        scratch->best[q] = NO_SCORE;
         scratch->total[q] = 0;
     }
     memset(scratch->sums, 0, sizeof(float) * count * dim);
@@ -220,7 +219,7 @@ static void attend_block_of(const Queries *block, const Scratch *scratch)
 
 /* ---- the phase ---- */
 
-/* 0 for a row that is not extend's. */
+/* Return the blocks of a row; 0 for a row that decode computes. */
 static int num_blocks(const Attention *attention, const Row *row)
 {
     int queries = has_few(attention, row) ? 0 : row->num_tokens * attention->group;

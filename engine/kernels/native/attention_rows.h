@@ -1,4 +1,4 @@
-/* What the kernels of attention have in common: a call's arguments, and where a row's positions lie.
+/* What the attention kernels share: a call's arguments, the places of a row's positions, and the items of work.
  *
  *     row's positions   0 ........... first ......... p ... kv_len     p: a token's position; it sees first .. p
  *     block table       [ page 7 ][ page 2 ][ page 9 ][ page 4 |  ]    (first > 0 where there is a window)
@@ -19,7 +19,7 @@ typedef struct {
     elem *out;
     ptrdiff_t query_stride, out_stride;
     int group; /* queries that share a KV head */
-    int parts; /* of the KV heads, that decode's items are cut into where pieces are few: changes no result */
+    int parts; /* into which decode's items divide the KV heads if there are few pieces; changes no result */
 } Attention;
 
 typedef struct {
@@ -37,13 +37,13 @@ static inline Row row_of(const Batch *batch, int row)
 
 static inline int position_of(const Row *row, int token) { return row->kv_len - row->num_tokens + token; }
 
-/* The first position that a query at `position` sees. */
+/* Return the first position that a query at `position` sees. */
 static inline int first_seen(int position, int window)
 {
     return window > 0 && position >= window ? position - window + 1 : 0;
 }
 
-/* Offsets of the positions first .. first + count. */
+/* Compute the offsets of the positions first .. first + count. */
 static inline void locate(const Pages *pages, const int32_t *table, int first, int count, int64_t *offsets)
 {
     int page = first / pages->page_size, slot = first % pages->page_size;
@@ -54,7 +54,7 @@ static inline void locate(const Pages *pages, const int32_t *table, int first, i
     }
 }
 
-/* The query that belongs to a KV head's query number `query`. */
+/* Return the query with the number `query` of a KV head. */
 static inline const elem *query_of(const Attention *attention, const Row *row, int kv_head, int query)
 {
     return attention->query + (row->first_token + query / attention->group) * attention->query_stride +
@@ -67,20 +67,20 @@ static inline elem *out_of(const Attention *attention, const Row *row, int kv_he
            (kv_head * attention->group + query % attention->group) * attention->shape->head_dim;
 }
 
-/* A row with few queries a KV head is bound by memory and is attention_decode.c's: a request's next token, or
- * a few guessed ones. Others are attention_extend.c's. */
+/* A row with few queries per KV head is bound by memory and computed by attention_decode.c: a request's next token,
+ * or a few draft tokens. attention_extend.c computes the others. */
 #define FEW_QUERIES 16
 static inline bool has_few(const Attention *attention, const Row *row)
 {
     return row->num_tokens * attention->group <= FEW_QUERIES;
 }
 
-/* A thread's way through a phase's items in their order; it does those that fall to it. */
+/* A thread's walk through a phase's items in their order; it computes those that it takes. */
 typedef struct {
     ThreadTeam *team;
     int count;
     int next; /* this thread's next item */
-    int done; /* items of the rows gone by */
+    int done; /* items of the rows before */
 } Walk;
 
 static inline Walk walk_begin(ThreadTeam *team, int count)
@@ -89,16 +89,16 @@ static inline Walk walk_begin(ThreadTeam *team, int count)
 }
 static inline void walk_on(Walk *walk) { walk->next = team_take(walk->team, walk->count); }
 
-/* Items, and the part of the walk through them. */
+/* Number of items, and the functions that walk through them. */
 int NAME(extend_items)(const Attention *attention);
 int NAME(decode_pieces)(const Attention *attention); /* an item for each piece and part */
 void NAME(extend)(const Attention *attention, Walk *walk, char *own);
 void NAME(decode)(const Attention *attention, Walk *walk, char *shared, char *own);
 
-/* Another phase, where decode has shared bytes: the sums of pieces. */
+/* Add up the pieces, in a phase of its own, if decode has shared bytes. */
 void NAME(decode_combine)(const Attention *attention, ThreadTeam *team, char *shared);
 
-/* Bytes that they need: for all threads together, and for each. */
+/* Bytes that they need: shared by all threads, and for each thread. */
 size_t NAME(decode_shared_bytes)(const Attention *attention);
 size_t NAME(decode_own_bytes)(const Attention *attention);
 size_t NAME(extend_own_bytes)(const Attention *attention);

@@ -1,4 +1,4 @@
-/* What this processor can run. Compiled once, for any of its kind. */
+/* Detects the instruction sets of this processor. Compiled once, without special instruction sets. */
 #include "raydix.h"
 
 #if defined(__linux__) && defined(__x86_64__)
@@ -6,7 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Tiles are 8 KB of registers, which Linux saves for those who asked: once per process. */
+/* Whether AMX tiles can be used. They are 8 KB of registers, which Linux saves only for processes that asked. */
 static bool has_tiles(void)
 {
     unsigned a, b, c, d;
@@ -16,7 +16,7 @@ static bool has_tiles(void)
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
 
-/* No __builtin_cpu_supports for it in older compilers. */
+/* Older compilers have no __builtin_cpu_supports for it. */
 static bool has_avx512_bf16(void)
 {
     unsigned a, b, c, d;
@@ -26,7 +26,7 @@ static bool has_avx512_bf16(void)
 
 EXPORT int raydix_abi(void) { return RAYDIX_ABI; }
 
-/* The best instruction set that this processor and system have: generic, avx2, avx512, avx512_bf16 or amx. */
+/* Return the best instruction set of this processor and system: generic, avx2, avx512, avx512_bf16 or amx. */
 EXPORT const char *raydix_best_isa(void)
 {
 #if defined(__x86_64__)

@@ -1,9 +1,9 @@
-/* A decoder's step, as engine/models/decoder.py describes it, in one parallel region.
+/* A decoder's step, as defined by engine/models/decoder.py, in one parallel region.
  *
  *     embed ─▶ x ─┬─ norm ─ qkv ─ (q/k norm) ─ rotate, store ─ attend ─ output ─ + ─┬─ norm ─ gate, up ─ down ─ + ─▶
  *                 └─────────────────────────────────────────────────────────────────┘  └─────────────────────────┘
  *
- * x stays in float32; what is multiplied with weights is `elem`.
+ * x stays in float32; inputs of products with weights are `elem`.
  */
 #include "attention.h"
 #include "gemm.h"
@@ -11,9 +11,9 @@
 
 #include <math.h>
 
-/* What a step computes on its way, all rows of a layer at once. */
+/* A step's intermediate results, for all rows of a layer at once. */
 typedef struct {
-    float *x;         /* [N][hidden]: the caller's, as it is the result too */
+    float *x;         /* [N][hidden]: the caller's, as it is also the result */
     elem *normed;     /* [N][hidden] */
     float *qkv;       /* [N][(num_heads + 2 * num_kv_heads) * head_dim] */
     elem *query;      /* [N][num_heads * head_dim] */
@@ -21,7 +21,7 @@ typedef struct {
     elem *inner;      /* [N][intermediate] */
     float *cosines;   /* [N][head_dim / 2] */
     float *sines;     /* the same */
-    char *scratch;    /* of attention */
+    char *scratch;    /* for attention */
 } Buffers;
 
 static AttentionShape shape_of(const Model *model, int window)
@@ -36,7 +36,7 @@ static char *carve(char **at, size_t rows, size_t row_bytes)
     return start;
 }
 
-/* Lay the buffers out from `at`; returns where they end. */
+/* Lay the buffers out from `at`, and return their end. */
 static char *lay_out(Buffers *buffers, const Model *model, const Batch *batch, int threads, char *at)
 {
     size_t rows = round_up(batch->num_tokens, BLOCK_ROWS), dim = model->head_dim;
@@ -52,7 +52,7 @@ static char *lay_out(Buffers *buffers, const Model *model, const Batch *batch, i
     return at;
 }
 
-/* Bytes of workspace that raydix_forward needs, aligned to 64. */
+/* Return the bytes of workspace, aligned to 64, that raydix_forward needs. */
 EXPORT int64_t NAME(raydix_forward_bytes)(const Model *model, const Batch *batch, int threads)
 {
     Buffers buffers;
@@ -93,7 +93,7 @@ static void embed_phase(ThreadTeam *team, const Model *model, const Batch *batch
     team_barrier(team);
 }
 
-/* Norm (where the model has one) and rotate one head, float32 [head_dim], in place. Pairs are (i, i + head_dim / 2). */
+/* Norm, if the model does, and rotate one head, float32 [head_dim], in place. Pairs are (i, i + head_dim / 2). */
 static void norm_and_rotate(float *head, const float *weight, const float *cosines, const float *sines, int dim,
                             float eps)
 {
@@ -122,7 +122,7 @@ static void store_elems(const float *from, int n, elem *to)
         vstore_elem(to + i, vload(from + i));
 }
 
-/* Queries to their buffer, keys and values to their pages. */
+/* Write queries to their buffer, keys and values to their pages. */
 static void rotate_phase(ThreadTeam *team, const Model *model, const Layer *layer, const Batch *batch, const Pages *pages,
                          Buffers *buffers)
 {
@@ -167,7 +167,7 @@ static void run_layer(ThreadTeam *team, const Model *model, const Layer *layer, 
     team_barrier(team);
 }
 
-/* Token ids to hidden states, float32 [num_tokens][hidden]; writes the tokens' KV. `pages` is the first layer's. */
+/* Map token ids to hidden states, float32 [num_tokens][hidden]; writes KV. `pages` are the first layer's. */
 EXPORT void NAME(raydix_forward)(const Model *model, const Batch *batch, const Pages *pages, char *workspace,
                                  float *hidden, int threads)
 {
@@ -191,7 +191,7 @@ EXPORT void NAME(raydix_forward)(const Model *model, const Batch *batch, const P
     }
 }
 
-/* Logits of `rows` of the hidden states: float32 [rows][vocabulary]. indices: which; NULL: the first ones.
+/* Compute the logits of the first `rows` hidden states: float32 [rows][vocabulary].
  * workspace: elem [rows rounded up to 16][hidden], aligned to 64 bytes. */
 EXPORT void NAME(raydix_logits)(const Model *model, const float *hidden, int rows, elem *workspace, float *logits,
                                 int threads)

@@ -1,21 +1,21 @@
-/* A linear as a phase of a team. An item of work is a few panels with a block of rows:
+/* A linear layer as a phase of a team. An item of work is a few panels times a block of rows:
  *
  *                    panels
  *                 0  1 │ 2  3 │ 4
- *     a    0..    item │ item │ item     a block of rows stays in the L2 cache while panels go by,
- *          512..  item │ item │ item     a slice of a panel in the L1 cache while the block's rows go by
+ *     a    0..    item │ item │ item     a block of rows stays in the L2 cache for all panels,
+ *          512..  item │ item │ item     a slice of a panel in the L1 cache for all rows of the block
  */
 #include "gemm.h"
 
-#define BLOCK_BYTES (1 << 20) /* of a block of rows: half of today's L2 caches */
+#define BLOCK_BYTES (1 << 20) /* bytes of a block of rows: half of today's L2 caches */
 #define MOST_ROWS_OF_ITEM 512
-#define LEAST_ROWS_OF_ITEM 128 /* fewer would have the panels read too often */
-#define PRODUCTS (MOST_ROWS_OF_ITEM * 2 * PANEL) /* of an item: on the stack, 128 KB */
+#define LEAST_ROWS_OF_ITEM 128 /* With fewer rows, panels would be read too often. */
+#define PRODUCTS (MOST_ROWS_OF_ITEM * 2 * PANEL) /* products of an item: 128 KB on the stack */
 #define MOST_PANELS_OF_ITEM 8
-#define STREAMED_BYTES (1 << 20) /* results of at least this size are written past the caches */
+#define STREAMED_BYTES (1 << 20) /* Results of at least this size are written past the caches. */
 
 typedef struct {
-    int rows, panels; /* of an item */
+    int rows, panels; /* of one item */
     int row_blocks, panel_groups;
 } Items;
 
@@ -28,7 +28,7 @@ static Items items_of(const Linear *linear, int rows, int threads)
                                                        : most};
     items.rows = rows < items.rows ? round_up(rows, BLOCK_ROWS) : items.rows;
     items.row_blocks = (rows + items.rows - 1) / items.rows;
-    /* Several for each thread: they seldom end at one time. A run of panels is fetched ahead of its use. */
+    /* Make several items per thread, as threads seldom end at the same time. Panels in a run are prefetched. */
     int share = panels * items.row_blocks / (8 * threads), fit = PRODUCTS / PANEL / items.rows;
     items.panels = share < fit ? share : fit;
     items.panels = items.panels > MOST_PANELS_OF_ITEM ? MOST_PANELS_OF_ITEM : items.panels < 1 ? 1 : items.panels;
@@ -36,7 +36,7 @@ static Items items_of(const Linear *linear, int rows, int threads)
     return items;
 }
 
-/* What becomes of a sum, beside being one; each NULL or from the item's first output on. */
+/* What is applied to sums: each NULL, or starting at the item's first output. */
 typedef struct {
     const float *scales, *bias;
 } Finish;
@@ -53,7 +53,7 @@ static inline vf finished(const Finish *finish, vf sum, int output)
     return finish->bias ? sum + vload(finish->bias + output) : sum;
 }
 
-/* c[rows][ldc] to out[rows][ldo], the outputs of an item: `width` of them. */
+/* Finish the `width` outputs of an item: c[rows][ldc] to out[rows][ldo]. */
 static void finish_floats(const float *c, ptrdiff_t ldc, int rows, int width, Finish finish, bool adds, bool streams,
                           float *out, ptrdiff_t ldo)
 {
@@ -76,7 +76,7 @@ static void finish_floats(const float *c, ptrdiff_t ldc, int rows, int width, Fi
     }
 }
 
-/* A panel's 16 gates and their ups. */
+/* Finish a panel's 16 gates and their ups. */
 static void finish_swiglu(const float *c, ptrdiff_t ldc, int rows, Finish gates, Finish ups, elem *out, ptrdiff_t ldo)
 {
     for (int r = 0; r < rows; r++, c += ldc, out += ldo)
@@ -86,7 +86,7 @@ static void finish_swiglu(const float *c, ptrdiff_t ldc, int rows, Finish gates,
         }
 }
 
-/* out: the item's first row. */
+/* Finish an item; `out` is its first row. */
 static void finish_item(const Linear *linear, const float *c, ptrdiff_t ldc, int rows, int panel, int panels,
                         Product product, bool streams, void *out, ptrdiff_t ldo)
 {
@@ -138,7 +138,7 @@ void NAME(linear)(ThreadTeam *team, const Linear *linear, const elem *a, ptrdiff
     }
 }
 
-/* One linear alone. `product` is a Product; a and out are as `linear` says. */
+/* Compute one linear layer alone. `product` is a Product; for a and out see `linear`. */
 EXPORT void NAME(raydix_linear)(const Linear *linear, const elem *a, int64_t lda, int rows, int product, void *out,
                                 int64_t ldo, int threads)
 {

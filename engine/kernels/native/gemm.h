@@ -1,12 +1,12 @@
-/* Matrices packed for multiplication, and what becomes of a product.
+/* Matrices packed for multiplication, and their products.
  *
- * outputs are cut into panels of 32; inputs are padded with zeros to a multiple of 32
+ * Outputs are cut into panels of 32; inputs are padded with zeros to a multiple of 32:
  *
  *     elem panel[ outputs / 32 ][ inputs / PAIR ][ 32 ][ PAIR ]        PAIR: 2 in bf16, 1 in float32
  *
- * A row of pairs is what AVX512_BF16's dot product takes, sixteen of them are a tile of AMX, and other instruction
- * sets widen them. Every output is the sum over its inputs in one order, whatever the number of rows: what a request
- * computes does not depend on its batch.
+ * AVX512_BF16's dot product takes a row of pairs, an AMX tile is sixteen such rows, and other instruction sets widen
+ * them. Every output is the sum over its inputs in one order, whatever the number of rows, so a request's result does
+ * not depend on its batch.
  */
 #ifndef GEMM_H
 #define GEMM_H
@@ -15,7 +15,7 @@
 #include "vec.h"
 
 #define PANEL 32
-#define BLOCK_ROWS 16 /* rows of inputs and of products are readable and writable up to a multiple of this */
+#define BLOCK_ROWS 16 /* Rows of inputs and products must be readable and writable up to a multiple of this. */
 #ifdef RAYDIX_BF16
 #define PAIR 2
 #else
@@ -28,7 +28,7 @@ static inline int round_up(int n, int step) { return (n + step - 1) / step * ste
 void NAME(panel_multiply)(const elem *a, ptrdiff_t lda, int rows, const elem *panel, int inputs, float *c,
                           ptrdiff_t ldc, bool add);
 
-/* The same with a panel of bytes, into c: the sums before their scales. */
+/* Multiply with a panel of bytes, into c: the sums before their scales are applied. */
 void NAME(panel_multiply_int8)(const elem *a, ptrdiff_t lda, int rows, const int8_t *panel, int inputs, float *c,
                                ptrdiff_t ldc);
 
@@ -41,11 +41,11 @@ typedef enum {
     SWIGLU,     /* elem out[rows][ldo] = silu(gate) * up */
 } Product;
 
-/* One phase of a team: the product of a[rows][lda] with a matrix. Ends without a barrier. */
+/* Multiply a[rows][lda] with a matrix, as one phase of a team. Ends without a barrier. */
 void NAME(linear)(ThreadTeam *team, const Linear *linear, const elem *a, ptrdiff_t lda, int rows, Product product,
                   void *out, ptrdiff_t ldo);
 
-/* Before and after a thread multiplies. */
+/* Every thread calls these before and after it multiplies. */
 void NAME(gemm_begin)(void);
 void NAME(gemm_end)(void);
 

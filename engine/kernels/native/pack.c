@@ -1,10 +1,10 @@
-/* Matrices into panels. */
+/* Packs matrices into panels. */
 #include "gemm.h"
 
-/* Rows of a panel that lie at `rows`, become its outputs first .. first + num_rows. */
+/* Pack the rows at `rows` as a panel's outputs first .. first + num_rows. */
 static void pack_outputs(const elem *rows, ptrdiff_t stride, int num_rows, int inputs, elem *panel, int first)
 {
-    /* Pairs move as one. Sixteen of them at a time: a line is read once, and the lines written to stay in the cache. */
+    /* Pairs move as one, sixteen at a time: a line is read once, and the written lines stay in the cache. */
     typedef struct {
         elem inputs[PAIR];
     } Pair;
@@ -17,7 +17,7 @@ static void pack_outputs(const elem *rows, ptrdiff_t stride, int num_rows, int i
                 memcpy(pairs + (from / PAIR + i) * PANEL + r, row + i * PAIR, sizeof(Pair));
         }
     }
-    if (inputs % PAIR) /* the last input has a zero beside it */
+    if (inputs % PAIR) /* The last input is paired with a zero. */
         for (int r = 0; r < num_rows; r++)
             pairs[inputs / PAIR * PANEL + r].inputs[0] = rows[r * stride + inputs - 1];
 }
@@ -29,7 +29,7 @@ void NAME(pack_rows)(const elem *rows, ptrdiff_t stride, int num_rows, int input
     pack_outputs(rows, stride, num_rows, inputs, panel, 0);
 }
 
-/* Pack a matrix [outputs][inputs]. is_swiglu: outputs are all gates, then all ups; a panel gets 16 of each. */
+/* Pack a matrix [outputs][inputs]. If is_swiglu, outputs are all gates, then all ups; a panel gets 16 of each. */
 EXPORT void NAME(raydix_pack)(const elem *matrix, int outputs, int inputs, bool is_swiglu, elem *packed)
 {
     size_t size = (size_t)PANEL * round_up(inputs, 32);

@@ -1,9 +1,9 @@
-/* panel_multiply with vectors: AVX512_BF16's dot products of pairs, or multiply and add in float32. */
+/* panel_multiply with vectors: AVX512_BF16's dot products of pairs, or multiply-add in float32. */
 #include "gemm.h"
 
 #if !(defined(RAYDIX_BF16) && defined(__AMX_BF16__))
 
-/* Rows x vectors of products that are held in registers, beside either the panel's vectors or the rows' inputs. */
+/* Rows x vectors of products are held in registers, beside either the panel's vectors or the rows' inputs. */
 #if VECTOR_BYTES == 64
 #define MOST_ROWS 12
 #define VECTORS 2
@@ -14,13 +14,13 @@
 #define MOST_ROWS 3
 #define VECTORS 4
 #endif
-#define SLICE (512 / (int)sizeof(elem)) /* inputs: a panel's slice, 16 KB, stays in the L1 cache while rows go by */
-#define AHEAD 2048 /* bytes from what is multiplied to what is fetched */
+#define SLICE (512 / (int)sizeof(elem)) /* inputs: a panel's slice, 16 KB, stays in the L1 cache for all rows */
+#define AHEAD 2048 /* prefetch distance in bytes */
 
 void NAME(gemm_begin)(void) {}
 void NAME(gemm_end)(void) {}
 
-/* A vector of the panel at `column` times the pair of inputs at `a`, added to `sum`. */
+/* add_product adds the product of a panel's vector and the pair of inputs at `a` to `sum`. */
 #if defined(RAYDIX_BF16) && defined(__AVX512BF16__)
 typedef __m512i Pairs;
 static inline Pairs load_pairs(const elem *p) { return _mm512_loadu_si512(p); }
@@ -51,7 +51,7 @@ static inline Pairs load_pairs(const elem *p) { return vload(p); }
 static inline vf add_product(vf sum, Pairs column, const elem *a) { return sum + column * vset(*a); }
 #endif
 
-/* The products of a constant number of rows with `VECTORS` vectors' outputs of a panel's slice. */
+/* Multiply a compile-time number of rows with `VECTORS` vectors' outputs of a panel's slice. */
 static inline __attribute__((always_inline)) void multiply_rows(const elem *a, ptrdiff_t lda, const int rows,
                                                                 const elem *panel, int inputs, float *c,
                                                                 ptrdiff_t ldc, bool add)
@@ -106,7 +106,7 @@ void NAME(panel_multiply)(const elem *a, ptrdiff_t lda, int rows, const elem *pa
 {
     for (int first = 0; first < inputs; first += SLICE, panel += SLICE * PANEL, a += SLICE) {
         int count = inputs - first < SLICE ? inputs - first : SLICE;
-        /* Parts as equal as can be: a pass over the panel costs the same for few rows as for many. */
+        /* Parts are as equal as possible: a pass over the panel costs the same for few rows as for many. */
         int parts = (rows + MOST_ROWS - 1) / MOST_ROWS;
         for (int part = 0; part < parts; part++) {
             int row = rows * part / parts, end = rows * (part + 1) / parts;

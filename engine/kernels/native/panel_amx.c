@@ -1,4 +1,4 @@
-/* panel_multiply in bfloat16 with AMX: tiles of 16 rows of 64 bytes; a product of two takes 16 cycles.
+/* panel_multiply in bfloat16 with AMX: tiles have 16 rows of 64 bytes; a product of two takes 16 cycles.
  *
  *             panel: 16 pairs of inputs x 16 outputs
  *                   ┌───────┬───────┐
@@ -8,17 +8,17 @@
  *                 5 │   2   │   3   │
  *                   └───────┴───────┘
  *
- * Tiles always have all their rows: what lies beyond the last row is multiplied too, and changes no other row.
+ * Tiles always have all their rows: memory beyond the last row is multiplied too, and affects no other row.
  */
 #include "gemm.h"
 
 #if defined(RAYDIX_BF16) && defined(__AMX_BF16__)
 
-#define SLICE 256                  /* inputs: a panel's slice, 16 KB, stays in the L1 cache while rows go by */
+#define SLICE 256                  /* inputs: a panel's slice, 16 KB, stays in the L1 cache for all rows */
 #define STEP_INPUTS 32             /* of a row of a tile */
 #define STEP (STEP_INPUTS * PANEL) /* elements of a panel that one step takes: two tiles */
 #define LINE (64 / (int)sizeof(elem))
-#define AHEAD (4 * STEP) /* elements from what is multiplied to what is fetched */
+#define AHEAD (4 * STEP) /* prefetch distance in elements */
 
 typedef struct {
     uint8_t palette, start_row, reserved[14];
@@ -38,14 +38,14 @@ void NAME(gemm_begin)(void)
 
 void NAME(gemm_end)(void) { _tile_release(); }
 
-/* Into the L1 cache what is next, into the L2 cache what is further off: rows go by before it is wanted. */
+/* Prefetch into the L1 cache what comes next, or into the L2 cache what is needed only after more rows. */
 static inline __attribute__((always_inline)) void fetch(const elem *from, int lines, const bool is_next)
 {
     for (int line = 0; line < lines; line++)
         __builtin_prefetch(from + line * LINE, 0, is_next ? 3 : 2);
 }
 
-/* Tile numbers are constants of the instructions, hence two functions for one or two tiles of rows. */
+/* Tile numbers are constants in instructions, so there are two functions, for one and for two tiles of rows. */
 static inline void multiply_16(const elem *a, ptrdiff_t lda, const elem *panel, int inputs, float *c, ptrdiff_t ldc,
                                bool add)
 {
@@ -106,7 +106,7 @@ void NAME(panel_multiply)(const elem *a, ptrdiff_t lda, int rows, const elem *pa
         multiply_16(a, lda, panel, inputs, c, ldc, add);
         return;
     }
-    int lines = (STEP / LINE * 32 - 1 + rows) / rows; /* that each step fetches of the next slice */
+    int lines = (STEP / LINE * 32 - 1 + rows) / rows; /* lines of the next slice that each step prefetches */
     for (int first = 0; first < inputs; first += SLICE, panel += SLICE * PANEL, a += SLICE, add = true) {
         int count = inputs - first < SLICE ? inputs - first : SLICE, row = 0;
         const elem *next = panel + (rows > 32 ? SLICE * PANEL : AHEAD);

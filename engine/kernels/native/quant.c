@@ -1,7 +1,7 @@
-/* Weights of eight bits: symmetric, a scale for each output. Panels are as those of `elem`, of bytes.
+/* 8-bit weights: symmetric, with a scale per output. Panels are like those of `elem`, but of bytes.
  *
- * A slice of a panel is widened where the cache is nearest, and multiplied as any other: integers up to 127 are exact
- * in bfloat16. The scale comes last, to the sum.
+ * A slice of a panel is widened in the L1 cache and multiplied like any other: integers up to 127 are exact in
+ * bfloat16. The scale is applied to the sum at the end.
  */
 #include "gemm.h"
 
@@ -17,7 +17,7 @@ static float largest(const elem *row, int inputs)
     return most;
 }
 
-/* Round a matrix [outputs][inputs] to its scales, [outputs], and pack it as raydix_pack does. */
+/* Round a matrix [outputs][inputs] to 8 bits with scales [outputs], and pack it as raydix_pack does. */
 EXPORT void NAME(raydix_pack_int8)(const elem *matrix, int outputs, int inputs, bool is_swiglu, int8_t *packed,
                                    float *scales)
 {
@@ -40,7 +40,7 @@ EXPORT void NAME(raydix_pack_int8)(const elem *matrix, int outputs, int inputs, 
     }
 }
 
-/* A vector of `to`, from bytes in the same order. */
+/* Widen bytes to a vector of `to`, in the same order. */
 #ifdef RAYDIX_BF16
 static inline void widen_vector(const int8_t *from, elem *to)
 {
@@ -54,7 +54,7 @@ static inline void widen_vector(const int8_t *from, elem *to)
 #else
 static inline void widen_vector(const int8_t *from, elem *to)
 {
-#if defined(__AVX512F__) /* from vectors of bytes GCC 12 converts one by one */
+#if defined(__AVX512F__) /* GCC 12 converts vectors of bytes one element at a time. */
     vstore(to, (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)from))));
 #elif defined(__AVX2__)
     vstore(to, (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)from))));

@@ -1,4 +1,4 @@
-/* What crosses the border between Python and the native library: plain structs, filled in through ctypes.
+/* The structs that Python passes to the native library through ctypes, and what all kernels share.
  *
  * Every kernel file is compiled once per element type and instruction set; NAME() gives each copy its own names,
  * such as raydix_forward_bf16_avx512. A file reads as if there were one type, `elem`, of weights, activations and KV.
@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RAYDIX_ABI 4 /* engine/kernels/native.py asks for the same: raised with every change of this file */
+#define RAYDIX_ABI 4 /* engine/kernels/native.py expects the same number: raise both with every change of a struct. */
 
 #ifdef RAYDIX_BF16
 typedef uint16_t elem; /* bfloat16: the upper half of a float */
@@ -28,7 +28,7 @@ typedef float elem;
 /* A matrix [outputs, inputs], packed into panels of 32 outputs (gemm.h). */
 typedef struct {
     const void *packed;  /* elem, or int8 where there are scales */
-    const float *scales; /* [outputs] of int8 weights; NULL: not quantized */
+    const float *scales; /* [outputs] of int8 weights; NULL if not quantized */
     const float *bias;   /* [outputs] or NULL */
     int32_t outputs, inputs;
 } Linear;
@@ -74,16 +74,16 @@ typedef struct {
     float scale;
 } AttentionShape;
 
-/* How a row's token is chosen: engine/sampling_params.py, and what of the request matters. */
+/* How a row's token is chosen: the parameters of engine/sampling_params.py, and the relevant state of the request. */
 typedef struct {
     uint64_t seed;
     int64_t position;                        /* in the noise */
     double temperature, top_p, min_p;        /* temperature 0: the most likely token */
     double presence, frequency;              /* penalties */
-    const int64_t *history;                  /* [num_history]: the prompt's tokens, as far as they matter, and the output's */
-    const int32_t *edited;                   /* [num_edits] tokens, of which one that is not in the vocabulary is ignored */
+    const int64_t *history;                  /* [num_history]: the prompt's tokens, if they matter, then the output's */
+    const int32_t *edited;                   /* [num_edits] tokens; those outside the vocabulary are ignored */
     const float *edits;                      /* [num_edits]: added; -INFINITY forbids */
-    const uint32_t *mask;                    /* [mask_words]: bits of what is allowed; NULL: everything */
+    const uint32_t *mask;                    /* [mask_words]: bits of the allowed tokens; NULL: all */
     float repetition;                        /* penalty */
     int32_t top_k;                           /* 0: all */
     int32_t num_history, num_prompt, num_edits, mask_words;

@@ -1,17 +1,17 @@
-/* The next token of each row of logits, as engine/sampling/sampler.py says: what is reported of the row, what changes it, the
- * choice. A row is one thread's, and nothing of its size is allocated but that thread's scratch.
+/* Samples the next token of each row of logits, as engine/sampling/sampler.py does: reports log-probabilities, adjusts
+ * the logits, chooses a token. One thread computes a row; only its scratch has the size of a row.
  *
- * Weights and their sums are float64, and a token is drawn in vocabulary order: how sums are rounded then hardly ever
+ * Weights and their sums are float64, and tokens are drawn in vocabulary order, so the rounding of sums hardly ever
  * decides, and the draw is that of the torch implementation.
  */
 #include "top_tokens.h"
 
 #include <omp.h>
 
-#define COST_OF_DRAWING 8     /* of a logit, beside finding the largest */
-#define WORTH_A_THREAD 262144 /* logits among which the largest is found: some 30 us */
+#define COST_OF_DRAWING 8     /* cost of drawing, relative to finding the largest logit */
+#define WORTH_A_THREAD 262144 /* logits searched for the largest that pay for a thread: some 30 us */
 
-/* Bytes of workspace that raydix_sample needs, aligned to 64. */
+/* Return the bytes of workspace, aligned to 64, that raydix_sample needs. */
 EXPORT int64_t NAME(raydix_sample_bytes)(int vocabulary, int threads)
 {
     SampleScratch scratch;
@@ -25,17 +25,18 @@ static uint64_t mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
-/* As engine/sampling/noise.py. */
+/* The same function as in engine/sampling/noise.py. */
 static double uniform(uint64_t seed, uint64_t position)
 {
     const uint64_t gamma = 0x9E3779B97F4A7C15u;
     return (double)(mix(mix(seed + gamma) + (position + 1) * gamma) >> 11) * 0x1p-53;
 }
 
-/* A share of the total which is less than the total even when rounded. */
+/* Return a share of the total that is less than the total even when rounded. */
 static double share(double noise, double total) { return fmin(noise * total, nextafter(total, 0)); }
 
-/* The first whose cumulated weight, on top of `before`, exceeds `wanted`; the last that weighs anything if none does. */
+/* Return the first token whose cumulated weight, plus `before`, exceeds `wanted`; if none does, the last with a
+ * weight. */
 static int walk(const double *weights, int n, double before, double wanted)
 {
     int last = 0;
@@ -68,7 +69,7 @@ static int draw_from_all(const float *row, int vocabulary, float best, double in
     return block * ROW_BLOCK + walk(weights, ROW_BLOCK, before, wanted);
 }
 
-static int draw_from_likeliest(const SampledRow *asked, const float *row, int vocabulary, float best, double inverse,
+static int draw_from_top(const SampledRow *asked, const float *row, int vocabulary, float best, double inverse,
                                double noise, SampleScratch *scratch)
 {
     List *list = &scratch->list;
@@ -79,10 +80,10 @@ static int draw_from_likeliest(const SampledRow *asked, const float *row, int vo
         weigh_tokens(list->logits, count, best, inverse, list->weights);
         total = sum_of(list->weights, count);
     } else {
-        double least = asked->min_p; /* weight; the best's is 1 */
+        double least = asked->min_p; /* a weight; that of the best token is 1 */
         if (asked->top_p < 1) {
             total = find_sums(row, vocabulary, best, inverse, scratch->sums);
-            /* Tokens below it weigh less than 1 - top_p together. */
+            /* Tokens below this weight add up to less than 1 - top_p. */
             least = fmax(least, (1 - asked->top_p) * total / vocabulary);
         }
         double bound = best + log(0.999 * least) / inverse;
@@ -102,7 +103,7 @@ static int draw_from_likeliest(const SampledRow *asked, const float *row, int vo
     return list->ids[walk(list->weights, kept, 0, share(noise, sum_of(list->weights, kept)))];
 }
 
-/* A token; -1 when no choice is valid. */
+/* Choose a token; -1 when no choice is valid. */
 static int choose(const SampledRow *asked, const float *row, int vocabulary, SampleScratch *scratch)
 {
     float best = find_maxima(row, vocabulary, scratch->maxima);
@@ -119,7 +120,7 @@ static int choose(const SampledRow *asked, const float *row, int vocabulary, Sam
     double inverse = fmin(1 / asked->temperature, DBL_MAX), noise = uniform(asked->seed, asked->position);
     if (!asked->top_k && asked->top_p >= 1 && asked->min_p == 0)
         return draw_from_all(row, vocabulary, best, inverse, noise, scratch->sums);
-    return draw_from_likeliest(asked, row, vocabulary, best, inverse, noise, scratch);
+    return draw_from_top(asked, row, vocabulary, best, inverse, noise, scratch);
 }
 
 static bool is_known(int64_t token, int vocabulary) { return token >= 0 && token < vocabulary; }
@@ -179,7 +180,7 @@ static void sort_by_logit(List *list, int n)
     }
 }
 
-/* The likeliest tokens, best first and the lower id among equals; -1 after the last. Returns the row's normaliser. */
+/* Report the top tokens, best first and lower ids first among equals; -1 after the last. Returns the normaliser. */
 static double report_top(const SampledRow *asked, const float *row, int vocabulary, int32_t *tokens, float *logprobs,
                          SampleScratch *scratch)
 {
@@ -199,7 +200,7 @@ static double report_top(const SampledRow *asked, const float *row, int vocabula
     return normaliser;
 }
 
-/* Waiting for a thread may take longer than the work. */
+/* Return how many threads to use: waiting for one may take longer than its work. */
 static int worthwhile(const SampledRow *rows, int num_rows, int vocabulary, int threads)
 {
     int64_t cost = 0;
@@ -210,9 +211,9 @@ static int worthwhile(const SampledRow *rows, int num_rows, int vocabulary, int 
     return threads < worth ? threads : (int)worth;
 }
 
-/* logits: float32 [num_rows][vocabulary], rows `stride` apart; changed as the rows ask for. tokens: [num_rows], -1
- * where no choice is valid. What rows with num_top >= 0 report goes to logprobs [num_rows], of the token, and to
- * top_tokens and top_logprobs, [num_rows][top_width]. */
+/* Sample a token for each row. logits: float32 [num_rows][vocabulary], rows `stride` apart; adjusted as the rows ask
+ * for. tokens: [num_rows], -1 where no choice is valid. Rows with num_top >= 0 report their token's log-probability to
+ * logprobs [num_rows], and the top tokens to top_tokens and top_logprobs, [num_rows][top_width]. */
 EXPORT void NAME(raydix_sample)(const SampledRow *rows, int num_rows, float *logits, int64_t stride, int vocabulary,
                                 int64_t *tokens, float *logprobs, int32_t *top_tokens, float *top_logprobs,
                                 int top_width, char *workspace, int threads)

@@ -1,42 +1,42 @@
-/* Threads that go through a step together: one parallel region a step, phases of its own inside.
+/* A team of threads that computes a step together: one parallel region per step, with phases inside it.
  *
- * OpenMP's barriers and regions cost microseconds each, and a step of a small model has dozens of phases. SharedWork is
- * handed out an item at a time, and a phase ends when its items are done, not when all threads have come to its end:
- * one that the system has put aside holds nobody up unless it has an item. When it comes back it finds the phases
- * gone by empty.
+ * OpenMP's barriers and regions cost microseconds each, and a step of a small model has dozens of phases. Threads take
+ * work one item at a time, and a phase ends when its items are done, not when all threads have reached its end: a
+ * thread that the system has suspended delays the others only if it holds an item. When it resumes, it finds the past
+ * phases empty.
  */
-#ifndef TEAM_H
-#define TEAM_H
+#ifndef THREAD_TEAM_H
+#define THREAD_TEAM_H
 
 #include <omp.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define SPINS 4000 /* some 50 us: a phase of a small model. Then others may have the core. */
+#define SPINS 4000 /* some 50 us, a phase of a small model; after that, a thread yields its core */
 
-/* What threads share. */
+/* The state that the threads of a team share. */
 typedef struct {
     _Alignas(64) _Atomic uint64_t ticket; /* phase << 32 | the next item */
-    _Alignas(64) atomic_int done;         /* items of the phase */
+    _Alignas(64) atomic_int done;         /* items of the phase that are done */
 } SharedWork;
 
-/* A team as one of its threads sees it. */
+/* One thread's view of its team. */
 typedef struct {
     SharedWork *work;
     int thread, size;
-    uint32_t phase; /* which this thread is in */
-    int mine;       /* items of it that this thread has taken */
+    uint32_t phase; /* the phase that this thread is in */
+    int mine;       /* items of the phase that this thread has taken */
 } ThreadTeam;
 
-/* Before the parallel region. */
+/* Initialize the shared state, before the parallel region. */
 static inline void work_begin(SharedWork *work)
 {
     atomic_store(&work->ticket, 0);
     atomic_store(&work->done, 0);
 }
 
-/* In it. */
+/* Join the team, in the parallel region. */
 static inline ThreadTeam team_join(SharedWork *work)
 {
     return (ThreadTeam){work, omp_get_thread_num(), omp_get_num_threads(), 0, 0};
@@ -48,8 +48,8 @@ static inline void end_phase(ThreadTeam *team)
     atomic_store_explicit(&team->work->ticket, (uint64_t)(team->phase + 1) << 32, memory_order_release);
 }
 
-/* The next of a phase's `count` items, all threads saying the same count; `count` when there is none left. To ask is
- * to say that the item before is done. Every thread asks until there is none. */
+/* Take the next of a phase's `count` items; returns `count` when none is left. All threads pass the same count and
+ * call this until none is left. A call also says that the thread's previous item is done. */
 static inline int team_take(ThreadTeam *team, int count)
 {
     uint64_t ticket = atomic_load_explicit(&team->work->ticket, memory_order_acquire);
@@ -66,7 +66,7 @@ static inline int team_take(ThreadTeam *team, int count)
     return count;
 }
 
-/* The end of a phase that had items: all that was written in it is seen after it. */
+/* Wait for the end of a phase that had items: everything written in it is visible afterwards. */
 static inline void team_barrier(ThreadTeam *team)
 {
     for (int spins = 0;

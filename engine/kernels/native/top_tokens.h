@@ -1,11 +1,11 @@
-/* A row of logits and its tokens' weights: sums of them, and which tokens are the likeliest.
+/* A row of logits and its tokens' weights: their sums, and the top tokens.
  *
- * Weights are e^((logit - best) / temperature) in float64. A row is looked at in blocks of ROW_BLOCK tokens, each with
- * its largest logit and the sum of its weights. Nothing is sorted: what top-k and top-p keep is a cut in the order of
- * logits, found by histograms of ever narrower ranges, first among the few tokens above a bound.
+ * Weights are e^((logit - best) / temperature) in float64. A row is processed in blocks of ROW_BLOCK tokens, each with
+ * its largest logit and the sum of its weights. Nothing is sorted: top-k and top-p keep the tokens above a cut in the
+ * order of logits, which is found by histograms of ever narrower ranges, first among the few tokens above a bound.
  */
-#ifndef LIKELIEST_H
-#define LIKELIEST_H
+#ifndef TOP_TOKENS_H
+#define TOP_TOKENS_H
 
 #include "transpose.h"
 #include "vec.h"
@@ -22,7 +22,7 @@ typedef uint64_t vul __attribute__((vector_size(VECTOR_BYTES)));
 typedef float vf_half __attribute__((vector_size(VECTOR_BYTES / 2), aligned(4), may_alias));
 typedef double vd_anywhere __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
 
-/* Tokens in vocabulary order. */
+/* A list of tokens in vocabulary order. */
 typedef struct {
     int32_t *ids;
     float *logits;
@@ -31,14 +31,14 @@ typedef struct {
 
 typedef struct {
     List list;        /* [vocabulary], and a vector's width more */
-    int32_t *indices; /* the same: of find_cut */
+    int32_t *indices; /* the same, for find_cut */
     int32_t *counts;  /* [vocabulary]: zeros between rows */
     float *maxima;    /* of each block */
     double *sums;     /* the same */
-    float *original;  /* [vocabulary]: a row before it was changed */
+    float *original;  /* [vocabulary]: a row before it was adjusted */
 } SampleScratch;
 
-/* The likeliest tokens: all above `value`, and the first `ties` that equal it. */
+/* A cut: the top tokens are all above `value`, and the first `ties` that equal it. */
 typedef struct {
     float value;
     int ties;
@@ -60,7 +60,8 @@ static char *carve_scratch(SampleScratch *scratch, int vocabulary, char *at)
     return at;
 }
 
-/* e^y to about a rounding error, for y <= 0; 0 below -708. The exponent's bits of y / ln 2 are added to a polynomial's. */
+/* Return e^y for y <= 0, to about a rounding error; 0 below -708. The exponent bits of y / ln 2 are added to those of
+ * a polynomial. */
 static inline vd exp_below(vd y)
 {
     static const double factors[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320,
@@ -82,14 +83,14 @@ static inline vd weights_at(const float *logits, float best, double inverse)
     return exp_below((__builtin_convertvector(*(const vf_half *)logits, vd) - (double)best) * inverse);
 }
 
-/* n is rounded up to whole vectors. */
+/* Compute the weights of n logits; n is rounded up to whole vectors. */
 static void weigh_tokens(const float *logits, int n, float best, double inverse, double *weights)
 {
     for (int i = 0; i < n; i += LANES / 2)
         *(vd_anywhere *)(weights + i) = weights_at(logits + i, best, inverse);
 }
 
-/* A block of a row; the last one is filled up with what has no weight. */
+/* Return a block of a row; the last one is padded with logits of no weight. */
 static const float *block_of(const float *row, int vocabulary, int block, float *padded)
 {
     int count = vocabulary - block * ROW_BLOCK;
@@ -101,7 +102,7 @@ static const float *block_of(const float *row, int vocabulary, int block, float 
     return padded;
 }
 
-/* The largest logit, and each block's; NaN where there is one. */
+/* Return the largest logit, and store each block's; NaN if there is one. */
 static float find_maxima(const float *row, int vocabulary, float *maxima)
 {
     float padded[ROW_BLOCK], best = -INFINITY;
@@ -125,7 +126,7 @@ static float find_maxima(const float *row, int vocabulary, float *maxima)
     return any ? NAN : best;
 }
 
-/* The weight of all tokens, and of each block. */
+/* Return the weight of all tokens, and store each block's. */
 static double find_sums(const float *row, int vocabulary, float best, double inverse, double *sums)
 {
     float padded[ROW_BLOCK];
@@ -143,7 +144,7 @@ static double find_sums(const float *row, int vocabulary, float best, double inv
     return total;
 }
 
-/* The tokens of at least `least`; how many they are. */
+/* List the tokens with logits of at least `least`; return how many there are. */
 static int collect(const float *row, int n, float least, List *list)
 {
     int count = 0, i = 0;
@@ -167,11 +168,11 @@ static int collect(const float *row, int n, float least, List *list)
     return count;
 }
 
-/* The cut that takes the likeliest of n > 0 tokens, the first included, while what was taken before weighs less than
- * `wanted`. weights: NULL: 1 each. All logits are finite.
+/* Find the cut that takes the top tokens of n > 0, at least the first, as long as those taken before weigh less than
+ * `wanted`. If weights is NULL, each token weighs 1. All logits must be finite.
  *
- *     hi ┌─────┬─────┬─ ... ─┐ lo      what lies before the bucket that reaches `wanted` is taken; it becomes the range
- *        └─────┴──┬──┴─ ... ─┘         until it holds a single value
+ *     hi ┌─────┬─────┬─ ... ─┐ lo      buckets before the one that reaches `wanted` are taken; that one becomes the
+ *        └─────┴──┬──┴─ ... ─┘         range, until it holds a single value
  */
 static Cut find_cut(const float *logits, const double *weights, int n, double wanted, int32_t *indices)
 {
@@ -210,7 +211,7 @@ static Cut find_cut(const float *logits, const double *weights, int n, double wa
     }
 }
 
-/* Leave what a cut takes; how many that is. */
+/* Keep the tokens that a cut takes; return how many there are. */
 static int keep(List *list, int n, Cut cut)
 {
     int kept = 0;
@@ -225,7 +226,7 @@ static int keep(List *list, int n, Cut cut)
     return kept;
 }
 
-/* The n > 0 largest of a row's finite logits, or all of them, as a list; how many. Its weights are not set. */
+/* List the n > 0 largest of a row's finite logits, or all if there are fewer; return how many. Sets no weights. */
 static int find_largest(const float *row, int vocabulary, int n, SampleScratch *scratch)
 {
     List *list = &scratch->list;

@@ -1,10 +1,10 @@
-/* What needs lanes to change places: sums of vectors, transposition; and what avoids it: pairs of elements. */
+/* Operations across lanes: sums of vectors and transposition; and `Two`, whose order of elements avoids them. */
 #ifndef TRANSPOSE_H
 #define TRANSPOSE_H
 
 #include "vec.h"
 
-/* Each lane's own number. */
+/* Return each lane's own number. */
 static inline vi vlanes(void)
 {
 #if LANES == 16
@@ -16,7 +16,7 @@ static inline vi vlanes(void)
 #endif
 }
 
-/* Lane i is lane from[i] of a, then b. Inlined with constants, it is one instruction. */
+/* Return lane from[i] of a, then b, as lane i. Inlined with constants, it is one instruction. */
 static inline __attribute__((always_inline)) vf vshuffle(vf a, vf b, vi from)
 {
 #if defined(__clang__)
@@ -29,7 +29,7 @@ static inline __attribute__((always_inline)) vf vshuffle(vf a, vf b, vi from)
 #endif
 }
 
-/* In blocks of h lanes, a power of two:  a0 a1 a2 a3, b0 b1 b2 b3  ->  low a0 b0 a2 b2, high a1 b1 a3 b3. */
+/* Interleave blocks of h lanes, a power of two:  a0 a1 a2 a3, b0 b1 b2 b3  ->  low a0 b0 a2 b2, high a1 b1 a3 b3. */
 static inline __attribute__((always_inline)) vf vlow(vf a, vf b, const int h)
 {
     return vshuffle(a, b, (vlanes() & ~h) | (vlanes() & h) * (LANES / h));
@@ -40,7 +40,7 @@ static inline __attribute__((always_inline)) vf vhigh(vf a, vf b, const int h)
     return vshuffle(a, b, vlanes() | h | (vlanes() & h) * (LANES / h));
 }
 
-/* Lane i of the result is the sum of x[i]; overwrites x. */
+/* Return the sum of x[i] as lane i; overwrites x. */
 static inline __attribute__((always_inline)) vf vsums(vf x[LANES])
 {
 #pragma GCC unroll 4
@@ -51,7 +51,7 @@ static inline __attribute__((always_inline)) vf vsums(vf x[LANES])
     return x[0];
 }
 
-/* The sum of all lanes. */
+/* Return the sum of all lanes. */
 static inline float vtotal(vf x)
 {
 #pragma GCC unroll 4
@@ -60,7 +60,7 @@ static inline float vtotal(vf x)
     return x[0];
 }
 
-/* The largest lane. */
+/* Return the largest lane. */
 static inline float vlargest(vf x)
 {
 #pragma GCC unroll 4
@@ -69,7 +69,7 @@ static inline float vlargest(vf x)
     return x[0];
 }
 
-/* Lane i of x[j] goes to lane j of x[i]. */
+/* Move lane i of x[j] to lane j of x[i]. */
 static inline __attribute__((always_inline)) void vtranspose(vf x[LANES])
 {
 #pragma GCC unroll 4
@@ -83,7 +83,7 @@ static inline __attribute__((always_inline)) void vtranspose(vf x[LANES])
             }
 }
 
-/* 2 * LANES elements: in bf16 those at even places and those at odd ones, otherwise one half and the other. */
+/* 2 * LANES elements: in bf16 the even ones and the odd ones, otherwise the first half and the second. */
 typedef struct {
     vf a, b;
 } Two;
@@ -119,7 +119,7 @@ static inline void store_two(elem *p, Two x)
 #endif
 }
 
-/* a, then b, as 2 * LANES elements. */
+/* Store a, then b, as 2 * LANES elements. */
 static inline void store_both(elem *p, vf a, vf b)
 {
 #if defined(RAYDIX_BF16) && defined(__AVX512BF16__)
@@ -131,7 +131,7 @@ static inline void store_both(elem *p, vf a, vf b)
 }
 
 #ifdef RAYDIX_BF16
-/* 2 * LANES elements of each, in turns. */
+/* Interleave 2 * LANES elements of a and b. */
 static inline void interleave(const elem *a, const elem *b, elem *to)
 {
 #if defined(__AVX512F__)

@@ -1,4 +1,4 @@
-/* Vectors of floats as wide as the instruction set has them, in GCC's portable notation. */
+/* Vectors of floats, as wide as the instruction set supports, in GCC's portable notation. */
 #ifndef VEC_H
 #define VEC_H
 
@@ -29,7 +29,7 @@ static inline vf vset(float x) { return x - (vf){0}; }
 static inline vf vload(const float *p) { return *(const vf_anywhere *)p; }
 static inline void vstore(float *p, vf x) { *(vf_anywhere *)p = x; }
 
-/* Past the caches, to an address that is a multiple of a vector; vstream_end before others read it. */
+/* Store past the caches, to an address aligned to a vector; call vstream_end before other threads read it. */
 static inline void vstream(float *p, vf x)
 {
 #if defined(__AVX512F__)
@@ -50,10 +50,10 @@ static inline void vstream_end(void)
 #endif
 }
 
-/* Lane by lane: a where all bits of the mask are set, b where none is. */
+/* Select lane by lane: a where all bits of the mask are set, b where none is. */
 static inline vf vselect(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
 
-/* b where either is NaN. */
+/* Return the larger lanes; b where either is NaN. */
 static inline vf vmax(vf a, vf b)
 {
 #if defined(__AVX512F__)
@@ -70,7 +70,7 @@ static inline vf vload_bf16(const uint16_t *p)
     return (vf)(__builtin_convertvector(*(const vh_anywhere *)p, vu) << 16);
 }
 
-/* Rounds to the nearest, ties to even; NaN stays NaN. */
+/* Round to the nearest, ties to even; NaN stays NaN. */
 static inline void vstore_bf16(uint16_t *p, vf x)
 {
     vu bits = (vu)x;
@@ -108,7 +108,7 @@ static inline float float_of(float x) { return x; }
 static inline float elem_of(float x) { return x; }
 #endif
 
-/* e^x to a relative error of some 1e-7; 0 far below zero. Cephes' reduction: x = n ln 2 + r, a polynomial in r. */
+/* Return e^x to a relative error of about 1e-7; 0 far below zero. As Cephes: x = n ln 2 + r, a polynomial in r. */
 static inline vf vexp(vf x)
 {
     vi tiny = x < -87.0f;

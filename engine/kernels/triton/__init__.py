@@ -1,1 +1,1 @@
-"""Kernels for GPUs, in Triton. Each has a launcher that takes tensors; nothing here knows of an engine."""
+"""GPU kernels in Triton. Each has a launcher that takes tensors; nothing here depends on the engine."""

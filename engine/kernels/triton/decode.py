@@ -1,7 +1,7 @@
-"""Attention of rows with one query each over paged KV, long rows in pieces that are merged ("flash decoding").
+"""Attention of rows with one query each over paged KV: flash decoding, which cuts long rows and merges the pieces.
 
-attend     programs take (item, KV head) in turn: the query heads that share the KV head against the item's tiles
-merge      each row's items: softmax(all) @ V = sum of parts, weighed by exp2(lse of a part - largest)
+attend     programs take (item, KV head) in turn: the query heads that share the KV head attend to the item's tiles
+merge      each row's items: softmax(all) @ V = sum of parts, weighted by exp2(lse of a part - largest)
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpre
 from engine.kernels.triton.work_list import WorkList
 
 _MIN_DOT_ROWS = 16
-"""`tl.dot` takes no fewer: smaller groups are padded."""
+"""Minimum number of rows of `tl.dot`: smaller groups are padded."""
 
 
 class Parts:
-    """What the items of a work list come to: room for it, shared by all layers."""
+    """Buffers for the partial results of a work list's items, shared by all layers."""
 
     def __init__(self, capacity: int, num_heads: int, head_dim: int, device: torch.device) -> None:
-        """Of as many items as the list may have."""
+        """`capacity`: maximum number of items in the list."""
         self.values = torch.empty(capacity, num_heads, head_dim, dtype=torch.float32, device=device)
         self.lse = torch.empty(capacity, num_heads, dtype=torch.float32, device=device)
-        """Logarithm, to base 2, of the sum of the exponentials of an item's scores."""
+        """Base-2 logarithm of the sum of the exponentials of an item's scores."""
 
 
 def decode_config(group: int, head_dim: int, element_size: int, device: torch.device) -> LaunchConfig | None:
-    """The program for heads of which `group` share a KV head; None where none fits."""
+    """Return the launch configuration for `group` query heads per KV head; None if none fits."""
     rows = max(_MIN_DOT_ROWS, int(triton.next_power_of_2(group)))
     return largest_config(rows, rows, head_dim, element_size, device)
 
@@ -48,14 +48,14 @@ def decode(
     window: int | None,
     kv_scales: tuple[float, float],
 ) -> None:
-    """Attend to row r's KV from its last position, for all rows.
+    """Attend from the last position of each row to all of its KV.
 
     query: [R, num_heads, head_dim], numbers of a head together
     pages: [2, pages, page_size, num_kv_heads, head_dim], numbers of a head together; otherwise any strides
-    block_table: int32 [R, P], pages of a row together; kv_lens: int32 [R]: both as `work` was built for
-    out: [R, num_heads * head_dim], contiguous; a row of no positions gets zeros
-    program: of `decode_config`
-    scale: of scores; kv_scales: what keys and values in the pages are to be multiplied with
+    block_table: int32 [R, P], pages of a row together; kv_lens: int32 [R], those that `work` was built for
+    out: [R, num_heads * head_dim], contiguous; a row without positions gets zeros
+    program: from `decode_config`
+    scale: factor of scores; kv_scales: factors of the keys and values in the pages
     """
     rows, num_heads, head_dim = query.shape
     page_size, num_kv_heads = pages.shape[2:4]
@@ -135,7 +135,7 @@ def _attend(
     is_real = (member < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
     for turn in range(tl.program_id(0), num_items * NUM_KV_HEADS, tl.num_programs(0)):
         item = turn // NUM_KV_HEADS
-        kv_head = turn % NUM_KV_HEADS  # fastest: heads of a position often lie together
+        kv_head = turn % NUM_KV_HEADS  # Varies fastest, as heads of a position often lie together.
         row = tl.load(items + 2 * item).to(tl.int64)
         begin = tl.load(items + 2 * item + 1)
         kv_len = tl.load(kv_lens + row)

@@ -1,11 +1,11 @@
-"""Which tokens go to which expert, as tiles: sorted by counting, on the device, by every expert for itself.
+"""Assigns tokens to experts, as tiles: a counting sort on the device, with one program per expert.
 
     chosen     2 0 | 0 3 | 2 0           experts of 3 tokens, 2 each: pairs 0 .. 5
     order      1 2 5 | 0 4 | 3           pairs by expert, and of one expert in their own order
     tiles      (0, 0, 2) (0, 2, 3) (2, 3, 5) (3, 5, 6) (-1, ...)        for tiles of 2: expert, first row, end
 
-How many tiles there are depends on the tokens: as many are made as there can be, so that nobody waits for the
-number; those at the end that are of no use are marked with expert -1.
+The number of tiles depends on the tokens: as many are made as there can be, so that the host need not wait for the
+number; unused ones at the end are marked with expert -1.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import torch
 import triton
 import triton.language as tl
 
-_BLOCK = 1024  # pairs looked at in one go
+_BLOCK = 1024  # Pairs examined at once.
 
 
 def expert_tiles(
     chosen: torch.Tensor, num_experts: int, first_expert: int, tile_rows: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """int64 [N, k] experts to `order`, int32 [N * k], and `tiles`, int32 [T, 3], for the `num_experts` experts
+    """Map int64 [N, k] experts to `order`, int32 [N * k], and `tiles`, int32 [T, 3], for the `num_experts` experts
     from `first_expert` on. Pairs of other experts are in no tile.
     """
     num_pairs = chosen.numel()
-    # Every expert with tokens has at most one tile that is not full.
+    # Every expert with tokens has at most one partly filled tile.
     num_tiles = min(num_pairs, num_pairs // tile_rows + num_experts)
     counts = torch.empty(num_experts, dtype=torch.int32, device=chosen.device)
     order = torch.empty(num_pairs, dtype=torch.int32, device=chosen.device)
@@ -50,7 +50,7 @@ def expert_tiles(
 
 @triton.jit(do_not_specialize=["num_pairs", "first_expert"])
 def _count(chosen, counts, num_pairs, first_expert, BLOCK: tl.constexpr):
-    """How many pairs are this program's expert's."""
+    """Count the pairs of this program's expert."""
     expert = tl.program_id(0)
     total = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, num_pairs, BLOCK):
@@ -73,7 +73,7 @@ def _place(
     EXPERTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """This program's expert's part of `order` and `tiles`, behind those of the experts before it."""
+    """Write the part of `order` and `tiles` of this program's expert, after those of the experts before it."""
     expert = tl.program_id(0)
     experts = tl.arange(0, EXPERTS)
     count = tl.load(counts + experts, experts < num_experts, 0)
@@ -82,7 +82,7 @@ def _place(
     end = row + tl.sum(tl.where(experts == expert, count, 0))
     tile = tl.sum(tl.where(experts < expert, tiles_of, 0))
     last = tile + tl.sum(tl.where(experts == expert, tiles_of, 0))
-    stop = tl.where(expert == num_experts - 1, num_tiles, last)  # the last one marks what is left
+    stop = tl.where(expert == num_experts - 1, num_tiles, last)  # The last expert marks the unused tiles.
     for start in range(tile, stop, BLOCK):
         at = start + tl.arange(0, BLOCK)
         first = row + (at - tile) * TILE

@@ -1,11 +1,11 @@
 """Attention of rows with any number of queries over paged KV: prefix and new tokens in one pass.
 
-A tile is a run of one row's queries, those that share a KV head packed together; KV goes by in tiles of 64:
+A tile is a run of one row's queries, with heads that share a KV head packed together; KV is read in tiles of 64:
 
-    queries of the tile, from position p to q        window w: none begins before p - w + 1
+    queries of the tile, from position p to q        window w: no query sees positions before p - w + 1
 
     KV   ....|  edge  |  whole  |  whole  |  edge  |  edge |
-             p-w+1    q-w+1               p        q          edge: masked, as some queries do not see it all
+             p-w+1    q-w+1               p        q          edge: masked, as some queries see only a part
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from engine.kernels.triton.launch_config import LaunchConfig, block_of, largest_
 from engine.kernels.triton.tile import LOG2_E, LOWEST, TILE, attend, is_interpreted
 
 _WIDE_BYTES = 256
-"""Of a head up to which accumulators of 128 rows stay in registers."""
+"""Largest bytes of a head for which accumulators of 128 rows stay in registers."""
 
 
 def extend_config(
     group: int, head_dim: int, element_size: int, longest: int, device: torch.device
 ) -> LaunchConfig | None:
-    """The program for heads of which `group` share a KV head, in rows of `longest` queries at most: what registers
-    and shared memory hold, and no more than a row fills. None where none fits.
+    """Return the launch configuration for `group` query heads per KV head and at most `longest` queries per row:
+    as many rows as registers and shared memory hold and a row can fill. None if none fits.
     """
     most = 128 if block_of(head_dim) * element_size <= _WIDE_BYTES else 64
     least = max(16, int(triton.next_power_of_2(group)))
@@ -38,16 +38,16 @@ def extend_config(
 
 
 def num_warps(program: LaunchConfig, head_dim: int) -> int:
-    """Of a program: eight where four would not hold its accumulators in registers."""
+    """Return the warps of a program: eight if four cannot hold its accumulators in registers."""
     return 8 if program.rows > 64 or head_dim > 128 else 4
 
 
 def query_tiles(
     query_lens: Sequence[int], kv_lens: Sequence[int], first_row: int, block: int
 ) -> npt.NDArray[np.int32]:
-    """[T, 2]: row and first query of each tile of `block` queries, for the rows from `first_row` on.
+    """Return row and first query of each tile of `block` queries, [T, 2], for the rows from `first_row` on.
 
-    Those with the most KV to see come first, so that what ends last is short.
+    Tiles with the most KV come first, so that the last ones to finish are short.
     """
     lens = np.array(query_lens[first_row:])
     counts = -(-lens // block)
@@ -80,7 +80,7 @@ def extend(
     block_table: int32 [R, P], pages of a row together; qo_indptr: int32 [R + 1]; kv_lens: int32 [R]
     tiles: int32 [T, 2], from `query_tiles`, of `program.rows // group` queries; program: from `extend_config`
     out: [N, num_heads * head_dim], contiguous; only these rows' tokens are written
-    scale: of scores; kv_scales: what keys and values in the pages are to be multiplied with
+    scale: factor of scores; kv_scales: factors of the keys and values in the pages
     """
     num_heads, head_dim = query.shape[1:]
     page_size, num_kv_heads = pages.shape[2:4]

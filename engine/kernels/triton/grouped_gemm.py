@@ -1,10 +1,10 @@
-"""All tokens' experts in three launches, whatever the load of each expert.
+"""Computes all tokens' experts in three launches, whatever the load of each expert.
 
     tiles ─▶ _gate_up: SiLU(x @ gate) * (x @ up), rows sorted by expert ─▶ _down: @ down * share, back in the
     order of pairs (token, choice) ─▶ _combine: each token's pairs summed, in float32 and always in one order
 
-A tile is a few rows of one expert (`expert_tiles`). Nothing is added up with atomics, so results do not depend on
-which program comes first; products are summed in float32.
+A tile is a few rows of one expert (`expert_tiles`). There are no atomic additions, so results do not depend on the
+order of programs; products are summed in float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.kernels.triton.tile import is_interpreted
 
 
 class _Shape(NamedTuple):
-    """A tile's rows, its outputs, the inputs that are summed in one go, in bytes, and how a program is made."""
+    """A tile's rows, outputs and inputs per step (in bytes), and a program's warps and stages."""
 
     rows: int
     outputs: int
@@ -30,7 +30,7 @@ class _Shape(NamedTuple):
     num_stages: int
 
     def stages_in(self, shared_bytes: int) -> int:
-        """How many steps of the sum, of inputs and two weights, can be on their way into a GPU's shared memory."""
+        """Return how many steps, each of inputs and two weights, can be prefetched into a GPU's shared memory."""
         return max(1, min(self.num_stages, shared_bytes // ((self.rows + 2 * self.outputs) * self.input_bytes)))
 
 
@@ -39,10 +39,10 @@ _SHAPES: tuple[tuple[float, _Shape], ...] = (
     (64, _Shape(32, 64, 256, 4, 4)),
     (float("inf"), _Shape(64, 128, 128, 8, 3)),
 )
-"""By pairs per expert, up to a number: decode steps are bound by reading weights, prompts by products."""
+"""Tile shapes up to so many pairs per expert: decode is bound by reading weights, prefill by products."""
 _BESIDE = 4096
-"""Bytes of shared memory that are needed beside operands."""
-_COLUMNS = 1024  # of a token, summed by one program
+"""Bytes of shared memory needed beside operands."""
+_COLUMNS = 1024  # Columns of a token that one program sums.
 
 
 def experts_mlp(
@@ -53,7 +53,7 @@ def experts_mlp(
     down: torch.Tensor,
     first_expert: int,
 ) -> torch.Tensor:
-    """[N, hidden_size] to the same: see `engine.models.operations.ExpertsMLP`. Does not wait for the device."""
+    """Implement `engine.models.operations.ExpertsMLP` without waiting for the device."""
     (num_tokens, hidden), per_token = x.shape, chosen.shape[1]
     num_experts, _, inner = down.shape
     if not num_tokens:
@@ -105,7 +105,7 @@ def _gate_up(
     INPUTS: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """One tile's rows through some of gate's outputs and the same of up's, to [pairs, inner] sorted by expert."""
+    """Compute some gate outputs and the same up outputs of one tile's rows: [pairs, inner] sorted by expert."""
     tile = tiles + tl.program_id(0) * 3
     expert = tl.load(tile).to(tl.int64)
     if expert < 0:
@@ -153,7 +153,7 @@ def _down(
     INPUTS: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """One tile's rows of [pairs, inner] through some of down's outputs, by their share, to where their pair is."""
+    """Compute some down outputs of one tile's rows of [pairs, inner], times their share, in the order of pairs."""
     tile = tiles + tl.program_id(0) * 3
     expert = tl.load(tile).to(tl.int64)
     if expert < 0:
@@ -181,7 +181,7 @@ def _down(
 
 @triton.jit
 def _multiplied(a, b, total, WIDEN: tl.constexpr):
-    """total + a @ b. The interpreter's product of bfloat16 is no product: there it is computed in float32."""
+    """Return total + a @ b. The interpreter's bfloat16 product is wrong, so it computes in float32."""
     if WIDEN:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, total, input_precision="ieee")
@@ -198,7 +198,7 @@ def _combine(
     PER_TOKEN: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """The sum of a token's pairs whose experts are here; what the others' hold was never written."""
+    """Sum a token's pairs whose experts are here; those of other experts were never written."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((COLUMNS,), tl.float32)

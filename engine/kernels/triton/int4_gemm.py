@@ -1,13 +1,13 @@
-"""x times a matrix of four bits a weight, widened in the product: for few rows, when reading it takes the time.
+"""Multiplies x with a 4-bit matrix that is widened inside the product, for few rows, where reading it dominates.
 
     a program: BLOCK_M rows of x, BLOCK_N outputs, a share of the groups
 
     packed [N, K / 2]   bytes j of group g:  low bits = input g * G + j,  high bits = input g * G + G / 2 + j
-    a tile of bytes is so two tiles of weights; both are of one group, whose scale is applied to their products:
+    a tile of bytes is thus two tiles of weights of one group, whose scale is applied to their products:
         sum += (x[:, low] @ (low - z)^T + x[:, high] @ (high - z)^T) * s
 
-Shares of the groups are summed by torch, in one order: results do not depend on which program comes first, and the
-sums not on the number of rows.
+torch sums the shares of the groups in a fixed order, so results depend neither on the order of programs nor on the
+number of rows.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import triton
 import triton.language as tl
 
 BLOCK_N = 64
-"""Outputs of a program."""
+"""Outputs per program."""
 MAX_BLOCK_J = 64
-"""Most bytes of an output that are widened in one go."""
+"""Maximum number of bytes of an output that are widened at once."""
 ROW_BLOCKS = (16, 32, 64)
-"""Rows of a program: the smallest that holds all, else the largest."""
+"""Possible rows per program: the smallest that holds all rows, else the largest."""
 PROGRAMS = 264
-"""To have on the GPU at once, two for each of an H100's multiprocessors: groups are shared out until there are."""
+"""Number of programs wanted at once, two per multiprocessor of an H100: groups are divided to reach it."""
 
 
 def int4_linear(
     x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group_size: int
 ) -> torch.Tensor:
-    """[M, K] times the matrix of an `Int4Linear` to [M, N], of x's type; summed in float32.
+    """Multiply [M, K] with the matrix of an `Int4Linear` to [M, N], of x's type; summed in float32.
 
     packed: uint8 [N, K / 2]; scales: float32 [K / group_size, N]; zeros: uint8 like scales
     group_size: a multiple of 32 that divides K. x may have any strides.
@@ -40,7 +40,7 @@ def int4_linear(
     groups = inputs // group_size
     block_m = next((rows for rows in ROW_BLOCKS if rows >= num_rows), ROW_BLOCKS[-1])
     tiles = triton.cdiv(outputs, BLOCK_N)
-    shares = max(1, min(groups, PROGRAMS // tiles))  # not by the rows: all batches are summed alike
+    shares = max(1, min(groups, PROGRAMS // tiles))  # Independent of rows: all batches are summed alike.
     partial = torch.empty(shares, num_rows, outputs, dtype=torch.float32, device=x.device)
     _int4_gemm[(triton.cdiv(num_rows, block_m), tiles, shares)](
         x,
@@ -87,7 +87,7 @@ def _int4_gemm(
     BLOCK_J: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    # Triton's interpreter multiplies bfloat16 wrongly: there all is float32.
+    # Triton's interpreter multiplies bfloat16 wrongly, so it computes in float32.
     dot_type: tl.constexpr = tl.float32 if INTERPRETED else x.dtype.element_ty
     share = tl.program_id(2)
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)

@@ -1,9 +1,9 @@
-"""How large an attention program may be on a GPU: queries held and tiles of KV under way, in shared memory.
+"""How large an attention program may be on a GPU: its rows of queries and its tiles of KV in shared memory.
 
-    bytes  =  (rows + 2 (keys, values) * 64 * tiles held) * head_dim * bytes a number  +  a few KiB
+    bytes  =  (rows + 2 (keys, values) * 64 * tiles held) * head_dim * bytes per number  +  a few KiB
 
-Pages are found through the block table, so loads wait for loads: `num_stages` 5 has Triton read two tiles ahead
-(three are held where the product is computed asynchronously, which takes 64 rows), 2 one, 1 none.
+Pages are found through the block table, so loads wait for loads: with `num_stages` 5 Triton reads two tiles ahead
+(and holds three if the product is asynchronous, which takes 64 rows), with 2 one, with 1 none.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import torch
 import triton
 
 _DEPTHS = (5, 3), (2, 2), (1, 1)
-"""num_stages, and tiles held at most: the deepest that fits is taken."""
+"""num_stages and the maximum number of tiles held: the deepest that fits is taken."""
 _ASYNCHRONOUS_ROWS = 64
 _BESIDE = 6 * 1024
-"""Bytes: weights on their way to the second product, page ids."""
+"""Bytes for weights on their way to the second product, and for page ids."""
 _MAX_PROGRAMS_PER_SM = 3
 _INTERPRETED_PROGRAMS = 3
-"""Of a launch in Triton's interpreter, which runs one after the other: enough for rows to be split."""
+"""Programs of a launch in Triton's interpreter, which runs them one by one: enough for rows to be split."""
 _UNLIMITED = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
-    """A program that fits."""
+    """The launch configuration of a program that fits."""
 
     rows: int
     num_stages: int
@@ -36,8 +36,8 @@ class LaunchConfig:
 def largest_config(
     rows: int, least_rows: int, head_dim: int, element_size: int, device: torch.device
 ) -> LaunchConfig | None:
-    """The most rows that fit: `rows`, or half of them, and so on down to `least_rows`, all powers of two; None:
-    not even those. `element_size`: bytes of a query's number.
+    """Return the configuration with the most rows that fit: `rows`, half of them, and so on down to `least_rows`,
+    all powers of two; None if none fits. `element_size`: bytes of a query's number.
     """
     limit = shared_memory(device)
     number_bytes = block_of(head_dim) * element_size
@@ -53,22 +53,22 @@ def largest_config(
 
 
 def block_of(head_dim: int) -> int:
-    """Numbers of a head as kernels hold them: padded to a power of two."""
+    """Return head_dim padded to a power of two, as kernels hold it."""
     return max(16, int(triton.next_power_of_2(head_dim)))
 
 
 def shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have."""
+    """Return the bytes of shared memory that a program may use."""
     if device.type != "cuda":
         return _UNLIMITED
     facts = torch.cuda.get_device_properties(device)
     return int(
         getattr(facts, "shared_memory_per_block_optin", facts.shared_memory_per_block)
-    )  # AMD's has one limit
+    )  # AMD GPUs have only one limit.
 
 
 def num_programs(shared_bytes: int, device: torch.device) -> int:
-    """So many of a size run at once on the whole GPU."""
+    """Return how many programs of such a size run at once on the whole GPU."""
     if device.type != "cuda":
         return _INTERPRETED_PROGRAMS
     facts = torch.cuda.get_device_properties(device)

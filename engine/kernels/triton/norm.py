@@ -1,6 +1,6 @@
-"""Residual addition and RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467), one program a row.
+"""Residual addition and RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467), with one program per row.
 
-The row stays in registers between the two: read once, written twice.
+The row stays in registers between the two: it is read once and written twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _add_norm(
         branch = tl.load(branch_ptr + row * branch_stride + at, mask=is_in, other=0.0)
         x = (x.to(tl.float32) + branch.to(tl.float32)).to(x_ptr.dtype.element_ty)
         tl.store(x_ptr + row * x_stride + at, x, mask=is_in)
-    wide = x.to(tl.float32)  # of the sum as it was stored: as if the norm had read it
+    wide = x.to(tl.float32)  # The sum is rounded as stored, as if the norm had read it.
     factor = tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps)
     weight = tl.load(weight_ptr + at, mask=is_in, other=0.0).to(tl.float32)
     normed = wide * factor * weight
@@ -40,9 +40,9 @@ def _add_norm(
 
 
 def add_norm(x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Add `branch` to `x`, in place, if there is one; returns the normed sum. Both [N, size]; weight: [size].
+    """Add `branch`, if there is one, to `x` in place; return the normed sum. Both [N, size]; weight: [size].
 
-    Rows may lie anywhere, their numbers lie together. A row's numbers are added and normed in float32.
+    Rows may have any stride, but their numbers must be contiguous. They are added and normed in float32.
     """
     rows, size = x.shape
     _require_rows(x=x, branch=x if branch is None else branch)
@@ -69,4 +69,4 @@ def add_norm(x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor,
 def _require_rows(**parts: torch.Tensor) -> None:
     for name, part in parts.items():
         if part.stride(1) != 1:
-            raise ValueError(f"{name}: the numbers of a row must lie together, their stride is {part.stride(1)}")
+            raise ValueError(f"{name}: a row's numbers must be contiguous, but their stride is {part.stride(1)}")

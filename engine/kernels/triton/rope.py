@@ -1,4 +1,4 @@
-"""Queries, keys and values on their way from the fused projection: normed, rotated, stored. One pass over the row.
+"""Norms and rotates queries and keys and stores keys and values, in one pass over the fused projection's rows.
 
     heads of a token   [ q q q q q q q q | k k | v v ]       a program has some neighbouring heads, of any kind
                          norm, rotate     norm,  │
@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 
 _HEADS = 8
-"""Heads of a program."""
+"""Heads per program."""
 _LARGEST_FP8 = 448.0
-"""Of float8_e4m3fn, which has no infinity: what is larger is cut to it."""
+"""Largest float8_e4m3fn number, to which larger ones are clamped, as the type has no infinity."""
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def _rotate_into(
     heads_ptr,  # [tokens, heads, 2 * HALF]: queries are overwritten
     pages_ptr,  # [2, pages, page_size, kv_heads, 2 * HALF]
     rotation_ptr,  # [tokens, 2, HALF]
-    slots_ptr,  # [tokens], negative: nothing is stored
+    slots_ptr,  # [tokens]; a negative slot stores nothing
     norm_ptr,  # [queries + kv_heads, 2 * HALF]
     token_stride,
     head_stride,
@@ -56,7 +56,7 @@ def _rotate_into(
     BLOCK: tl.constexpr,  # HALF as a power of two
     HEADS: tl.constexpr,
     HAS_NORM: tl.constexpr,
-    LARGEST: tl.constexpr,  # what pages can hold; 0: as much as heads
+    LARGEST: tl.constexpr,  # largest number of pages; 0: no clamping
 ):
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -99,7 +99,7 @@ def _rotate_into(
 
 
 def rotation(positions: torch.Tensor, inv_freq: torch.Tensor, factor: float, dtype: torch.dtype) -> torch.Tensor:
-    """Cosines and sines, times `factor`, of int64 [N] positions: [N, 2, head_dim / 2]. inv_freq: float32."""
+    """Return cosines and sines, times `factor`, of int64 [N] positions: [N, 2, head_dim / 2]."""
     out = torch.empty((len(positions), 2, len(inv_freq)), dtype=dtype, device=positions.device)
     if len(positions):
         half = len(inv_freq)
@@ -119,13 +119,13 @@ def rotate_into(
     eps: float = 0.0,
     kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:
-    """Rotate queries and keys, normed before if `norm` is given; write keys and values into one layer's pages.
+    """Rotate queries and keys, normed first if `norm` is given; write keys and values into one layer's pages.
 
     pages: [2, num_pages, page_size, num_kv_heads, head_dim], of heads' type or another float, of any strides
-    slots: int64 [N]; a token with a negative one stores nothing
+    slots: int64 [N]; a token with a negative slot stores nothing
     heads: [N, num_heads + 2 * num_kv_heads, head_dim], of any strides; queries are overwritten
-    rotation: [N, 2, head_dim / 2], contiguous, as `rotation` makes it; norm: [num_heads + num_kv_heads, head_dim]
-    kv_scales: what keys, and values, are divided by before they are stored
+    rotation: [N, 2, head_dim / 2], contiguous, from `rotation`; norm: [num_heads + num_kv_heads, head_dim]
+    kv_scales: divisors of keys and of values before they are stored
     Returns the queries, a view of heads.
     """
     tokens, total, head_dim = heads.shape

@@ -1,15 +1,15 @@
-"""The next token of each row of logits, without a sort. `engine/sampling/distribution.py` says what is chosen.
+"""Samples the next token of each row of logits as `engine/sampling/distribution.py` does, but without a sort.
 
     best     each chunk of a row: its largest logit, and where           [R, C]
-    weigh    each chunk: what its tokens weigh, e^((x - best) / T)       [R, C]
+    weigh    each chunk: the weight of its tokens, e^((x - best) / T)    [R, C]
     (cut)    rows with top-k or top-p: `engine/kernels/triton/truncation.py`
-    weigh    those rows again: what stays                                [R, C]
-    draw     the chunk, then the token, that the noise falls on          [R]
+    weigh    those rows again: the weight of the tokens that stay        [R, C]
+    draw     the chunk, then the token, that the noise selects           [R]
 
-Weights and their sums are float64, and tokens are
-cumulated in vocabulary order: how sums are rounded then hardly ever decides, and tokens are those of torch.
+Weights and their sums are float64, and tokens are cumulated in vocabulary order, so the rounding of sums hardly
+ever decides, and tokens are those of torch.
 
-Nothing is asked of the host, and the launches are the same whatever rows ask for.
+The host is not involved, and the launches are the same whatever rows ask for.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from engine.kernels.triton.truncation import (
 )
 
 CHUNK = 4096
-"""Tokens of a program, but when a cut is searched for."""
+"""Tokens per program, except when a cut is searched for."""
 BLOCK = 64
-"""Tokens that share a maximum: the k-th largest of these is no larger than the k-th largest logit."""
+"""Tokens that share a maximum: the k-th largest maximum is no larger than the k-th largest logit."""
 ROOM = 128
-"""Tokens of a chunk that are collected, at most; where there are more, the whole row is searched for a cut."""
+"""Maximum number of tokens collected of a chunk; if there are more, the whole row is searched for a cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingTensors:
-    """What each row is chosen by, on the device: [R] each."""
+    """The rows' sampling parameters on the device: [R] each."""
 
     seed: torch.Tensor
-    """int64: the bits of an unsigned one."""
+    """int64: the bits of an unsigned integer."""
     inverse: torch.Tensor
-    """float64: 1 / temperature, finite; 0: the likeliest token."""
+    """float64: 1 / temperature, finite; 0 for greedy rows."""
     top_k: torch.Tensor
-    """int32: 0: no limit."""
+    """int32; 0 for no limit."""
     top_p: torch.Tensor
     """float64, in (0, 1]."""
     min_p: torch.Tensor
@@ -57,14 +57,14 @@ class SamplingTensors:
     draws: bool
     """Whether any row has a temperature."""
     cuts: bool
-    """Whether any of those has top-k or top-p."""
+    """Whether any row with a temperature has top-k or top-p."""
 
 
-def choose(logits: torch.Tensor, choices: SamplingTensors, positions: torch.Tensor) -> torch.Tensor:
-    """int64 [R]: a token for each row of `logits`, float32 [R, V], of any row stride.
+def choose(logits: torch.Tensor, tensors: SamplingTensors, positions: torch.Tensor) -> torch.Tensor:
+    """Choose a token, int64 [R], for each row of `logits`, float32 [R, V], of any row stride.
 
-    -1 where the largest logit is NaN or infinite, as then no choice is valid.
-    positions: int64 [R], tokens generated before: with the seed they say the noise.
+    The token is -1 if the largest logit is NaN or infinite, as no choice is valid then.
+    positions: int64 [R], numbers of tokens generated before, which determine the noise together with the seeds.
     """
     rows, size = logits.shape
     if logits.dtype != torch.float32 or logits.stride(1) != 1:
@@ -79,22 +79,22 @@ def choose(logits: torch.Tensor, choices: SamplingTensors, positions: torch.Tens
     best, at = empty(torch.float32, rows, chunks), empty(torch.int32, rows, chunks)
     sums, equals = empty(torch.float64, rows, chunks), empty(torch.int32, rows, chunks)
     cuts, tokens = empty(torch.int32, rows, 2), empty(torch.int64, rows)
-    maxima = empty(torch.float32, rows, chunks, CHUNK // BLOCK) if choices.cuts else None
-    row, asked = (logits, logits.stride(0), size), (choices.inverse, choices.top_k, choices.top_p, choices.min_p)
+    maxima = empty(torch.float32, rows, chunks, CHUNK // BLOCK) if tensors.cuts else None
+    row, asked = (logits, logits.stride(0), size), (tensors.inverse, tensors.top_k, tensors.top_p, tensors.min_p)
     if not rows:
         return tokens
-    _best[rows, chunks](*row, best, at, maxima, HAS_MAXIMA=choices.cuts, BLOCK=BLOCK, **parts)
-    if choices.draws:
+    _best[rows, chunks](*row, best, at, maxima, HAS_MAXIMA=tensors.cuts, BLOCK=BLOCK, **parts)
+    if tensors.draws:
         _weigh[rows, chunks](*row, *asked, best, cuts, sums, equals, HAS_CUTS=False, **parts)
-    if choices.cuts:
+    if tensors.cuts:
         bounds, counts = empty(torch.int32, rows), empty(torch.int32, rows, chunks)
         candidates = empty(torch.float32, rows, chunks, ROOM)
         find_bounds[rows,](maxima, size, *asked, best, sums, bounds, BLOCK=BLOCK, **searching)
         collect[rows, chunks](*row, *asked, best, bounds, candidates, counts, ROOM=ROOM, **parts)
         find_cuts[rows,](*row, *asked, best, sums, bounds, candidates, counts, cuts, ROOM=ROOM, **searching)
         _weigh[rows, chunks](*row, *asked, best, cuts, sums, equals, HAS_CUTS=True, **parts)
-    noise = choices.seed, positions
-    _draw[rows,](*row, *asked, *noise, best, at, cuts, sums, equals, tokens, DRAWS=choices.draws, **parts)
+    noise = tensors.seed, positions
+    _draw[rows,](*row, *asked, *noise, best, at, cuts, sums, equals, tokens, DRAWS=tensors.draws, **parts)
     return tokens
 
 
@@ -106,10 +106,10 @@ def change(
     penalty: torch.Tensor,
     bias: torch.Tensor,
 ) -> None:
-    """Change single logits in place: entry e, [E] each, is token `tokens[e]` of row `rows[e]`, int32; none twice.
+    """Change single logits in place: entry e of E is token `tokens[e]` of row `rows[e]`, int32; no duplicates.
 
     logits: float32 [R, V], of any row stride. A logit is divided by its repetition penalty, float32, or multiplied
-    with it when negative; then the penalty is subtracted and the bias added; a bias of -inf forbids the token.
+    by it if negative; then the penalty is subtracted and the bias added; a bias of -inf forbids the token.
     """
     count, block = len(rows), 256
     if count:
@@ -143,7 +143,7 @@ def _mix(x):
 
 @triton.jit
 def _uniform(seed, position):
-    """As engine/sampling/noise.py."""
+    """Compute `engine.sampling.noise.uniform`."""
     start = _mix(seed.to(tl.uint64, bitcast=True) + 0x9E3779B97F4A7C15)
     bits = _mix(start + (position.to(tl.uint64, bitcast=True) + 1) * 0x9E3779B97F4A7C15)
     return (bits >> 11).to(tl.int64).to(tl.float64) * (1.0 / 9007199254740992.0)
@@ -189,9 +189,9 @@ def _weigh(
     min_p_ptr,
     best_ptr,
     cuts_ptr,
-    sums_ptr,  # of tokens above the cut
-    equals_ptr,  # tokens that equal it
-    HAS_CUTS: tl.constexpr,  # cuts are found: only rows that have one
+    sums_ptr,  # weights of tokens above the cut
+    equals_ptr,  # numbers of tokens that equal the cut
+    HAS_CUTS: tl.constexpr,  # whether cuts are known: then only rows with one are computed
     NUM_CHUNKS: tl.constexpr,
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -210,7 +210,7 @@ def _weigh(
             equals = tl.sum(((keys == cut) & (token < size)).to(tl.int32), axis=0)
             tl.store(equals_ptr + row * NUM_CHUNKS + chunk, equals)
             weights = tl.where(keys > cut, weights, 0.0)
-        # What top-p's share is of is not yet cut by min-p.
+        # Top-p is a share of the weights before min-p.
         least = tl.where(is_cut & (not HAS_CUTS), 0.0, tl.load(min_p_ptr + row))
         tl.store(sums_ptr + row * NUM_CHUNKS + chunk, tl.sum(tl.where(weights >= least, weights, 0.0), axis=0))
 
@@ -251,7 +251,7 @@ def _draw(
             cut, ties, each = tl.full((), LOWEST_KEY, tl.int32), tl.zeros((), tl.int32), tl.zeros((), tl.float64)
             sums = tl.load(sums_ptr + row * NUM_CHUNKS + chunk, mask=is_in, other=0.0)
             least = tl.load(min_p_ptr + row)
-            before = tl.zeros((CHUNKS,), tl.int32)  # tokens that equal the cut, in chunks before
+            before = tl.zeros((CHUNKS,), tl.int32)  # Tokens that equal the cut in earlier chunks.
             if is_cut:
                 cut, ties = tl.load(cuts_ptr + 2 * row), tl.load(cuts_ptr + 2 * row + 1)
                 each = weight_of(value_of(cut), best, inverse)
@@ -277,6 +277,6 @@ def _draw(
             weights = weight_of(x, best, inverse)
             weights = tl.where(stays & (weights >= least), weights, 0.0)
             passed = (tl.cumsum(weights, axis=0) + so_far > wanted) & (weights > 0)
-            last = tl.max(tl.where(weights > 0, token, 0), axis=0)  # were sums rounded against each other
+            last = tl.max(tl.where(weights > 0, token, 0), axis=0)  # In case rounding makes sums disagree.
             result = tl.minimum(tl.min(tl.where(passed, token, size), axis=0), last)
     tl.store(tokens_ptr + row, result.to(tl.int64))

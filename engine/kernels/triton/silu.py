@@ -1,4 +1,4 @@
-"""SwiGLU's activation (Shazeer 2020, arXiv:2002.05202) of a fused gate and up projection."""
+"""SwiGLU's activation (Shazeer 2020, arXiv:2002.05202) for a fused gate and up projection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 _BLOCK = 1024
-"""Outputs of a program."""
+"""Outputs per program."""
 
 
 @triton.jit
@@ -23,7 +23,7 @@ def _silu_mul(gate_up_ptr, out_ptr, row_stride, stride, out_stride, inner, BLOCK
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """[N, 2 * inner] of any strides, gates before ups, to silu(gate) * up, [N, inner]; computed in float32."""
+    """Map [N, 2 * inner] of any strides, gates before ups, to silu(gate) * up, [N, inner]; computed in float32."""
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, inner), dtype=gate_up.dtype, device=gate_up.device)
     if rows:

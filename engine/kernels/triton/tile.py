@@ -1,4 +1,4 @@
-"""A block of queries meets a tile of KV: what attention to decodes and to prompts has in common.
+"""Attention of a block of queries to a tile of KV, the part that decode and extend kernels share.
 
 Softmax is computed online (Milakov and Gimelshein 2018, arXiv:1805.02867), in base 2 and float32. Rows of a block:
 
@@ -11,16 +11,16 @@ import triton
 import triton.language as tl
 
 TILE = tl.constexpr(64)
-"""Positions of KV read at once. A page may be smaller, or larger."""
+"""Positions of KV read at once. Pages may be smaller or larger."""
 LOWEST = tl.constexpr(-1e30)
-"""Where running maxima begin: finite, so that a row that has seen nothing yet subtracts no infinities."""
+"""Initial value of running maxima: finite, so that a row that has seen nothing yet subtracts no infinities."""
 LOG2_E = 1.4426950408889634
 
 
 def is_interpreted(kernel: object) -> bool:
-    """Whether Triton was told to run a kernel in Python, as on machines without a GPU (TRITON_INTERPRET=1).
+    """Whether Triton runs a kernel in its Python interpreter, as on machines without a GPU (TRITON_INTERPRET=1).
 
-    Its `tl.dot` is wrong for bfloat16: kernels that are told convert to float32 before.
+    The interpreter's `tl.dot` is wrong for bfloat16, so kernels convert to float32 first.
     """
     return not isinstance(kernel, triton.JITFunction)
 
@@ -32,21 +32,21 @@ def attend(
     total,  # float32 [M]: sum of weights, relative to it
     query,  # [M, BLOCK_D]
     positions,  # int32 [TILE]
-    exists,  # bool [TILE]: what is not is not read
+    exists,  # bool [TILE]: other positions are not read
     seen,  # bool [M, TILE] or [1, TILE]; ignored unless MASKED
     table,  # the row's page ids
-    keys,  # first of the KV head
+    keys,  # the KV head's first element
     values,
     page_stride,
     token_stride,
-    scale,  # of scores, times log2(e)
+    scale,  # factor of scores, times log2(e)
     PAGE_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     MASKED: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """One tile's step: `acc`, `highest` and `total` with it."""
+    """Return `acc`, `highest` and `total` after one more tile."""
     dims = tl.arange(0, BLOCK_D)
     pages = tl.load(table + positions // PAGE_SIZE, mask=exists, other=0).to(tl.int64)
     offsets = pages * page_stride + (positions % PAGE_SIZE) * token_stride

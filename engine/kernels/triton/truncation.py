@@ -1,12 +1,12 @@
-"""What top-k and top-p keep of rows of logits, found without a sort.
+"""Finds the tokens that top-k and top-p keep of rows of logits, without a sort.
 
-    bounds   a value: nothing below it stays, and not much is above      [R]
+    bounds   a value: no token below it stays, and few are above it      [R]
     collect  the tokens from the bound on                                [R, C, few]
-    cuts     among those, or in all of a row where they are too many     [R]
+    cuts     among these, or in the whole row if there are too many      [R]
 
-A cut is one in the order of logits: all tokens above a value stay, and the first few that equal it. It is searched
-for among the bits of floats, read as integers of the same order ("keys"): a pass over the tokens asks how much is
-above 16 of them, and narrows the range 17-fold. Rows without a cut are left alone.
+A cut is a place in the order of logits: all tokens above a value stay, and the first few that equal it. The search
+reads the bits of floats as integers of the same order ("keys"): a pass over the tokens sums what is above each of
+16 thresholds, and narrows the range 17-fold. Rows without a cut are not touched.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ import triton.language as tl
 
 LOWEST_KEY = tl.constexpr(-(2**31))
 _TILE = tl.constexpr(1024)
-"""Tokens looked at together in the search."""
+"""Tokens examined together in the search."""
 _THRESHOLDS = tl.constexpr(16)
 
 
 @triton.jit
 def key_of(x):
-    """int32 of a float32's order; of both zeros the same."""
+    """Return an int32 with a float32's order; both zeros have the same."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
 
 
 @triton.jit
 def value_of(key):
-    """The float32 of a key."""
+    """Return the float32 of a key."""
     return tl.where(key >= 0, key, key ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def weight_of(x, best, inverse):
-    """e^((x - best) / temperature), in float64."""
+    """Return e^((x - best) / temperature), in float64."""
     return tl.exp((x.to(tl.float64) - best.to(tl.float64)) * inverse)
 
 
 @triton.jit
 def best_of_row(best_ptr, row, NUM_CHUNKS: tl.constexpr, CHUNKS: tl.constexpr):
-    """A row's largest logit; NaN if there is one. And whether it is finite."""
+    """Return a row's largest logit, NaN if there is one, and whether it is finite."""
     chunk = tl.arange(0, CHUNKS)
     best = tl.load(best_ptr + row * NUM_CHUNKS + chunk, mask=chunk < NUM_CHUNKS, other=float("-inf"))
     is_valid = tl.max((best != best).to(tl.int32), axis=0) == 0
@@ -51,7 +51,7 @@ def best_of_row(best_ptr, row, NUM_CHUNKS: tl.constexpr, CHUNKS: tl.constexpr):
 
 @triton.jit
 def has_cut(row, size, inverse_ptr, top_k_ptr, top_p_ptr):
-    """Whether top-k or top-p takes anything from a row."""
+    """Whether top-k or top-p removes anything from a row."""
     top_k = tl.load(top_k_ptr + row)
     limits = ((top_k > 0) & (top_k < size)) | (tl.load(top_p_ptr + row) < 1.0)
     return limits & (tl.load(inverse_ptr + row) > 0)
@@ -76,9 +76,9 @@ def _amounts(
     TILE: tl.constexpr,
     MANY: tl.constexpr,
 ):
-    """For each of MANY thresholds, what those of `size` logits come to that are from it on and in low .. high - 1.
+    """For each of MANY thresholds, add up those of `size` logits that reach it and are in low .. high - 1.
 
-    float64: their number if COUNTS, else their weight.
+    Returns float64: their number if COUNTS, else their weight.
     """
     amounts = tl.zeros((TILE, MANY), dtype=tl.float64)
     for start in range(0, size, TILE):
@@ -98,9 +98,9 @@ def _amounts(
 def _search(
     logits, size, wanted, low, high, best, inverse, COUNTS: tl.constexpr, TILE: tl.constexpr, MANY: tl.constexpr
 ):
-    """The highest key from which on `size` logits come to `wanted`, and what those above come to, which is less.
+    """Return the highest key from which on `size` logits add up to `wanted`, and the sum of those above it.
 
-    It is looked for from `low`, which is taken for it if none is, until `high`, above all.
+    Searches from `low`, the result if there is no such key, to `high`, which is above all keys.
     """
     above = tl.zeros((), dtype=tl.float64)
     while high - low > 1:
@@ -115,7 +115,7 @@ def _search(
 
 @triton.jit
 def find_bounds(
-    maxima_ptr,  # [rows, chunks, CHUNK / BLOCK]: largest of each block
+    maxima_ptr,  # [rows, chunks, CHUNK / BLOCK]: the largest logit of each block
     size,
     inverse_ptr,
     top_k_ptr,
@@ -123,7 +123,7 @@ def find_bounds(
     min_p_ptr,
     best_ptr,
     sums_ptr,
-    bounds_ptr,  # [rows]: a key: no lower one is top-k's cut, or top-p's where there is no top-k
+    bounds_ptr,  # [rows]: a key that is not above the cut of top-k, or of top-p if there is no top-k
     BLOCK: tl.constexpr,
     NUM_CHUNKS: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -140,7 +140,7 @@ def find_bounds(
             blocks = NUM_CHUNKS * (CHUNK // BLOCK)
             maxima, wanted = maxima_ptr + row * blocks, top_k.to(tl.float64)
             low, _ = _search(maxima, blocks, wanted, low, high, best, inverse, True, _TILE, _THRESHOLDS)
-        else:  # what is below weighs less than 1 - top_p together
+        else:  # Tokens below the bound add up to less than 1 - top_p.
             total = _sum_of_row(sums_ptr, row, NUM_CHUNKS, CHUNKS)
             bound = best.to(tl.float64) + tl.log(0.999 * (1.0 - top_p) * total / size) / inverse
             bound = tl.maximum(bound, -3.4028234663852886e38).to(tl.float32)
@@ -160,13 +160,13 @@ def collect(
     best_ptr,
     bounds_ptr,
     candidates_ptr,  # [rows, chunks, ROOM]: logits from the bound on, in their order, then -inf
-    counts_ptr,  # [rows, chunks]: how many they are, room or not
+    counts_ptr,  # [rows, chunks]: their number, which may exceed ROOM
     ROOM: tl.constexpr,
     NUM_CHUNKS: tl.constexpr,
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """One program a chunk."""
+    """Collect the logits from the bound on, with one program per chunk."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     _, is_valid = best_of_row(best_ptr, row, NUM_CHUNKS, CHUNKS)
     if is_valid & has_cut(row, size, inverse_ptr, top_k_ptr, top_p_ptr):
@@ -196,7 +196,7 @@ def find_cuts(
     bounds_ptr,
     candidates_ptr,
     counts_ptr,
-    cuts_ptr,  # [rows, 2]: a key, and how many tokens that equal it stay
+    cuts_ptr,  # [rows, 2]: a key, and how many of the tokens that equal it stay
     ROOM: tl.constexpr,
     NUM_CHUNKS: tl.constexpr,
     CHUNKS: tl.constexpr,

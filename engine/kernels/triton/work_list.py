@@ -1,12 +1,12 @@
-"""Which pieces of which rows' KV the programs of a decode step take: made once a step, on the device.
+"""The work list of a decode step, which assigns pieces of rows' KV to programs: made once per step, on the device.
 
     tiles of KV   row 0 ########   row 1 ###   row 2 #####          chunk: 3 tiles
     items         0,0  0,3  0,6    1,0         2,0  2,3             (row, first tile)
     row_items     0                3           4           6
 
-Each item is computed for every KV head. Programs take items in turn, so the time of a step goes with the turns
-that are needed and the length of one. The chunk is what makes it least: many pieces for a few long rows, whole
-rows where there are many. The host is asked nothing: sizes of launches and buffers go by the number of rows alone.
+Each item is computed for every KV head. Programs take items in turn, so the time of a step is the number of turns
+times the length of one. The chunk length minimizes it: many pieces for a few long rows, whole rows if there are
+many. The host is not involved: sizes of launches and buffers depend only on the number of rows.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import triton.language as tl
 from engine.kernels.triton.tile import TILE
 
 _CHUNKS = tl.constexpr(64)
-"""Chunk lengths that are considered: four in each octave, 1 to 57,344 tiles."""
+"""Number of chunk lengths that are considered: four per octave, 1 to 57,344 tiles."""
 _ROWS = tl.constexpr(32)
-"""Rows looked at together."""
+"""Rows examined together."""
 _ITEM_COST = tl.constexpr(1)
-"""What beginning and merging an item costs, in tiles."""
+"""Cost of starting and merging an item, in tiles."""
 _TURNS = 4
-"""Most turns beyond whole rows that there is room for."""
+"""Maximum number of turns, beyond whole rows, that there is room for."""
 
 
 class WorkList:
     """The items of up to `max_rows` rows. Its tensors keep their addresses: `build` fills them anew."""
 
     def __init__(self, max_rows: int, num_kv_heads: int, num_programs: int, device: torch.device) -> None:
-        """For launches of `num_programs` programs."""
+        """The list is for launches of `num_programs` programs."""
         self.capacity = max_rows + _TURNS * -(-num_programs // num_kv_heads)
-        """Most items."""
+        """Maximum number of items."""
         self.num_programs = num_programs
         self._num_kv_heads = num_kv_heads
         self.items = torch.empty(self.capacity, 2, dtype=torch.int32, device=device)
@@ -41,10 +41,10 @@ class WorkList:
         self.row_items = torch.empty(max_rows + 1, dtype=torch.int32, device=device)
         """int32: row r's items are row_items[r] .. row_items[r + 1]."""
         self.sizes = torch.empty(2, dtype=torch.int32, device=device)
-        """int32: number of items, tiles of a chunk."""
+        """int32: number of items, tiles per chunk."""
 
     def build(self, kv_lens: torch.Tensor, window: int | None) -> None:
-        """Items for rows of int32 [R] positions, each with one query at its last; a row of none gets no item."""
+        """Make the items of rows with int32 [R] positions and one query at the last; empty rows get none."""
         _build[(1,)](
             kv_lens,
             len(kv_lens),
@@ -61,7 +61,7 @@ class WorkList:
 
 @triton.jit
 def first_tile(kv_len, WINDOW: tl.constexpr):
-    """The tile of the first position that a query at position kv_len - 1 sees. WINDOW 0: position 0."""
+    """Return the tile of the first position that a query at position kv_len - 1 sees. WINDOW 0: position 0."""
     if WINDOW == 0:
         return kv_len * 0
     return tl.maximum(kv_len - WINDOW, 0) // TILE

@@ -1,5 +1,5 @@
-/* As much of gcc's OpenMP runtime as the kernels use, on plain threads: for the thread sanitizer, which cannot see in
- * the real one who waits for whom. `make native-tsan` links it into the library. */
+/* The part of gcc's OpenMP runtime that the kernels use, on plain threads, for the thread sanitizer, which cannot see
+ * the real runtime's synchronization. `make native-tsan` links it into the library. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -11,8 +11,8 @@ typedef struct {
     void (*body)(void *);
     void *data;
     int size;
-    atomic_int singles; /* regions of one thread that some thread has entered */
-    atomic_long taken, end; /* iterations of its loop: there may be one, from 0 and up by one */
+    atomic_int singles; /* single regions that some thread has entered */
+    atomic_long taken, end; /* iterations of its only loop, which counts up from 0 by one */
     pthread_barrier_t barrier;
 } Region;
 
@@ -60,7 +60,7 @@ void GOMP_parallel(void (*body)(void *), void *data, unsigned threads, unsigned 
 
 void GOMP_barrier(void) { pthread_barrier_wait(&region->barrier); }
 
-/* Whether this thread is the first to come to its next region of one thread. */
+/* Return whether this thread is the first to reach its next single region. */
 bool GOMP_single_start(void)
 {
     int expected = singles++;

@@ -1,4 +1,4 @@
-"""The native attention kernels against attention in float64, for each instruction set this processor has.
+"""The native attention kernels compared with attention in float64, for each instruction set of this processor.
 
 Rows with at most 16 queries a KV head take the way of decodes, others that of extends: both are drawn, beside
 pieces (512 positions) and chunks (256) that are whole, begun and skipped by a window.
@@ -19,7 +19,7 @@ from tests.engine.support.paged_kv import Heads, Paged
 
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.02}
-"""Largest error of outputs around 1 in size: rounding of sums, and of weights and results to the type."""
+"""Largest error of outputs of size about 1, from rounding sums, and weights and results to the type."""
 
 
 @pytest.fixture(params=itertools.product(_DTYPES, native.ISAS), ids="-".join)
@@ -69,7 +69,7 @@ def test_any_batch(
 
 @pytest.mark.parametrize("window", [None, 600])
 def test_long_rows(kernels: native.Kernels, window: int | None) -> None:
-    """Several blocks of queries, many chunks and pieces."""
+    """Rows have several blocks of queries and many chunks and pieces."""
     assert_right(Paged([(1700, 1), (0, 600), (1100, 300)], Heads(2, 1, 64), 16, window, kernels.dtype), kernels)
 
 
@@ -78,7 +78,7 @@ def test_more_queries_a_head_than_a_decode_takes(kernels: native.Kernels) -> Non
 
 
 def test_a_row_gets_the_same_alone_and_on_any_threads(kernels: native.Kernels) -> None:
-    """Bit by bit: one KV head an item, or all; one thread, or several, more than there is work for too."""
+    """Results are equal bit by bit with one or all KV heads per item, and any number of threads."""
     rows = [(1300, 1), (90, 4), (700, 80), (0, 300), (20, 1)]
     heads = Heads(2, 3, 64)
     together = Paged(rows, heads, 16, None, kernels.dtype)
@@ -96,7 +96,7 @@ def test_a_row_gets_the_same_alone_and_on_any_threads(kernels: native.Kernels) -
 
 
 def test_a_prompt_gets_the_same_in_one_piece_and_in_several(kernels: native.Kernels) -> None:
-    """Bit by bit: what a prefix cache holds of a prompt changes nothing."""
+    """Results are equal bit by bit, so a cached prefix of a prompt changes nothing."""
     whole = Paged([(0, 600)], Heads(2, 2, 64), 16, None, kernels.dtype)
     expected = attend(whole, kernels)
     for start in (100, 256, 499):

@@ -1,4 +1,4 @@
-"""Compiling the kernels where something is missing. The compilers are shell scripts: nothing is compiled."""
+"""The kernels' build when something is missing. The compilers are shell scripts, so nothing is compiled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ echo compiled > "$2"
 def compiler(
     at: Path, case: str = "nothing", complaint: str = "", version: str = "gcc, Free Software Foundation"
 ) -> str:
-    """A compiler that complains when its arguments match `case`, else makes its output. Its path."""
+    """Return the path of a compiler that fails when its arguments match `case`, else creates its output."""
     path = at / "fakecc"
     path.write_text(FAKE.format(case=case, complaint=complaint, version=version), encoding="ascii")
     path.chmod(0o755)
@@ -45,7 +45,7 @@ def on_x86(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
-    """Where to build; an older library lies there."""
+    """The library's path, where an older library already is."""
     path = tmp_path / "lib" / "libraydix.so"
     path.parent.mkdir()
     path.write_text("old", encoding="ascii")
@@ -115,7 +115,7 @@ def test_another_processor_has_its_vectors_in_the_generic_set(
 
 
 def test_the_command_fails_only_without_a_library(tmp_path: Path) -> None:
-    """As Makefiles and people run it; the package's own build goes on."""
+    """The exit status is for Makefiles and people; the package's own build continues without a library."""
     script = ROOT / "engine" / "kernels" / "build.py"
     for case, status in (("*-mavx512f*", 0), ("*cpu.c*", 1)):
         environment = {"CC": compiler(tmp_path, case, "no"), "PATH": "/usr/bin:/bin"}
@@ -129,7 +129,7 @@ def test_the_loader_knows_what_is_built() -> None:
 
 
 def test_the_sources_travel_with_the_package() -> None:
-    """In source distributions and wheels: whoever gets a compiler later can build there."""
+    """Source distributions and wheels contain them, so that the library can be built later, with a compiler."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = project["tool"]["setuptools"]["package-data"]["engine"]
     packed = {path for pattern in patterns for path in (ROOT / "engine").glob(pattern)}
@@ -140,7 +140,7 @@ def test_the_sources_travel_with_the_package() -> None:
 def test_a_wheel_is_for_one_platform_when_it_carries_the_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, tag: str
 ) -> None:
-    """And for every Python: the library is tied to none. The package here is setup.py and the kernels alone."""
+    """The wheel is for every Python version. The package here is only setup.py and the kernels."""
     pytest.importorskip(
         "setuptools.command.bdist_wheel", reason="this environment's setuptools is older than 70.1"
     )

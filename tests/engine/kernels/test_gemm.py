@@ -1,4 +1,4 @@
-"""Matrix products of the native kernels against torch in float64, for each instruction set this processor has."""
+"""The native matrix products compared with torch in float64, for each instruction set of this processor."""
 
 import ctypes
 
@@ -29,7 +29,7 @@ def any_kernels(request: pytest.FixtureRequest) -> native.Kernels:
 
 
 class Matrix:
-    """Random weights [outputs, inputs], packed, and a bias where one is wanted."""
+    """Random packed weights [outputs, inputs], and a bias if one is asked for."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Matrix:
         return len(self.weight) // 2 if self.product == SWIGLU else len(self.weight)
 
     def __call__(self, rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The native product: of rows [n, inputs], to or added to `out`."""
+        """Compute the native product of rows [n, inputs] into `out`, or add it to `out`."""
         padded = torch.full((-(-len(rows) // 16) * 16, rows.shape[1]), torch.nan, dtype=rows.dtype)
         padded[: len(rows)] = rows
         if out is None:
@@ -78,7 +78,7 @@ class Matrix:
         return out
 
     def expected(self, rows: torch.Tensor) -> torch.Tensor:
-        """In float64."""
+        """Compute the product in float64."""
         result = rows.double() @ self.weight.T
         if self.bias is not None:
             result += self.bias.double()
@@ -89,7 +89,7 @@ class Matrix:
 
 
 def rounded(weight: torch.Tensor) -> torch.Tensor:
-    """To a 127th of each output's largest weight, in float64."""
+    """Round to a 127th of each output's largest weight, in float64."""
     most = weight.float().abs().amax(dim=1, keepdim=True)
     factor = torch.full_like(most, 127) / most  # 127 / most would be 127 times the inverse, rounded twice
     return (weight.float() * factor).round().double() * (most / 127).double()
@@ -126,7 +126,7 @@ def test_products_are_those_of_torch(
 
 @pytest.mark.parametrize("outputs", [1, 31, 33, 250])
 def test_any_number_of_outputs(any_kernels: native.Kernels, outputs: int) -> None:
-    """A vocabulary is seldom a multiple of 32; what lies beside the products is left alone."""
+    """Vocabularies are seldom a multiple of 32; memory beside the products stays unchanged."""
     torch.manual_seed(outputs)
     matrix = Matrix(any_kernels, outputs, 64, TO_FLOATS, True)
     x = rows_of(any_kernels, 7, 64)
@@ -135,7 +135,7 @@ def test_any_number_of_outputs(any_kernels: native.Kernels, outputs: int) -> Non
 
 @pytest.mark.parametrize("is_int8", [False, True])
 def test_a_row_does_not_depend_on_its_batch(any_kernels: native.Kernels, is_int8: bool) -> None:
-    """Bit for bit, in any number of rows and at any place among them."""
+    """Its result is equal bit for bit among any number of rows, at any place."""
     torch.manual_seed(0)
     matrix = Matrix(any_kernels, 96, 352, TO_FLOATS, True, is_int8)
     x = rows_of(any_kernels, 300, 352)
@@ -156,7 +156,7 @@ def test_a_row_does_not_depend_on_its_batch(any_kernels: native.Kernels, is_int8
 
 
 def test_results_too_large_for_caches(any_kernels: native.Kernels) -> None:
-    """Those are written past them, in more than one block of rows; every one arrives, and nothing beside them."""
+    """They are streamed past the caches, in several blocks of rows; all arrive, and nothing else is written."""
     torch.manual_seed(1)
     matrix = Matrix(any_kernels, 480, 32, TO_FLOATS, True)
     x = rows_of(any_kernels, 1200, 32)
@@ -164,7 +164,7 @@ def test_results_too_large_for_caches(any_kernels: native.Kernels) -> None:
 
 
 def test_an_output_without_weights_is_its_bias(any_kernels: native.Kernels) -> None:
-    """Its scale would be zero divided by zero."""
+    """Its scale would otherwise be zero divided by zero."""
     matrix = Matrix(any_kernels, 32, 32, TO_FLOATS, True)
     zeros, packed, scales = (
         torch.zeros(32, 32, dtype=any_kernels.dtype),

@@ -1,4 +1,4 @@
-"""Loading the library, and what is said where it cannot be: then `reference` computes attention."""
+"""Loading the library, and the messages when it cannot be loaded and `reference` computes attention instead."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPE = AttentionShape(4, 2, 64, 16, frozenset({None}))
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is remembered of what other tests loaded, nor asked for by the environment."""
+    """Forget libraries that other tests loaded, and settings of the environment."""
     monkeypatch.delenv("RAYDIX_ISA", raising=False)
     native.forget()
     yield
@@ -35,7 +35,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def is_built() -> bool:
-    """Whether there is a library, and one of this version."""
+    """Whether there is a library of this version."""
     try:
         native.kernels(torch.float32)
     except native.NativeUnavailable:
@@ -48,7 +48,7 @@ built = pytest.mark.skipif(not is_built(), reason="the native kernels are not bu
 
 @pytest.mark.skipif(not any(map(shutil.which, ("gcc", "cc", "clang"))), reason="there is no compiler here")
 def test_where_there_is_a_compiler_there_are_kernels() -> None:
-    """The build goes on without kernels that do not compile, and tests skip what is not there: not unnoticed."""
+    """The build leaves out kernels that do not compile, and tests skip them; this test notices that."""
     assert is_built(), native.build_log() or "run `make native`"
 
 
@@ -98,7 +98,7 @@ def test_nonsense_and_too_much_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="there is no /proc here")
 @pytest.mark.parametrize("first", ["torch", "engine.kernels.native"])
 def test_there_is_one_pool_of_threads(first: str) -> None:
-    """The library's OpenMP is torch's, whoever is imported first."""
+    """The library's OpenMP is torch's, whichever is imported first."""
     if b"libomp.so" in Path(os.environ.get("RAYDIX_NATIVE_LIBRARY", native.LIBRARY)).read_bytes():
         pytest.skip("built with clang, which has an OpenMP of its own")
     script = (
@@ -126,12 +126,12 @@ def test_without_the_library_reference_is_taken_and_the_log_says_why(
 
 
 def test_asked_for_where_it_cannot_run_it_is_an_error_in_one_line(missing: None, tmp_path: Path) -> None:
-    """As replicas raise it at their start: what `raydix serve` shows is the line with the exception."""
+    """Replicas raise it at their start, and `raydix serve` shows the line with the exception."""
     config = EngineConfig(model=str(save_tiny("qwen3", tmp_path, head_dim=32)), attention="native", kv_pages=8)
     with pytest.raises(ValueError, match=r'attention: native cannot run.*none\.so.*"auto"') as raised:
         load_model(config)
     assert "\n" not in str(raised.value)
-    with pytest.raises(ValueError, match="head_dim is 24, no multiple of 32"):
+    with pytest.raises(ValueError, match="head_dim must be a multiple of 32; the model's is 24"):
         choose_backend("native", AttentionShape(4, 2, 24, 16, frozenset({None})), torch.float32, CPU)
     with pytest.raises(ValueError, match="it runs on CPUs, not on cuda"):
         choose_backend("native", SHAPE, torch.float32, torch.device("cuda"))

@@ -1,4 +1,4 @@
-"""The native decoder on one thread and on several: not a bit may differ, whoever does which part of the work."""
+"""The native decoder gives the same bits on one thread and on several, whichever thread does which work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_hidden
 
 
 def isas(dtype: torch.dtype) -> list[str]:
-    """What is built for `dtype` and runs on this processor."""
+    """Return the kernels that are built for `dtype` and run on this processor."""
     try:
         best = native.kernels(dtype).isa
     except native.NativeUnavailable:
@@ -50,7 +50,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def steps(runner: ModelRunner) -> torch.Tensor:
-    """The logits of a long prompt, and of three rows beside it: one goes on, two begin."""
+    """Return the logits of a long prompt and of three rows beside it: one decodes, two are new prompts."""
     a, b, c = (RequestByHand(random_prompt(n, n), pages_of(16, 128 * i, 120)) for i, n in enumerate((97, 1, 30)))
     first = runner.logits(StepPlan((a.chunk(),)))
     a.request.tokens.append(5)

@@ -48,7 +48,7 @@ def test_pages_take_a_byte_a_number_and_are_read_by_reference(tmp_path: Path) ->
 
 def test_the_native_kernels_say_that_they_cannot() -> None:
     shape = AttentionShape(4, 2, 64, 16, frozenset({None}), FP8)
-    with pytest.raises(ValueError, match="its pages are of the model's type"):
+    with pytest.raises(ValueError, match="only pages of the model's type"):
         choose_backend("native", shape, torch.float32, CPU)
 
 

@@ -1,4 +1,4 @@
-"""Kernels for GPUs run in Triton's interpreter, wherever there is none: told before anybody imports Triton."""
+"""GPU kernels run in Triton's interpreter where there is no GPU, which is set before Triton is imported."""
 
 from __future__ import annotations
 

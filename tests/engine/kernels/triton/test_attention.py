@@ -1,4 +1,4 @@
-"""The Triton attention kernels against attention in float64, and their pages against those of `reference`."""
+"""The Triton attention kernels compared with attention in float64, and their 8-bit pages with `reference`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.attention.triton import TritonAttention
 from tests.engine.support.paged_kv import CPU, Heads, Paged
 
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 0.04}
-"""Largest error of outputs around 1 in size: rounding of sums, and of weights and results to the type."""
+"""Largest error of outputs of size about 1, from rounding sums, and weights and results to the type."""
 _DTYPES = tuple(_TOLERANCE)
 
 Rows = Sequence[tuple[int, int]]
@@ -53,7 +53,7 @@ def test_page_sizes(page_size: int) -> None:
     ids=lambda heads: f"{heads.group}x{heads.num_kv_heads}x{heads.dim}",
 )
 def test_heads(heads: Heads) -> None:
-    """Groups that fill no block, blocks that hold no whole number of groups, sizes that are no power of two."""
+    """Some groups fill no block, some blocks hold no whole number of groups, some sizes are no power of two."""
     assert_right(Paged([(130, 1), (60, 9)], heads, 16, None, torch.float32))
 
 
@@ -78,7 +78,7 @@ def test_queries_as_a_view_of_one_projection() -> None:
 @pytest.mark.parametrize("dtype", _DTYPES, ids=str)
 @pytest.mark.parametrize("window", [None, 33])
 def test_pages_of_eight_bits(dtype: torch.dtype, window: int | None) -> None:
-    """What `reference` makes of them, which has its own test."""
+    """The result is that of `reference`, which has its own test."""
     case, scales = Paged(MIXED, Heads(2, 2, 32), 3, window, dtype), (0.25, 2**-9)
     pages = (case.pages.layer(0).float() / torch.tensor(scales).view(2, 1, 1, 1, 1)).to(FP8)
     store_kv(pages, case.batch.slot_mapping, *case.new(), scales)
@@ -90,7 +90,7 @@ def test_pages_of_eight_bits(dtype: torch.dtype, window: int | None) -> None:
 
 
 def test_a_padded_row_attends_to_a_page_of_its_own() -> None:
-    """As in batches of fixed size: one position, on the null page; or none at all."""
+    """Padded rows of fixed-size batches have one position, on the null page, or none at all."""
     case = Paged([(70, 1), (0, 1), (3, 1)], Heads(2, 2, 32), 16, None, torch.float32)
     expected = case.alone(0).expected()
     case.batch.block_table[1:], case.batch.slot_mapping[1:] = case.pages.null_page, case.batch.slot_mapping[0]
@@ -101,7 +101,7 @@ def test_a_padded_row_attends_to_a_page_of_its_own() -> None:
     step = TritonAttention(case.shape).prepare(case.batch, case.pages.null_page)
     out = step.attend(case.pages.layer(0), case.query(), None).double()
     torch.testing.assert_close(out[:1], expected, atol=1e-5, rtol=0)
-    assert not out[1:].any()  # the null page's values, and none
+    assert not out[1:].any()  # One row saw the null page's values, the other none.
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What the interpreter runs compiles for GPUs too, and fits there: tried for some, wherever the tests run."""
+"""The kernels that the interpreter runs also compile for several GPUs and fit there, even without a GPU."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PRODUCTS = {
     "grouped_gemm._down",
     "int4_gemm._int4_gemm",
 }
-"""Kernels that have some."""
+"""Kernels with matrix products."""
 _TENSOR_CORES = 80
-"""Compute capability from which Triton uses them: for earlier GPUs it multiplies number by number."""
+"""Compute capability from which Triton uses tensor cores; on earlier GPUs it multiplies number by number."""
 
 
 def test_kernels_compile_for_gpus_and_fit_there(tmp_path: Path) -> None:

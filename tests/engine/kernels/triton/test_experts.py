@@ -1,4 +1,4 @@
-"""Experts in Triton's interpreter against torch: uneven loads, experts without tokens, ranks with some of them."""
+"""Experts in Triton's interpreter compared with torch: uneven loads, idle experts, ranks with some experts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def everywhere(tokens: int, per_token: int) -> torch.Tensor:
 
 
 def to_few(tokens: int, per_token: int) -> torch.Tensor:
-    """Experts 1 and 3 get all tokens but one, 0 and 4 none."""
+    """Experts 1 and 3 get all tokens except one, experts 0 and 4 none."""
     chosen = torch.tensor([[3, 1]]).repeat(tokens, 1)
     chosen[0] = torch.tensor([2, 3])
     return chosen[:, :per_token]
@@ -43,7 +43,7 @@ def inputs(tokens: int, per_token: int, dtype: torch.dtype = torch.float32) -> t
 
 @pytest.fixture(autouse=True)
 def numbers() -> Iterator[None]:
-    """The same for each test, made where kernels run."""
+    """Tensors that are the same for each test, made where kernels run."""
     torch.manual_seed(0)
     with torch.device(DEVICE):
         yield
@@ -60,7 +60,7 @@ def test_experts_are_those_of_torch(load: str, per_token: int, tokens: int) -> N
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_experts_of_half_the_width(dtype: torch.dtype) -> None:
-    """Within a rounding or two of what float32 makes of the same numbers."""
+    """Results are within a rounding or two of those in float32."""
     x, weights, gate_up, down = inputs(9, 2, dtype)
     chosen = everywhere(9, 2)
     expected = experts_mlp(x.float(), chosen, weights, gate_up.float(), down.float(), 0)
@@ -70,7 +70,7 @@ def test_experts_of_half_the_width(dtype: torch.dtype) -> None:
 
 
 def test_many_tokens_in_large_tiles() -> None:
-    """More pairs than the smallest tiles are for: two experts with some full tiles and a part of one each."""
+    """There are more pairs than the smallest tiles are for: two experts have full tiles and a partial one each."""
     tokens = 90
     x, weights, gate_up, down = inputs(tokens, 1)
     chosen = torch.arange(tokens)[:, None] // 70
@@ -80,7 +80,7 @@ def test_many_tokens_in_large_tiles() -> None:
 
 
 def test_a_row_is_the_same_in_any_batch_and_wherever_it_lies() -> None:
-    """Rows of a strided input, alone and together: tiles of the same shape sum a row in the same order."""
+    """Tiles of the same shape sum a row in the same order, alone or with others, and in a strided input."""
     x, weights, gate_up, down = inputs(7, 2)
     wide = torch.randn(7, 2 * HIDDEN)
     wide[:, :HIDDEN] = x
@@ -131,7 +131,7 @@ def test_tiles_are_those_of_the_drawing() -> None:
 
 @pytest.mark.parametrize(("tokens", "first", "count", "rows"), [(1, 0, 5, 4), (600, 0, 5, 16), (23, 2, 2, 4)])
 def test_every_pair_is_in_one_tile_of_its_expert(tokens: int, first: int, count: int, rows: int) -> None:
-    """More pairs than are looked at in one go too."""
+    """Some cases have more pairs than are examined at once."""
     chosen = everywhere(tokens, 3)
     order, tiles = expert_tiles(chosen, count, first, rows)
     seen: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""What a GPU records, but for the recording: our kernels through static tensors, in Triton's interpreter."""
+"""The steps that a GPU records, without the recording: Triton kernels on static tensors, in the interpreter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, and do not run on a CPU")
 def test_steps_of_our_kernels_give_the_tokens_of_plain_torch(tmp_path: Path) -> None:
-    """Three requests whose tokens stay on the device; one leaves, another comes in its place."""
+    """Three requests' tokens stay on the device; one request leaves, and another takes its row."""
     model = save_tiny("qwen3", tmp_path, num_hidden_layers=1)
     config = EngineConfig(
         str(model), device="cpu", attention="reference", page_size=4, kv_pages=24, max_model_len=32, threads=1
@@ -48,7 +48,7 @@ def test_steps_of_our_kernels_give_the_tokens_of_plain_torch(tmp_path: Path) -> 
 
     rows = [greedy_request(f"r{i}", 5 + i, temperature=0.8 * (i % 2)) for i in range(4)]
     pages = [list(range(6 * i, 6 * i + 6)) for i in range(4)]
-    for i, row in enumerate(rows):  # prompts, but for their last tokens, are not what this is about
+    for i, row in enumerate(rows):  # The KV of prompts does not matter here, except for their last tokens.
         chunk = Chunk(row, 0, row.num_tokens - 1, row.tokens[:-1], pages[i], samples=False)
         plain.run(StepPlan((chunk,)))
     runner._pages.data[:, :, :24] = plain._pages.data[:, :, :24]
@@ -71,7 +71,7 @@ def test_steps_of_our_kernels_give_the_tokens_of_plain_torch(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, and do not run on a CPU")
-def test_the_plain_choice_is_the_same_in_both() -> None:
+def test_both_graph_choosers_choose_the_same() -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(4, 70, generator=generator) * 3
     logits[3, 5] = torch.inf

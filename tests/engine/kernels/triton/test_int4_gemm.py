@@ -1,4 +1,4 @@
-"""The int4 kernel against the same matrix widened by torch."""
+"""The int4 kernel compared with the same matrix widened by torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def layer(inputs: int, outputs: int, group: int) -> Int4Linear:
-    """With random codes, zero points up to 16 and scales that differ."""
+    """Return a layer with random codes, zero points up to 16 and different scales."""
     generator = torch.Generator().manual_seed(0)
     with torch.device("meta"):
         made = Int4Linear(nn.Linear(inputs, outputs, bias=False), group)
@@ -62,7 +62,7 @@ def test_rows_may_be_strided() -> None:
 
 
 def test_a_row_is_the_same_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups are shared out by the matrix alone, and the shares summed in one order."""
+    """Groups are divided by the matrix's shape alone, and their shares are summed in one order."""
     monkeypatch.setattr(int4_gemm, "PROGRAMS", 4)
     made = layer(192, 72, 32)
     x = torch.randn(40, 192, generator=torch.Generator().manual_seed(3)).to(DEVICE)

@@ -1,4 +1,4 @@
-"""Whole tiny models on the Triton attention kernels: the same tokens as on `reference`."""
+"""Whole tiny models generate the same tokens with the Triton attention kernels as with `reference`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.engine.support.steps_by_hand import RequestByHand, load_runner, pages
 
 
 def tokens(model: Path, attention: str, **settings: object) -> list[list[int]]:
-    """Of three requests: a long prompt in two chunks beside another's decodes, and one that comes later."""
+    """Return the tokens of three requests: a long prompt in two chunks, one that decodes, and a later one."""
     runner = load_runner(model, page_size=3, kv_tokens=600, attention=attention, **settings)
     assert runner.attention_name == attention
     first, second, third = (
@@ -30,13 +30,13 @@ def tokens(model: Path, attention: str, **settings: object) -> list[list[int]]:
 
 @pytest.mark.parametrize("family", ["qwen2_sliding", "mqa", "qwen3"])
 def test_a_model_generates_what_it_does_on_reference(family: str, tmp_path: Path) -> None:
-    """Windows in some layers, and in none; one KV head for all; heads of 32 numbers, and of 64."""
+    """Some models have windows in some layers, a single KV head, or heads of 32 or 64 numbers."""
     model = save_tiny(family, tmp_path)
     assert tokens(model, "triton") == tokens(model, "reference")
 
 
 def test_a_model_with_kv_in_eight_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scales reach the kernels; without them the tokens would be others."""
+    """Scales reach the kernels; without them the tokens would differ."""
     model = save_tiny("qwen2_sliding", tmp_path)
     on_triton = tokens(model, "triton", kv_dtype="fp8")
     assert on_triton == tokens(model, "reference", kv_dtype="fp8")

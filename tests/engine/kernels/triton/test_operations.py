@@ -1,4 +1,4 @@
-"""Fused operations in Triton against the torch ones: types, odd sizes, strides, and whole models."""
+"""Triton's fused operations compared with torch's: types, odd sizes, strides, and whole models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.engine.support.steps_by_hand import RequestByHand, load_runner, pages
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 _ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 0.03, torch.float16: 0.004}
-"""Of numbers around 3, which the torch operations round after each of their parts."""
+"""Tolerance for numbers around 3, which the torch operations round after each of their parts."""
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -39,7 +39,7 @@ def close(mine: torch.Tensor, other: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class Heads:
-    """A step's heads and pages, and where its tokens go."""
+    """A step's heads and pages, and its tokens' slots."""
 
     queries: int = 3
     kv: int = 2
@@ -51,7 +51,7 @@ class Heads:
         return Rotary.of(RopeConfig(1000.0, attention_factor=1.1), self.dim, dtype, DEVICE)
 
     def batch(self) -> AttentionBatch:
-        """Only what operations look at: slots and positions."""
+        """Return a batch with only what operations read: slots and positions."""
         slots = torch.tensor(self.slots, device=DEVICE)
         positions = torch.arange(len(self.slots), device=DEVICE) * 300 + 5
         return AttentionBatch(0, [], [], slots, slots, slots, slots, positions)
@@ -84,7 +84,7 @@ def test_add_norm(dtype: torch.dtype, shape: tuple[int, int], has_branch: bool) 
 
 
 def test_add_norm_says_what_it_cannot_read() -> None:
-    with pytest.raises(ValueError, match="branch: the numbers of a row must lie together"):
+    with pytest.raises(ValueError, match="branch: a row's numbers must be contiguous"):
         add_norm(random(4, 8), random(8, 4).t(), random(8), 1e-5)
 
 
@@ -139,7 +139,7 @@ def test_rotate_into_pages_of_any_strides_from_heads_of_any() -> None:
 
 
 def test_a_token_without_a_slot_stores_nothing() -> None:
-    """As rows that fill up a graph's batch; its query is rotated like any."""
+    """Padding rows of a graph's batch have none; their queries are rotated like any other."""
     case, dtype = Heads(slots=(-1, 2)), torch.float32
     pages, heads = case.pages(dtype), case.heads(dtype)
     operations = TritonOperations(case.rotary(dtype), case.batch())
@@ -151,7 +151,7 @@ def test_a_token_without_a_slot_stores_nothing() -> None:
 
 @pytest.mark.parametrize("scales", [(1.0, 1.0), (0.5, 0.125)])
 def test_pages_of_eight_bits_hold_what_was_scaled_and_cut(scales: tuple[float, float]) -> None:
-    """Of numbers that eight bits hold, as the interpreter rounds otherwise than GPUs; nothing is rotated."""
+    """The numbers fit in eight bits, as the interpreter rounds differently from GPUs; nothing is rotated."""
     case, dtype = Heads(), torch.bfloat16
     pages = case.pages(torch.float8_e4m3fn)
     heads = (case.heads(dtype) * 5).round().clamp(-15, 15) / 8
@@ -166,7 +166,7 @@ def test_pages_of_eight_bits_hold_what_was_scaled_and_cut(scales: tuple[float, f
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_whole_model_computes_the_same(family: str, tmp_path: Path) -> None:
-    """A prompt, then a step of a decode beside another prompt."""
+    """The model computes a prompt, then a decode beside another prompt."""
     model = save_tiny(family, tmp_path, num_hidden_layers=2)
     made = []
     for kind in (TorchOperations, TritonOperations):

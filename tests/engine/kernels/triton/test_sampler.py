@@ -1,4 +1,4 @@
-"""The sampler with Triton's kernels against the torch one, token for token."""
+"""The sampler with Triton's kernels compared with torch's, token for token."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that rows have several, some with more tokens than there is room for: results do not depend on it."""
+    """Make chunks small, so that rows have several and some overflow: results do not depend on it."""
     for name, size in (("CHUNK", 256), ("BLOCK", 16), ("ROOM", 16)):
         monkeypatch.setattr(sample, name, size)
 
 
 def agree(sampler: Sampler, logits: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
-    """Both samplers' tokens, which are the same, as are reports and what becomes of the logits."""
+    """Return both samplers' tokens, checking that these, reports and adjusted logits are equal."""
     ours, theirs = logits.to(DEVICE, copy=True), logits.clone()
     tokens, reports = sampler.sample(ours, rows)
     expected, expected_reports = Sampler(EOS).sample(theirs, rows)
@@ -58,7 +58,7 @@ def sampler() -> Sampler:
 def test_tokens_are_those_of_torch(
     params: list[dict[str, Any]], vocab_size: int, scale: float, is_coarse: bool, seed: int
 ) -> None:
-    """Also among equals: coarse logits are halves. Penalties, bias, forbidden ends and reports included."""
+    """Ties (coarse logits are halves), penalties, bias, forbidden ends and reports are included."""
     logits = torch.randn(len(params), vocab_size, generator=torch.Generator().manual_seed(seed % 2**32)) * scale
     if is_coarse:
         logits = (logits * 2).round() / 2
@@ -79,13 +79,13 @@ def test_tokens_are_those_of_torch(
     ids=str,
 )
 def test_many_draws_from_a_larger_vocabulary(sampler: Sampler, params: dict[str, Any]) -> None:
-    """Several tiles of the search for a cut, the last one partly filled."""
+    """The search for a cut takes several tiles, the last one partly filled."""
     logits = torch.randn(5, 1300, generator=torch.Generator().manual_seed(5)) * 2
     assert len(set(agree(sampler, logits, [row(params, seed) for seed in range(5)]))) > 2
 
 
 def test_equals(sampler: Sampler) -> None:
-    """The cut goes through tokens that are equally likely, and those of lower ids stay."""
+    """The cut goes through equally likely tokens, of which those with lower ids stay."""
     logits = torch.zeros(2, 1100)
     logits[:, 300:] = 1.0
     for params in ({"top_p": 0.25}, {"top_k": 77}, {"top_k": 900, "top_p": 0.9}, {"temperature": 0.0}):
@@ -94,7 +94,7 @@ def test_equals(sampler: Sampler) -> None:
 
 
 def test_values_far_apart(sampler: Sampler) -> None:
-    """Logits that fill the range of floats, both zeros among them."""
+    """Logits fill the range of floats and include both zeros."""
     logits = torch.randn(1, 700, generator=torch.Generator().manual_seed(2)).repeat(2, 1)
     logits[:, ::7] = -3.4e38
     logits[:, 1::7] = -torch.inf
@@ -113,7 +113,7 @@ def test_values_far_apart(sampler: Sampler) -> None:
 
 
 def test_little_is_left_by_masks(sampler: Sampler) -> None:
-    """Fewer tokens than top-k asks for, in chunks far from each other; and none at all."""
+    """Masks leave fewer tokens than top-k, in distant chunks, or none at all."""
     logits = torch.full((4, 500), -math.inf)
     logits[:3, 3], logits[:3, 490] = 1.0, 0.5
     rows = [row({"top_k": 50}), row({"top_p": 0.9}, 1), row({"top_k": 1, "temperature": 9.0}), row({"top_p": 0.5})]
@@ -123,7 +123,7 @@ def test_little_is_left_by_masks(sampler: Sampler) -> None:
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 @pytest.mark.parametrize("at", [0, 256, 299])
 def test_rows_without_a_valid_choice(sampler: Sampler, broken: float, at: int) -> None:
-    """What is broken and forbidden does not count; other rows are as if such a row were not there."""
+    """A broken logit that is forbidden does not count; a broken row does not affect other rows."""
     logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(3))
     logits[1, at] = logits[3, 2] = broken
     logits[2] = -torch.inf
@@ -138,7 +138,7 @@ def test_rows_without_a_valid_choice(sampler: Sampler, broken: float, at: int) -
 
 
 def test_what_another_step_asked_for_is_not_used(sampler: Sampler) -> None:
-    """Parameters, seeds, positions and what penalties see may each be all that changes."""
+    """Only parameters, seeds, positions or the history for penalties may change between steps."""
     logits = torch.zeros(2, 200)
     seen = set()
     for seed in (1, 2):
@@ -169,7 +169,7 @@ def test_grammars_are_followed_beside_other_rows(sampler: Sampler) -> None:
 
 
 def test_noise_is_that_of_the_host() -> None:
-    """All tokens are as likely as each other: noise alone decides, at any seed and position."""
+    """With equally likely tokens noise alone decides, for any seed and position."""
     seeds, positions = [0, 1, -1, 2**63 - 1, -(2**63)], [0, 1, 7, 2**31, 2**40]
     logits = torch.zeros(5, 1000, device=DEVICE)
     choices = sample.SamplingTensors(

@@ -1,4 +1,4 @@
-"""The work list of a decode step: everything once, nothing twice, and as even as it can be."""
+"""The work list of a decode step holds each tile exactly once, in items as even as possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def items(work: WorkList, kv_lens: Sequence[int], window: int | None = None) -> list[tuple[int, range]]:
-    """Row and tiles of each item."""
+    """Return the row and tiles of each item."""
     work.build(torch.tensor(kv_lens, dtype=torch.int32), window)
     number, chunk = work.sizes.tolist()
     assert number <= work.capacity
@@ -31,7 +31,7 @@ def items(work: WorkList, kv_lens: Sequence[int], window: int | None = None) -> 
 @pytest.mark.parametrize("window", [None, 1, 64, 1000])
 @pytest.mark.parametrize("kv_lens", [[1], [64], [65, 0, 3], [5000, 1, 129, 64, 700], [300] * 40])
 def test_each_visible_tile_is_in_one_item(kv_lens: list[int], window: int | None, num_programs: int) -> None:
-    """Also a row without positions, and more rows than are looked at together; the list is built anew in place."""
+    """Some rows are empty, some lists have more rows than are examined at once; lists are rebuilt in place."""
     work = WorkList(48, 2, num_programs, CPU)
     items(work, [7] * 48)
     visible = [
@@ -51,7 +51,7 @@ def test_many_rows_are_not_split() -> None:
 
 
 def test_rows_that_would_leave_half_a_turn_empty_are_split() -> None:
-    """Nine rows of 16 tiles for 16 programs: whole rows would be two turns of 16, the second nearly empty."""
+    """With nine rows of 16 tiles for 16 programs, whole rows would take two turns, the second nearly empty."""
     listed = items(WorkList(9, 1, 16, CPU), [16 * 64] * 9)
     turns, longest = -(-len(listed) // 16), max(len(tiles) for _, tiles in listed)
     assert turns * longest < 2 * 16
