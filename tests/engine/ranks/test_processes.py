@@ -104,7 +104,7 @@ def test_ranks_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent("""
-            from tests.engine.parallel.test_processes import SETTINGS, Engine, EngineConfig, Watched
+            from tests.engine.ranks.test_processes import SETTINGS, Engine, EngineConfig, Watched
             launcher = Watched()
             engine = Engine.from_config(EngineConfig(tensor_parallel_size=2, **SETTINGS), launcher=launcher)
             print(launcher.pids[0], flush=True)
