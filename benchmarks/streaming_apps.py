@@ -26,7 +26,7 @@ from deployments.client.protocol import GenerateRequest
 from deployments.client.remote_engines import RemoteEngines
 from deployments.client.serve_handle import ServeHandleDispatcher
 from deployments.config.args import AppArgs, ModelArgs
-from deployments.config.settings import EngineReplicas
+from deployments.config.settings import EngineDeploymentSettings
 from engine.config import EngineConfig
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
@@ -34,7 +34,7 @@ from router.state import router_state
 
 CONFIG = EngineConfig(kv_pages=65_536, max_model_len=100_000)
 MAX_ONGOING = 1000
-MODEL = ModelArgs(engine=CONFIG, engines=EngineReplicas(num_cpus=0.1, max_ongoing=MAX_ONGOING))
+MODEL = ModelArgs(engine=CONFIG, engines=EngineDeploymentSettings(num_cpus=0.1, max_ongoing=MAX_ONGOING))
 
 
 def wire_app() -> Application:

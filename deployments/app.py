@@ -14,7 +14,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from deployments.config.args import ENGINE_DEPLOYMENT, AppArgs, ModelArgs
-from deployments.config.settings import Replicas
+from deployments.config.settings import DeploymentSettings
 from deployments.hub.deployment import MetricsHub
 from deployments.ingress.deployment import Ingress
 from deployments.replica.autoscaling import TARGETS
@@ -118,7 +118,7 @@ def _autoscaling(model: ModelArgs) -> AutoscalingConfig:
         )
 
 
-def _options(args: AppArgs, replicas: Replicas, num_gpus: float) -> dict[str, Any]:
+def _options(args: AppArgs, replicas: DeploymentSettings, num_gpus: float) -> dict[str, Any]:
     """Serve's options for a deployment."""
     return {
         "num_replicas": replicas.count,

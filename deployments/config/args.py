@@ -14,11 +14,11 @@ from deployments.config.limits import Limits
 from deployments.config.settings import (
     AdmissionSettings,
     ChatSettings,
-    EngineReplicas,
+    DeploymentSettings,
+    EngineDeploymentSettings,
     HealthSettings,
     LogSettings,
     MetricsSettings,
-    Replicas,
     RouterSettings,
     Settings,
     SloSettings,
@@ -59,7 +59,7 @@ class ModelArgs(Settings):
 
     engine: CheckedEngineConfig = EngineConfig()
     """Model and engine of each replica. `served_name` distinguishes models of one directory."""
-    engines: EngineReplicas = EngineReplicas()
+    engines: EngineDeploymentSettings = EngineDeploymentSettings()
     """Number of engine replicas, and what each reserves."""
     chat: ChatSettings = ChatSettings()
     """What its answers contain besides text."""
@@ -121,13 +121,13 @@ class AppArgs(AccessSettings):
 
     engine: CheckedEngineConfig = EngineConfig()
     """Model and engine of each replica, for an application with one model."""
-    engines: EngineReplicas = EngineReplicas()
+    engines: EngineDeploymentSettings = EngineDeploymentSettings()
     """Number of engine replicas, and what each reserves, for an application with one model."""
     chat: ChatSettings = ChatSettings()
     """What answers contain besides text, for an application with one model."""
     models: tuple[ModelArgs, ...] = ()
     """Several models, each with engine replicas of its own; given instead of `engine`, `engines` and `chat`."""
-    ingresses: Replicas = Replicas(max_ongoing=1000)
+    ingresses: DeploymentSettings = DeploymentSettings(max_ongoing=1000)
     """Ingress replicas, which handle HTTP, the chat template and the tokenizer on CPUs alone."""
     limits: Limits = Field(default_factory=lambda: Limits.model_validate({}))
     """Bounds of a single HTTP request."""
@@ -136,7 +136,7 @@ class AppArgs(AccessSettings):
     health: HealthSettings = HealthSettings()
     """When a replica counts as lost, and what happens to its requests."""
     wire: WireSettings = WireSettings()
-    """Where engine replicas listen for ingresses."""
+    """Ports on which engine replicas listen for ingresses."""
     warm_up: WarmUpSettings = WarmUpSettings()
     """What a new engine replica computes before it takes requests."""
 

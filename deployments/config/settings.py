@@ -19,7 +19,7 @@ class Settings(BaseModel):
 
 
 class RouterSettings(Settings):
-    """Where requests go; see `router/policies.py` and `router/cost.py`."""
+    """Which replica a request goes to; see `router/policies.py` and `router/cost.py`."""
 
     policy: PolicyName = "cost"
     """How a replica is chosen: "cost" takes the cheapest, "session" keeps to the one of the x-session-id; also
@@ -68,7 +68,7 @@ class HealthSettings(Settings):
 
 
 class WireSettings(Settings):
-    """Where engine replicas listen for ingresses."""
+    """Ports on which engine replicas listen for ingresses."""
 
     ports: tuple[int, int] | None = None
     """Lowest and highest TCP port; each replica takes the first free one of its node. None: any free port.
@@ -135,7 +135,7 @@ class ChatSettings(Settings):
     chat template and the vocabulary."""
 
 
-class Replicas(Settings):
+class DeploymentSettings(Settings):
     """How many replicas a deployment has, and what each reserves."""
 
     count: int = Field(default=1, ge=1)
@@ -200,7 +200,7 @@ class AutoscalingSettings(Settings):
     downscale_delay_s: float = Field(default=300.0, ge=0)
     """Seconds for which fewer replicas must be needed before some are stopped."""
     downscale_to_zero_delay_s: float | None = Field(default=None, ge=0)
-    """The same for the last replica, where `min` is 0; None: `downscale_delay_s`."""
+    """The same delay for the last replica, where `min` is 0; None: `downscale_delay_s`."""
     look_back_s: float = Field(default=15.0, gt=0)
     """Seconds of past reports that a decision averages over."""
     report_s: float = Field(default=2.0, gt=0)
@@ -215,7 +215,7 @@ class AutoscalingSettings(Settings):
         return self
 
 
-class EngineReplicas(Replicas):
+class EngineDeploymentSettings(DeploymentSettings):
     """Engine replicas: a fixed `count`, or as many as the work needs (`autoscaling`)."""
 
     autoscaling: AutoscalingSettings | None = None

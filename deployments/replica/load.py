@@ -1,4 +1,4 @@
-"""An engine's load, as those are told of it who decide by it.
+"""An engine's load, in the form that each reader of it needs.
 
 LoadReporter   routers, with each heartbeat on the wire: the queue, the pages, and rates that only time shows
 WorkMeter      Serve's autoscaler: work that waits, and the share of each capacity that is in use

@@ -126,7 +126,7 @@ MISTAKES = [
         lambda m: m.one("RayService").update(apiVersion="ray.io/v1alpha1"),
         says="RayService",
     ),
-    # What a schema requires.
+    # Mistakes that a schema finds.
     Mistake("a group without a name", "rayservice_schema", lambda m: group(m, 1).pop("groupName")),
     Mistake("a number as text", "rayservice_schema", lambda m: group(m, 1).update(maxReplicas="4")),
     Mistake(
@@ -225,14 +225,17 @@ MISTAKES = [
         lambda m: spec(m, "NetworkPolicy", "raydix-cluster")["ingress"][0]["ports"].append({"port": 22}),
     ),
     Mistake(
-        "a Secret nobody makes",
+        "a Secret that nothing creates",
         "references",
         lambda m: m.cluster["gcsFaultToleranceOptions"]["redisPassword"]["valueFrom"]["secretKeyRef"].update(
             name="x"
         ),
     ),
     Mistake(
-        "a volume claim nobody makes", "references", lambda m: m.docs.remove(m.one("PersistentVolumeClaim")), LLAMA
+        "a volume claim that nothing creates",
+        "references",
+        lambda m: m.docs.remove(m.one("PersistentVolumeClaim")),
+        LLAMA,
     ),
     Mistake("a mount without its volume", "references", lambda m: pod(m, ENGINE)["volumes"].clear()),
     # Draining.

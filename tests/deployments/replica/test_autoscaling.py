@@ -17,7 +17,7 @@ from ray.serve.autoscaling_policy import _apply_autoscaling_config
 
 from deployments.app import _autoscaling
 from deployments.config.args import ModelArgs
-from deployments.config.settings import AutoscalingSettings, EngineReplicas
+from deployments.config.settings import AutoscalingSettings, EngineDeploymentSettings
 from deployments.replica.autoscaling import (
     STATS,
     ReplicaWork,
@@ -147,7 +147,9 @@ def test_what_is_wanted_is_enough_for_what_is_needed(fleet: list[ReplicaWork], t
 
 def serve_policy(**settings: Any) -> tuple[Callable[[Any], tuple[int, dict[str, Any]]], Any]:
     """The policy as the controller runs it, with Serve's own pickling and delays, and Serve's config."""
-    config = _autoscaling(ModelArgs(engines=EngineReplicas(autoscaling=AutoscalingSettings(max=8, **settings))))
+    config = _autoscaling(
+        ModelArgs(engines=EngineDeploymentSettings(autoscaling=AutoscalingSettings(max=8, **settings)))
+    )
     return _apply_autoscaling_config(_resolve_policy_callable(config.policy)), config
 
 
