@@ -1,13 +1,13 @@
-"""What it costs to run a prompt on a replica, in seconds: `Q + w*P + D + X`.
+"""The cost of running a prompt on a replica, in seconds: `Q + w*P + D + X`.
 
     Q  queue     prefill work that waits there already, and the wait for a place in the batch
     P  prefill   this prompt's tokens that are not cached there, at the replica's measured rate
-    w            1 / (1 - utilisation): work put into a busy fleet delays all who come after (M/M/1's sensitivity)
-    D  decode    how much slower the requests running there get; steep when their KV fills the memory
-    X  evict     what inserting the prompt pushes out of the cache, at the replica's price
+    w            1 / (1 - utilisation): work added to a busy fleet delays all later requests (M/M/1's sensitivity)
+    D  decode    how much slower the requests running there become; steep when their KV fills the memory
+    X  evict     what inserting the prompt evicts from the cache, at the replica's price
 
-Q and P delay this request, (w - 1)*P + D + X others: the sum is the marginal cost of the placement to all.
-Pure functions of what a router knows at a moment.
+Q and P delay this request, (w - 1)*P + D + X delay others: the sum is the marginal cost of the placement to all.
+All functions are pure, over what a router knows at one moment.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One replica to choose among: what its router knows of it at a moment."""
+    """A replica to choose among, as its router knows it at one moment."""
 
     replica: str
     queued_prefill_tokens: float
-    """Uncached prompt tokens that wait there, this ingress's own dispatches that it has not heard of included."""
+    """Uncached prompt tokens that wait there, with this ingress's dispatches that no heartbeat counts yet."""
     num_running: int
     """Requests running or waiting there."""
     pages_free: int
     """KV pages that are free or can be evicted."""
     pages_total: int
     evict_price: float
-    """Seconds of recompute per token that inserting here evicts; 0 while pages are free."""
+    """Seconds of recomputation per token that inserting here evicts; 0 while pages are free."""
     prefill_rate: float
     """Measured uncached prefill tokens/s; a default until measured. Above 0."""
     decode_tokens_per_s: float
-    """Measured, all running requests together; 0 while unknown."""
+    """Measured decode tokens/s of all running requests together; 0 while unknown."""
     is_available: bool
     """False while it drains, is lost, its circuit is open or its queue is full."""
     page_size: int = 16
-    """Tokens to a KV page."""
+    """Tokens of a KV page."""
     max_running: int = 0
-    """Requests that it runs at once, more wait; 0 unknown."""
+    """Most requests that it runs at once; 0 while unknown."""
     finish_rate: float = 0.0
-    """Requests it finished per second lately; 0 unknown."""
+    """Requests per second that it finished lately; 0 while unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouteQuery:
-    """One prompt to place."""
+    """A prompt to place."""
 
     num_tokens: int
     overlap: Mapping[str, int]
     """Leading tokens of the prompt that each replica holds; 0 may be left out."""
     key: int
-    """Hash of the prompt's beginning, as far as it is worth keeping together; for rendezvous."""
+    """Hash of the prompt's first blocks, which rendezvous hashing keeps together on one replica."""
     session: str | None
     utilisation: float
     """Share of the fleet's prefill capacity in use, 0..1."""
@@ -62,11 +62,11 @@ class RouteQuery:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """One replica's cost for one prompt, in seconds, and the tokens it holds."""
+    """A replica's cost for a prompt, in seconds, and the prompt tokens that it holds."""
 
     queue: float
     prefill: float
-    """w * P."""
+    """w * P, not P alone."""
     decode: float
     evict: float
     total: float
@@ -75,12 +75,12 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class CostSettings:
-    """The cost has one knob, and that is a cap."""
+    """Caps on the cost terms."""
 
     max_weight: float = 10.0
-    """Most that w can be: at utilisation 0.9 and above. Without it an overloaded fleet would ignore all queues."""
+    """Highest w, reached at utilisation 0.9. Without this cap an overloaded fleet would ignore all queues."""
     max_pressure: float = 100.0
-    """Most that a full KV memory multiplies the time of a decode step by."""
+    """Highest factor by which a full KV memory multiplies the time of a decode step."""
 
     def __post_init__(self) -> None:
         if self.max_weight < 1.0:
@@ -91,7 +91,7 @@ class CostSettings:
 
 DEFAULT_COST = CostSettings()
 DEFAULT_FINISH_RATE = 1.0
-"""Requests/s of a replica that is full and has not finished any lately."""
+"""Requests/s assumed of a full replica that has finished none lately."""
 
 REUSE_S = 300.0
 """Seconds without use after which a cached token is half as likely to be asked for again. Recorded conversations
@@ -99,19 +99,21 @@ reuse half of their tokens within 135 s and 90 % within 530 s."""
 
 
 def prefill_weight(utilisation: float, max_weight: float) -> float:
-    """w: seconds of delay, to this request and to those behind it, per second of prefill work. At least 1."""
+    """Return w: seconds of delay to this and all later requests per second of prefill work. At least 1."""
     idle = 1.0 - max(utilisation, 0.0)
     return max_weight if idle * max_weight <= 1.0 else 1.0 / idle
 
 
 def uncached_tokens(num_tokens: int, overlap: int) -> int:
-    """Tokens of the prompt to compute; the last one always is, since its logits are wanted."""
+    """Count the prompt tokens to compute. The last one always is one: its logits are needed."""
     return max(num_tokens - overlap, 1)
 
 
 def evict_price(age: float | None, prefill_rate: float, reuse_s: float = REUSE_S) -> float:
-    """Seconds of recompute that each evicted token is likely to cost: its price when it is asked for again, times
-    how likely that is after `age` seconds without use. 0 while pages are free (`age` None) or no rate is known.
+    """Return the seconds of recomputation that each evicted token is likely to cost.
+
+    That is its prefill time, times the probability that it is used again after `age` seconds without use. It is 0
+    while pages are free (`age` None) or no rate is known.
     """
     if age is None or not prefill_rate:
         return 0.0
@@ -119,8 +121,8 @@ def evict_price(age: float | None, prefill_rate: float, reuse_s: float = REUSE_S
 
 
 def queue_seconds(replica: Candidate) -> float:
-    """Q: until a new request is begun there: the prefill of those before it, and until one of the places in the
-    batch is free. A replica that runs as many as it can has nothing to prefill and is still no place to go.
+    """Return Q, the seconds until a new request starts there: the prefill work before it, and the wait for a
+    place in the batch. A replica with a full batch is a bad choice even if nothing waits for prefill.
     """
     waiting = replica.queued_prefill_tokens / replica.prefill_rate
     beyond = replica.num_running + 1 - replica.max_running
@@ -130,8 +132,8 @@ def queue_seconds(replica: Candidate) -> float:
 
 
 def cost(query: RouteQuery, replica: Candidate, settings: CostSettings = DEFAULT_COST) -> Terms:
-    """The cost of `query` on `replica`. More overlap never costs more; twice all rates (evict_price is the inverse
-    of one) halves every term.
+    """Return the cost of `query` on `replica`. More overlap never costs more; doubling all rates (evict_price is
+    the inverse of one) halves every term.
 
     Raises ValueError for a prefill rate that is not above 0.
     """
@@ -148,11 +150,11 @@ def cost(query: RouteQuery, replica: Candidate, settings: CostSettings = DEFAULT
 
 
 def decode_slowdown(num_tokens: int, replica: Candidate, max_pressure: float = DEFAULT_COST.max_pressure) -> float:
-    """D: a decode step's time times how full this prompt makes the KV memory, as fill² / (1 - fill).
+    """Return D, the time of a decode step times fill² / (1 - fill), where fill includes this prompt's KV.
 
-    A step takes num_running / decode_tokens_per_s; while that rate is unknown a decode token counts as a prefill
-    token, which it never undercuts. All of the prompt counts, cached or not: cached pages that were
-    evictable are held from now on. Near nothing at half full; from there on requests are preempted for each other.
+    A step takes num_running / decode_tokens_per_s seconds; while that rate is unknown a decode token counts as a
+    prefill token, which is never more expensive. The whole prompt counts, cached or not: from now on its cached
+    pages cannot be evicted. D is small at half fill; near full memory requests preempt each other.
     """
     if replica.pages_total <= 0 or not replica.num_running:
         return 0.0

@@ -1,7 +1,7 @@
-"""Why each request went where it went: the last decisions, what came of them, and totals.
+"""The log of routing decisions: why each request went where it went, how good that was, and totals.
 
-A decision's record has every term of the cost, the runner-up, and what was predicted; what the engine really found
-in its cache is added when the first token comes. The same record can be replayed in the simulator.
+A record has every term of the cost, the runner-up and the predicted hit; the engine's actual hit is added with the
+first token.
 """
 
 from __future__ import annotations
@@ -17,56 +17,56 @@ from router.policies import Decision
 
 @dataclass(slots=True)
 class DecisionRecord:
-    """One placement. Plain values: it is sent as JSON."""
+    """One placement. All values are plain, as it is sent as JSON."""
 
     request_id: str
-    """Of the attempt: a retry or a migration is a decision of its own, named "<request>~<number>"."""
+    """Id of the attempt: a retry or a migration is a decision of its own, named "<request>~<number>"."""
     at: float
     """Unix seconds."""
     model: str
     policy: str
     reason: str
     num_tokens: int
-    """Tokens to have KV for: the prompt, and what was generated elsewhere."""
+    """Tokens that need KV: the prompt, and what another replica has generated already."""
     utilisation: float
-    """Of the fleet's prefill capacity, 0..1, at the time."""
+    """Share of the fleet's prefill capacity in use at the time, 0..1."""
     replica: str
-    """Where it went."""
+    """The replica that it went to."""
     runner_up: str | None
     predicted_cached: int
-    """Tokens that the index said are cached there."""
+    """Tokens cached there according to the index."""
     regret_tokens: int
     """Tokens that the best holder able to serve had and the chosen replica had not."""
     terms: dict[str, Terms] = field(default_factory=dict)
     """The cost of each replica that was compared, in seconds; empty for policies that do not compare."""
     actual_cached: int | None = None
-    """Tokens that the engine found; None until the first token."""
+    """Tokens that the engine found in its cache; None until the first token."""
     is_overruled: bool = False
-    """Whether Serve took another replica than the first choice, because that had no room."""
+    """Whether Serve took another replica because the first choice had no room."""
 
 
 def as_json(record: DecisionRecord) -> dict[str, Any]:
-    """A record as JSON has it: objects, strings and numbers."""
+    """Return a record as JSON types: objects, strings and numbers."""
     return dataclasses.asdict(record)
 
 
 class DecisionLog:
-    """The last `capacity` decisions. Not thread-safe: its owner locks."""
+    """Keeps the last `capacity` decisions. Not thread-safe: its owner locks."""
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
-            raise ValueError(f"at least 1 decision must be kept, got {capacity}")
+            raise ValueError(f"the number of decisions kept must be at least 1, got {capacity}")
         self._capacity = capacity
         self._records: OrderedDict[str, DecisionRecord] = OrderedDict()
         self.by_reason: Counter[tuple[str, str]] = Counter()
         """(policy, reason) -> placements since the process started."""
         self.regret_tokens = 0
         self.predicted_tokens = 0
-        """Of requests whose first token has come, like `actual_tokens`."""
+        """Tokens of requests that have their first token, as in `actual_tokens`."""
         self.actual_tokens = 0
 
     def add(self, request_id: str, at: float, model: str, query: RouteQuery, decision: Decision) -> None:
-        """A request was placed at `decision.order[0]`."""
+        """Record that a request was placed at `decision.order[0]`."""
         chosen, *others = decision.order
         self.by_reason[decision.policy, decision.reason] += 1
         self.regret_tokens += decision.regret_tokens
@@ -88,13 +88,13 @@ class DecisionLog:
             self._records.popitem(last=False)
 
     def overrule(self, request_id: str, replica: str, predicted_cached: int) -> None:
-        """It went elsewhere. Forgotten requests are no error."""
+        """Record that a request went elsewhere; a request that is no longer remembered is passed over."""
         record = self._records.get(request_id)
         if record is not None:
             record.replica, record.predicted_cached, record.is_overruled = replica, predicted_cached, True
 
     def settle(self, request_id: str, num_cached: int) -> None:
-        """Its first token came: the engine had found so many tokens."""
+        """Record how many cached tokens the engine found for a request, known with its first token."""
         record = self._records.get(request_id)
         if record is None or record.actual_cached is not None:
             return
@@ -103,10 +103,10 @@ class DecisionLog:
         self.actual_tokens += num_cached
 
     def get(self, request_id: str) -> DecisionRecord | None:
-        """The record of a request that was placed lately."""
+        """Return the record of a recent request, or None."""
         return self._records.get(request_id)
 
     def latest(self, limit: int) -> list[DecisionRecord]:
-        """The newest first."""
+        """Return the last `limit` records, newest first."""
         newest = list(reversed(self._records.values()))
         return newest[: max(limit, 0)]

@@ -1,7 +1,9 @@
 """What one process knows of the engine replicas: their names, addresses and load, and what it sent them itself.
 
-heartbeat (<= 50 ms old)         + what this process sent since
-requests, tokens of all ingresses  dispatches that the heartbeat has not seen yet
+A replica's load is the sum of two parts:
+
+    its last heartbeat (at most 50 ms old)    +    what this process has sent it since
+    requests and tokens of all ingresses           dispatches that no heartbeat counts yet
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ DEFAULT_PREFILL_RATE = 5_000.0
 CIRCUIT_FAILURES = 3
 """Failed calls in a row after which a replica's circuit opens: it gets nothing while others can serve."""
 CIRCUIT_OPEN_S = 5.0
-"""For so long; then one more failure opens it again, and one success closes it."""
+"""How long a circuit stays open; then one more failure opens it again, and one success closes it."""
 MemberState = Literal["available", "draining", "lost", "circuit_open"]
-"""How a replica is seen here. One whose queue is full is available."""
+"""State of a replica as this process sees it. A replica whose queue is full counts as available."""
 
 _Listener = TypeVar("_Listener")
 
@@ -34,45 +36,45 @@ class ReplicaAddress:
     endpoint: str
     """ZeroMQ address, "tcp://host:port"."""
     secret: str
-    """What a hello must bear; new with every start of a replica."""
+    """Secret that a hello must contain; new with every start of a replica."""
     epoch: int | None = None
-    """Drawn at its start; None when it was not advertised."""
+    """Number drawn at the replica's start; None when it was not advertised."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """A replica's load as its last heartbeat told."""
+    """A replica's load as its last heartbeat reported it."""
 
     num_requests: int = 0
-    """Requests waiting, running or on their way to it, of all ingresses."""
+    """Requests of all ingresses that wait there, run there or are on their way."""
     num_own: int = 0
-    """Those of them that came from this process."""
+    """The share of `num_requests` that came from this process."""
     num_running: int = 0
     num_waiting: int = 0
     queued_prefill_tokens: int = 0
-    """Prompt tokens, probably not cached, of requests waiting, running or on their way to it."""
+    """Prompt tokens, probably not cached, of the requests that wait there, run there or are on their way."""
     dispatches_seen: int = 0
-    """Number of this process's last dispatch that the above counts."""
+    """Number of the last dispatch of this process that these figures include."""
     pages_free: int = 0
     """KV pages that are free or can be evicted."""
     pages_total: int = 0
     page_size: int = 16
-    """Tokens."""
+    """Tokens of a KV page."""
     prefill_rate: float = 0.0
     """Measured uncached prefill tokens/s; 0 until measured."""
     prefill_share: float = 0.0
-    """Share of the last seconds spent on prefill, 0..1."""
+    """Share of the last few seconds that it spent on prefill, 0..1."""
     decode_rate: float = 0.0
-    """Measured decoded tokens/s, of all its requests; 0 until measured."""
+    """Measured decode tokens/s of all its requests together; 0 until measured."""
     evict_price: float = 0.0
-    """Seconds of recompute that each token inserted there is likely to cost; 0 while pages are free."""
+    """Seconds of recomputation that each token inserted there is likely to cost; 0 while pages are free."""
     is_draining: bool = False
     is_full: bool = False
-    """Whether its queue takes no more requests."""
+    """Whether its queue accepts no more requests."""
     max_running: int = 0
-    """Requests that it runs at once."""
+    """Most requests that it runs at once."""
     finish_rate: float = 0.0
-    """Requests it finished per second lately."""
+    """Requests per second that it finished lately."""
 
 
 @dataclass(slots=True)
@@ -84,25 +86,25 @@ class _Member:
     """Open requests of this process."""
     num_dispatches: int = 0
     unseen: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Own dispatches that no heartbeat counts yet: request id -> (number, uncached tokens)."""
+    """Dispatches of this process that no heartbeat counts yet: request id -> (number, uncached tokens)."""
     num_failures: int = 0
     circuit_open_until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """A request was booked: its replica should tell the other ingresses."""
+    """A request that was booked at a replica, which should tell the other ingresses."""
 
     replica: str
     number: int
-    """Counts the dispatches of this process to that replica, from 1."""
+    """Number of the dispatch among those of this process to that replica, from 1."""
     request_id: str
     num_tokens: int
-    """Uncached prompt tokens, as predicted."""
+    """Predicted uncached prompt tokens."""
 
 
 class Fleet:
-    """Thread-safe. Every method is a few dictionary operations: callable from any event loop."""
+    """The replicas of one deployment. Thread-safe; every method is a few dictionary operations and never waits."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -115,7 +117,7 @@ class Fleet:
     # --- members -------------------------------------------------------------------------------------------
 
     def update(self, addresses: Mapping[str, ReplicaAddress | None]) -> None:
-        """The replicas that exist now; None where the address is not known. Listeners hear of a change."""
+        """Replace the known replicas; None stands for an unknown address. Listeners are called after a change."""
         with self._lock:
             before = {replica: member.address for replica, member in self._members.items()}
             for replica in self._members.keys() - addresses.keys():
@@ -127,27 +129,27 @@ class Fleet:
             listener()
 
     def addresses(self) -> dict[str, ReplicaAddress]:
-        """Replicas whose address is known."""
+        """Return the replicas whose address is known."""
         with self._lock:
             return {replica: m.address for replica, m in self._members.items() if m.address is not None}
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` from some thread whenever members change; returns what ends that."""
+        """Call `listener`, from any thread, whenever members change; return the function that ends that."""
         return _subscribe(self._listeners, listener, self._lock)
 
     def mark_lost(self, replica: str, is_lost: bool = True) -> None:
-        """A replica stopped answering (or answers again): it is tried last until then."""
+        """Note that a replica stopped answering, or answers again. A lost replica is tried last."""
         with self._lock:
             if replica in self._members:
                 self._members[replica].is_lost = is_lost
 
     def names(self) -> set[str]:
-        """Replicas that exist."""
+        """Return the names of all replicas."""
         with self._lock:
             return set(self._members)
 
     def count_by_state(self) -> dict[MemberState, int]:
-        """Replicas in each state, all states included."""
+        """Count the replicas in each state; states without replicas count 0."""
         with self._lock:
             now, counts = self._clock(), dict.fromkeys(get_args(MemberState), 0)
             for member in self._members.values():
@@ -155,12 +157,12 @@ class Fleet:
             return counts
 
     def lost(self) -> frozenset[str]:
-        """Replicas that do not answer."""
+        """Return the replicas that do not answer."""
         with self._lock:
             return frozenset(replica for replica, m in self._members.items() if m.is_lost)
 
     def record_call(self, replica: str, *, is_failure: bool) -> None:
-        """A call to a replica succeeded or failed: its circuit opens after some failures in a row."""
+        """Note that a call to a replica succeeded or failed. CIRCUIT_FAILURES in a row open its circuit."""
         with self._lock:
             member = self._members.get(replica)
             if member is None:
@@ -172,7 +174,7 @@ class Fleet:
     # --- load ----------------------------------------------------------------------------------------------
 
     def record_load(self, replica: str, load: ReplicaLoad) -> None:
-        """A heartbeat came."""
+        """Take in a heartbeat."""
         with self._lock:
             member = self._members.get(replica)
             if member is None:
@@ -184,15 +186,16 @@ class Fleet:
                 del member.unseen[request_id]
 
     def open(self, request_id: str) -> None:
-        """This process is about to send a request. Until `release`, wherever it is booked it counts as load."""
+        """Announce a request that this process is about to send. It counts as load where it is booked, until
+        `release`.
+        """
         with self._lock:
             self._placed[request_id] = None
 
     def book(self, request_id: str, replica: str, num_tokens: int = 0) -> None:
-        """An open request with so many uncached tokens goes to `replica`: it counts there at once, before any
-        heartbeat knows of it.
+        """Count an open request with `num_tokens` uncached tokens at `replica`, before any heartbeat includes it.
 
-        Nothing happens when it has been released meanwhile: the router may be slower than a client's cancel.
+        Does nothing when the request was released meanwhile: a client may cancel before the router has decided.
         """
         with self._lock:
             before = self._placed.get(request_id, replica)
@@ -213,27 +216,29 @@ class Fleet:
             listener(dispatch)
 
     def on_dispatch(self, listener: Callable[[Dispatch], None]) -> Callable[[], None]:
-        """Call `listener` from some thread with every booking; returns what ends that."""
+        """Call `listener`, from any thread, with every booking; return the function that ends that."""
         return _subscribe(self._on_dispatch, listener, self._lock)
 
     def placement(self, request_id: str) -> str | None:
-        """Where an open request was booked last."""
+        """Return the replica at which an open request was booked last, or None."""
         return self._placed.get(request_id)
 
     def release(self, request_id: str) -> None:
-        """The request has ended, however it did."""
+        """Forget a request that has ended, in whatever way."""
         with self._lock:
             replica = self._placed.pop(request_id, None)
             if replica in self._members:
                 self._drop(self._members[replica], request_id)
 
     def loads(self) -> dict[str, float]:
-        """Requests at each replica: what others sent (from its heartbeat) and what this process sent (exact)."""
+        """Count the requests at each replica: others' as of its heartbeat, those of this process exactly."""
         with self._lock:
             return {replica: float(_num_requests(member)) for replica, member in self._members.items()}
 
     def candidates(self, replicas: Collection[str], avoid: Collection[str] = ()) -> list[Candidate]:
-        """What is known of each replica; those to `avoid` are not available, like all that cannot serve now."""
+        """Return what is known of each replica. Those to `avoid` are marked unavailable, as are all that cannot
+        serve now.
+        """
         with self._lock:
             now = self._clock()
             rates = [m.load.prefill_rate for m in self._members.values() if m.load.prefill_rate > 0]
@@ -246,7 +251,7 @@ class Fleet:
             ]
 
     def utilisation(self) -> float:
-        """Share of the fleet's prefill capacity in use, 0..1."""
+        """Return the share of the fleet's prefill capacity that is in use, 0..1."""
         with self._lock:
             shares = [m.load.prefill_share for m in self._members.values() if not m.is_lost]
             return sum(shares) / len(shares) if shares else 0.0

@@ -1,16 +1,17 @@
-"""The prefixes that prompts share, and what each is worth: what a new replica should compute first.
+"""The prefixes that prompts share and the worth of each, for the warm-up of new replicas.
 
-A tree over chained block hashes. An edge is a run of blocks; prompts part where their chains do, to the block:
+They form a tree over chained block hashes. An edge is a run of blocks; prompts branch at the first block that
+differs:
 
     root ── [system prompt: 40 blocks, 9.1 uses] ─┬─ [document A: 300 blocks, 6.0 uses] ── question ...
                                                   └─ [document B: 120 blocks, 2.4 uses] ── question ...
 
-A use counts 1, and half of it `half_life_s` later. A held prefix saves its tokens at each use, so a run is worth
-uses times tokens, and what it costs to hold is its tokens: per token of memory it is worth its uses. No run has
-more uses than the one before it, so taking the most used first always takes whole prefixes.
+A use counts 1, and half of that `half_life_s` later. A held prefix saves its tokens at each use, so a run is
+worth uses times tokens, and holding it costs its tokens: per token of memory it is worth its uses. No run has more
+uses than the one before it, so taking the most used runs first always takes whole prefixes.
 
-As a hash stands for all blocks before it, two chains are compared by bisection: a prompt costs O(its new blocks).
-Token ids are kept from a run's second use on: what was used once is no shared prefix yet.
+A hash stands for all blocks before it, so two chains are compared by bisection: a prompt costs O(its new blocks).
+Token ids are kept from a run's second use on: a prefix used once is not shared yet.
 """
 
 from __future__ import annotations
@@ -23,30 +24,30 @@ from dataclasses import dataclass
 
 from cache import Namespace
 
-# Weights grow with time instead of all others decaying; before they overflow, all are scaled down.
+# The weight of a new use grows with time in place of all others' decay; all are scaled down before they overflow.
 _MAX_DOUBLINGS = 64.0
 
 
 @dataclass(frozen=True, slots=True)
 class HotPrefix:
-    """A prefix that several prompts began with, and how much of it they had in common."""
+    """A prefix that several prompts share, and how often each length of it is used."""
 
     namespace: Namespace
     token_ids: array[int]
     uses: tuple[tuple[int, float], ...]
-    """(tokens, uses per second of that many tokens and no more known ones), shortest first; the last is all of it.
+    """(tokens, uses per second of exactly that many known tokens), shortest first; the last is the whole prefix.
 
-    A beginning that several prefixes share is told of by one of them.
+    The uses of a part that several prefixes share are listed in one of them only.
     """
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens that holding it saves, per second."""
+        """Tokens per second that holding it saves."""
         return sum(length * rate for length, rate in self.uses)
 
 
 class _BlockRun:
-    """A run of blocks: an edge of the tree and the node it leads to."""
+    """A run of blocks: an edge of the tree with the node that it leads to."""
 
     __slots__ = ("children", "count", "hashes", "namespace", "parent", "tokens", "weight")
 
@@ -55,17 +56,20 @@ class _BlockRun:
         self.namespace = namespace
         self.hashes = hashes
         self.tokens: array[int] | None = None
-        """From the second use on."""
+        """Token ids, known from the second use on."""
         self.weight = 0.0
-        """Uses, decayed; in units that grow with time."""
+        """Decayed uses, in units that grow with time."""
         self.count = 0
-        """Uses."""
+        """Number of uses."""
         self.children: dict[int, _BlockRun] = {}
-        """By first hash."""
+        """Runs that continue this one, by their first hash."""
 
 
 class HotPrefixes:
-    """Bounded in tokens and runs; the least used go first. Not thread-safe. `now` is in seconds, never falling."""
+    """The tree of shared prefixes, bounded in tokens and runs; the least used are dropped first.
+
+    Not thread-safe. `now` is in seconds, never falling.
+    """
 
     def __init__(
         self,
@@ -74,7 +78,7 @@ class HotPrefixes:
         max_runs: int = 4096,
         half_life_s: float = 600.0,
     ) -> None:
-        """A token costs 8 / `block_tokens` bytes, and 4 more where it is shared; a run about 500."""
+        """A token costs 8 / `block_tokens` bytes and 4 more where it is shared, a run about 500 bytes."""
         for name, value in (("block_tokens", block_tokens), ("max_runs", max_runs), ("half_life_s", half_life_s)):
             if not value > 0:
                 raise ValueError(f"{name} must be above 0, got {value}")
@@ -90,17 +94,17 @@ class HotPrefixes:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all runs."""
+        """Number of tokens in all runs."""
         return self._num_blocks * self.block_tokens
 
     # --- what comes in -------------------------------------------------------------------------------------
 
     def record(self, namespace: Namespace, token_ids: Sequence[int], chain: Sequence[int], now: float) -> None:
-        """A prompt came; `chain` are its `block_hashes` under its namespace."""
+        """Record the use of a prompt; `chain` is its `block_hashes` under its namespace."""
         self._use(namespace, token_ids, chain, self._unit(now), 1)
 
     def merge(self, prefix: HotPrefix, chain: Sequence[int], now: float, weight: float = 1.0) -> None:
-        """Add what another process recorded, as if all of it had come here; `weight` scales its uses."""
+        """Add what another process recorded, as if it had been recorded here; `weight` scales its uses."""
         per_use = weight * self._half_life / math.log(2) * self._unit(now)
         for length, rate in prefix.uses:
             beginning = chain[: length // self.block_tokens]
@@ -133,7 +137,7 @@ class HotPrefixes:
         return run
 
     def _split(self, run: _BlockRun, length: int) -> _BlockRun:
-        """The first `length` blocks of a run, as one of its own."""
+        """Split off the first `length` blocks of a run and return them as a run."""
         if length == len(run.hashes):
             return run
         assert run.parent is not None
@@ -149,7 +153,7 @@ class HotPrefixes:
         return upper
 
     def _prune(self) -> None:
-        """Drop the least used leaves, an eighth more than has to be: so it happens seldom."""
+        """Drop the least used leaves, an eighth more than necessary so that this is rare."""
         leaves = [(run.weight, id(run), run) for run in self._runs() if not run.children]
         heapq.heapify(leaves)
         while self._num_blocks > self._max_blocks * 7 // 8 or self.num_runs > self._max_runs * 7 // 8:
@@ -163,7 +167,7 @@ class HotPrefixes:
                 heapq.heappush(leaves, (parent.weight, id(parent), parent))
 
     def _runs(self) -> Iterator[_BlockRun]:
-        """All of them, parents first."""
+        """Yield all runs, parents first."""
         stack = list(self._root.children.values())
         while stack:
             run = stack.pop()
@@ -171,7 +175,7 @@ class HotPrefixes:
             stack.extend(run.children.values())
 
     def _unit(self, now: float) -> float:
-        """What a use weighs now."""
+        """Return the weight of a use at `now`."""
         if self._epoch is None:
             self._epoch = now
         doublings = (now - self._epoch) / self._half_life
@@ -184,9 +188,9 @@ class HotPrefixes:
     # --- what is worth most --------------------------------------------------------------------------------
 
     def top(self, max_tokens: int, now: float) -> list[HotPrefix]:
-        """The prefixes worth most that together have at most `max_tokens` tokens, the most valuable first.
+        """Return the most valuable prefixes of at most `max_tokens` tokens together, the best first.
 
-        What several of them begin with counts once. The last one taken may be cut, at a block. O(runs · log runs).
+        A part that several of them share counts once. The last one may be cut at a block. O(runs · log runs).
         """
         taken = self._most_used(max_tokens // self.block_tokens)
         used_further = dict.fromkeys(taken, 0.0)
@@ -203,7 +207,7 @@ class HotPrefixes:
         return sorted(prefixes, key=lambda prefix: -prefix.tokens_per_s)
 
     def _most_used(self, max_blocks: int) -> dict[_BlockRun, int]:
-        """Runs to take, and how many of their blocks; each after the one that it continues."""
+        """Choose runs and the number of their blocks to take; each comes after the run that it continues."""
         frontier = [(-run.weight, id(run), run) for run in self._root.children.values()]
         heapq.heapify(frontier)
         taken: dict[_BlockRun, int] = {}
@@ -237,14 +241,16 @@ class HotPrefixes:
             assert run.tokens is not None
             token_ids += run.tokens[: taken[run] * self.block_tokens]
             if run is last or run not in is_told:
-                # In floats a sum of parts may exceed the whole by a little.
+                # In floating point a sum of parts may slightly exceed the whole.
                 uses.append((len(token_ids), max(0.0, run.weight - used_further[run]) * per_second))
                 is_told.add(run)
         return HotPrefix(last.namespace, token_ids, tuple(uses))
 
 
 def _common(hashes: Sequence[int], chain: Sequence[int], start: int) -> int:
-    """How many of `hashes` the chain has from `start` on, at least one: equal at one place is equal before it."""
+    """Count how many of `hashes` the chain has from `start` on, at least one: chains equal at one block are equal
+    before it.
+    """
     low, high = 1, min(len(hashes), len(chain) - start)
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,11 +1,11 @@
-"""Where a prompt goes: what is cached where, how busy who is, and the policy that weighs the two.
+"""Placement of a prompt: what is cached where, how busy each replica is, and the policy that weighs the two.
 
     wire: deltas, snapshots ─▶ PrefixIndex ─┐
                                             ├─▶ Policy ─▶ Decision ─▶ booked at once, and recorded
     wire: heartbeats ────────▶ Fleet ───────┘
 
-All in this process's memory: nothing here waits for another one. Serve's router asks in one thread, the wire's
-news come in another; a lock keeps them apart.
+Everything is in this process's memory, so nothing here waits for another process. Serve's router asks in one
+thread and messages from the wire arrive in another; a lock keeps them apart.
 """
 
 from __future__ import annotations
@@ -30,69 +30,69 @@ from router.prefix_index import PrefixIndex
 
 
 class Placeable(Protocol):
-    """A request, as far as placing it goes."""
+    """What placement needs of a request."""
 
     @property
     def request_id(self) -> str:
-        """Unique in this process."""
+        """An id that is unique in this process."""
         ...
 
     @property
     def model(self) -> str:
-        """Its name; with `salt`, what prefixes are shared within."""
+        """The model's name. Requests share prefixes only within one model and one salt."""
         ...
 
     @property
     def salt(self) -> str:
-        """See `model`."""
+        """Separates prefixes within a model; see `model`."""
         ...
 
     @property
     def session_id(self) -> str | None:
-        """A hint that requests belong together."""
+        """A hint by the client that requests belong together."""
         ...
 
     @property
     def prompt_ids(self) -> Sequence[int]:
-        """The prompt."""
+        """Token ids of the prompt."""
         ...
 
     @property
     def output_ids(self) -> Sequence[int]:
-        """What was already generated for it elsewhere."""
+        """Token ids that another replica has generated for it already."""
         ...
 
     @property
     def num_reusable(self) -> int:
-        """Leading tokens that may come from a cache: fewer than all when their logits are wanted too."""
+        """Leading tokens that may come from a cache; fewer than all when the prompt's logits are wanted."""
         ...
 
     @property
     def block_hashes(self) -> Sequence[int] | None:
-        """What `Placer.block_hashes` returned for this request; None: it was not asked yet."""
+        """Result of `Placer.block_hashes` for this request; None while it was not called."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlacerSettings:
-    """How a process places requests."""
+    """Settings by which a process places requests."""
 
     policy: str = "cost"
     """A name of `router.policies.POLICIES`, or a class of one's own as "package.module:Class"."""
     block_tokens: int = 16
-    """Tokens to a block of the prefix index; the engines' `block_tokens`."""
+    """Tokens of a block of the prefix index; equal to the engines' `block_tokens`."""
     key_blocks: int = 4
-    """Prompts that nobody holds are kept together by their first so many blocks."""
+    """Leading blocks that name a prompt's rendezvous place while no replica holds any of it."""
     max_blocks: int = 4_000_000
-    """Distinct blocks that the index keeps, of about 130 bytes each."""
+    """Distinct blocks that the index keeps, about 130 bytes each."""
     expect_s: float = 10.0
     """Seconds for which a dispatched prompt counts as cached before its replica confirms it."""
     decisions_kept: int = 1000
-    """Decisions that can be looked up."""
+    """Decisions that stay available for look-up."""
     hot_tokens: int = 0
-    """Tokens of prompts' beginnings that are kept track of, to know which are worth most; 0: none are."""
+    """Tokens of shared prefixes whose use is tracked, for the warm-up of new replicas; 0: none."""
     hot_half_life_s: float = 600.0
-    """Seconds after which the use of a beginning counts half."""
+    """Seconds after which the use of a prefix counts half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +103,17 @@ class _Open:
     root: int
     chain: Sequence[int]
     usable: Sequence[int]
-    """The beginning of the chain that may come from a cache."""
+    """Leading part of the chain that may come from a cache."""
 
     def continued(self, generated: Sequence[int], block_tokens: int) -> list[int]:
-        """The chain of all tokens; the last of those generated was never computed with."""
+        """Return the chain of prompt and output; the last generated token has no KV yet."""
         unfinished = self.tokens[len(self.chain) * block_tokens :]
         last = self.chain[-1] if self.chain else self.root
         return [*self.chain, *block_hashes([*unfinished, *generated[:-1]], last, block_tokens)]
 
 
 class Placer:
-    """Thread-safe."""
+    """Places the requests of one deployment and remembers why. Thread-safe."""
 
     def __init__(
         self,
@@ -124,9 +124,9 @@ class Placer:
     ) -> None:
         self.settings = settings or PlacerSettings()
         self.num_errors = 0
-        """Requests that could not be placed by the policy and went to the least loaded."""
+        """Requests for which the policy failed; they went to the least loaded replica."""
         self.on_decided: Callable[[float], None] = lambda _: None
-        """Hears how long each placement took, in seconds."""
+        """Called with the duration of each placement, in seconds."""
         self._fleet, self._clock = fleet, clock
         self._policy: Policy = policy_named(self.settings.policy)
         self._rng = rng or random.Random()
@@ -143,7 +143,7 @@ class Placer:
     # --- placing -------------------------------------------------------------------------------------------
 
     def place(self, request: Placeable, candidates: Collection[str], avoid: Collection[str] = ()) -> Decision:
-        """Order the candidates for a request, and count it where it goes first. O(tokens of the prompt)."""
+        """Order the candidates for a request and book it at the first of them. O(tokens of the prompt)."""
         began = time.perf_counter()
         decision = self._decide(request, candidates, avoid)
         self.on_decided(time.perf_counter() - began)
@@ -173,14 +173,14 @@ class Placer:
             self._open[request.request_id] = _Open(tokens, root, chain, usable)
             self._log.add(request.request_id, time.time(), request.model, query, decision)
         self._fleet.book(request.request_id, chosen, uncached_tokens(len(tokens), overlap.get(chosen, 0)))
-        if self._fleet.placement(request.request_id) is None:  # The client has left meanwhile.
+        if self._fleet.placement(request.request_id) is None:  # The client disconnected meanwhile.
             self.release(request.request_id)
         return decision
 
     def block_hashes(self, request: Placeable) -> Sequence[int]:
-        """Hash the blocks of a request's prompt and of what was generated for it: names of prefixes in the index.
+        """Hash the blocks of a request's prompt and of its output so far, by which the index knows prefixes.
 
-        O(tokens), so a request that carries them is not hashed again. Needs no lock.
+        O(tokens), unless the request carries its hashes already. Needs no lock.
         """
         if request.block_hashes is not None:
             return request.block_hashes
@@ -188,7 +188,7 @@ class Placer:
         return block_hashes([*request.prompt_ids, *request.output_ids], root, self.settings.block_tokens)
 
     def place_blindly(self, request_id: str | None, candidates: Collection[str]) -> list[str]:
-        """The candidates by their number of requests: for calls that are no prompts, and when `place` failed."""
+        """Order the candidates by their requests: for calls without a prompt, and after `place` has failed."""
         loads, lost = self._fleet.loads(), self._fleet.lost()
         order = sorted(candidates, key=lambda replica: (replica in lost, loads.get(replica, 0.0), replica))
         if request_id is not None and order:
@@ -196,7 +196,7 @@ class Placer:
         return order
 
     def overrule(self, request_id: str, replica: str) -> None:
-        """The request went to `replica`, which may be another than was chosen."""
+        """Move the booking of a request to `replica`, which took it in place of the chosen one."""
         before = self._fleet.placement(request_id)
         with self._lock:
             request = self._open.get(request_id)
@@ -209,14 +209,16 @@ class Placer:
         self._fleet.book(request_id, replica, uncached_tokens(len(request.tokens), held))
 
     def release(self, request_id: str, generated: Sequence[int] = ()) -> None:
-        """The request has ended, however it did. What was `generated` lies in its replica's cache now: the next
-        turn of a conversation may come sooner than the replica's word of it.
+        """Forget a request that has ended, in whatever way.
+
+        The tokens that were `generated` are in its replica's cache now. The index expects them there at once: the
+        next turn of a conversation may arrive before the replica's message about them.
         """
         replica = self._fleet.placement(request_id)
         self._fleet.release(request_id)
         with self._lock:
             request = self._open.pop(request_id, None)
-            # A replica that is gone must not come back into the index.
+            # A replica that no longer exists must not return to the index.
             if request is not None and replica is not None and generated and replica in self._fleet.names():
                 chain = request.continued(generated, self.settings.block_tokens)
                 self._index.expect(replica, chain, self._clock())
@@ -224,19 +226,19 @@ class Placer:
     # --- news ----------------------------------------------------------------------------------------------
 
     def apply_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
-        """A replica's cache changed."""
+        """Apply a change of a replica's cache to the index."""
         with self._lock:
-            if replica in self._fleet.names():  # Late news would bring one back that is gone.
+            if replica in self._fleet.names():  # A late message would bring back a replica that no longer exists.
                 self._index.apply(replica, stored, evicted)
 
     def replace(self, replica: str, hashes: Sequence[int]) -> None:
-        """All that a replica's cache holds."""
+        """Replace all that the index knows of a replica's cache."""
         with self._lock:
             if replica in self._fleet.names():
                 self._index.replace(replica, hashes)
 
     def settle(self, request_id: str, num_cached: int) -> None:
-        """A request's first token came, and how much of its prompt the engine had found."""
+        """Record how many prompt tokens the engine found in its cache, known with a request's first token."""
         with self._lock:
             self._log.settle(request_id, num_cached)
 
@@ -248,22 +250,22 @@ class Placer:
     # --- explaining ----------------------------------------------------------------------------------------
 
     def decision(self, request_id: str) -> DecisionRecord | None:
-        """Why a request went where it went; None when that was forgotten."""
+        """Return why a request went where it went; None when that is no longer remembered."""
         with self._lock:
             return self._log.get(request_id)
 
     def decisions(self, limit: int) -> list[DecisionRecord]:
-        """The last decisions, newest first."""
+        """Return the last decisions, newest first."""
         with self._lock:
             return self._log.latest(limit)
 
     def counts(self) -> Counter[tuple[str, str]]:
-        """Placements by (policy, reason)."""
+        """Count the placements by (policy, reason)."""
         with self._lock:
             return Counter(self._log.by_reason)
 
     def totals(self) -> dict[str, int]:
-        """Tokens of regret, and of predicted and actual hits, since the process started; blocks in the index."""
+        """Return tokens of regret and of predicted and actual hits since the start, and blocks in the index."""
         with self._lock:
             return {
                 "regret": self._log.regret_tokens,
@@ -274,12 +276,12 @@ class Placer:
             }
 
     def hot_prefixes(self, max_tokens: int) -> list[HotPrefix]:
-        """The beginnings of prompts worth most to hold, of at most `max_tokens` together."""
+        """Return the shared prefixes most worth holding, at most `max_tokens` tokens together."""
         with self._lock:
             return [] if self._hot is None else self._hot.top(max_tokens, self._clock())
 
     def uncached_tokens(self, request: Placeable) -> int:
-        """Tokens of a prompt that the best holder would have to compute. O(tokens of the prompt)."""
+        """Count the prompt tokens that the best holder would have to compute. O(tokens of the prompt)."""
         chain = self.block_hashes(request)[: request.num_reusable // self.settings.block_tokens]
         with self._lock:
             held = max(self._index.match(chain, self._clock()).values(), default=0)

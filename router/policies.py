@@ -35,30 +35,31 @@ Reason = Literal[
     "only_one",
     "none_available",
 ]
-"""Why the first is first:
+"""Why a policy chose the first replica of its order:
 
 holder          it holds as much of the prompt as any that can serve
 cheaper         another holds more, and would still cost more
-cold            nobody holds any of the prompt
-session, hash   where the session or the prompt's beginning belongs; spill: that place was too busy
-load, random    the policy looked at nothing else
+cold            no replica holds any of the prompt
+session, hash   the session or the prompt's first blocks belong there; spill: that place was too busy
+load, random    the policy considers nothing else
 rule            the rule of a policy of one's own, or of a simulated rival
-only_one        no choice; none_available: no replica can serve, they are tried in the policy's order all the same
+only_one        there is no choice
+none_available  no replica can serve now; they are tried in the policy's order nevertheless
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A prompt's way through the fleet, and everything needed to explain it."""
+    """The order of replicas for a prompt, and everything needed to explain it."""
 
     order: tuple[str, ...]
     """Every replica once, best first; order[1] is the runner-up."""
     reason: Reason
     policy: str
     terms: Mapping[str, Terms]
-    """Of the replicas that were compared by cost; empty for policies that do not."""
+    """Cost terms of the replicas that were compared; empty for policies without costs."""
     regret_tokens: int
-    """Tokens of the prompt that the best holder able to serve has and the chosen replica has not."""
+    """Prompt tokens that the best available holder has cached and the chosen replica has not."""
 
 
 class Policy(Protocol):
@@ -81,17 +82,17 @@ class Policy(Protocol):
 
 
 MIN_SHARE = 3
-"""Less than a third of a prompt is not worth insisting on."""
+"""A cached prefix shorter than 1 / MIN_SHARE of its prompt does not outweigh a preferred place."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadGuard:
-    """When a place is too busy to insist on: requests there > factor x mean + slack."""
+    """Tells when a replica is too busy to be preferred: requests there > factor x mean + slack."""
 
     factor: float = 1.5
-    """Times the mean number of requests of all replicas that can serve."""
+    """Multiple of the mean number of requests at the replicas that can serve."""
     slack: float = 8.0
-    """Requests above that: small queues are not worth losing a cached prefix for."""
+    """Requests allowed beyond that: a cached prefix is worth a short queue."""
 
     def __post_init__(self) -> None:
         if self.factor < 1.0:
@@ -100,7 +101,7 @@ class LoadGuard:
             raise ValueError(f"the guard's slack must be at least 0 requests, got {self.slack}")
 
     def spared(self, serving: Sequence[Candidate]) -> set[str]:
-        """The replicas that are too busy; never all of them."""
+        """Return the replicas that are too busy; never all of them."""
         mean = sum(candidate.num_running for candidate in serving) / len(serving)
         return {
             candidate.replica for candidate in serving if candidate.num_running > self.factor * mean + self.slack
@@ -108,13 +109,13 @@ class LoadGuard:
 
 
 class CostPolicy:
-    """The cheapest of a few: the best holders, the prefix's own place and some replicas at random.
+    """Chooses the cheapest of a few replicas: the best holders, the prefix's rendezvous place and some at random.
 
-    A few and not all, because load news is old: ingresses that all compare all replicas find the same cheapest one
-    and herd there. For the same reason costs that differ by less than what is known count as equal: of these, one
-    that runs far more requests than others is spared; then the one that holds most of the prompt is taken, if that
-    is a good part of it; then the one that rendezvous hashing prefers: a cold prefix meets itself again wherever
-    it enters the fleet.
+    It compares a few and not all because load reports are old: ingresses that compare all replicas find the same
+    cheapest one and herd there. For the same reason it treats costs as equal that differ by less than the error of
+    what is known. Among equals it spares a replica that runs far more requests than the others, then prefers the
+    one that holds most of the prompt, if that is a good part of it, then the one that rendezvous hashing prefers,
+    so that a cold prefix is computed on the same replica whichever ingress it enters by.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class CostPolicy:
         settings: CostSettings = DEFAULT_COST,
         guard: LoadGuard | None = None,
     ) -> None:
-        """`tolerance` in seconds: about the age of load news; `relative_tolerance`: how well rates are known."""
+        """`tolerance` is in seconds, about the age of load reports; `relative_tolerance` is the error of rates."""
         if num_random < 1 or num_holders < 1:
             raise ValueError(f"at least 1 random replica and 1 holder, got {num_random} and {num_holders}")
         if tolerance < 0.0 or relative_tolerance < 0.0:
@@ -139,7 +140,7 @@ class CostPolicy:
         self._guard = guard or LoadGuard()
 
     def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
-        """Order by cost; those that were not compared follow by their queues."""
+        """Order by cost; replicas that were not compared follow in the order of their queues."""
         split = Split(replicas)
         serving = split.serving
         if not serving:
@@ -155,7 +156,7 @@ class CostPolicy:
         bound = terms[ordered[0]].total * (1.0 + self._relative_tolerance) + self._tolerance
         close = [name for name in ordered if terms[name].total <= bound]
         busy = self._guard.spared(serving)
-        # A beginning that all prompts share, such as a chat template's, is no reason to meet in one place.
+        # A prefix that all prompts share, such as a chat template's, must not bring them all to one replica.
         worth = {name: held[name] if held[name] * MIN_SHARE >= query.num_tokens else 0 for name in close}
         first = min(close, key=lambda name: (name in busy, -worth[name], rank[name]))
         ordered.remove(first)
@@ -165,20 +166,22 @@ class CostPolicy:
         return split.decision([first, *ordered, *(s.replica for s in rest)], reason, "cost", query, terms)
 
     def _candidates(self, held: Mapping[str, int], preferred: Sequence[str], rng: random.Random) -> list[str]:
-        """Best holders, ties in rendezvous order (by load all would find the same one), and random ones."""
+        """Return the best holders and random replicas. Ties go by rendezvous order: by load, all would herd."""
         most = sorted(preferred, key=lambda name: -held[name])[: self._num_holders]
         drawn = rng.sample(preferred, min(self._num_random, len(preferred)))
         return list(dict.fromkeys([preferred[0], *most, *drawn]))
 
 
 def _place_key(query: RouteQuery, most: int) -> int:
-    """A session's place serves a prompt of which nothing is held; else the prefix's place."""
+    """Return the key of the rendezvous place: the session's while no replica holds any of the prompt, else the
+    prefix's.
+    """
     return session_key(query.session) if query.session is not None and not most else query.key
 
 
 @dataclass(frozen=True, slots=True)
 class PlacePolicy:
-    """A fixed place for each session or prefix; down the rendezvous order while places are too busy.
+    """Gives each session or prefix a fixed place, and the next in rendezvous order while that is too busy.
 
     With the guard this is consistent hashing with bounded loads (Mirrokni et al. 2016), by rendezvous.
     """
@@ -187,7 +190,7 @@ class PlacePolicy:
     guard: LoadGuard = field(default_factory=LoadGuard)
 
     def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
-        """Without a session id, `session` places by the prefix."""
+        """Order by rendezvous hashing. Without a session id, `session` places by the prefix."""
         split = Split(replicas)
         if not split.serving:
             return split.decision([], "only_one", self.name, query)
@@ -201,10 +204,10 @@ class PlacePolicy:
 
 
 class LeastLoadedPolicy:
-    """Shortest queue of prefill work in seconds, then fewest requests; ties by chance."""
+    """Chooses the shortest queue of prefill work in seconds, then the fewest requests; ties by chance."""
 
     def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
-        """Blind to the cache."""
+        """Order by load; caches are ignored."""
         split = Split(replicas)
         serving = list(split.serving)
         rng.shuffle(serving)
@@ -213,10 +216,10 @@ class LeastLoadedPolicy:
 
 
 class RandomPolicy:
-    """Any replica."""
+    """Chooses any replica."""
 
     def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
-        """Blind to everything."""
+        """Order by chance; load and caches are ignored."""
         split = Split(replicas)
         order = [candidate.replica for candidate in split.serving]
         rng.shuffle(order)
@@ -224,7 +227,7 @@ class RandomPolicy:
 
 
 class Split:
-    """The replicas that can serve, and those to try last. When none can, all are treated as if they could."""
+    """Separates the replicas that can serve from those to try last. When none can, all count as able to."""
 
     def __init__(self, replicas: Sequence[Candidate]) -> None:
         serving = [candidate for candidate in replicas if candidate.is_available]
@@ -242,7 +245,10 @@ class Split:
         query: RouteQuery,
         terms: Mapping[str, Terms] | None = None,
     ) -> Decision:
-        """Put the unavailable last and account for the regret. `serving_order` has each of `serving` once."""
+        """Make the decision: unavailable replicas go last, and the regret is counted.
+
+        `serving_order` contains each of `serving` once.
+        """
         order = (*serving_order, *(candidate.replica for candidate in self._last))
         if self.none_available:
             reason = "none_available"

@@ -1,15 +1,15 @@
-"""Which replica holds how much of a prompt: block hashes and who has them, as their deltas told.
+"""Index of cached prefixes: which replica holds how many leading blocks of a prompt, by the replicas' deltas.
 
     chain of a prompt      h0      h1      h2      h3            (cache/prefix_hash.py)
     holders, one bit each  0111    0111    0101    0001          one dictionary: hash -> mask
                             └── slot 1: 2 blocks ──┘  └ slot 0: 4 blocks, slot 2: 3
 
-A replica holds a prefix whole or not at all, so holder sets shrink along a chain, and `match` bisects for where
-they do.
+A replica holds a prefix whole or not at all, so holder sets shrink along a chain, and `match` bisects for the
+borders between them.
 
-Each replica has a slot, its bit. When a replica goes, or a snapshot replaces all that is known of it, its slot is
-dead at once: reads see live bits only. A sweep, a few blocks with each change, clears dead bits out of the masks,
-and only then is a slot used again.
+Each replica has a slot, its bit. When a replica is removed, or a snapshot replaces all that is known of it, its
+slot is dead at once: reads consider live bits only. A sweep of a few blocks with each change clears dead bits from
+the masks; only then is a slot used again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from router.expected_blocks import ExpectedBlocks
 
 SWEEP_STEP = 64
-"""Blocks swept with each change, beside some for each of the blocks that it tells of."""
+"""Blocks swept with each change, in addition to a multiple of the blocks in the change."""
 
 
 class PrefixIndex:
-    """Blocks of prefixes by replica. Not thread-safe. Memory: see `max_blocks`; nothing else grows."""
+    """Holders of prefix blocks. Not thread-safe. `max_blocks` bounds its memory; nothing else grows."""
 
     def __init__(
         self,
@@ -33,11 +33,11 @@ class PrefixIndex:
         expect_s: float = 10.0,
         max_expected: int = 262_144,
     ) -> None:
-        """`block_tokens`: tokens of a block, the same as in the replicas.
+        """`block_tokens` is the tokens of a block, the same as in the replicas.
 
-        `max_blocks`: distinct blocks kept in memory, of about 100 bytes each; more are not taken in, and matches
-        end there. `expect_s`: seconds for which a dispatch counts while no delta confirms it. `max_expected`:
-        blocks of dispatches remembered for that, about 100 bytes each; beyond that the oldest dispatches go early.
+        `max_blocks` limits the distinct blocks in memory, about 100 bytes each; further ones are dropped, and
+        matches end there. `expect_s` is the seconds for which a dispatch counts while no delta confirms it.
+        `max_expected` limits the blocks of such dispatches, about 100 bytes each; the oldest ones expire early.
         """
         limits = {"block_tokens": block_tokens, "max_blocks": max_blocks, "max_expected": max_expected}
         for name, value in limits.items():
@@ -48,33 +48,33 @@ class PrefixIndex:
         self.block_tokens = block_tokens
         self.max_blocks = max_blocks
         self.num_dropped = 0
-        """Blocks of deltas, snapshots and dispatches not taken in because the index was full; only grows."""
+        """Blocks of deltas, snapshots and dispatches dropped because the index was full; only grows."""
         self._holders: dict[int, int] = {}
         self._order = array("Q")  # every key of `_holders` once, for the sweep; not seen by the garbage collector
-        self._num_empty = 0  # blocks that nobody holds, until the sweep takes them out
+        self._num_empty = 0  # blocks without a holder, until the sweep removes them
         self._slots: dict[str, int] = {}
         self._names: list[str] = []  # by slot
         self._live = 0
         self._dead = 0  # slots that died, not yet being swept
         self._swept = 0  # slots that the sweep now under way clears
-        self._cursor = 0  # it goes down from the end of `_order`; 0: none is under way
+        self._cursor = 0  # it moves down from the end of `_order`; 0: no sweep is under way
         self._free_slots: list[int] = []
         self._expected = ExpectedBlocks(expect_s, max_expected)
 
     @property
     def num_blocks(self) -> int:
-        """Distinct blocks that some replica holds, those of dead slots included until they are swept."""
+        """Number of distinct blocks with a holder; those of dead slots count until they are swept."""
         return len(self._holders) - self._num_empty
 
     @property
     def replicas(self) -> list[str]:
-        """Replicas that something was told of."""
+        """Replicas of which anything is known."""
         return list(self._slots)
 
-    # What replicas tell
+    # What replicas report
 
     def apply(self, replica: str, stored: Iterable[int], evicted: Iterable[int]) -> None:
-        """A delta: the replica holds `stored` from now on, and `evicted` no more. O(its blocks)."""
+        """Apply a delta: the replica holds `stored` from now on and `evicted` no longer. O(its blocks)."""
         bit = 1 << self._slot(replica)
         stored, evicted = list(stored), list(evicted)
         self._expected.settle(replica, stored)
@@ -84,10 +84,10 @@ class PrefixIndex:
         self._sweep(SWEEP_STEP + 2 * (len(stored) + len(evicted)))
 
     def replace(self, replica: str, hashes: Iterable[int]) -> None:
-        """A snapshot: the replica holds exactly `hashes`, and what was dispatched to it still counts.
+        """Apply a snapshot: the replica holds exactly `hashes`; unconfirmed dispatches to it still count.
 
-        O(len(hashes)): what it held before dies with its slot. A large snapshot may come in parts, the first
-        here and the others by `apply`.
+        O(len(hashes)): what it held before is dropped with its slot. Of a large snapshot in parts, pass the first
+        part here and the others to `apply`.
         """
         if replica in self._slots:
             self._kill(replica)
@@ -99,7 +99,7 @@ class PrefixIndex:
         self._sweep(SWEEP_STEP + len(hashes) // 2)
 
     def forget(self, replica: str) -> None:
-        """The replica is gone: nothing is found there any more. O(blocks dispatched to it lately)."""
+        """Remove a replica: matches no longer find it. O(blocks dispatched to it lately)."""
         if replica in self._slots:
             self._kill(replica)
             self._expected.forget(replica)
@@ -108,9 +108,9 @@ class PrefixIndex:
     # What this process does
 
     def expect(self, replica: str, chain: Sequence[int], now: float) -> None:
-        """A prompt was dispatched to `replica`, which will hold its blocks; `now` in seconds, never falling.
+        """Expect that `replica` will hold the blocks of a prompt sent there; `now` is in seconds, never falling.
 
-        Counts at once, and for `expect_s` unless the replica confirms a block or says that it evicted it.
+        They count at once and for `expect_s`, or until the replica confirms a block or reports its eviction.
         """
         self._expire(now)
         bit = 1 << self._slot(replica)
@@ -122,17 +122,17 @@ class PrefixIndex:
         ]
         self._expected.add(replica, unknown, now)
         self._add(bit, unknown)
-        self._expire(now)  # The oldest may have to go before their time.
+        self._expire(now)  # The limit may have been exceeded: the oldest expire early.
         self._sweep(SWEEP_STEP)
 
     # What the router asks
 
     def match(self, chain: Sequence[int], now: float) -> dict[str, int]:
-        """Leading blocks of `chain` that each replica holds or will hold; replicas without any are left out.
+        """Count the leading blocks of `chain` that each replica holds or will hold; those without any are omitted.
 
         Bisects for the borders between sets of holders: O(borders * log(blocks)) dictionary look-ups, each of
-        which may miss the processor's caches. Where news was lost and a set has holes, it counts up to some block
-        that is known to be there, at least up to the first hole: whoever holds a block holds all before it.
+        which may miss the processor's caches. Where a lost delta left holes in a set, it counts up to some block
+        known to be there, at least up to the first hole: a replica that holds a block holds all before it.
         """
         self._expire(now)
         depths: dict[str, int] = {}
@@ -158,7 +158,7 @@ class PrefixIndex:
         return depths
 
     def _note(self, depths: dict[str, int], mask: int, depth: int) -> None:
-        """The replicas in `mask` hold `depth` blocks."""
+        """Note that the replicas in `mask` hold `depth` blocks."""
         if not mask & (mask - 1):  # one, by far the most frequent, or none
             if mask and depth:
                 depths[self._names[mask.bit_length() - 1]] = depth
@@ -169,7 +169,7 @@ class PrefixIndex:
     # Blocks
 
     def _add(self, bit: int, blocks: Iterable[int]) -> None:
-        """Set the bit. Blocks that had the same holders share one mask afterwards too."""
+        """Set the bit of these blocks. Blocks that shared one mask object share one afterwards."""
         holders, order, limit = self._holders, self._order, self.max_blocks
         get, append = holders.get, order.append
         before, after, grown = 0, bit, {0: bit}
@@ -189,7 +189,7 @@ class PrefixIndex:
             holders[block] = after
 
     def _discard(self, bit: int, blocks: Iterable[int]) -> None:
-        """Clear the bit where it is set."""
+        """Clear the bit of these blocks where it is set."""
         holders = self._holders
         get = holders.get
         shrunk: dict[int, int] = {}
@@ -224,10 +224,10 @@ class PrefixIndex:
         self._dead |= bit
 
     def _sweep(self, num_blocks: int) -> None:
-        """Clear dead bits out of the next blocks, and take out those that nobody holds any more.
+        """Clear dead bits from the next blocks and remove blocks without a holder. O(num_blocks).
 
-        A pass goes down through `_order`: what is added meanwhile lies behind it and needs no clearing, as no
-        block gets a dead bit. O(num_blocks).
+        A pass moves down through `_order`: blocks added meanwhile lie behind it and need no clearing, as no block
+        gets a dead bit.
         """
         holders, order = self._holders, self._order
         if not self._cursor and not self._begin_pass():
@@ -253,7 +253,7 @@ class PrefixIndex:
             self._swept = 0
 
     def _begin_pass(self) -> bool:
-        """Whether there is enough to sweep."""
+        """Begin a pass if there is enough to sweep; return whether it began."""
         if not self._dead and self._num_empty <= max(len(self._order) // 8, SWEEP_STEP):
             return False
         self._swept, self._dead, self._cursor = self._dead, 0, len(self._order)
@@ -261,7 +261,7 @@ class PrefixIndex:
 
 
 def _bits(mask: int) -> Iterator[int]:
-    """Positions of the bits that are set."""
+    """Yield the positions of the set bits, lowest first."""
     digits = bin(mask)[:1:-1]
     position = digits.find("1")
     while position >= 0:
