@@ -1,7 +1,7 @@
-"""Which request holds which KV page, what of it can be reused, and what goes first when memory is short.
+"""The KV cache: which request holds which page, what can be reused, and what is evicted first.
 
-Plain Python: pages are ints, tokens are int sequences, time is an argument. What lies in a page is the
-runner's business; this package only says which page is whose.
+Plain Python: pages are ints, tokens are int sequences, time is an argument. The runner knows what a page contains;
+this package only knows which page belongs to which request.
 """
 
 from cache.accounting import CacheStats, PageAccount

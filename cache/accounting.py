@@ -1,4 +1,4 @@
-"""What the cache reports of itself: where every page is, and what was reused so far."""
+"""The cache's figures: the state of every page, and totals of what was reused."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 
 class PageAccount(NamedTuple):
-    """Every page is in exactly one of these places, so `total` is the size of the pool at all times."""
+    """Pages by state. Every page is in exactly one, so `total` is the size of the pool at all times."""
 
     free: int
-    """Pages that nobody holds."""
+    """Pages that are not in use."""
     evictable: int
     """Pages of the tree that no running request relies on."""
     locked: int
@@ -20,7 +20,7 @@ class PageAccount(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Sum of all places, in pages."""
+        """Sum over all states, in pages."""
         return self.free + self.evictable + self.locked + self.private
 
 
@@ -31,18 +31,18 @@ class CacheStats:
     query_tokens: int = 0
     """Tokens of requests admitted for the first time."""
     hit_tokens: int = 0
-    """Of these, tokens whose KV was found in the cache."""
+    """Part of `query_tokens` whose KV was found in the cache."""
     recompute_query_tokens: int = 0
     """Tokens of requests admitted again after a preemption."""
     recompute_hit_tokens: int = 0
-    """Of these, tokens whose KV was still there."""
+    """Part of `recompute_query_tokens` whose KV was still in the cache."""
     recompute_host_tokens: int = 0
-    """Of these, tokens whose KV was no longer there, but came back from host memory."""
+    """Part of `recompute_query_tokens` whose KV was copied back from host memory."""
     inserted_tokens: int = 0
     """Tokens that became reusable, each counted when the tree took its KV."""
     copied_pages: int = 0
     """Pages copied because a match ended inside them."""
     evicted_pages: int = 0
-    """Pages taken from the tree to make room; those dropped by `reset` not included."""
+    """Pages taken from the tree to make room, without those dropped by `reset`."""
     reset_pages: int = 0
     """Pages that `reset` dropped."""

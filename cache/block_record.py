@@ -1,11 +1,11 @@
-"""The tree's blocks by name: each node knows the hashes of the blocks that end in it.
+"""The hashes of the tree's blocks: each node knows those of the blocks that end in it.
 
     tokens     |0 . . .|4 . . .|8 . . .|12 . .          blocks of 4
     node       [ 0 ........ 6 ) [ 6 ....... 13 )
     blocks        h0                h1  h2              block 1 begins in the node above; block 3 is not whole
 
-A node's run may end anywhere, so blocks are at home where they end: what is cut off a node's end, and evicted,
-takes along every block that is no longer whole. Blocks need not be as large as pages.
+A node's run may end anywhere, so a block belongs to the node where it ends: what is cut off a node's end and
+evicted takes every block along that is no longer whole. Blocks and pages may differ in size.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from cache.prefix_log import PrefixLog
 
 
 class BlockRecord:
-    """Keeps `Node.blocks` right, and logs what appears and disappears. The tree calls it with every change.
+    """Keeps `Node.blocks` up to date and logs blocks that appear and disappear. The tree reports every change.
 
-    A root's one block is the empty prefix, where its chains begin; that one is not logged.
+    A root's only block is the empty prefix, with which its chains begin; it is not logged.
     """
 
     def __init__(self, block_tokens: int) -> None:
@@ -30,11 +30,11 @@ class BlockRecord:
         self.log = PrefixLog()
 
     def begin(self, root: Node) -> None:
-        """A namespace has its first request."""
+        """Note the root of a namespace with its first request."""
         root.blocks.append(prefix_root(root.namespace))
 
     def grow(self, node: Node, grown_from: int) -> None:
-        """`node` has got the tokens from position `grown_from` on. O(their number + `block_tokens`)."""
+        """Note that `node` gained the tokens from position `grown_from` on. O(their number + `block_tokens`)."""
         size = self.block_tokens
         begin = grown_from - grown_from % size
         if node.end - begin < size:
@@ -54,15 +54,15 @@ class BlockRecord:
         self.log.store(hashes)
 
     def split(self, upper: Node, lower: Node) -> None:
-        """`lower` was cut in two: the blocks that end in its front are `upper`'s."""
+        """Note that `lower` was split: the blocks that end in its front now belong to `upper`."""
         count = upper.end // self.block_tokens - upper.start // self.block_tokens
         upper.blocks, lower.blocks = lower.blocks[:count], lower.blocks[count:]
 
     def join(self, upper: Node, lower: Node) -> None:
-        """`lower`'s tokens are `upper`'s from now on."""
+        """Note that `lower`'s tokens belong to `upper` from now on."""
         upper.blocks.extend(lower.blocks)
         lower.blocks = []
 
     def remove(self, node: Node) -> None:
-        """`node` has left the tree."""
+        """Note that `node` left the tree."""
         self.log.evict(node.blocks)

@@ -1,4 +1,4 @@
-"""What goes first when memory is short: strategies with one method, and the queue that applies them."""
+"""The order of eviction: strategies with one method, and the queue that applies them."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ class EvictionStrategy(Protocol):
     """
 
     def key(self, node: Node) -> tuple[float, ...]:
-        """The node's place in the order."""
+        """Return the node's place in the order."""
         ...
 
 
 class LeastRecentlyUsed:
-    """What was not used for the longest time goes first."""
+    """Evicts the leaf first that was not used for the longest time."""
 
     def key(self, node: Node) -> tuple[float, ...]:
-        """Seconds."""
+        """Return (seconds of the last use,)."""
         return (node.last_access,)
 
 
 class LeastFrequentlyUsed:
-    """What was reused by the fewest requests goes first, among equals the one not used for longer."""
+    """Evicts the leaf first that the fewest requests reused; among equals, the one not used for longer."""
 
     def key(self, node: Node) -> tuple[float, ...]:
-        """Requests, seconds."""
+        """Return (requests, seconds of the last use)."""
         return (node.hits, node.last_access)
 
 
 class LowestPriority:
-    """What only requests of low priority used goes first, among equals the one not used for longer."""
+    """Evicts the leaf first whose users had the lowest priority; among equals, the one not used for longer."""
 
     def key(self, node: Node) -> tuple[float, ...]:
-        """Priority, seconds."""
+        """Return (highest priority of its users, seconds of the last use)."""
         return (node.priority, node.last_access)
 
 
@@ -52,7 +52,7 @@ STRATEGIES: Mapping[str, type[EvictionStrategy]] = MappingProxyType(
 
 
 def eviction_strategy(choice: str | EvictionStrategy) -> EvictionStrategy:
-    """The strategy of that name; a strategy is returned as it is. Raises ValueError for an unknown name."""
+    """Return the strategy of that name, or a given strategy as it is. Raises ValueError for an unknown name."""
     if not isinstance(choice, str):
         return choice
     if choice not in STRATEGIES:
@@ -63,9 +63,9 @@ def eviction_strategy(choice: str | EvictionStrategy) -> EvictionStrategy:
 class EvictionQueue:
     """The evictable leaves in their order: a heap whose entries may be out of date.
 
-    A node has at most one entry. Touching, locking or continuing a node leaves its entry as it is; what is
-    wrong with it is found when it comes up. Entries are only ever too early, never too late, so the first
-    entry that is right is the one to evict.
+    A node has at most one entry. Touching, locking or continuing a node leaves its entry as it is; an outdated
+    entry is noticed when it reaches the top. Entries are only ever too early, never too late, so the first
+    up-to-date entry is the one to evict.
     """
 
     def __init__(self, strategy: EvictionStrategy) -> None:
@@ -74,7 +74,7 @@ class EvictionQueue:
         self._pushes = 0
 
     def push(self, node: Node) -> None:
-        """Call when a node becomes an unlocked leaf. O(log n)."""
+        """Add a node that has become an unlocked leaf. O(log n)."""
         if node.queued:
             return
         node.queued = True
@@ -82,7 +82,7 @@ class EvictionQueue:
         heapq.heappush(self._heap, (self._strategy.key(node), self._pushes, node))
 
     def pop(self) -> Node | None:
-        """Take out the leaf that goes first; None when no node is evictable. O(log n) amortised over touches."""
+        """Remove and return the leaf to evict first; None when there is none. O(log n) amortised over touches."""
         node = self.peek()
         if node is not None:
             heapq.heappop(self._heap)
@@ -90,9 +90,9 @@ class EvictionQueue:
         return node
 
     def peek(self) -> Node | None:
-        """The leaf that `pop` would take out. O(log n) amortised over touches.
+        """Return the leaf that `pop` would remove. O(log n) amortised over touches.
 
-        The order of leaves with different keys does not depend on how often one has looked.
+        The order of leaves with different keys does not depend on the number of calls.
         """
         while self._heap:
             key, _, node = self._heap[0]
@@ -101,5 +101,5 @@ class EvictionQueue:
             heapq.heappop(self._heap)
             node.queued = False
             if node.is_evictable:
-                self.push(node)  # Else it is pushed again when it becomes an unlocked leaf again.
+                self.push(node)  # Otherwise it is pushed when it becomes an unlocked leaf again.
         return None

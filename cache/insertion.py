@@ -1,4 +1,4 @@
-"""How computed KV becomes reusable: a lease's tokens enter the tree, and its page table follows the tree's.
+"""Insertion of computed KV: a lease's tokens enter the tree, and its page table adopts the tree's pages.
 
 position   0 ........... held.end ............. found ............ len(tokens)
 tree       what the lease has locked | what others put there | nothing yet
@@ -17,10 +17,10 @@ from cache.radix_tree import RadixTree
 
 
 def insert(tree: RadixTree, pool: PagePool, lease: Lease, tokens: Sequence[int], now: float) -> int:
-    """Give the tree all of `tokens` it lacks; returns how many these were. Begins where the lease's lock is.
+    """Add those of `tokens` that the tree lacks, from the lease's lock on; return their number.
 
     On return the lease's lock is on the path of `tokens`, and `lease.pages[:num_shared]` are the tree's pages.
-    Only whole pages are exchanged for the tree's: a step in flight, which writes behind `tokens`, keeps its page.
+    Only whole pages are exchanged for the tree's: a step in flight, which writes after `tokens`, keeps its page.
     O(new tokens + nodes and pages passed).
     """
     held, page_size = lease.node, tree.page_size
@@ -28,7 +28,7 @@ def insert(tree: RadixTree, pool: PagePool, lease: Lease, tokens: Sequence[int],
     node, found = tree.walk(held, tokens, len(tokens))
     is_whole = found == len(tokens)
     if is_whole:
-        found -= found % page_size  # All is there: whole pages are shared, the last one stays the lease's.
+        found -= found % page_size  # The tree has all: whole pages are shared, the last stays the lease's.
         if found <= held.end:
             return 0
     node = tree.cut(node, found) if found > held.end else held
@@ -43,17 +43,17 @@ def insert(tree: RadixTree, pool: PagePool, lease: Lease, tokens: Sequence[int],
     if num_added:
         node = _grow(tree, pool, lease, node, array("i", tokens[found:]))
         node.last_access = now
-    tree.lock(node)  # before the old lock goes: the path is never without one
+    tree.lock(node)  # Lock before releasing the old lock: the path must never be without one.
     tree.unlock(held)
     lease.node, lease.num_shared = node, -(-node.end // page_size)
     return num_added
 
 
 def _leave_tail(tree: RadixTree, pool: PagePool, lease: Lease, child: Node, found: int) -> bool:
-    """The lease goes on into `child` of its node. Where `child` overrides the page the node ends in, the child's
-    page serves both from now on, and the lease's is freed if `found` is behind it, else becomes private again.
+    """Continue the lease into `child` of its node. Where `child` overrides the page the node ends in, the child's
+    page serves both from now on; the lease's own is freed if `found` lies after it, else becomes private again.
 
-    False when it cannot be had back, because somebody copies that page, and must, because `found` is in it.
+    Return False when the page must become private, as `found` is in it, but cannot, as another lease copies it.
     """
     assert lease.node is not None
     slot, inside = divmod(child.start, tree.page_size)
@@ -68,7 +68,7 @@ def _leave_tail(tree: RadixTree, pool: PagePool, lease: Lease, child: Node, foun
 
 
 def _share_whole_pages(pool: PagePool, lease: Lease, passed: list[Node], num_whole: int) -> None:
-    """Put the tree's pages into the table up to slot `num_whole` and free the lease's duplicates."""
+    """Put the tree's pages into the page table up to slot `num_whole` and free the lease's duplicates."""
     pool.free(lease.pages[lease.num_shared : num_whole])
     for node in passed:
         stop = min(node.first_slot + len(node.pages), num_whole)
@@ -77,12 +77,12 @@ def _share_whole_pages(pool: PagePool, lease: Lease, passed: list[Node], num_who
 
 
 def _grow(tree: RadixTree, pool: PagePool, lease: Lease, node: Node, added: array[int]) -> Node:
-    """Add tokens behind `node`, with the lease's pages. Returns the node that holds them."""
+    """Add tokens after `node`, with the lease's pages. Return the node that holds them."""
     first_slot, inside = divmod(node.end, tree.page_size)
     if inside:
         own = lease.pages[first_slot]
         if own == tree.tail_page(node):
-            first_slot += 1  # The lease wrote the tree's page and went on in it.
+            first_slot += 1  # The lease wrote the tree's page and continued in it.
         elif (replaced := tree.replace_tail(node, own)) is not None:
             pool.free([replaced])
             first_slot += 1
@@ -96,8 +96,8 @@ def _grow(tree: RadixTree, pool: PagePool, lease: Lease, node: Node, added: arra
 
 
 def _is_one_with_its_successor(node: Node, lease: Lease) -> bool:
-    """Whether a chunk can go into the node of the chunk before: it is the lease's alone, and the two are equally
-    worth keeping.
+    """Whether a chunk may extend the node of the previous chunk: only this lease holds it, and both chunks are
+    equally worth keeping.
     """
     is_alone = node.pins == 1 and not node.children and node.parent is not None
     return is_alone and not node.hits and node.priority == lease.priority

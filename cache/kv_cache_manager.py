@@ -1,8 +1,8 @@
-"""The cache as the scheduler uses it: find, lock, extend, insert, finish.
+"""The KV cache as the scheduler uses it: match, lock, extend, insert, finish.
 
 match ──▶ lock ──▶ extend ──▶ [ step computes KV ] ──▶ insert ──▶ extend ──▶ ... ──▶ finish
 read       Lease    pages                             reusable by others             all given back
-                                                        └─ fork: a second Lease that goes on from there
+                                                        └─ fork: a second Lease that continues from there
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_PAGE_SIZE = 256
 class KVCacheManager:
     """Owns every page of one KV memory. Not thread-safe: it belongs to the engine loop.
 
-    Reuse is exact to the token: whole pages are shared, and of a page in which a match ends the lease gets a copy.
+    Reuse is exact to the token: whole pages are shared, and the lease gets a copy of a page in which a match ends.
     """
 
     def __init__(
@@ -39,9 +39,10 @@ class KVCacheManager:
         prefix_cache: bool = True,
         block_tokens: int | None = None,
     ) -> None:
-        """`page_size` in tokens. Without `prefix_cache` nothing is found: only forks share pages, while they live.
+        """`page_size` is in tokens. Without `prefix_cache` no match is found; only forks share pages, while they
+        live.
 
-        With `block_tokens` (of any size, whatever the pages') `prefix_log` tells which blocks are held.
+        With `block_tokens`, which need not equal the page size, `prefix_log` reports which blocks are held.
         """
         if not 1 <= page_size <= MAX_PAGE_SIZE:
             raise ValueError(f"page_size must be between 1 and {MAX_PAGE_SIZE} tokens, got {page_size}")
@@ -50,30 +51,31 @@ class KVCacheManager:
         self.stats = CacheStats()
         self._prefix_cache = prefix_cache
         self.page_ages = PageAges(num_pages)
-        """How old pages became that were evicted; watched where `extend` is told the time."""
+        """Ages of evicted pages; recorded where `extend` is given the time."""
         self._pool = PagePool(num_pages)
         record = BlockRecord(block_tokens) if block_tokens else None
         self.prefix_log: PrefixLog | None = record.log if record is not None else None
-        """What else than this process may know of the cache; None without `block_tokens`."""
+        """Feed of stored and evicted block hashes, for routers; None without `block_tokens`."""
         self._tree = RadixTree(page_size, eviction_strategy(eviction), record if prefix_cache else None)
         self._num_private = self._num_groups = 0
 
     @property
     def available(self) -> int:
-        """Pages that `extend` can get: free ones and those of unlocked nodes. O(1)."""
+        """Number of pages that `extend` can allocate: free ones and those of unlocked nodes. O(1)."""
         return self._pool.num_free + self._tree.evictable_pages
 
     def account(self) -> PageAccount:
-        """Where the pages are. Counted in four places; that they add up to `num_pages` is the invariant. O(1)."""
+        """Count the pages in each of four states. The invariant is that they add up to `num_pages`. O(1)."""
         tree = self._tree
         return PageAccount(self._pool.num_free, tree.evictable_pages, tree.locked_pages, self._num_private)
 
     def peek(self, namespace: Namespace, tokens: Sequence[int]) -> int:
-        """Tokens a match would find; changes nothing, not even the order of eviction. O(result)."""
+        """Count the tokens that a match would find; change nothing, not even the eviction order. O(result)."""
         return self._find(namespace, tokens)[1]
 
     def match(self, namespace: Namespace, tokens: Sequence[int], now: float) -> Match:
-        """Longest held prefix of `tokens`, at most len(tokens) - 1, so that one token is left to compute.
+        """Return the longest held prefix of `tokens`, at most len(tokens) - 1 so that one token is left to
+        compute.
 
         Splits the nodes in which the match and its whole pages end, and touches the path. O(tokens in the nodes
         passed).
@@ -89,7 +91,7 @@ class KVCacheManager:
         return Match(namespace, length, partial, self._tree.cut(node, aligned) if aligned else None, source)
 
     def lock(self, match: Match, *, priority: int = 0) -> Lease:
-        """Hold what was matched. Lock before any allocation: it may evict, and what is locked is safe from it.
+        """Hold what was matched. Lock before any allocation, which may evict: locked nodes are safe from eviction.
 
         The page in which the match ends is locked on its own until `release_copy`, so `available` shrinks by the
         whole match: check for room after locking. Raises ValueError when the tree changed since the match.
@@ -107,9 +109,9 @@ class KVCacheManager:
         return Lease(pages, len(pages), match.length, priority, held, match.source, match.partial)
 
     def shared_tokens(self, lease: Lease) -> int:
-        """Leading tokens that are held for something else as well: once this lease ends, those behind may go.
+        """Count the leading tokens that another lease or a pending copy holds as well. O(depth).
 
-        Something else is another lease, or a copy that has not been done. O(depth).
+        The tokens after them may be evicted once this lease ends.
         """
         node = held_node(lease)
         while node.parent is not None and node.pins == 1:  # this lease's, or that of the one child below
@@ -117,13 +119,13 @@ class KVCacheManager:
         return node.end
 
     def pages_needed(self, lease: Lease, num_tokens: int) -> int:
-        """Pages that `extend` would allocate, that of the copy included."""
+        """Count the pages that `extend` would allocate, including the page of the copy."""
         held_node(lease)
         wanted = max(num_tokens, lease.num_cached)
         return max(-(-wanted // self.page_size) - len(lease.pages), 0)
 
     def drop_partial(self, lease: Lease) -> None:
-        """Give up the tokens that would need a copy, to need no page beside them. No-op without such tokens.
+        """Give up the tokens that need a copy, and thereby its page. No-op without such tokens.
 
         Raises ValueError after `extend` has handed the copy out.
         """
@@ -131,16 +133,18 @@ class KVCacheManager:
         if lease.source is None:
             return
         if not lease.partial:
-            raise ValueError("the copy of the partial page was handed out already")
+            raise ValueError(
+                "extend has returned the copy of the partial page already; drop_partial goes before it"
+            )
         lease.num_cached -= lease.partial
         lease.partial = 0
         self._release_source(lease)
 
     def extend(self, lease: Lease, num_tokens: int, now: float | None = None) -> list[PageCopy]:
-        """Make the page table cover `num_tokens` tokens, evicting what is needed. O(k log n) for k new pages.
+        """Make the page table cover `num_tokens` tokens, evicting as needed. O(k log n) for k new pages.
 
-        Returns the one copy of a match that ends inside a page, the first time and only then. Raises OutOfPages,
-        with nothing changed, when too few pages are available.
+        The first call returns the copy of a match that ends inside a page. Raises OutOfPages, with nothing
+        changed, when too few pages are available.
         """
         held = held_node(lease)
         needed = self.pages_needed(lease, num_tokens)
@@ -168,15 +172,15 @@ class KVCacheManager:
         return copies
 
     def release_copy(self, lease: Lease) -> None:
-        """The copy that `extend` handed out has been done: its source may go. Idempotent; no-op without a copy."""
+        """Release the source of a finished copy that `extend` returned. Idempotent; no-op without a copy."""
         if lease.source is not None and not lease.partial:
             self._release_source(lease)
 
     def insert(self, lease: Lease, tokens: Sequence[int], now: float) -> None:
-        """Make `tokens`, the request's leading tokens whose KV is computed, reusable while the request goes on.
+        """Make `tokens`, the request's leading tokens whose KV is computed, reusable while the request continues.
 
-        The tree takes the lease's pages. Where it has the same tokens, the table is rewritten to the tree's
-        pages and the duplicates are freed. The lock moves along; the lease may go on writing behind `tokens`.
+        The tree takes the lease's pages. Where it already has the same tokens, the page table is rewritten to the
+        tree's pages and the duplicates are freed. The lock moves along; the lease may write on after `tokens`.
         O(tokens since the last insert). Raises ValueError when `tokens` are not what the pages can hold.
         """
         held_node(lease)
@@ -184,11 +188,11 @@ class KVCacheManager:
             self._insert(lease, tokens, now)
 
     def fork(self, lease: Lease, tokens: Sequence[int], now: float) -> Lease:
-        """A second lease that goes on behind `tokens`, the first one's leading tokens whose KV is computed.
+        """Return a second lease that continues after `tokens`, the first one's leading tokens with computed KV.
 
-        They become the tree's, and both hold them: whole pages are shared, and a page they end in is copied when
-        the new lease first extends, as after a match. `num_cached` is how many of them it holds: all, unless
-        somebody is copying a page that has to change hands first. O(pages + tokens since the last insert).
+        The tokens enter the tree and both leases hold them: whole pages are shared, and the page they end in is
+        copied when the new lease first extends, as after a match. `num_cached` tells how many of them it holds:
+        all, unless a page that must change its owner is being copied. O(pages + tokens since the last insert).
         """
         self._insert(lease, tokens, now)
         tree, held = self._tree, held_node(lease)
@@ -215,17 +219,19 @@ class KVCacheManager:
         if len(tokens) <= held.end:
             return
         if held.tokens and tokens[held.end - 1] != held.tokens[-1]:
-            raise ValueError(f"the tokens are not those inserted before: they differ at {held.end - 1}")
+            raise ValueError(
+                f"the tokens must begin with those inserted before, but differ from them at {held.end - 1}"
+            )
         num_shared = lease.num_shared
         self.stats.inserted_tokens += insert(self._tree, self._pool, lease, tokens, now)
         self._num_private -= lease.num_shared - num_shared
         self._free_surplus()
 
     def finish(self, lease: Lease, tokens: Sequence[int], now: float) -> None:
-        """Insert `tokens` (may be empty, or fewer than were computed) and give everything back. The lease is dead.
+        """Insert `tokens` (may be empty, or fewer than were computed), give all pages back and end the lease.
 
-        The end of every lease: also of requests that were aborted, preempted (their tokens stay reusable while
-        there is room) or locked and then not admitted.
+        Every lease ends so, also of requests that were aborted, preempted (their tokens stay reusable while there
+        is room), or locked and then not admitted.
         """
         self.insert(lease, tokens, now)
         held = held_node(lease)
@@ -241,9 +247,10 @@ class KVCacheManager:
     def record_admission(
         self, query_tokens: int, hit_tokens: int, *, recompute: bool, host_tokens: int = 0
     ) -> None:
-        """Count one admission, the only place where hits are counted; `recompute`: it was preempted before.
+        """Count one admission with its hits; `recompute` says that the request was preempted before.
 
-        `host_tokens`, in addition to those found here, come back from where a preemption had put them.
+        `host_tokens`, in addition to `hit_tokens`, are copied back from host memory, where a preemption put them.
+        Hits are counted nowhere else.
         """
         if not 0 <= hit_tokens <= hit_tokens + host_tokens <= query_tokens:
             raise ValueError(f"{hit_tokens} + {host_tokens} hit tokens of {query_tokens} query tokens")
@@ -256,7 +263,7 @@ class KVCacheManager:
             self.stats.hit_tokens += hit_tokens
 
     def evict(self, num_pages: int, now: float | None = None) -> int:
-        """Free up to `num_pages` pages of unlocked nodes, in the strategy's order; returns how many it were."""
+        """Free up to `num_pages` pages of unlocked nodes in the strategy's order; return their number."""
         watch = None if now is None else functools.partial(self.page_ages.evicted, now=now)
         pages = self._tree.evict(max(num_pages, 0), watch)
         self._pool.free(pages)
@@ -264,9 +271,9 @@ class KVCacheManager:
         return len(pages)
 
     def eviction_age(self, now: float) -> float | None:
-        """How long ago, in seconds, that was last used which the next eviction takes: what an allocation costs.
+        """Return the seconds since the last use of what would be evicted next, which is what an allocation costs.
 
-        None while pages are free; 0 when running requests rely on all that is held. O(log n) amortised over uses.
+        None while pages are free; 0 when running requests hold everything. O(log n) amortised over uses.
         """
         if self._pool.num_free:
             return None
@@ -274,10 +281,10 @@ class KVCacheManager:
         return 0.0 if node is None else max(now - node.last_access, 0.0)
 
     def reset(self) -> int:
-        """Drop everything that no lease has locked; returns the pages freed.
+        """Drop everything that no lease has locked; return the number of pages freed.
 
-        A lease alone can then have every page that its table does not lead to: where nobody else goes on in a page
-        of its path, the tree does not hold it twice.
+        A single lease can then get every page that is not in its table: where no other node continues in a page of
+        its path, the tree does not hold that page twice.
         """
         pages = self._tree.evict()
         self._pool.free(pages)
@@ -299,7 +306,7 @@ class KVCacheManager:
     def _unlock(self, node: Node) -> None:
         self._tree.unlock(node)
         self._free_surplus()
-        if not self._prefix_cache:  # What no lease of its group holds is of use to nobody.
+        if not self._prefix_cache:  # Nothing can find what no lease of its group holds.
             self._pool.free(self._tree.evict())
 
     def _free_surplus(self) -> None:
@@ -307,7 +314,7 @@ class KVCacheManager:
         self._tree.surplus.clear()
 
     def _own(self, namespace: Namespace) -> Namespace:
-        """Where a new lease's tokens go: to its namespace, or to a root that it shares with its forks alone."""
+        """Return the namespace of a new lease's tokens: its own, or one that it shares with its forks alone."""
         if self._prefix_cache:
             return namespace
         self._num_groups += 1
@@ -315,7 +322,7 @@ class KVCacheManager:
 
 
 def held_node(lease: Lease) -> Node:
-    """The node a lease holds. Raises ValueError for one that is finished."""
+    """Return the node that a lease holds. Raises ValueError for a finished lease."""
     if lease.node is None:
-        raise ValueError("the lease is finished: it holds nothing any more")
+        raise ValueError("the lease is finished and holds nothing; lock a new match instead")
     return lease.node

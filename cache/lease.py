@@ -1,4 +1,4 @@
-"""What the cache found for a request, and what a running request holds of it."""
+"""Match and lease: what the cache found for a request, and what a running request holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cache.node import Namespace, Node
 
 
 class PageCopy(NamedTuple):
-    """Copy the first `num_tokens` slots of page `source` to page `target`, in all layers."""
+    """An order to copy the first `num_tokens` slots of page `source` to page `target`, in all layers."""
 
     source: int
     target: int
@@ -18,7 +18,7 @@ class PageCopy(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """A held prefix, good until the tree changes: lock it before doing anything else with the cache.
+    """A held prefix, valid until the tree changes: lock it before doing anything else with the cache.
 
     tokens:  [ whole pages, shared when locked | partial: to be copied | not held ]
                0 ..................... aligned   aligned ....... length
@@ -28,11 +28,11 @@ class Match:
     length: int
     """Tokens whose KV is held, at most one less than were asked for."""
     partial: int = 0
-    """How many of these lie in a page of which they are only a part."""
+    """Number of these at the end that fill only a part of their page."""
     node: Node | None = None
-    """Ends at `length - partial`; None when that is 0."""
+    """The node that ends at `length - partial`; None when that is 0."""
     source: Node | None = None
-    """Ends at `length`, inside the page to copy; None when `partial` is 0."""
+    """The node that ends at `length`, inside the page to copy; None when `partial` is 0."""
 
     @property
     def aligned(self) -> int:
@@ -47,8 +47,8 @@ class Lease:
     pages:   [ the tree's: locked | private ]
                0 ...... num_shared   ...... len(pages)
 
-    The tree owns the tokens up to `node.end`. When that is inside a page, this lease alone goes on writing there:
-    whoever else finds the page's tokens copies them.
+    The tree owns the tokens up to `node.end`. When that is inside a page, only this lease continues to write
+    there; other requests that find the page's tokens copy them.
     """
 
     pages: list[int]
@@ -61,10 +61,10 @@ class Lease:
     node: Node | None
     """The locked node; None once the lease is finished."""
     source: Node | None = None
-    """Locked as well, until the page it ends in has been copied."""
+    """A node that is locked as well, until the page it ends in has been copied."""
     partial: int = 0
-    """Tokens to be copied; 0 once the copy has been handed out."""
+    """Tokens to be copied; 0 once `extend` has returned the copy."""
     capacity: int = 0
-    """Tokens that `extend` made room for: whoever needs no more need not ask."""
+    """Tokens that `extend` has made room for: a request that needs no more need not call it."""
     is_admitted: bool = False
-    """Whether it ever got pages: only then does its match count as use of the path."""
+    """Whether it ever got pages; only then does its match count as a use of the path."""

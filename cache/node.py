@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 
 class Namespace(NamedTuple):
-    """The root of a key: KV is shared within a namespace and never across."""
+    """Separates keys: KV is shared within a namespace and never across namespaces."""
 
     model: str
     adapter: str = ""
     salt: str = ""
-    """Set by tenants who ask not to share prefixes with others."""
+    """Set for tenants who ask not to share prefixes with others."""
     group: int = 0
-    """Set where nothing is to be found by others: there a lease shares with its forks alone."""
+    """Set where other requests must find nothing: a lease then shares with its forks alone."""
 
 
 class Node:
-    """Tokens [start, end) of every sequence that runs through it. How its pages count: see `radix_tree`."""
+    """Tokens [start, end) of every sequence that passes through it; `radix_tree` explains which pages it owns."""
 
     __slots__ = (
         "blocks",
@@ -58,21 +58,21 @@ class Node:
         """The slot of the page table that `pages[0]` fills."""
         self.pages = pages
         self.blocks: list[int] = []
-        """Hashes of the blocks that end in it: see `block_record`; empty without a record."""
+        """Hashes of the blocks that end in it (see `block_record`); empty without a record."""
         self.children: dict[int, Node] = {}
-        """By first token."""
+        """Child nodes by their first token."""
         self.going_on: Node | None = None
         """The child that continues the page this node ends in, if it ends inside one."""
         self.num_holders = 0
         """Leases that hold this very node."""
         self.pins = 0
-        """These, plus its locked children. Locked while above 0."""
+        """`num_holders` plus the number of locked children; the node is locked while this is above 0."""
         self.copying = 0
-        """Leases that will copy, or are copying, the page this node ends in."""
+        """Leases that are going to copy, or are copying, the page this node ends in."""
         self.last_access = 0.0
         """Seconds on the caller's clock."""
         self.hits = 0
-        """Admitted requests that reused it."""
+        """Number of admitted requests that reused it."""
         self.priority = 0
         """Highest priority of the requests that wrote or reused it."""
         self.queued = False
@@ -90,7 +90,7 @@ class Node:
 
     @property
     def is_evictable(self) -> bool:
-        """Whether it is an unlocked leaf of the tree (roots hold no pages and are none)."""
+        """Whether it is an unlocked leaf of the tree (roots hold no pages and do not count)."""
         return not self.pins and not self.children and self.parent is not None
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The page ids of one KV memory: who takes one gets any that is free, in O(1)."""
+"""The pool of page ids of one KV memory: any free page is allocated in O(1)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 
 class OutOfPages(Exception):
-    """More pages were asked for than are free or can be evicted. Nothing was changed."""
+    """Raised when more pages are wanted than are free or can be evicted; nothing has changed then."""
 
 
 class PagePool:
-    """Hands out page ids 0 .. num_pages - 1. The page freed last goes out first: it is likely still warm."""
+    """Allocates page ids 0 .. num_pages - 1, the page freed last first: it is probably still in a CPU cache."""
 
     def __init__(self, num_pages: int) -> None:
         if num_pages < 1:
@@ -21,13 +21,13 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody holds. O(1)."""
+        """Number of free pages. O(1)."""
         return len(self._free)
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` pages, all or none. O(count). Raises OutOfPages when fewer are free."""
         if count < 0:
-            raise ValueError(f"cannot allocate {count} pages")
+            raise ValueError(f"the number of pages to allocate must be at least 0, got {count}")
         if count > len(self._free):
             raise OutOfPages(f"{count} pages wanted, {len(self._free)} of {self.num_pages} free")
         pages = [self._free.pop() for _ in range(count)]
@@ -36,10 +36,10 @@ class PagePool:
         return pages
 
     def free(self, pages: Iterable[int]) -> None:
-        """Give pages back. O(1) each. Raises ValueError for a page that is not taken: somebody freed it twice."""
+        """Give pages back. O(1) each. Raises ValueError for a page that is not taken, such as one freed twice."""
         for page in pages:
             if not 0 <= page < self.num_pages:
-                raise ValueError(f"page {page} is not of this pool (0 .. {self.num_pages - 1})")
+                raise ValueError(f"page {page} does not belong to this pool (0 .. {self.num_pages - 1})")
             if not self._is_taken[page]:
                 raise ValueError(f"page {page} is free already: it was freed twice")
             self._is_taken[page] = 0

@@ -1,11 +1,11 @@
-"""The names of prefixes: chained hashes, the same in every process and on every machine.
+"""Hashes of prefixes: chained over blocks, and the same in every process and on every machine.
 
     root ──▶ h0 ──▶ h1 ──▶ h2          h_i = xxh3_64(tokens of block i, seed = h_(i-1)),  h_(-1) = root
           block 0  block 1  block 2
 
-A block is a run of `block_tokens` tokens that begins at a multiple of that. As its hash depends on all blocks
-before it, one number stands for a whole prefix. Among n differing prefixes two share a hash with probability
-n² / 2^65: one in 2 million for 4 million blocks.
+A block is a run of `block_tokens` tokens that begins at a multiple of `block_tokens`. Its hash depends on all
+blocks before it, so one number stands for a whole prefix. Among n different prefixes two share a hash with
+probability n² / 2^65, which is one in 2 million for 4 million blocks.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from cache.node import Namespace
 
 try:
     from xxhash import xxh3_64_intdigest as _digest
-except ImportError:  # an engine alone, on a bare GPU machine: no router compares its names with others'
+except ImportError:  # an engine without a router: no other process compares its hashes
 
     def _digest(content: bytes, seed: int = 0) -> int:  # type: ignore[misc]
-        """Eight times as slow."""
+        """Replace xxh3_64; eight times as slow."""
         keyed = blake2b(content, digest_size=8, key=seed.to_bytes(8, "little"))
         return int.from_bytes(keyed.digest(), "little")
 
 
 def prefix_root(namespace: Namespace) -> int:
-    """What the chains of a namespace begin with: chains of two namespaces have nothing in common. 64 bits."""
+    """Return the 64-bit hash that begins the chains of a namespace, so that no two namespaces share hashes."""
     parts = [part.encode() for part in (namespace.model, namespace.adapter, namespace.salt)]
     # Lengths keep ("ab", "c") and ("a", "bc") apart.
     return int(_digest(b"".join([len(part).to_bytes(4, "little") + part for part in parts])))
 
 
 def block_hashes(token_ids: Sequence[int], root: int, block_tokens: int, start: int = 0) -> list[int]:
-    """The hash of each whole block of `token_ids[start:]`, 64 bits each; an unfinished last block has none.
+    """Return the 64-bit hash of each whole block of `token_ids[start:]`; a partial last block has none.
 
-    `root` is what the chain has come to at `start`: the namespace's root at 0, else the hash of the block that
-    ends at `start`. So a chain can be continued: for `chain`, the first k > 0 hashes of `ids`, all of them are
+    `root` is the chain's hash at `start`: the namespace's root at 0, else the hash of the block that ends at
+    `start`. A chain can be continued: if `chain` is the first k > 0 hashes of `ids`, all of them are
     `chain + block_hashes(ids, chain[-1], n, k * n)`. O(len(token_ids) - start): 0.4 ms for 32,768 ids. Raises
     OverflowError for ids that do not fit 32 bits with sign, ValueError for a block of no tokens.
     """
@@ -55,15 +55,15 @@ def block_hashes(token_ids: Sequence[int], root: int, block_tokens: int, start: 
 
 
 def prefix_key(token_ids: Sequence[int], root: int) -> int:
-    """One hash for all of `token_ids`, a prompt's first tokens, whole blocks or not, under `root`. 64 bits."""
+    """Return one 64-bit hash under `root` of all of `token_ids`, a prompt's first tokens whole blocks or not."""
     return int(_digest(_encode(token_ids), seed=root))
 
 
 def _encode(token_ids: Sequence[int]) -> bytes:
-    """As 32-bit integers, little endian."""
+    """Encode as little-endian 32-bit integers."""
     if isinstance(token_ids, array) and token_ids.typecode == "i" and sys.byteorder == "little":
         return token_ids.tobytes()
     try:
         return struct.pack(f"<{len(token_ids)}i", *token_ids)
     except struct.error as error:
-        raise OverflowError(f"token ids must fit 32 bits with sign: {error}") from None
+        raise OverflowError(f"token ids must fit in 32 bits with a sign: {error}") from None

@@ -1,14 +1,15 @@
-"""Which blocks the cache holds, told as changes: what the engine loop records, a publisher drains at its own pace.
+"""The log of blocks in the cache: the engine loop records changes, a publisher drains them at its own pace.
 
-    tree ──store/evict──▶ changes since the last drain ──drain──▶ (stored, evicted) ──▶ to all who have a snapshot
+    tree ──store/evict──▶ changes since the last drain ──drain──▶ (stored, evicted) ──▶ subscribers with a snapshot
                                                           │
                                                           ▼
-                                             held at the last drain ──snapshot──▶ to one who is new
+                                             held at the last drain ──snapshot──▶ a new subscriber
 
-A snapshot is the sum of all that was drained before it. So a publisher that sends each newcomer a snapshot, and
-from then on every delta it drains, loses nothing and sends nothing twice, if one thread drains and snapshots.
+A snapshot is the sum of all deltas drained before it. A publisher that sends each new subscriber a snapshot and
+then every delta it drains loses nothing and sends nothing twice, provided that one thread drains and takes
+snapshots.
 
-Somebody may craft prompts whose hashes collide. That misleads a router at most: the tree itself compares tokens.
+Prompts can be crafted whose hashes collide. At most they mislead a router: the tree itself compares tokens.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from collections.abc import Sequence
 
 
 class PrefixLog:
-    """Block hashes (cache/prefix_hash.py) stored and evicted. Thread-safe; one publisher drains.
+    """Logs block hashes (cache/prefix_hash.py) that are stored and evicted. Thread-safe; one publisher drains.
 
-    Memory: about 100 bytes for each held block, and no more while nobody drains.
+    It takes about 100 bytes for each held block, and no more while it is not drained.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,7 @@ class PrefixLog:
         self._held: dict[int, None] = {}  # at the last drain; ordered as above
 
     def store(self, hashes: Sequence[int]) -> None:
-        """Blocks are held from now on; none of them was before. O(len(hashes))."""
+        """Record blocks that are held from now on and were not before. O(len(hashes))."""
         with self._changes:
             if not self._evicted:
                 self._stored.update(dict.fromkeys(hashes))
@@ -43,7 +44,7 @@ class PrefixLog:
                     self._stored[block] = None
 
     def evict(self, hashes: Sequence[int]) -> None:
-        """Blocks are held no more; all of them were. O(len(hashes))."""
+        """Record blocks that were held and no longer are. O(len(hashes))."""
         with self._changes:
             for block in hashes:
                 if block in self._stored:
@@ -52,20 +53,20 @@ class PrefixLog:
                     self._evicted.add(block)
 
     def drain(self) -> tuple[list[int], list[int]]:
-        """What was stored and what was evicted since the last drain; a block that was both is in neither.
+        """Return the blocks stored and evicted since the last drain; a block that was both is in neither list.
 
-        Stored blocks come in an order in which none comes before the blocks it follows in its prefix.
+        No stored block comes before the blocks that precede it in its prefix.
         """
         with self._published:
             with self._changes:
                 stored, self._stored = self._stored, {}
                 evicted, self._evicted = self._evicted, set()
             for block in evicted:
-                self._held.pop(block, None)  # Of two blocks with one hash the second to go finds nothing.
+                self._held.pop(block, None)  # Two blocks may have one hash; the second finds nothing.
             self._held.update(stored)
             return list(stored), list(evicted)
 
     def snapshot(self) -> list[int]:
-        """All blocks held at the last drain, ordered like a delta's. O(blocks): 2 ms for 131,072."""
+        """Return all blocks held at the last drain, ordered as in a delta. O(blocks): 2 ms for 131,072."""
         with self._published:
             return list(self._held)

@@ -27,7 +27,7 @@ from cache.node import Namespace, Node
 
 
 class RadixTree:
-    """Nodes, their locks and their order of eviction. Pages come from the caller and go back to it."""
+    """Nodes, their locks and their order of eviction. The caller supplies pages and gets them back."""
 
     def __init__(self, page_size: int, strategy: EvictionStrategy, record: BlockRecord | None = None) -> None:
         self.page_size = page_size
@@ -35,7 +35,7 @@ class RadixTree:
         """Pages of unlocked nodes. All of them can be evicted: nothing below an unlocked node is locked."""
         self.locked_pages = 0
         self.surplus: list[int] = []
-        """Pages that nobody needs any more: the caller's, who empties this."""
+        """Pages that are no longer needed. They belong to the caller, which empties this list."""
         self._roots: dict[Namespace, Node] = {}
         self._queue = EvictionQueue(strategy)
         self._record = record
@@ -43,11 +43,11 @@ class RadixTree:
     # Finding
 
     def find_root(self, namespace: Namespace) -> Node | None:
-        """The namespace's root, if anything is held or locked in it."""
+        """Return the namespace's root, or None if nothing is held or locked in it."""
         return self._roots.get(namespace)
 
     def root(self, namespace: Namespace) -> Node:
-        """The namespace's root. A new one stays only if it is locked or gets a child: lock it at once."""
+        """Return the namespace's root, new if need be. A new root must be locked or get a child at once."""
         root = self._roots.get(namespace)
         if root is None:
             root = self._roots[namespace] = Node(namespace, None, 0, array("i"), 0, [])
@@ -56,9 +56,9 @@ class RadixTree:
         return root
 
     def walk(self, node: Node, tokens: Sequence[int], stop: int) -> tuple[Node, int]:
-        """Follow `tokens` from `node.end` up to `stop`. Returns the last node entered and the position reached.
+        """Follow `tokens` from `node.end` up to `stop`. Return the last node entered and the position reached.
 
-        Changes nothing. O(tokens followed): what lies behind them is not looked at.
+        Changes nothing. O(tokens followed): tokens after them are not read.
         """
         position = node.end
         while position < stop:
@@ -72,21 +72,21 @@ class RadixTree:
         return node, position
 
     def table(self, node: Node) -> list[int]:
-        """The page table of the path down to `node.end`. O(pages + depth)."""
+        """Return the page table of the path down to `node.end`. O(pages + depth)."""
         table: list[int] = []
         for step in reversed(self.path(node)):
             table[step.first_slot :] = step.pages
         return table
 
     def tail_page(self, node: Node) -> int:
-        """The page that holds the node's last token. O(nodes within that page)."""
-        while not node.pages:  # It continues a page of its parent's or of one above.
+        """Return the page that holds the node's last token. O(nodes within that page)."""
+        while not node.pages:  # It continues a page of an ancestor.
             assert node.parent is not None, "a root ends in no page"
             node = node.parent
         return node.pages[-1]
 
     def path(self, node: Node, top: Node | None = None) -> list[Node]:
-        """The nodes from `node` up to below `top`, or up to and without the root. O(their number)."""
+        """Return the nodes from `node` up to `top`, or up to the root, without the latter. O(their number)."""
         nodes = []
         step: Node | None = node
         while step is not top and step is not None and step.parent is not None:
@@ -97,18 +97,18 @@ class RadixTree:
     # Using
 
     def touch(self, node: Node, now: float) -> None:
-        """The path down to `node` was used at `now` (seconds). O(depth)."""
+        """Record a use of the path down to `node` at `now` (seconds). O(depth)."""
         for step in self.path(node):
             step.last_access = now
 
     def record_use(self, node: Node, priority: int) -> None:
-        """A request of that priority was admitted with the path down to `node`. O(depth)."""
+        """Count the admission of a request of that priority with the path down to `node`. O(depth)."""
         for step in self.path(node):
             step.hits += 1
             step.priority = max(step.priority, priority)
 
     def lock(self, node: Node) -> None:
-        """Keep the path down to `node` from eviction, once more. Ends at the first node that was locked before."""
+        """Protect the path down to `node` from eviction, once more. O(nodes that were not locked before)."""
         node.num_holders += 1
         step: Node | None = node
         while step is not None:
@@ -139,17 +139,20 @@ class RadixTree:
     # Changing
 
     def cut(self, node: Node, position: int) -> Node:
-        """The node above or at `node` that ends at `position`, 0 < position <= node.end; split if need be."""
+        """Return the node on the path to `node` that ends at `position`, split if need be.
+
+        0 < position <= node.end.
+        """
         while node.start >= position:
             assert node.parent is not None, "the position is on the path"
             node = node.parent
         return self.split(node, position) if position < node.end else node
 
     def split(self, node: Node, position: int) -> Node:
-        """Cut `node` in two and return the new upper part. O(tokens in the lower part).
+        """Split `node` in two and return the new upper part. O(tokens in the lower part).
 
-        The lower part stays the node it was, so whoever holds it still holds the same tokens. Nothing is gained
-        or lost: the same pages hold the same tokens, as locked as before.
+        The lower part stays the same object, so leases that hold it still hold the same tokens. The same pages
+        hold the same tokens, and as many are locked as before.
         """
         parent, head = node.parent, position - node.start
         assert parent is not None and 0 < head < len(node.tokens)
@@ -187,7 +190,7 @@ class RadixTree:
         return node
 
     def append(self, node: Node, tokens: array[int], pages: list[int]) -> None:
-        """Let a locked leaf go on with `tokens`; the tree owns `pages` from now on."""
+        """Extend a locked leaf by `tokens`; the tree owns `pages` from now on."""
         assert node.pins and not node.children
         end = node.end
         node.tokens.extend(tokens)
@@ -197,10 +200,11 @@ class RadixTree:
             self._record.grow(node, end)
 
     def replace_tail(self, node: Node, page: int) -> int | None:
-        """Put `page`, which holds the same tokens and more, in the place of the page that `node` ends in.
+        """Replace the page that `node` ends in by `page`, which holds the same tokens and more.
 
-        Returns the page that is no longer needed, or None, with nothing changed, when it may be needed: others
-        go on from the node or hold it, and so may write on in its page, or somebody copies that page.
+        Returns the page that is no longer needed. Returns None, with nothing changed, when it may still be needed:
+        other nodes continue the node or leases hold it, and so may write on in its page, or the page is being
+        copied.
         """
         owner = self._uncopied_tail_owner(node)
         if node.children or node.is_locked or owner is None:
@@ -211,8 +215,8 @@ class RadixTree:
     def merge_tail(self, node: Node, child: Node) -> int | None:
         """Give up the page that `node` ends in, where `child` overrides it: the child's page serves both.
 
-        For the lease that alone writes in that page, which gets it back (returned). None, with nothing changed,
-        while somebody copies the page.
+        Returns the page to the only lease that writes in it, or None, with nothing changed, while it is being
+        copied.
         """
         owner = self._uncopied_tail_owner(node)
         if owner is None:
@@ -227,17 +231,17 @@ class RadixTree:
         return returned
 
     def next_to_go(self) -> Node | None:
-        """The leaf that `evict` would take first, if any. O(log n) amortised over touches."""
+        """Return the leaf that `evict` would take first, if any. O(log n) amortised over touches."""
         return self._queue.peek()
 
     def evict(
         self, num_pages: int | None = None, watch: Callable[[list[int], float], None] | None = None
     ) -> list[int]:
-        """Take up to `num_pages` pages from unlocked leaves, from their ends; None: empty all that is unlocked.
+        """Take up to `num_pages` pages from the ends of unlocked leaves, or all pages of unlocked nodes for None.
 
-        One more comes where nobody else goes on in the page that what leaves went on in. O(k log n) for k pages;
-        never a walk of the tree. Returns the pages, which are the caller's. `watch` hears which pages go together,
-        and when what they held was used last.
+        Returns the pages, which belong to the caller; it may be one more, where an evicted leaf was the only one
+        to continue a page. O(k log n) for k pages, never a walk of the tree. `watch` is called with the pages that
+        are evicted together and the time of their last use.
         """
         freed: list[int] = []
         while num_pages is None or len(freed) < num_pages:
@@ -245,9 +249,9 @@ class RadixTree:
             if node is None:
                 break
             if not node.pages and self._rejoin(node):
-                continue  # Without it no page would be free, only tokens lost.
+                continue  # Evicting it would free no page and only lose tokens.
             surplus = 0 if num_pages is None else len(node.pages) - (num_pages - len(freed))
-            if surplus > 0:  # Keep the head as a node of its own; `node` is the part to go.
+            if surplus > 0:  # Keep the head as a node of its own; `node` is the part to evict.
                 self.split(node, (node.first_slot + surplus) * self.page_size)
             freed.extend(reversed(node.pages))
             if watch is not None:
@@ -274,7 +278,7 @@ class RadixTree:
             self._became_idle(parent)
 
     def _rejoin(self, leaf: Node) -> bool:
-        """Make a leaf and its parent one again, if nothing else speaks against it. O(tokens in the leaf)."""
+        """Join a leaf with its unlocked parent if it is the only child. O(tokens in the leaf)."""
         parent = leaf.parent
         if parent is None or parent.is_locked or len(parent.children) > 1:
             return False
@@ -286,30 +290,31 @@ class RadixTree:
         return True
 
     def _share_tail(self, node: Node) -> None:
-        """`node` lost a lease, a copier or a child: if nobody goes on in the page that it ends in, and a child
-        overrides that page, the child's serves both. Else every branch inside a page would keep the pages of those
-        before it, for as long as it lives.
+        """Let a child that overrides the page `node` ends in serve both, unless a node or a lease uses that page.
+
+        Called when `node` lost a lease, a copier or a child. Without it every branch inside a page would keep the
+        pages of earlier branches for as long as it lives.
         """
         page_of_end = node.end // self.page_size
         while node.going_on is not None and node.going_on.end // self.page_size == page_of_end:
-            node = node.going_on  # It may have been waiting for that copier.
-        is_used = node.going_on is not None or node.num_holders  # A lease may write on in it.
+            node = node.going_on  # Sharing may have been impossible while the page was copied.
+        is_used = node.going_on is not None or node.num_holders  # A lease may continue to write in it.
         if is_used or not node.children or not node.end % self.page_size:
             return
-        newest_first = reversed(node.children.values())  # It will stay the longest, but for those that are locked.
+        newest_first = reversed(node.children.values())  # The newest stays the longest, apart from locked ones.
         child = next(child for child in newest_first if child.is_locked or not node.pins)
         page = self.merge_tail(node, child)
         self.surplus.extend([] if page is None else [page])
 
     def _became_idle(self, node: Node) -> None:
-        """`node` was unlocked or lost a child: it may be evictable now, a root of no use any more."""
+        """Queue `node`, which was unlocked or lost a child, if it is evictable now; drop an unused root."""
         if node.is_evictable:
             self._queue.push(node)
         elif node.parent is None and not node.children:
             del self._roots[node.namespace]
 
     def _uncopied_tail_owner(self, node: Node) -> Node | None:
-        """The node that owns the page in which `node` ends; None while somebody copies that page."""
+        """Return the owner of the page in which `node` ends; None while that page is being copied."""
         while not node.copying:
             if node.pages:
                 return node
@@ -319,9 +324,9 @@ class RadixTree:
 
 
 def common_prefix(run: array[int], tokens: Sequence[int], start: int, stop: int) -> int:
-    """How many leading tokens of `run` equal those of tokens[start:stop]. O(result): compares slices.
+    """Count the leading tokens of `run` that equal those of tokens[start:stop]. O(result): compares slices.
 
-    Slices twice as long each time find the one with the first difference, bisection finds it in there.
+    Each slice is twice as long as the one before, up to the first difference, which bisection then finds.
     """
     low, size, stop = 0, 16, min(len(run), stop - start)
     while low < stop:
@@ -334,7 +339,7 @@ def common_prefix(run: array[int], tokens: Sequence[int], start: int, stop: int)
 
 
 def first_difference(ours: array[int], theirs: array[int]) -> int:
-    """Index of the first of the tokens that differ; there is one. O(length)."""
+    """Return the index of the first difference; there must be one. O(length)."""
     low, high = 0, len(ours)  # equal before `low`, a difference before `high`
     while high - low > 1:
         middle = (low + high) // 2

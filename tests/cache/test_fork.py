@@ -137,7 +137,7 @@ def test_what_cannot_be_forked(prefix_cache: bool) -> None:
     with pytest.raises(ValueError, match="7 tokens cannot lie in 2 pages of 3 tokens"):
         checked.cache.fork(client.lease, range(7), 1.0)
     checked.fork(client, 5)
-    with pytest.raises(ValueError, match="differ at 4"):
+    with pytest.raises(ValueError, match="differ from them at 4"):
         checked.cache.fork(client.lease, [0, 1, 2, 3, 9, 9], 1.0)
     checked.end(client)
     with pytest.raises(ValueError, match="finished"):

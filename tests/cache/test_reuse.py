@@ -238,11 +238,11 @@ def test_misuse_is_refused_with_a_reason() -> None:
     with pytest.raises(ValueError, match="13 tokens cannot lie in 3 pages of 4"):
         checked.cache.insert(a.lease, list(range(13)), 1.0)
     checked.insert(a, 6)
-    with pytest.raises(ValueError, match="differ at 5"):
+    with pytest.raises(ValueError, match="differ from them at 5"):
         checked.cache.insert(a.lease, [9] * 10, 1.0)
     b = checked.admit(NAMESPACES[0], [0, 1, 2, 3, 4, 9])
     assert b is not None
-    with pytest.raises(ValueError, match="handed out"):
+    with pytest.raises(ValueError, match="returned the copy"):
         checked.cache.drop_partial(b.lease)
     with pytest.raises(ValueError, match="hit tokens of 4"):
         checked.cache.record_admission(4, 5, recompute=False)
