@@ -33,7 +33,7 @@ from safetensors.torch import load_file, save_file
 from deployments.demo_model.corpus import Fact, load_facts
 from deployments.demo_model.phrasings import LONG, SHORT
 from engine.llm import LLM
-from engine.loading.hub import demo_model_path
+from engine.loading.model_directory import demo_model_path
 from engine.sampling_params import SamplingParams
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)

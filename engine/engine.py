@@ -196,6 +196,6 @@ def _speculator(settings: Speculation | None, drafter: Drafter | None) -> Specul
 
 def model_directory(config: EngineConfig) -> Path:
     """Return the directory of the model that `config` names. Raises ModelLoadError if there is none."""
-    from engine.loading.hub import resolve_model
+    from engine.loading.model_directory import resolve_model
 
     return resolve_model(config.model)

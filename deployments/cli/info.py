@@ -17,8 +17,8 @@ from rich.text import Text
 from deployments.cli.errors import UserError, one_line
 from deployments.cli.units import count_text, size_text
 from engine.config import DType, EngineConfig
-from engine.loading.hub import resolve_metadata
 from engine.loading.kv_memory import available_ram, pages_for
+from engine.loading.model_directory import resolve_metadata
 from engine.machine import usable_cores
 from engine.models.config import ELEMENT_BYTES, ModelConfig
 

@@ -118,7 +118,7 @@ def _quiet(verbose: bool) -> Iterator[None]:
 
 def _check_models(names: list[str], console: Console) -> None:
     """Find the model here, downloading it where a progress bar shows; replicas then take it from the cache."""
-    from engine.loading.hub import resolve_model
+    from engine.loading.model_directory import resolve_model
     from engine.models.config import ModelConfig
 
     for name in names:

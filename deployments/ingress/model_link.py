@@ -27,7 +27,7 @@ from deployments.ingress.metrics import IngressMetrics
 from engine.config import EngineConfig
 from engine.engine import model_directory
 from engine.grammar.vocabulary import Vocabulary
-from engine.loading.hub import fingerprint
+from engine.loading.model_directory import fingerprint
 from engine.models.config import ModelConfig
 from engine.tokenizer import Tokenizer, load_tokenizer
 from monitoring.metrics import Metrics

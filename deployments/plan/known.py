@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from engine.loading.hub import resolve_metadata
+from engine.loading.model_directory import resolve_metadata
 from engine.models.config import ModelConfig
 from engine.models.errors import ModelLoadError
 

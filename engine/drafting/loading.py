@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from engine.config import EngineConfig
 from engine.drafting.draft_model import DraftModel
 from engine.drafting.vocabulary import check_same_vocabulary
-from engine.loading.hub import resolve_model
 from engine.loading.load_model import load_model
+from engine.loading.model_directory import resolve_model
 from engine.ranks.load_runner import load_runner
 from engine.runner.model_runner import ModelRunner
 

@@ -1,1 +1,1 @@
-"""From a checkpoint to a runner: finding the files, reading the weights, sizing the KV memory."""
+"""Makes a runner from a checkpoint: finds the files, reads the weights, and sizes the KV memory."""

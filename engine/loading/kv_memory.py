@@ -1,4 +1,4 @@
-"""How many KV pages an engine gets."""
+"""Works out how many KV pages an engine gets."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from engine.models.config import ModelConfig
 
 
 def pages_for(config: EngineConfig, bytes_free: int, bytes_per_token: int, max_model_len: int) -> int:
-    """KV pages for `bytes_free` bytes of memory that nothing else needs.
+    """Return the number of KV pages for `bytes_free` bytes of memory that nothing else needs.
 
-    `config.kv_pages` when it is set; else what fits in `config.kv_memory_share` of the free memory, but no more
-    than the largest batch of the longest requests can use. Raises ValueError when not even one page fits.
+    This is `config.kv_pages` if it is set; otherwise what fits in `config.kv_memory_share` of the free memory, but
+    no more than the largest batch of the longest requests can use. Raises ValueError if not even one page fits.
     """
     if config.kv_pages is not None:
         return config.kv_pages
@@ -37,11 +37,11 @@ def check_room(
     bytes_free: int,
     num_gpus: int = 1,
 ) -> None:
-    """Raise ValueError, which names the largest settings that fit, unless a GPU's free memory holds the weights
-    and the KV of `config.kv_pages`, or else of the longest request. Steps need some memory beside.
+    """Raise ValueError unless a GPU's free memory holds the weights and the KV of `config.kv_pages`, or else of
+    the longest request; steps need some more memory. The message names the largest settings that fit.
 
     `model` is the whole model, which `num_gpus` share; memory and `kv_bytes_per_token` are one GPU's.
-    `element_bytes`: of a plain weight.
+    `element_bytes` is the size of a plain weight.
     """
     bytes_per_page = kv_bytes_per_token * config.page_size
     pages = config.kv_pages or -(-max_model_len // config.page_size)
@@ -65,7 +65,7 @@ def check_room(
 
 
 def _kv_setting(config: EngineConfig, fitting: int) -> str:
-    """The largest setting for which so many pages are enough."""
+    """Return the largest setting for which `fitting` pages are enough."""
     if config.kv_pages:
         return f"kv_pages to at most {fitting}"
     return f"max_model_len to at most {fitting * config.page_size}"
@@ -76,9 +76,10 @@ def _gib(num_bytes: int) -> str:
 
 
 def host_pages_for(config: EngineConfig, bytes_per_token: int, bytes_free: int | None = None) -> int:
-    """Pages of host memory for the KV of preempted requests, of `bytes_free` bytes of RAM (None: all there are).
+    """Return the number of host pages for the KV of preempted requests, given `bytes_free` bytes of RAM (None: all
+    that is available).
 
-    Raises ValueError when `config.host_kv_gib` is more than that, or less than a page.
+    Raises ValueError if `config.host_kv_gib` is more than that, or less than a page.
     """
     if config.preemption == "recompute" or not config.host_kv_gib:
         return 0
@@ -93,13 +94,13 @@ def host_pages_for(config: EngineConfig, bytes_per_token: int, bytes_free: int |
 
 
 def available_ram() -> int:
-    """Bytes of RAM that can still be taken: the machine's, or the container's where that is less."""
+    """Return the bytes of RAM that are available: the machine's, or the container's if that is less."""
     limits = [_machine_ram(Path("/proc/meminfo")), _container_ram(Path("/sys/fs/cgroup"))]
     return min(limit for limit in limits if limit is not None)
 
 
 def _machine_ram(meminfo: Path) -> int:
-    """Linux's MemAvailable (free plus what caches would give up); elsewhere all physical memory's free pages."""
+    """Return Linux's MemAvailable (free memory plus what caches would release); elsewhere, the free pages."""
     try:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -111,7 +112,7 @@ def _machine_ram(meminfo: Path) -> int:
 
 
 def _container_ram(cgroup: Path) -> int | None:
-    """What the control group (v2 or v1) leaves; None where there is no limit."""
+    """Return what the control group (v2 or v1) leaves; None if it has no limit."""
     for limit, used in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -125,7 +126,7 @@ def _container_ram(cgroup: Path) -> int | None:
 
 
 def _reclaimable(limit: Path) -> int:
-    """Bytes of file cache that count as used but are given up on demand: mapped weights, above all."""
+    """Return the bytes of file cache that count as used but are released on demand, such as mapped weights."""
     for line in (limit.parent / "memory.stat").read_text().splitlines():
         key, _, value = line.partition(" ")
         if key == "inactive_file":

@@ -1,4 +1,4 @@
-"""Loading the model that an engine's settings name: what computes it, its weights, its pages, its graphs."""
+"""Loads the model that an engine's settings name: its decoder, weights, KV pages and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from engine.attention.kv_pages import FP8, KVPages
 from engine.config import EngineConfig
 from engine.graphs.setup import capture_all, graph_bytes, why_not
 from engine.graphs.step_graphs import CudaCapture
-from engine.loading.hub import fingerprint, resolve_model
 from engine.loading.kv_memory import available_ram, check_room, host_pages_for, pages_for
-from engine.loading.kv_scales import Calibration
-from engine.loading.warmup import measure_step
+from engine.loading.kv_scales import KVScaleCalibration
+from engine.loading.model_directory import fingerprint, resolve_model
+from engine.loading.step_memory import measure_step
 from engine.loading.weights import load_decoder
 from engine.machine import default_threads
 from engine.models.config import ModelConfig
@@ -37,8 +37,8 @@ def load_model(
 ) -> ModelRunner:
     """Load the model that `config` names and allocate its KV pages. Raises ModelLoadError, ValueError.
 
-    `kv_bytes_beside`: what another model is to keep for each token that the pages hold. With several `ranks` each
-    loads its share; they do this together. `load_weights` takes what `load_decoder` does: a benchmark draws them.
+    `kv_bytes_beside`: bytes that another model keeps for each token that the pages hold. With several `ranks`, all
+    of them call this together and each loads its share. `load_weights` has the signature of `load_decoder`.
     """
     torch.set_num_threads(config.threads or default_threads(ranks.shard.size))
     loading = _Loading(config, kv_bytes_beside, ranks)
@@ -52,7 +52,7 @@ def load_model(
 
 
 class _Loading:
-    """What the settings come to with this model on this device, and the steps to a runner."""
+    """What the settings mean for this model on this device, and the steps from there to a runner."""
 
     def __init__(self, config: EngineConfig, kv_bytes_beside: int, ranks: Collective) -> None:
         self._config, self._kv_bytes_beside, self._ranks = config, kv_bytes_beside, ranks
@@ -74,7 +74,7 @@ class _Loading:
             self._reserved = graph_bytes(config, model, self._dtype.itemsize, self._limit)
 
     def with_a_page(self, load_weights: Callable[..., Decoder]) -> ModelRunner:
-        """The model as it will compute, with next to no memory for KV."""
+        """Load the model with the least memory for KV."""
         decoder = self._decoder(load_weights)
         runner = ModelRunner(self._model, decoder, self._backend, self._pages(1, self._kv_dtype), self._ranks)
         runner.max_model_len = self._limit
@@ -85,7 +85,7 @@ class _Loading:
         return runner
 
     def with_all_pages(self, small: ModelRunner) -> tuple[ModelRunner, bool]:
-        """The same with the pages that fit, and whether it is to have graphs: then with one page more for them."""
+        """Return a runner with all pages that fit, and whether it gets graphs, which take one more page."""
         config, size = self._config, self._ranks.shard.size
         if config.kv_pages is not None or self._device.type == "cpu":
             free = available_ram() // size if config.kv_pages is None else 0
@@ -97,13 +97,13 @@ class _Loading:
         return small.with_pages(self._ranks.least(fitting, self._device) + is_graphed), is_graphed
 
     def add_graphs(self, runner: ModelRunner) -> None:
-        """Record them now, or leave that to the steps that want them."""
+        """Record the graphs now, or leave that to the first steps that use them."""
         graphs = runner.add_graphs(self._config.max_running, CudaCapture(self._device))
         if self._config.cuda_graphs == "start" and not capture_all(graphs, self._device, self._reserved):
             runner.drop_graphs()
 
     def report(self, runner: ModelRunner) -> None:
-        """Say what was loaded."""
+        """Log what was loaded."""
         if self._not_graphed is not None:
             logger.info("no CUDA graphs: %s", self._not_graphed)
         logger.info(
@@ -146,9 +146,9 @@ class _Loading:
         return NativeDecoder(decoder, config.quantization) if is_native else decoder
 
     def _check_quantization(self, not_native: str) -> None:
-        """Raise ValueError for a setting that these weights, or what computes with them, cannot follow.
+        """Raise ValueError if the weights or the kernels do not support `quantization`.
 
-        `not_native`: why the native kernels cannot run this model, if so.
+        `not_native`: why the native kernels cannot run this model; "" if they can.
         """
         quantization = self._config.quantization
         if quantization is not None and self._model.weight_format is not None:
@@ -163,9 +163,11 @@ class _Loading:
             )
 
     def _find_scales(self, decoder: Decoder) -> None:
-        """Those of KV in eight bits, from a sample that is computed with KV as it is."""
+        """Set the scales of KV in eight bits from a sample that is computed with unrounded KV."""
         config = self._config
-        sample = Calibration(self._whole.vocab_size, config.page_size, min(config.max_step_tokens, self._limit))
+        sample = KVScaleCalibration(
+            self._whole.vocab_size, config.page_size, min(config.max_step_tokens, self._limit)
+        )
         unrounded = self._pages(sample.num_pages, self._dtype)
         ModelRunner(self._model, decoder, self._backend, unrounded, self._ranks).run(sample.plan)
         sample.set_scales(decoder, unrounded)
@@ -187,7 +189,7 @@ def _device(name: str) -> torch.device:
 
 
 def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """The type of weights and KV; "auto" is the checkpoint's on a GPU, float32 on a CPU."""
+    """Return the type of weights and KV; "auto" is the checkpoint's on a GPU, float32 on a CPU."""
     name = config.dtype
     if name == "auto":
         name = "float32" if device.type == "cpu" else model.dtype
@@ -195,7 +197,7 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    """Most tokens of prompt and output together."""
+    """Return the most tokens of prompt and output together."""
     limit = model.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > limit:
         raise ValueError(

@@ -1,10 +1,10 @@
-"""Weights: from safetensors files, mapped into memory, straight into the decoder's fused parameters.
+"""Loads weights from safetensors files straight into the decoder's fused parameters.
 
     checkpoint                                  decoder
     model.layers.3.self_attn.q_proj.weight ──▶  layers.3.attention.qkv_proj.weight[: q]
     model.layers.3.self_attn.k_proj.weight ──▶                                    [q : q + k]   ...
 
-Only safetensors is read. Pickle-based files (pytorch_model.bin, *.pt) can run code when loaded and are refused.
+Only safetensors files are read. Pickled ones (pytorch_model.bin, *.pt) can run code when loaded and are refused.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import torch
 
-from engine.loading.mapped import MappedTensor, open_tensors, release
-from engine.loading.pieces import Expected, Piece
-from engine.loading.quantized import Matrix, is_unread, quantize_layers
-from engine.loading.quantized import pieces as quantized_pieces
-from engine.loading.ring import stream_pieces
+from engine.loading.mapped_tensors import MappedTensor, open_tensors, release
+from engine.loading.quantized_layers import Matrix, is_unread, quantize_layers
+from engine.loading.quantized_layers import tensor_groups as quantized_groups
+from engine.loading.tensor_groups import Expected, TensorGroup
+from engine.loading.weight_streaming import stream_groups
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.errors import ModelLoadError
@@ -37,16 +37,16 @@ _MIXTRAL = "block_sparse_moe", ("w1", "w3", "w2")
 _QWEN_MOE = "mlp", ("gate_proj", "up_proj", "down_proj")
 
 
-class _Target(NamedTuple):
+class _WeightTarget(NamedTuple):
     """Where a tensor of the checkpoint goes."""
 
     parameter: str
     rows: slice | tuple[int, slice]
-    """Of the parameter; of a stack of experts' matrices, the rows of one."""
+    """Rows of the parameter; in a stack of experts' matrices, the rows of one expert."""
     shape: tuple[int, ...]
     """The shape the checkpoint must have; copied with broadcasting."""
     part: tuple[slice, ...] = ()
-    """What of it is this rank's."""
+    """The part of the tensor that this rank has."""
 
 
 def load_decoder(
@@ -59,12 +59,12 @@ def load_decoder(
     fp8: bool = False,
     ranks: Collective = ALONE,
 ) -> Decoder:
-    """This rank's share of the model `config`, with its weights. Names, shapes and types are all checked before
-    memory is taken.
+    """Load this rank's share of the model `config`. Names, shapes and types are all checked before memory is
+    allocated.
 
-    With `input_major` linear weights [out, in] get the strides (1, out): a CPU multiplies few rows (a batch of
-    decodes) with a matrix laid out like this up to twice as fast. With `fp8` the layers' matrices are rounded, one
-    after the other, as they come from the checkpoint. Raises ModelLoadError.
+    With `input_major`, linear weights [out, in] get the strides (1, out), with which a CPU multiplies few rows (a
+    batch of decodes) up to twice as fast. With `fp8`, the layers' matrices are rounded one after the other as they
+    are read. Raises ModelLoadError.
     """
     files = weight_files(directory)
     with ExitStack() as stack:
@@ -75,31 +75,31 @@ def load_decoder(
             stored = Fp8Format() if fp8 else config.weight_format
             if stored is not None:
                 quantize_layers(decoder, _parts(targets), stored)
-        pieces = list(_pieces(decoder, targets, config, tensors))
-        _check(tensors, [tensor for piece in pieces for tensor in piece.tensors], config)
-        # Zero stays what only other ranks have: a bias, rows after the last token's.
+        groups = list(_groups(decoder, targets, config, tensors))
+        _check(tensors, [tensor for group in groups for tensor in group.tensors], config)
+        # What only other ranks have stays zero: a bias, rows after the last token's.
         new = torch.empty if ranks.shard.size == 1 else torch.zeros
         _allocate(decoder, partial(new, dtype=dtype, device=device), input_major, device)
         with torch.no_grad():
-            # Of experts that only other ranks have nothing is read.
-            pieces = [piece for piece in pieces if piece.into is None or piece.into().numel()]
+            # Nothing is read of experts that only other ranks have.
+            groups = [group for group in groups if group.into is None or group.into().numel()]
             if device.type == "cuda":
-                stream_pieces(files, pieces, device)
+                stream_groups(files, groups, device)
             else:
-                _copy_pieces(tensors, pieces)
+                _copy_groups(tensors, groups)
     return decoder.eval()
 
 
-def _copy_pieces(tensors: Mapping[str, MappedTensor], pieces: Sequence[Piece]) -> None:
-    for piece in pieces:
-        stored = [tensors[expected.name].read() for expected in piece.tensors]
-        piece.store(stored)
+def _copy_groups(tensors: Mapping[str, MappedTensor], groups: Sequence[TensorGroup]) -> None:
+    for group in groups:
+        stored = [tensors[expected.name].read() for expected in group.tensors]
+        group.store(stored)
         for tensor in stored:
             release(tensor)
 
 
-def _parts(targets: Mapping[str, _Target]) -> dict[str, list[str]]:
-    """For each module of the decoder with a weight, the names that its rows have in the checkpoint."""
+def _parts(targets: Mapping[str, _WeightTarget]) -> dict[str, list[str]]:
+    """Return the checkpoint's names of the rows of each module of the decoder that has a weight."""
     parts: dict[str, list[str]] = {}
     for name, target in targets.items():
         if target.parameter.endswith(".weight"):
@@ -107,10 +107,10 @@ def _parts(targets: Mapping[str, _Target]) -> dict[str, list[str]]:
     return parts
 
 
-def _pieces(
-    decoder: Decoder, targets: Mapping[str, _Target], config: ModelConfig, present: Container[str]
-) -> Iterator[Piece]:
-    """Every tensor's way into the decoder, whose parameters may still be on the meta device."""
+def _groups(
+    decoder: Decoder, targets: Mapping[str, _WeightTarget], config: ModelConfig, present: Container[str]
+) -> Iterator[TensorGroup]:
+    """Yield how every tensor gets into the decoder, whose parameters may still be on the meta device."""
     modules = dict(decoder.named_modules())
     for name, target in targets.items():
         module, _, attribute = target.parameter.rpartition(".")
@@ -119,10 +119,10 @@ def _pieces(
             assert isinstance(target.rows, slice)
             outputs, inputs = target.shape
             matrix = Matrix(name.removesuffix(".weight"), outputs, inputs, *target.part)
-            yield from quantized_pieces(layer, target.rows, matrix, config.weight_format, present)
+            yield from quantized_groups(layer, target.rows, matrix, config.weight_format, present)
         else:
             into = partial(_rows, layer, attribute, target.rows)
-            yield Piece((Expected(name, target.shape),), partial(_store, into, target.part), into)
+            yield TensorGroup((Expected(name, target.shape),), partial(_store, into, target.part), into)
 
 
 def _rows(module: torch.nn.Module, attribute: str, rows: slice | tuple[int, slice]) -> torch.Tensor:
@@ -134,10 +134,10 @@ def _store(into: Callable[[], torch.Tensor], part: tuple[slice, ...], tensors: l
 
 
 def _allocate(decoder: Decoder, new: Callable[..., torch.Tensor], input_major: bool, device: torch.device) -> None:
-    """Give each parameter of a decoder on the meta device memory of its own, made by `new` from its shape;
-    quantized layers take theirs.
+    """Give each parameter of a decoder on the meta device memory of its own, which `new` makes from its shape.
+    Quantized layers allocate theirs.
 
-    `Module.to_empty` does nearly that, and loads torch's compiler for it.
+    `Module.to_empty` does nearly that, but imports torch's compiler.
     """
     for module in decoder.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -150,7 +150,7 @@ def _allocate(decoder: Decoder, new: Callable[..., torch.Tensor], input_major: b
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a model, single or sharded. Raises ModelLoadError."""
+    """Return the safetensors files of a model, one or several. Raises ModelLoadError."""
     if (directory / _INDEX).exists():
         return _shards(directory)
     if (directory / "model.safetensors").exists():
@@ -174,7 +174,7 @@ def _shards(directory: Path) -> list[Path]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"{path} is not a weight index ({error!r}); download it again") from error
     for name in names:
-        # A name is a file beside the index: whoever made the index must not choose what else is read.
+        # A name must be a file beside the index: an index must not make us read anything else.
         if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\\" in name:
             raise ModelLoadError(f"{path} names the shard {name!r}; a shard is a file in the same directory")
         if not name.endswith(".safetensors"):
@@ -211,7 +211,7 @@ def _check(tensors: Mapping[str, MappedTensor], expected: Sequence[Expected], co
 
 
 def _is_harmless(name: str, config: ModelConfig) -> bool:
-    """Tensors some checkpoints carry although they are computed, or a second name of the embedding table."""
+    """Whether a tensor is computed here anyway, or is a second name of the embedding table."""
     if config.weight_format is not None and is_unread(name):
         return True
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tied_embeddings)
@@ -222,8 +222,8 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + more
 
 
-def _targets(config: ModelConfig, shard: Shard) -> Iterator[tuple[str, _Target]]:
-    """Each tensor of a checkpoint, by its Hugging Face name, and where this rank's part of it goes."""
+def _targets(config: ModelConfig, shard: Shard) -> Iterator[tuple[str, _WeightTarget]]:
+    """Yield each tensor of a checkpoint, by its Hugging Face name, and where this rank's part of it goes."""
     hidden = config.hidden_size
     yield "model.embed_tokens.weight", _table("embed.weight", config, shard)
     yield "model.norm.weight", _whole("norm.weight", hidden)
@@ -241,7 +241,9 @@ def _targets(config: ModelConfig, shard: Shard) -> Iterator[tuple[str, _Target]]
             yield from _experts_targets(config, experts, shard, theirs, f"{ours}.mlp")
 
 
-def _attention_targets(config: ModelConfig, shard: Shard, theirs: str, ours: str) -> Iterator[tuple[str, _Target]]:
+def _attention_targets(
+    config: ModelConfig, shard: Shard, theirs: str, ours: str
+) -> Iterator[tuple[str, _WeightTarget]]:
     hidden, dim, own = config.hidden_size, config.head_dim, shard.of(config)
     query, kv = shard.part(config.num_heads), shard.kv_part(config.num_kv_heads)
     heads = {"q": (config.num_heads, query), "k": (config.num_kv_heads, kv), "v": (config.num_kv_heads, kv)}
@@ -257,11 +259,11 @@ def _attention_targets(config: ModelConfig, shard: Shard, theirs: str, ours: str
     )
     if config.qk_norm:
         queries, total = own.num_heads, own.num_heads + own.num_kv_heads
-        yield f"{theirs}.q_norm.weight", _Target(f"{ours}.qk_norm", slice(0, queries), (dim,))
-        yield f"{theirs}.k_norm.weight", _Target(f"{ours}.qk_norm", slice(queries, total), (dim,))
+        yield f"{theirs}.q_norm.weight", _WeightTarget(f"{ours}.qk_norm", slice(0, queries), (dim,))
+        yield f"{theirs}.k_norm.weight", _WeightTarget(f"{ours}.qk_norm", slice(queries, total), (dim,))
 
 
-def _mlp_targets(config: ModelConfig, shard: Shard, theirs: str, ours: str) -> Iterator[tuple[str, _Target]]:
+def _mlp_targets(config: ModelConfig, shard: Shard, theirs: str, ours: str) -> Iterator[tuple[str, _WeightTarget]]:
     hidden, inner = config.hidden_size, config.intermediate_size
     parts = dict.fromkeys(("gate_proj", "up_proj"), (inner, shard.part(inner)))
     yield from _fused(theirs, f"{ours}.gate_up_proj", parts, hidden, config.mlp_bias)
@@ -270,8 +272,8 @@ def _mlp_targets(config: ModelConfig, shard: Shard, theirs: str, ours: str) -> I
 
 def _experts_targets(
     config: ModelConfig, experts: ExpertsConfig, shard: Shard, theirs: str, ours: str
-) -> Iterator[tuple[str, _Target]]:
-    """A sparse layer's: in files each expert is by itself, in memory this rank's are stacked."""
+) -> Iterator[tuple[str, _WeightTarget]]:
+    """Yield the targets of a sparse layer. Files hold each expert by itself; memory stacks this rank's experts."""
     hidden, inner, own = config.hidden_size, experts.intermediate_size, shard.experts(experts)
     columns, width = shard.expert_columns(experts), own.intermediate_size
     block, (gate, up, down) = _MIXTRAL if config.architecture == "MixtralForCausalLM" else _QWEN_MOE
@@ -288,46 +290,46 @@ def _experts_targets(
 
 def _expert(
     parameter: str, place: int | None, rows: slice, shape: tuple[int, ...], part: tuple[slice, ...]
-) -> _Target:
-    """Rows of the expert at that place in a stack; nothing of one that is another rank's."""
+) -> _WeightTarget:
+    """Return rows of the expert at `place` in a stack; no rows if it is another rank's (None)."""
     if place is None:
-        return _Target(parameter, (0, slice(0)), shape, (slice(0),))
-    return _Target(parameter, (place, rows), shape, part)
+        return _WeightTarget(parameter, (0, slice(0)), shape, (slice(0),))
+    return _WeightTarget(parameter, (place, rows), shape, part)
 
 
-def _whole(parameter: str, *shape: int) -> _Target:
-    return _Target(parameter, slice(None), shape)
+def _whole(parameter: str, *shape: int) -> _WeightTarget:
+    return _WeightTarget(parameter, slice(None), shape)
 
 
-def _table(parameter: str, config: ModelConfig, shard: Shard) -> _Target:
-    """A row for each token. Rows after the last one stay zero."""
+def _table(parameter: str, config: ModelConfig, shard: Shard) -> _WeightTarget:
+    """Return the target of a table with a row for each token. Rows after the last token's stay zero."""
     own = shard.rows(config.vocab_size)
     shape = (config.vocab_size, config.hidden_size)
-    return _Target(parameter, slice(0, own.stop - own.start), shape, (own,))
+    return _WeightTarget(parameter, slice(0, own.stop - own.start), shape, (own,))
 
 
 def _fused(
     theirs: str, ours: str, parts: Mapping[str, tuple[int, slice]], inputs: int, bias: bool
-) -> Iterator[tuple[str, _Target]]:
-    """Projections of the same input, stacked by rows in the order of `parts`: name to all outputs, and ours."""
+) -> Iterator[tuple[str, _WeightTarget]]:
+    """Yield projections of the same input, stacked by rows. `parts`: name to all outputs, and this rank's."""
     first = 0
     for name, (outputs, part) in parts.items():
         rows = slice(first, first + part.stop - part.start)
-        yield f"{theirs}.{name}.weight", _Target(f"{ours}.weight", rows, (outputs, inputs), (part,))
+        yield f"{theirs}.{name}.weight", _WeightTarget(f"{ours}.weight", rows, (outputs, inputs), (part,))
         if bias:
-            yield f"{theirs}.{name}.bias", _Target(f"{ours}.bias", rows, (outputs,), (part,))
+            yield f"{theirs}.{name}.bias", _WeightTarget(f"{ours}.bias", rows, (outputs,), (part,))
         first = rows.stop
 
 
 def _summed(
     theirs: str, ours: str, outputs: int, inputs: int, shard: Shard, bias: bool
-) -> Iterator[tuple[str, _Target]]:
-    """A projection whose inputs are divided among ranks and whose outputs are summed up: one adds the bias."""
+) -> Iterator[tuple[str, _WeightTarget]]:
+    """Yield a projection with inputs divided among ranks and outputs summed; rank 0 adds the bias."""
     part = (slice(None), shard.part(inputs))
-    yield f"{theirs}.weight", _Target(f"{ours}.weight", slice(None), (outputs, inputs), part)
+    yield f"{theirs}.weight", _WeightTarget(f"{ours}.weight", slice(None), (outputs, inputs), part)
     if bias:
         rows = slice(None) if shard.rank == 0 else slice(0)
-        yield f"{theirs}.bias", _Target(f"{ours}.bias", rows, (outputs,), (rows,))
+        yield f"{theirs}.bias", _WeightTarget(f"{ours}.bias", rows, (outputs,), (rows,))
 
 
 def _times(part: slice, count: int) -> slice:

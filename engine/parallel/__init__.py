@@ -1,1 +1,1 @@
-"""One model on several devices: every rank has a share of each layer, and all of them compute every step."""
+"""One model on several devices: every rank has a share of each layer, and all ranks compute every step."""

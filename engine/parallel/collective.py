@@ -1,7 +1,7 @@
-"""What the ranks of a model do together: NCCL's on GPUs, gloo's on CPUs; with one rank, nothing.
+"""Operations that the ranks of a model do together: NCCL's on GPUs, gloo's on CPUs, none with one rank.
 
-All of these are called by all ranks, in the same order. Process groups are made without torch's global one, so
-that a process may have several engines; ranks are on one machine, and meet on its loopback address.
+All ranks call all of these in the same order. Process groups are made without torch's global one, so that a
+process may have several engines. All ranks are on one machine and connect through its loopback address.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ import torch.distributed as dist
 from engine.parallel.shard import Shard
 
 HOST = "127.0.0.1"
-# A rank that dies ends the operation at once, as its connections close. This is for one that is alive and slow:
-# the health check's `stall_timeout_s` is what a user sets.
+# A rank that dies ends the operation at once, as its connections close. This timeout is for a rank that is alive
+# and slow; users set the health check's `stall_timeout_s`.
 _TIMEOUT = timedelta(minutes=30)
-_torch: Any = dist  # which declares its stores and groups only in part
+_torch: Any = dist  # torch declares its stores and groups only in part
 
 
 class Collective:
-    """One rank's end."""
+    """One rank's end of the group."""
 
     def __init__(self, shard: Shard, group: Any = None) -> None:
-        """`group` is one of torch's process groups, of `shard.size` ranks; None: there is only this one."""
+        """`group` is a process group of torch with `shard.size` ranks; None if there is only this rank."""
         self.shard = shard
         self._group = group
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' `part`, the same on each; may overwrite it."""
+        """Return the sum of all ranks' `part`, the same on each rank. May overwrite `part`."""
         if self._group is not None:
             part = part.contiguous()
             self._group.allreduce([part]).wait()
         return part
 
     def columns(self, part: torch.Tensor, count: int) -> torch.Tensor:
-        """The first `count` columns of all ranks' [R, own] side by side."""
+        """Return the first `count` columns of all ranks' [R, own] side by side."""
         if self._group is None:
             return part
         rows, own = part.shape
@@ -47,13 +47,13 @@ class Collective:
         return parts.view(-1, rows, own).transpose(0, 1).reshape(rows, -1)[:, :count]
 
     def from_first(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Rank 0's, which overwrites that of others."""
+        """Return rank 0's tensor, which overwrites `tensor` on the other ranks."""
         if self._group is not None:
             self._group.broadcast([tensor], dist.BroadcastOptions()).wait()
         return tensor
 
     def least(self, count: int, device: torch.device) -> int:
-        """The smallest of all ranks' numbers."""
+        """Return the smallest of all ranks' numbers."""
         if self._group is None:
             return count
         number = torch.tensor([count], device=device)
@@ -63,7 +63,7 @@ class Collective:
         return int(number)
 
     def abort(self) -> None:
-        """End what waits for a rank that is gone; from any thread. Nothing can be done together after it."""
+        """End operations that wait for a lost rank, from any thread. The group cannot be used after it."""
         if self._group is not None:
             self._group.abort()
 
@@ -73,7 +73,7 @@ ALONE = Collective(Shard())
 
 
 def open_store(size: int) -> tuple[Any, int]:
-    """Where `size` ranks meet, and its port; nobody outside this machine can reach it."""
+    """Open the store through which `size` ranks connect; returns it and its port on the loopback address."""
     listener = socket.create_server((HOST, 0))
     port = listener.getsockname()[1]
     options = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
@@ -81,12 +81,12 @@ def open_store(size: int) -> tuple[Any, int]:
 
 
 def find_store(port: int, size: int) -> Any:
-    """The same, for ranks that did not open it."""
+    """Connect to the store that rank 0 opened."""
     return _torch.TCPStore(HOST, port, size, is_master=False)
 
 
 def join(store: Any, shard: Shard, device: torch.device) -> Collective:
-    """Meet the other ranks; returns when all are there. A GPU becomes the one that this thread computes on."""
+    """Form a group with the other ranks; returns when all have joined. A GPU becomes this thread's current one."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         kind = _torch.ProcessGroupNCCL

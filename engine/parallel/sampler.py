@@ -1,4 +1,4 @@
-"""One choice for all ranks: rank 0 samples, and tells the others the tokens with which the next step may begin."""
+"""Sampling with several ranks: rank 0 samples and sends the tokens to the others for the next step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.sampling.sampler import Sampler
 
 
 class SharedSampler:
-    """Samples as rank 0's sampler does, which alone knows the requests."""
+    """Samples on rank 0, which alone knows the requests, and shares the tokens."""
 
     def __init__(self, sampler: Sampler | NativeSampler, ranks: Collective) -> None:
         self._sampler, self._ranks = sampler, ranks
@@ -22,7 +22,7 @@ class SharedSampler:
     def sample(
         self, logits: torch.Tensor, rows: Sequence[SamplingRow]
     ) -> tuple[torch.Tensor, list[TokenLogprobs | None]]:
-        """As `Sampler.sample`; other ranks have no `rows`, and are told no log-probabilities."""
+        """Sample as `Sampler.sample` does. The other ranks have no `rows` and get no log-probabilities."""
         if self._ranks.shard.rank == 0:
             tokens, reports = self._sampler.sample(logits, rows)
         else:
@@ -31,5 +31,5 @@ class SharedSampler:
 
 
 def shared(sampler: Sampler | NativeSampler, ranks: Collective) -> Sampler | NativeSampler | SharedSampler:
-    """The same sampler where there is one rank."""
+    """Return a sampler for all ranks: `sampler` itself if there is only one."""
     return sampler if ranks.shard.size == 1 else SharedSampler(sampler, ranks)

@@ -1,13 +1,13 @@
-"""Which part of a model is one rank's (Shoeybi et al. 2019, arXiv:1909.08053).
+"""The part of a model that one rank has (Shoeybi et al. 2019, arXiv:1909.08053).
 
     heads      [ rank 0 | rank 1 | rank 2 | rank 3 ]     columns of qkv, rows of the output projection
     KV heads   [ rank 0 and 1    | rank 2 and 3    ]     shared where there are fewer of them than ranks
     inner      [ rank 0 | rank 1 | rank 2 | rank 3 ]     columns of gate and up, rows of down
     experts    [ rank 0 | rank 1 | rank 2 | rank 3 ]     whole ones, or the inner columns of every one
-    vocabulary [ rank 0 | rank 1 | rank 2 | ra ]   ]     rows of the tables; the last rank's are filled up
+    vocabulary [ rank 0 | rank 1 | rank 2 | ra ]   ]     rows of the tables; the last rank's are padded
 
-A rank's part of a layer is a layer of the same kind: it has fewer heads and is narrower inside, and its outputs
-are summed up with those of the others. So a `ModelConfig` describes it too.
+A rank's part of a layer is a layer of the same kind, with fewer heads and narrower inside, whose outputs are
+summed with those of the other ranks. A `ModelConfig` therefore describes it too.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ class Shard:
     rank: int = 0
     size: int = 1
     splits_experts: bool = False
-    """Whether each rank has some experts of a mixture, whole; else it has its columns of every one."""
+    """Whether each rank has some experts whole; otherwise it has its columns of every expert."""
 
     @classmethod
     def of_engine(cls, config: EngineConfig, rank: int) -> Shard:
-        """One rank's, with these settings."""
+        """Return the shard of a rank with these settings."""
         return cls(rank, config.tensor_parallel_size, config.expert_parallel)
 
     def part(self, count: int) -> slice:
-        """This rank's of `count` things, which `size` divides."""
+        """Return this rank's part of `count` things, which `size` divides."""
         own = count // self.size
         return slice(self.rank * own, (self.rank + 1) * own)
 
     def kv_part(self, num_kv_heads: int) -> slice:
-        """This rank's key-value heads: those that its query heads attend to."""
+        """Return this rank's key-value heads, those that its query heads attend to."""
         if num_kv_heads >= self.size:
             return self.part(num_kv_heads)
         head = self.rank * num_kv_heads // self.size
         return slice(head, head + 1)
 
     def num_rows(self, vocab_size: int) -> int:
-        """Rows of a vocabulary's table on each rank."""
+        """Return the number of rows of a vocabulary's table on each rank."""
         return -(-vocab_size // self.size)
 
     def rows(self, vocab_size: int) -> slice:
-        """The tokens whose rows they are; the last rank may have fewer than `num_rows`."""
+        """Return the tokens whose rows this rank has; the last rank may have fewer than `num_rows`."""
         own = self.num_rows(vocab_size)
         return slice(min(self.rank * own, vocab_size), min((self.rank + 1) * own, vocab_size))
 
     def of(self, config: ModelConfig) -> ModelConfig:
-        """The shape of this rank's layers. What ranks share or divide by themselves, the vocabulary, stays."""
+        """Return the shape of this rank's layers. The vocabulary stays whole: see `rows`."""
         kv = self.kv_part(config.num_kv_heads)
         return replace(
             config,
@@ -66,23 +66,23 @@ class Shard:
         )
 
     def experts(self, experts: ExpertsConfig) -> ExpertsConfig:
-        """The shape of this rank's experts."""
+        """Return the shape of this rank's experts."""
         if self.splits_experts:
             return replace(experts, held=range(experts.num_experts)[self.part(experts.num_experts)])
         return replace(experts, intermediate_size=experts.intermediate_size // self.size)
 
     def expert_columns(self, experts: ExpertsConfig) -> slice:
-        """This rank's inner columns of an expert that it has."""
+        """Return this rank's inner columns of an expert that it has."""
         return slice(None) if self.splits_experts else self.part(experts.intermediate_size)
 
 
 def possible_sizes(config: ModelConfig, splits_experts: bool = False) -> list[int]:
-    """How many ranks can share a model evenly."""
+    """Return the numbers of ranks that can share a model evenly."""
     return [size for size in range(1, config.num_heads + 1) if _divides(config, size, splits_experts)]
 
 
 def check_divides(config: ModelConfig, size: int, splits_experts: bool = False) -> None:
-    """Raise ValueError, with the sizes that are possible, where `size` ranks cannot share a model evenly."""
+    """Raise ValueError, which lists the possible sizes, if `size` ranks cannot share a model evenly."""
     if splits_experts and config.experts is None:
         raise ValueError(f"expert_parallel is on, but {config.architecture} has no experts here; leave it out")
     if not _divides(config, size, splits_experts):
@@ -101,7 +101,7 @@ def _divides(config: ModelConfig, size: int, splits_experts: bool) -> bool:
 
 
 def _inner(config: ModelConfig, splits_experts: bool) -> dict[str, int]:
-    """What ranks divide of MLPs: of dense ones, where a layer has one, and of experts."""
+    """Return what ranks divide of MLPs: of dense ones, if a layer has one, and of experts."""
     counts, experts = {}, config.experts
     if experts is None or len(experts.layers) < config.num_layers:
         counts["inner columns"] = config.intermediate_size

@@ -1,4 +1,4 @@
-"""A table with a row for each token, of which every rank holds some."""
+"""A table with a row for each token, of which every rank holds a part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.parallel.collective import Collective
 
 
 def embed(table: torch.Tensor, token_ids: torch.Tensor, ranks: Collective) -> torch.Tensor:
-    """The rows of int64 [N] tokens, [N, H]; `table` holds this rank's, [own, H]: each token is in one."""
+    """Return the rows of int64 [N] tokens, [N, H]. `table` holds this rank's rows, [own, H]."""
     if ranks.shard.size == 1:
         return F.embedding(token_ids, table)
     here = token_ids - ranks.shard.rank * len(table)

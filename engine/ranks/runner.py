@@ -13,8 +13,8 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import RankLost
-from engine.loading.hub import resolve_model
 from engine.loading.load_model import load_model
+from engine.loading.model_directory import resolve_model
 from engine.models.config import ModelConfig
 from engine.parallel.shard import check_divides
 from engine.ranks.launcher import LocalProcesses, WorkerLauncher

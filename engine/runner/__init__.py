@@ -1,1 +1,1 @@
-"""Running a step: a plan as the device takes it, the forward pass, and its timing."""
+"""Runs steps: prepares a plan for the device, computes the forward pass, samples, and measures the time."""

@@ -11,12 +11,12 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-# How long an interpreter that exits waits for the step in flight: one that is cut off in a model's step crashes.
+# How long an interpreter that exits waits for the step in flight; cutting off a model's step crashes it.
 _EXIT_SECONDS = 10.0
 
 
 class DeviceThread(Generic[T]):
-    """Runs what it is handed, one after the other, in order. Its thread ends with it, or with the interpreter."""
+    """Runs the work that it is given in order. Its thread ends when it is collected, or with the interpreter."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Launched[T] | None] = queue.SimpleQueue()
@@ -25,13 +25,13 @@ class DeviceThread(Generic[T]):
         self._end = weakref.finalize(self, _end, self._work, self._thread)
 
     def launch(self, work: Callable[[], T]) -> Launched[T]:
-        """Have `work` run; returns at once."""
+        """Queue `work` and return at once."""
         launched = Launched(work)
         self._work.put(launched)
         return launched
 
     def close(self, timeout: float) -> None:
-        """Let what was handed in come to its end, for up to `timeout` seconds. Nothing may be handed in after it.
+        """Wait up to `timeout` seconds for the end of all queued work. Nothing may be launched after this call.
         Idempotent.
         """
         self._end.detach()
@@ -39,7 +39,7 @@ class DeviceThread(Generic[T]):
 
 
 class Launched(Generic[T]):
-    """Work that was handed in."""
+    """Work that was queued."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
@@ -49,22 +49,22 @@ class Launched(Generic[T]):
         self._result: T
 
     def run(self) -> None:
-        """Once, by the thread."""
+        """Execute the work. The thread calls this exactly once."""
         try:
             self._result = self._work()
-        except BaseException as error:  # for whoever waits
+        except BaseException as error:  # raised again by `wait`
             self._error = error
         self._done.release()
 
     def is_done_within(self, seconds: float) -> bool:
-        """Wait for its end, but no longer."""
+        """Wait up to `seconds` for the end of the work; returns whether it ended."""
         if not self._done.acquire(timeout=max(seconds, 0.0)):
             return False
         self._done.release()
         return True
 
     def wait(self) -> T:
-        """Its result, once it is there; raises what it raised."""
+        """Wait for the result of the work and return it, or raise what the work raised."""
         self._done.acquire()
         self._done.release()
         if self._error is not None:
@@ -83,4 +83,4 @@ def _end(
 def _work_off(work: queue.SimpleQueue[Launched[T] | None]) -> None:
     while (launched := work.get()) is not None:
         launched.run()
-        del launched  # its result must not live until the next one comes
+        del launched  # so that its result does not live until the next work

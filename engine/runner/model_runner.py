@@ -1,4 +1,4 @@
-"""Executing steps: the model, its KV pages, the attention backend and the sampler, on one device."""
+"""Executes steps on one device, with the model, its KV pages, the attention backend and the sampler."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class ModelRunner:
         self.attention_name = attention.name
         self.max_model_len = model_config.max_position_embeddings
         self.fingerprint = ""
-        """Of the model's files (`engine.loading.hub.fingerprint`); "" when it was not loaded from files."""
+        """Of the model's files (`engine.loading.model_directory.fingerprint`); "" when it was not loaded from
+        files."""
         self._decoder = decoder
         self._attention = attention
         self._pages = pages
@@ -59,22 +60,22 @@ class ModelRunner:
         self._sampler = shared(sampler_for(model_config.eos_token_ids, self.device), ranks)
         self._host: HostKVPages | None = None
         self.host_memory = HostMemory()
-        """The host pages there are; none until `add_host_pages`."""
+        """The host pages; none until `add_host_pages`."""
         self._places = Places(pages.page_size, pages.null_page)
         self._reader = TokenReader(self.device)
-        self._sampled: torch.Tensor | None = None  # by the last step; the next one begins with it
-        self._sampled_ids: list[int] = []  # the same
+        self._sampled: torch.Tensor | None = None  # by the last step; the next one may begin with these tokens
+        self._sampled_ids: list[int] = []  # the same tokens on the host
         self._decodes: DecodeGraphs | None = None
 
     def add_host_pages(self, num_pages: int) -> None:
-        """Allocate pages in host memory for what preempted requests have computed, and measure the way there."""
+        """Allocate host pages for the KV of preempted requests, and measure how long copying takes."""
         if num_pages:
             self._host = HostKVPages(self._pages, num_pages)
             self.host_memory = HostMemory(num_pages, self._host.measure())
 
     def add_graphs(self, max_running: int, capture: Capture) -> StepGraphs:
-        """Record steps of plain decodes, and replay them. Takes the last page away, which rows that nobody has
-        write to: before anything runs.
+        """Make graphs that replay steps of plain decodes. Reserves the last page, to which unused rows write, so
+        call it before any step.
         """
         self.num_pages -= 1
         sizes, limit = sizes_up_to(max_running), self.max_model_len
@@ -86,11 +87,11 @@ class ModelRunner:
         return self._decodes.graphs
 
     def drop_graphs(self) -> None:
-        """Compute all steps without, as before `add_graphs`."""
+        """Compute all steps without graphs, as before `add_graphs`."""
         self._decodes = None
 
     def with_pages(self, num_pages: int) -> ModelRunner:
-        """The same model with other pages, all empty."""
+        """Return a runner with the same model and other pages, all empty."""
         model = self.model_config
         shape = (model.num_layers, num_pages, self.page_size, model.num_kv_heads, model.head_dim)
         pages = KVPages(*shape, self.kv_dtype, self.device)
@@ -100,13 +101,13 @@ class ModelRunner:
 
     @property
     def takes_all_cores(self) -> bool:
-        """Whether steps are computed by all of this process's cores."""
+        """Whether steps use all of this process's cores."""
         threads = torch.get_num_threads() * self._ranks.shard.size
         return self.device.type == "cpu" and threads >= usable_cores()
 
     @property
     def kv_bytes(self) -> int:
-        """Of all pages."""
+        """Bytes of all pages."""
         return self._pages.data.nbytes
 
     @property
@@ -130,14 +131,17 @@ class ModelRunner:
         return partial(self.compute, self.read(plan, self.device))
 
     def read(self, plan: StepPlan, device: torch.device) -> PreparedStep:
-        """All that a step needs of the scheduler's state, with its tensors on `device`."""
+        """Read all that a step needs of the scheduler's state, with its tensors on `device`."""
         return PreparedStep.of(plan, self._places, device)
 
     @torch.inference_mode()
     def compute(self, step: PreparedStep) -> StepResult:
-        """Run a step; its tensors are on this runner's device."""
+        """Run a step whose tensors are on this runner's device."""
         stages = StageClock(self.device)
-        (before, known), self._sampled = (self._sampled, self._sampled_ids), None  # should it fail, that is all
+        (before, known), self._sampled = (
+            (self._sampled, self._sampled_ids),
+            None,
+        )  # if the step fails, nothing remains
         inputs = self._inputs(step, before)
         if inputs is None:
             return StepResult((), ())
@@ -157,7 +161,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _replay(self, decodes: DecodeGraphs, step: GraphStep) -> StepResult:
-        """Run a step by its graph."""
+        """Run a step by replaying its graph."""
         stages = StageClock(self.device)
         before, self._sampled = self._sampled, None
         self._copy_pages(step.plan)
@@ -176,7 +180,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
-        """float32 [rows, vocab_size]: what `run` would sample from. For tests and scoring."""
+        """Return float32 [rows, vocab_size]: the logits that `run` would sample from. For tests and scoring."""
         step = PreparedStep.of(plan, self._places, self.device)
         inputs = self._inputs(step, None)
         assert inputs is not None
@@ -185,7 +189,7 @@ class ModelRunner:
     def _inputs(
         self, step: PreparedStep, before: torch.Tensor | None
     ) -> tuple[torch.Tensor, AttentionStep] | None:
-        """What the decoder takes for all tokens of a step; None when there are none. Copies pages first."""
+        """Copy pages, then return what the decoder takes for the tokens of a step; None if it has none."""
         self._copy_pages(step)
         if step.batch is None:
             return None

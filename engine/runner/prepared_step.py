@@ -1,7 +1,7 @@
-"""A step as the device takes it: everything read from the scheduler's state, but for the tokens still in flight.
+"""A step as the device takes it: all that it needs of the scheduler's state except tokens still in flight.
 
-ids:    [ 17 | PENDING | 4 5 6 ]         PENDING: a row of the step before, whose token stays on the device
-rows:     0      1           2           whose next tokens are sampled
+ids:    [ 17 | PENDING | 4 5 6 ]         PENDING: sampled by a row of the previous step; the token stays on the
+device rows:     0      1           2           for which tokens are sampled
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.scheduling.swap import PagePair
 
 
 class Places:
-    """How pages are laid out, and which row of the last prepared step belongs to which request."""
+    """The layout of pages, and the row of the last prepared step that belongs to each request."""
 
     def __init__(self, page_size: int, null_page: int) -> None:
         self.page_size = page_size
@@ -34,7 +34,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """One step. Tensors are on the device."""
+    """One step, with its tensors on the device."""
 
     copies: Sequence[PageCopy]
     swap_out: Sequence[PagePair]
@@ -42,27 +42,27 @@ class PreparedStep:
     batch: AttentionBatch | None
     """None for a step without tokens."""
     ids: torch.Tensor
-    """int64 [N]: the tokens; 0 where they are pending."""
+    """int64 [N]: the tokens; 0 for those that are pending."""
     pending: torch.Tensor
-    """int64: which of them are."""
+    """int64: indices of the pending tokens."""
     sources: torch.Tensor
-    """int64: the rows of the step before that sampled them."""
+    """int64: the rows of the previous step that sampled the pending tokens."""
     sampled_positions: torch.Tensor
-    """int64 [R]: the tokens after which one is sampled."""
+    """int64 [R]: indices of the tokens after which one is sampled."""
     chunks: Sequence[Chunk]
-    """The sampling ones. What may change meanwhile is not read from their requests."""
+    """The chunks that sample. Fields that may change meanwhile are not read from their requests."""
     tails: Sequence[int | None]
-    """Of each: the row of the step before that sampled its last token; None when that is known."""
+    """For each of them, the row of the previous step that sampled its last token; None if that is known."""
     has_drafts: bool
-    """Whether some of the tokens are guesses."""
+    """Whether some of the tokens are draft tokens."""
     wanted: Sequence[PromptSpan]
     """Prompt tokens to score."""
 
     @classmethod
     def of(cls, plan: StepPlan, places: Places, device: torch.device) -> PreparedStep:
-        """Read a plan; `places` is brought up to date for the plan after it."""
+        """Read a plan, and update `places` for the plan after it."""
         chunks, sampling = plan.chunks, plan.sampling_chunks
-        before, places.rows = places.rows, {}  # should this fail, the next plan's tokens are pending in vain
+        before, places.rows = places.rows, {}  # if this fails, no row gives the next plan's pending tokens
         ids = np.fromiter(chain.from_iterable([chunk.token_ids for chunk in chunks]), dtype=np.int64)
         ends = accumulate([chunk.num_tokens for chunk in chunks])
         waiting = [
@@ -71,7 +71,7 @@ class PreparedStep:
         sources = [_source(chunk, before) for chunk, _ in waiting]
         pending = np.array([at for _, at in waiting], dtype=np.int64)
         ids[pending] = 0
-        tails: Sequence[int | None] = sources  # whose last token is pending samples
+        tails: Sequence[int | None] = sources  # a chunk whose last token is pending samples
         if len(waiting) < len(sampling):
             tails = [_source(chunk, before) for chunk in sampling] if waiting else [None] * len(sampling)
 
@@ -94,22 +94,22 @@ class PreparedStep:
 
     @property
     def num_rows(self) -> int:
-        """Tokens that are sampled."""
+        """Number of tokens that are sampled."""
         return self.sampled_positions.shape[0]
 
     def token_ids(self, sampled: torch.Tensor | None) -> torch.Tensor:
-        """int64 [N]: the tokens, with what the step before sampled (int64 [rows]; None: nothing) in its place."""
+        """Return int64 [N] tokens with those that the previous step sampled (int64 [rows]) filled in."""
         if sampled is not None and self.pending.shape[0]:
-            # A request without valid choice has ended; its row is computed with any token.
+            # A request for which no valid token was found has ended; its row is computed with any token.
             self.ids.index_copy_(0, self.pending, sampled.index_select(0, self.sources).clamp_(min=0))
         return self.ids
 
     def sampling(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Those of the hidden states [N, H] after which a token is sampled: in most steps all."""
+        """Return the hidden states, of [N, H], after which a token is sampled: in most steps all of them."""
         return hidden if self.num_rows == hidden.shape[0] else hidden[self.sampled_positions]
 
     def rows(self, sampled: Sequence[int]) -> list[SamplingRow]:
-        """Whose tokens are sampled, after what; `sampled` is what the step before gave."""
+        """Return the rows for which tokens are sampled; `sampled` are the previous step's tokens."""
         if not self.has_drafts:
             return [
                 SamplingRow(chunk.request, chunk.start + chunk.num_tokens)
@@ -137,7 +137,7 @@ class PreparedStep:
         sample: float,
         scores: Mapping[str, PackedLogprobs],
     ) -> StepResult:
-        """What came of it: of a chunk with drafts, the tokens up to the first that is not as guessed."""
+        """Return the step's result: for a chunk with draft tokens, its tokens up to the first that differs."""
         if not self.has_drafts:
             return StepResult(sampled, logprobs, None, prepare, sample, scores)
         kept: list[int] = []
@@ -152,14 +152,15 @@ class PreparedStep:
 
 
 def _source(chunk: Chunk, before: dict[str, int]) -> int | None:
-    """The row of the step before that sampled its last token; None when that is known. Any row for a request whose
-    step failed: it has ended.
+    """Return the row of the previous step that sampled the chunk's last token; None if the token is known.
+
+    A request whose step failed has ended, so any row will do.
     """
     return before.get(chunk.request.request_id, 0) if chunk.token_ids[-1] == PENDING else None
 
 
 def _first_rows(sampling: Sequence[Chunk]) -> dict[str, int]:
-    """By request: the first of its rows."""
+    """Return the first row of each request."""
     rows, row = {}, 0
     for chunk in sampling:
         rows[chunk.request.request_id] = row
@@ -168,7 +169,7 @@ def _first_rows(sampling: Sequence[Chunk]) -> dict[str, int]:
 
 
 def _sampled_positions(plan: StepPlan) -> Ints:
-    """int64 [R]: index in the step of each token after which one is sampled."""
+    """Return int64 [R]: the index in the step of each token after which one is sampled."""
     chunks = plan.chunks
     if len(plan.sampling_chunks) == plan.num_tokens:
         return np.arange(plan.num_tokens)

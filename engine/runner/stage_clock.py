@@ -1,4 +1,4 @@
-"""How long the parts of a step take on its device: prepare | forward | sample."""
+"""Measures how long the parts of a step take on its device: prepare | forward | sample."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 class StageClock:
     """Times one step from its construction on; see `StepResult` for what it measures.
 
-    A GPU computes on while its host goes ahead, so there the forward pass is timed by events in its stream. They
-    are read after sampling, which waits for the device in any case: nothing here waits for it.
+    A GPU runs behind its host, so there events in its stream time the forward pass. They are read after sampling,
+    which waits for the device anyway, so that nothing here has to wait.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -22,24 +22,24 @@ class StageClock:
             self._events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
     def begin_forward(self) -> None:
-        """All is prepared; the model comes next."""
+        """Mark the begin of the forward pass."""
         self._forward_at = time.perf_counter()
         if self._events is not None:
             self._events[0].record()
 
     def begin_sampling(self) -> None:
-        """The logits are there, or on their way."""
+        """Mark the begin of sampling: the forward pass is computed or queued."""
         self._sample_at = time.perf_counter()
         if self._events is not None:
             self._events[1].record()
 
     @property
     def prepare_seconds(self) -> float:
-        """Of the host, until the forward pass began."""
+        """Seconds of the host until the forward pass began."""
         return self._forward_at - self._began
 
     def sample_seconds(self) -> float:
-        """Since the forward pass ended. Call it when the sampled tokens are on the host."""
+        """Return the seconds since the forward pass ended. Call it when the sampled tokens are on the host."""
         sampled_at = time.perf_counter()
         if self._events is None:
             return sampled_at - self._sample_at

@@ -1,4 +1,4 @@
-"""Getting sampled tokens to the host without keeping the device from going on."""
+"""Copies sampled tokens to the host without stalling the device."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ class TokenReader:
     """Copies tokens from a GPU on a stream of its own, into pinned memory; the host waits for that copy alone."""
 
     def __init__(self, device: torch.device) -> None:
-        """On a CPU tokens are where they are needed."""
+        """On a CPU nothing has to be copied."""
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def begin(self, tokens: torch.Tensor) -> TokensUnderway:
-        """Read int64 [R] tokens, which the current stream computes."""
+        """Begin to copy int64 [R] tokens, which the current stream computes."""
         if self._stream is None:
             return TokensUnderway(tokens, None)
         self._stream.wait_stream(torch.cuda.current_stream(tokens.device))
@@ -33,7 +33,7 @@ class TokensUnderway:
         self._on_host, self._there = on_host, there
 
     def wait(self) -> list[int]:
-        """The tokens, once they are there."""
+        """Wait for the tokens and return them."""
         if self._there is not None:
             self._there.synchronize()
         tokens: list[int] = self._on_host.tolist()

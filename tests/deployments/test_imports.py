@@ -16,7 +16,7 @@ prove_step(engine)
 """
 READS_REQUESTS = """
 import deployments.ingress.deployment, router.ray_router
-from engine.loading.hub import demo_model_path
+from engine.loading.model_directory import demo_model_path
 from engine.tokenizer import load_tokenizer
 tokenizer = load_tokenizer(demo_model_path())
 tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], add_generation_prompt=True)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.detokenizer import TextStream
-from engine.loading.hub import resolve_model
+from engine.loading.model_directory import resolve_model
 from engine.tokenizer import Tokenizer, load_tokenizer
 
 

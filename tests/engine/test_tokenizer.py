@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from engine.loading.hub import demo_model_path
+from engine.loading.model_directory import demo_model_path
 from engine.tokenizer import load_tokenizer
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja")

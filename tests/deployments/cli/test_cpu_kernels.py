@@ -14,7 +14,7 @@ import torch
 from deployments.cli.cpu_kernels import attention_text, kernels_text
 from engine.attention.base import AttentionShape
 from engine.kernels import native
-from engine.loading.hub import demo_model_path
+from engine.loading.model_directory import demo_model_path
 from engine.models.config import ModelConfig
 from engine.models.experts_config import ExpertsConfig
 from tests.engine.support.attention_packages import flash_module

@@ -11,7 +11,7 @@ from deployments.cli.info import Machine, describe
 from deployments.cli.units import count_text
 from deployments.plan.known import planned_model
 from engine import EngineConfig
-from engine.loading.hub import demo_model_path
+from engine.loading.model_directory import demo_model_path
 from engine.models.config import ModelConfig
 
 

@@ -21,7 +21,7 @@ from deployments.plan.known import gpu_named, gpus, planned_model
 from deployments.plan.load import RequestShape
 from deployments.plan.replica import ReplicaPlan
 from engine.config import EngineConfig
-from engine.loading.hub import demo_model_path
+from engine.loading.model_directory import demo_model_path
 from engine.models.config import ELEMENT_BYTES, ModelConfig
 
 RUNNER = CliRunner()

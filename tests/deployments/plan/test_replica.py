@@ -12,8 +12,8 @@ from deployments.plan.known import gpu_named, gpus, known_models, planned_model
 from deployments.plan.replica import Assumptions, ReplicaPlan, smallest_replica
 from engine.attention.kv_pages import KVPages
 from engine.config import EngineConfig
-from engine.loading.hub import demo_model_path
 from engine.loading.kv_memory import pages_for
+from engine.loading.model_directory import demo_model_path
 from engine.models.config import ModelConfig
 
 H100 = gpu_named("H100")

@@ -14,8 +14,8 @@ from engine.attention.base import AttentionShape, choose_backend
 from engine.attention.kv_pages import FP8, MAX_FP8, KVPages, KVScales
 from engine.config import EngineConfig
 from engine.llm import LLM
-from engine.loading.hub import demo_model_path, fingerprint
-from engine.loading.kv_scales import Calibration
+from engine.loading.kv_scales import KVScaleCalibration
+from engine.loading.model_directory import demo_model_path, fingerprint
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder, Layer
 from engine.sampling_params import SamplingParams
@@ -72,7 +72,7 @@ def test_scales_leave_room_above_what_was_seen(largest: float, tmp_path: Path) -
     save_tiny("qwen3", tmp_path, num_hidden_layers=1)
     config = ModelConfig.from_directory(tmp_path)
     decoder = Decoder(config)
-    calibration = Calibration(config.vocab_size, 16, 100)
+    calibration = KVScaleCalibration(config.vocab_size, 16, 100)
     pages = KVPages(1, calibration.num_pages, 16, config.num_kv_heads, config.head_dim, torch.float32, CPU)
     pages.data[0, 0, 2, 3, 1, 7] = -largest
     calibration.set_scales(decoder, pages)
@@ -85,7 +85,7 @@ def test_scales_leave_room_above_what_was_seen(largest: float, tmp_path: Path) -
 def test_a_model_that_computes_nan_gets_no_scale_of_nan(tmp_path: Path) -> None:
     save_tiny("qwen3", tmp_path, num_hidden_layers=1)
     config = ModelConfig.from_directory(tmp_path)
-    decoder, calibration = Decoder(config), Calibration(config.vocab_size, 16, 16)
+    decoder, calibration = Decoder(config), KVScaleCalibration(config.vocab_size, 16, 16)
     pages = KVPages(1, 1, 16, config.num_kv_heads, config.head_dim, torch.float32, CPU)
     pages.data[:] = torch.nan
     calibration.set_scales(decoder, pages)

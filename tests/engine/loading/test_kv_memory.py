@@ -18,7 +18,7 @@ from engine.loading.kv_memory import (
     host_pages_for,
     pages_for,
 )
-from engine.loading.warmup import measure_step
+from engine.loading.step_memory import measure_step
 from engine.models.config import ModelConfig
 
 MIB = 2**20

@@ -10,8 +10,8 @@ import torch
 from engine.config import DType, EngineConfig
 from engine.kernels import native
 from engine.llm import LLM
-from engine.loading.hub import demo_model_path, fingerprint
 from engine.loading.load_model import load_model
+from engine.loading.model_directory import demo_model_path, fingerprint
 from engine.sampling_params import SamplingParams
 from tests.engine.support.oracle import save_tiny
 

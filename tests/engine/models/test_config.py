@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.loading.hub import demo_model_path, resolve_model
+from engine.loading.model_directory import demo_model_path, resolve_model
 from engine.models.config import ModelConfig
 from engine.models.errors import ModelLoadError
 from engine.models.rope import RopeConfig

@@ -148,7 +148,7 @@ def test_settings_that_cannot_be_met_are_refused(tiny: Tiny, settings: dict[str,
 
 def test_the_worst_step_runs(tiny: Tiny) -> None:
     """What GPU memory is measured with must be a plan any runner can run."""
-    from engine.loading.warmup import worst_step
+    from engine.loading.step_memory import worst_step
 
     runner = load_runner(tiny("llama2"))
     config = EngineConfig(max_running=5, max_step_tokens=40)

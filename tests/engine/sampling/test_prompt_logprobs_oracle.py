@@ -14,7 +14,7 @@ from engine import LLM
 from engine.config import EngineConfig
 from engine.drafting.settings import Speculation
 from engine.engine import Engine
-from engine.loading.warmup import worst_step
+from engine.loading.step_memory import worst_step
 from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta

@@ -1,4 +1,4 @@
-"""Quantized layers: which they are, and from which tensors of a checkpoint.
+"""Which layers are quantized, and from which tensors of a checkpoint they are made.
 
     checkpoint                                    layer
     plain, `quantization: fp8`    NAME.weight             ─▶ rounded a matrix at a time ─▶ Fp8Linear.weight, .scale
@@ -7,8 +7,8 @@
     fp8 in blocks                 both                    ─▶ rounded again, by outputs  ─▶ Fp8Linear.weight, .scale
     gptq, awq                     NAME.qweight, .qzeros, .scales ─▶ unpacked, packed our way ─▶ Int4Linear
 
-NAME is a projection of the checkpoint, such as model.layers.0.self_attn.q_proj; several are rows of one layer. The
-embedding table and the output head are plain in all of these.
+NAME is a projection of the checkpoint, such as model.layers.0.self_attn.q_proj; several of them are rows of one
+layer. The embedding table and the output head are always plain.
 """
 
 from __future__ import annotations
@@ -20,37 +20,38 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from engine.loading.pieces import FLOATS, Expected, Piece
+from engine.loading.tensor_groups import FLOATS, Expected, TensorGroup
 from engine.models.errors import ModelLoadError
 from engine.models.formats import Fp8Format, Int4Format, WeightFormat, is_ignored
 from engine.models.linear import Fp8Linear, Int4Linear, QuantizedLinear
 
 MATRICES = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-"""The layers that quantization is about."""
+"""The layers that may be quantized."""
 _UNREAD = ("input_scale", "g_idx", "weight_shape", "k_scale", "v_scale", "q_scale")
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in an int32, in units of four bits, AWQ keeps the outputs 0 to 7."""
+"""Position in an int32, in units of four bits, of the outputs 0 to 7 in AWQ."""
 
 
 class Matrix(NamedTuple):
-    """A projection of a checkpoint, and which part of it a rank has."""
+    """A projection of a checkpoint, and the part of it that a rank has."""
 
     name: str
-    """Such as model.layers.0.self_attn.q_proj."""
+    """Its name, such as model.layers.0.self_attn.q_proj."""
     outputs: int
     inputs: int
     own_outputs: slice = slice(None)
     own_inputs: slice = slice(None)
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """The part of a tensor [outputs, inputs]."""
+        """Return this rank's part of a tensor [outputs, inputs]."""
         return whole[self.own_outputs, self.own_inputs]
 
 
 def quantize_layers(model: nn.Module, parts: Mapping[str, Sequence[str]], weights: WeightFormat) -> None:
-    """Put quantized layers in the place of plain ones, all on the meta device. Raises ModelLoadError.
+    """Replace plain layers by quantized ones, all on the meta device. Raises ModelLoadError.
 
-    `parts`: for each matrix of the model ("layers.0.attention.qkv_proj") its projections' names in the checkpoint.
+    `parts`: for each matrix of the model ("layers.0.attention.qkv_proj"), its projections' names in the
+    checkpoint.
     """
     for name, projections in parts.items():
         plain = [part for part in projections if is_ignored(weights, part)]
@@ -78,39 +79,39 @@ def _quantized(layer: nn.Linear, weights: WeightFormat, part: str) -> QuantizedL
     return Int4Linear(layer, group)
 
 
-def pieces(
+def tensor_groups(
     layer: QuantizedLinear, rows: slice, matrix: Matrix, weights: WeightFormat | None, present: Container[str]
-) -> Iterator[Piece]:
-    """What makes these rows of a layer of a rank.
+) -> Iterator[TensorGroup]:
+    """Yield the tensors that make `rows` of a rank's layer.
 
-    `weights`: how the matrix is stored; None: as plain numbers. `present`: names of the checkpoint's tensors.
+    `weights`: how the matrix is stored; None for plain numbers. `present`: names of the checkpoint's tensors.
     """
     name, outputs, inputs = matrix.name, matrix.outputs, matrix.inputs
     if isinstance(layer, Int4Linear):
         assert isinstance(weights, Int4Format)
-        yield _int4_piece(layer, rows, matrix, weights)
+        yield _int4_group(layer, rows, matrix, weights)
         if weights.method == "gptq":
             yield from _gptq_extras(layer, matrix, weights.group(inputs), present)
         return
     assert isinstance(layer, Fp8Linear)
     if weights is None:
-        yield Piece((Expected(f"{name}.weight", (outputs, inputs)),), partial(_round, layer, rows, matrix))
+        yield TensorGroup((Expected(f"{name}.weight", (outputs, inputs)),), partial(_round, layer, rows, matrix))
     else:
         assert isinstance(weights, Fp8Format)
         weight = Expected(f"{name}.weight", (outputs, inputs), ("F8_E4M3",))
         if weights.block is None:
-            yield Piece((weight,), partial(_copy, layer, rows, matrix), lambda: layer.weight[rows])
+            yield TensorGroup((weight,), partial(_copy, layer, rows, matrix), lambda: layer.weight[rows])
             forms = ((outputs, 1), (1,), ())
             scale = Expected(f"{name}.{weights.scale_name}", (outputs,), FLOATS, forms)
-            yield Piece((scale,), partial(_copy_scale, layer, rows, matrix))
+            yield TensorGroup((scale,), partial(_copy_scale, layer, rows, matrix))
         else:
             height, width = weights.block
             blocks = Expected(f"{name}.{weights.scale_name}", (-(-outputs // height), -(-inputs // width)))
-            yield Piece((weight, blocks), partial(_round_blocks, layer, rows, matrix, weights.block))
+            yield TensorGroup((weight, blocks), partial(_round_blocks, layer, rows, matrix, weights.block))
 
 
 def is_unread(name: str) -> bool:
-    """Whether `name` is a tensor of quantized checkpoints that says nothing we need."""
+    """Whether `name` is a tensor of quantized checkpoints that is not needed."""
     return name.rpartition(".")[2] in _UNREAD
 
 
@@ -136,7 +137,7 @@ def _round_blocks(
     layer.put(rows, matrix.of(weight.float() * scales[:outputs, :inputs].float()))
 
 
-def _int4_piece(layer: Int4Linear, rows: slice, matrix: Matrix, weights: Int4Format) -> Piece:
+def _int4_group(layer: Int4Linear, rows: slice, matrix: Matrix, weights: Int4Format) -> TensorGroup:
     name, outputs, inputs = matrix.name, matrix.outputs, matrix.inputs
     groups = inputs // weights.group(inputs)
     codes = (inputs // 8, outputs) if weights.method == "gptq" else (inputs, outputs // 8)
@@ -145,7 +146,7 @@ def _int4_piece(layer: Int4Linear, rows: slice, matrix: Matrix, weights: Int4For
         Expected(f"{name}.qzeros", (groups, outputs // 8), ("I32",)),
         Expected(f"{name}.scales", (groups, outputs)),
     ]
-    return Piece(tuple(tensors), partial(_unpack, layer, rows, matrix, weights))
+    return TensorGroup(tuple(tensors), partial(_unpack, layer, rows, matrix, weights))
 
 
 def _unpack(
@@ -167,18 +168,18 @@ def _unpack(
 
 
 def _nibbles(packed: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """int32 [R, C] to uint8 [R, 8 C]: number i of each int32 is its four bits at 4 * order[i]."""
+    """Unpack int32 [R, C] to uint8 [R, 8 C]: number i of each int32 is its four bits at 4 * order[i]."""
     return torch.stack([((packed >> 4 * place) & 15).to(torch.uint8) for place in order], -1).flatten(1)
 
 
-def _gptq_extras(layer: Int4Linear, matrix: Matrix, group: int, present: Container[str]) -> Iterator[Piece]:
-    """What GPTQ's writers add although it says nothing: it is looked at whether that is so."""
+def _gptq_extras(layer: Int4Linear, matrix: Matrix, group: int, present: Container[str]) -> Iterator[TensorGroup]:
+    """Yield tensors that GPTQ's writers add without need; storing them only checks that they change nothing."""
     if f"{matrix.name}.g_idx" in present:
         index = Expected(f"{matrix.name}.g_idx", (matrix.inputs,), ("I32", "I64"))
-        yield Piece((index,), partial(_check_group_index, index.name, group))
+        yield TensorGroup((index,), partial(_check_group_index, index.name, group))
     if layer.bias is None and f"{matrix.name}.bias" in present:
         bias = Expected(f"{matrix.name}.bias", (matrix.outputs,))
-        yield Piece((bias,), partial(_check_no_bias, bias.name))
+        yield TensorGroup((bias,), partial(_check_no_bias, bias.name))
 
 
 def _check_group_index(name: str, group: int, tensors: list[torch.Tensor]) -> None:

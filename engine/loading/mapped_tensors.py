@@ -1,9 +1,9 @@
-"""A checkpoint's tensors as views of its files, mapped into memory and let go of as they are used up.
+"""A checkpoint's tensors as views of its files, which are mapped into memory and released tensor by tensor.
 
     files ── open_tensors: mapped, not read ──▶ read: a view ──▶ copied or packed ──▶ release: memory given back
 
-What was read of a mapping stays in the process's memory until it is closed: who copies all of a checkpoint out of
-it holds the weights twice, unless each tensor is released once it was copied. The system's file cache keeps it.
+What was read of a mapping stays in the process's memory until it is closed. Copying a whole checkpoint would thus
+hold the weights twice, unless each tensor is released after it was copied. The system's file cache keeps the data.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class MappedTensor:
     file: Any
 
     def read(self) -> torch.Tensor:
-        """A view of the file, valid while that is open: only to be read from. Raises ModelLoadError."""
+        """Return a read-only view of the file, valid while the file is open. Raises ModelLoadError."""
         try:
             tensor: torch.Tensor = self.file.get_tensor(self.name)
         except SafetensorError as error:
             raise ModelLoadError(f"tensor {self.name} cannot be read: {error}") from error
-        # By itself the system reads ahead some hundred KiB at a time from a file that is not in its cache.
+        # Without this advice, the system reads ahead only some hundred KiB of a file that is not in its cache.
         _advise(tensor, "MADV_WILLNEED")
         return tensor
 
 
 def open_tensors(paths: Sequence[Path], stack: ExitStack) -> dict[str, MappedTensor]:
-    """All tensors of these safetensors files by name; the files are closed with `stack`. Raises ModelLoadError."""
+    """Open all tensors of safetensors files, by name; `stack` closes the files. Raises ModelLoadError."""
     tensors: dict[str, MappedTensor] = {}
     for path in paths:
         try:
@@ -61,15 +61,15 @@ def open_tensors(paths: Sequence[Path], stack: ExitStack) -> dict[str, MappedTen
 
 
 def release(tensor: torch.Tensor) -> None:
-    """Give back the memory behind a tensor that `MappedTensor.read` has returned, and that is not looked at again.
+    """Free the memory behind a tensor that `MappedTensor.read` returned and that is not used again.
 
-    Its first and last page stay: they may hold neighbours.
+    Its first and last page stay, as they may hold neighbouring tensors.
     """
     _advise(tensor, "MADV_DONTNEED")
 
 
 def _advise(tensor: torch.Tensor, advice: str) -> None:
-    """Tell the system what becomes of a tensor's whole pages; nothing where there is no such call."""
+    """Advise the system about a tensor's whole pages; does nothing where there is no such call."""
     madvise, number = _madvise(), getattr(mmap, advice, None)
     first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""Finding out how much GPU memory a step needs, by running the largest one."""
+"""Measures how much GPU memory a step needs by running the largest one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from engine.scheduling.plan import Chunk, Runner, StepPlan
 def measure_step(
     config: EngineConfig, max_model_len: int, with_pages: Callable[[int], Runner], device: torch.device
 ) -> int:
-    """Bytes of GPU memory that are left for KV pages beside the weights and the worst step's tensors.
+    """Return the bytes of GPU memory left for KV pages beside the weights and the largest step's tensors.
 
-    Raises ValueError when such a step does not fit.
+    Raises ValueError if such a step does not fit.
     """
     num_pages = -(-max_model_len // config.page_size)
     before = torch.cuda.memory_allocated(device)
@@ -43,10 +43,10 @@ def measure_step(
 
 
 def worst_step(config: EngineConfig, max_model_len: int) -> StepPlan:
-    """A step as large as any: the most tokens, at the end of the longest prompt, all of them scored, and the most
-    rows sampled.
+    """Return a step as large as any: the most tokens, at the end of the longest prompt, with all of them scored
+    and the most rows sampled.
 
-    All rows share the same pages; what is computed is meaningless, its memory is not.
+    All rows share the same pages, as only the memory that the step takes matters.
     """
     pages = range(-(-max_model_len // config.page_size))
     sampling = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, logprobs=20, prompt_logprobs=20)

@@ -1,4 +1,4 @@
-"""Finding a model's files: a directory, the embedded model, or the Hugging Face hub."""
+"""Finds a model's files: in a directory, in this package, or on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from engine.models.errors import ModelLoadError
 
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
-"""What is downloaded: never code, never pickle."""
+"""Files that are downloaded: never code, never pickle."""
 _UNWANTED = ("consolidated*", "original/*")
-"""The same weights once more, in the makers' own layout."""
+"""Files that hold the same weights again, in their makers' own layout."""
 
 
 def resolve_model(model: str) -> Path:
-    """The directory of `model`: "demo", a local directory, or a hub id ("owner/name"), downloaded when needed.
+    """Return the directory of `model`: "demo", a local directory, or a hub id ("owner/name") to download.
 
     Raises ModelLoadError.
     """
@@ -35,7 +35,7 @@ def resolve_model(model: str) -> Path:
 
 
 def resolve_metadata(model: str) -> Path:
-    """The directory with the model's config.json. Of a hub model that is not here, nothing else is downloaded.
+    """Return a directory with the model's config.json. Nothing but JSON files is downloaded for it.
 
     Raises ModelLoadError.
     """
@@ -54,10 +54,10 @@ def resolve_metadata(model: str) -> Path:
 
 
 def fingerprint(directory: Path, quantization: str | None = None, kv_dtype: str = "auto") -> str:
-    """Tells models apart: a hash of configuration and tokenizer, of the weight files' names and sizes, and of what
-    becomes of weights and KV, as a model that was rounded would go on with another's stream in words of its own.
+    """Hash configuration and tokenizer, the weight files' names and sizes, and how weights and KV are rounded.
 
-    32 hexadecimal digits. Equal for copies of one model on several machines.
+    Models with one fingerprint can continue each other's streams. It has 32 hexadecimal digits and is equal for
+    copies of one model on several machines.
     """
     rounded = (quantization or "") + ("" if kv_dtype == "auto" else f";kv={kv_dtype}")
     digest = hashlib.blake2b(rounded.encode(), digest_size=16)
@@ -70,8 +70,8 @@ def fingerprint(directory: Path, quantization: str | None = None, kv_dtype: str 
 
 
 def demo_model_path() -> Path:
-    """The embedded model's directory. Raises ModelLoadError when it is not installed."""
-    spec = find_spec("deployments")  # found, not imported: the engine does not depend on it
+    """Return the embedded model's directory. Raises ModelLoadError if it is not installed."""
+    spec = find_spec("deployments")  # located without an import: the engine does not depend on it
     for parent in (spec.submodule_search_locations or ()) if spec is not None else ():
         directory = Path(parent) / "demo_model"
         if (directory / "config.json").exists():
@@ -83,7 +83,7 @@ def demo_model_path() -> Path:
 
 
 def _download(model: str) -> Path:
-    from huggingface_hub import snapshot_download  # a second to import: only where something is downloaded
+    from huggingface_hub import snapshot_download  # takes a second to import: only if something is downloaded
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,

@@ -1,4 +1,4 @@
-"""What is read of a checkpoint, what it must look like, and where it goes: the unit of loading."""
+"""The unit of loading: tensors of a checkpoint, what they must look like, and where they go."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class Expected(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtypes: tuple[str, ...] = FLOATS
-    """Any of these, as safetensors spells them."""
+    """The types it may have, as safetensors spells them."""
     other_shapes: tuple[tuple[int, ...], ...] = ()
-    """As good as `shape`."""
+    """Shapes that are accepted besides `shape`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorGroup:
     """Tensors of a checkpoint that together become part of a layer."""
 
     tensors: tuple[Expected, ...]
     store: Callable[[list[torch.Tensor]], None]
-    """Takes them, on a CPU or on the model's device, only to be read from. Raises ModelLoadError."""
+    """Stores the tensors, which are on a CPU or on the model's device and only read. Raises ModelLoadError."""
     into: Callable[[], torch.Tensor] | None = None
-    """Memory of the model that is to hold the only tensor as it is, once that is allocated; converted where types
-    differ, which `store` does."""
+    """Returns the model's memory, once it is allocated, for a single tensor that is kept as it is. If the types
+    differ, `store` converts it."""

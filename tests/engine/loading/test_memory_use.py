@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from engine.attention.kv_pages import KVPages
 from engine.kernels import native
-from engine.loading.mapped import open_tensors, release
+from engine.loading.mapped_tensors import open_tensors, release
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 NUM_LAYERS = 12

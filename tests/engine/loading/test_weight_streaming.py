@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.loading import ring, weights
-from engine.loading.pieces import Piece
+from engine.loading import weight_streaming, weights
+from engine.loading.tensor_groups import TensorGroup
 from engine.loading.weights import load_decoder
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
@@ -31,13 +31,15 @@ def sharded(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def streamed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Has `load_decoder` read with the ring, with these settings."""
+    """Has `load_decoder` stream weights with these settings."""
     settings: dict[str, Any] = {"num_threads": 3, "chunk_bytes": 1000, "ahead_bytes": 50_000}
 
-    def copy(tensors: dict[str, Any], pieces: list[Piece]) -> None:
-        ring.stream_pieces(settings["paths"], pieces, CPU, **{k: v for k, v in settings.items() if k != "paths"})
+    def copy(tensors: dict[str, Any], groups: list[TensorGroup]) -> None:
+        weight_streaming.stream_groups(
+            settings["paths"], groups, CPU, **{k: v for k, v in settings.items() if k != "paths"}
+        )
 
-    monkeypatch.setattr(weights, "_copy_pieces", copy)
+    monkeypatch.setattr(weights, "_copy_groups", copy)
     return settings
 
 
@@ -106,13 +108,13 @@ def test_what_the_model_holds_as_the_file_does_is_copied_once(
     """Straight into its rows: only norms that are repeated for each head are staged."""
     streamed["paths"] = weights.weight_files(sharded)
     stored: list[int] = []
-    finish = ring._finish
+    finish = weight_streaming._finish
 
     def finished(*arguments: Any) -> int:
         stored.append(finish(*arguments))
         return stored[-1]
 
-    monkeypatch.setattr(ring, "_finish", finished)
+    monkeypatch.setattr(weight_streaming, "_finish", finished)
     load(sharded)
     assert {num_bytes for num_bytes in stored if num_bytes} == {64 * 4}
 
@@ -124,7 +126,7 @@ def test_memory_ahead_of_the_work_is_bounded(
     streamed["paths"] = weights.weight_files(sharded)
     streamed["ahead_bytes"] = 200_000
     waiting, most = [0], [0]
-    of, finish = ring._Read.of, ring._finish
+    of, finish = weight_streaming._Read.of, weight_streaming._finish
 
     def counted(*arguments: Any) -> Any:
         read = of(*arguments)
@@ -137,8 +139,8 @@ def test_memory_ahead_of_the_work_is_bounded(
         waiting[0] -= freed
         return freed
 
-    monkeypatch.setattr(ring._Read, "of", counted)
-    monkeypatch.setattr(ring, "_finish", finished)
+    monkeypatch.setattr(weight_streaming._Read, "of", counted)
+    monkeypatch.setattr(weight_streaming, "_finish", finished)
     load(sharded, torch.bfloat16)
     largest = 2 * 384 * 96 * 4
     assert waiting == [0]
@@ -153,15 +155,15 @@ def test_a_file_that_ends_early_is_named(
 ) -> None:
     """After it was opened, as when it is being written: before, it is not opened at all."""
     paths = streamed["paths"] = weights.weight_files(sharded)
-    stored = ring.stored_tensors
+    stored = weight_streaming.stored_tensors
 
-    def then_cut(files: list[Path]) -> dict[str, ring.Stored]:
+    def then_cut(files: list[Path]) -> dict[str, weight_streaming.Stored]:
         found = stored(files)
         with paths[2].open("r+b") as file:
             file.truncate(paths[2].stat().st_size - 1000)
         return found
 
-    monkeypatch.setattr(ring, "stored_tensors", then_cut)
+    monkeypatch.setattr(weight_streaming, "stored_tensors", then_cut)
     with pytest.raises(ModelLoadError, match=rf"{paths[2].name} ends at byte \d+.*download the model again"):
         load(sharded)
     assert not threads()
@@ -200,14 +202,14 @@ def test_a_file_that_is_gone_is_named(
     sharded: Path, streamed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = streamed["paths"] = weights.weight_files(sharded)
-    stored = ring.stored_tensors
+    stored = weight_streaming.stored_tensors
 
-    def then_gone(files: list[Path]) -> dict[str, ring.Stored]:
+    def then_gone(files: list[Path]) -> dict[str, weight_streaming.Stored]:
         found = stored(files)
         paths[1].unlink()
         return found
 
-    monkeypatch.setattr(ring, "stored_tensors", then_gone)
+    monkeypatch.setattr(weight_streaming, "stored_tensors", then_gone)
     with pytest.raises(ModelLoadError, match=rf"{paths[1].name} cannot be opened"):
         load(sharded)
     assert not threads()
@@ -230,4 +232,4 @@ def test_no_header_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     with pytest.raises(ModelLoadError, match=r"model.safetensors is not a complete safetensors file"):
-        ring.stored_tensors([path])
+        weight_streaming.stored_tensors([path])

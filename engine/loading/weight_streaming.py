@@ -1,12 +1,12 @@
-"""A checkpoint read by several threads at once, through a few buffers, straight into where its weights belong.
+"""Reads a checkpoint with several threads through a few buffers, straight into the model's memory.
 
     files ──threads: preadv, a chunk each──▶ ring of reused (pinned) buffers ──copies on a side stream──▶ the model
                                                                          or ──▶ staging ──store──▶ the model
 
-What a file holds as the model does (`Piece.into`) goes there as it is. What is converted, rounded or unpacked on
-its way is read into memory of the device first, a bounded number of bytes ahead of the work. Without a GPU the
-same code copies with ordinary buffers: so it is tested. A mapped file would be read by one thread, in page faults
-of some hundred KiB: slow where storage is far away.
+A tensor that the model keeps as it is in the file (`TensorGroup.into`) is copied there directly. One that is
+converted, rounded or unpacked is first read into staging memory on the device, a bounded number of bytes ahead.
+Without a GPU, as in tests, the same code copies through ordinary buffers. A mapped file would be read by one
+thread in page faults of some hundred KiB, which is slow on remote storage.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import NamedTuple
 
 import torch
 
-from engine.loading.pieces import Piece
+from engine.loading.tensor_groups import TensorGroup
 from engine.models.errors import ModelLoadError
 
 NUM_THREADS = 8
 CHUNK_BYTES = 16 * 2**20
-"""Of one read. Each thread has two buffers of this size: one is read into while the other is copied."""
+"""Bytes per read. Each thread has two buffers of this size: one is read into while the other is copied."""
 AHEAD_BYTES = 2**30
-"""Of the device's memory for what is converted on its way; a piece larger than this is read alone."""
+"""Device memory for staging, in bytes; a group larger than this is read alone."""
 _DTYPES = {
     "F32": torch.float32,
     "BF16": torch.bfloat16,
@@ -47,14 +47,14 @@ class Stored(NamedTuple):
 
     path: Path
     offset: int
-    """From the file's beginning, in bytes."""
+    """Offset from the file's beginning, in bytes."""
     num_bytes: int
     dtype: torch.dtype
     shape: tuple[int, ...]
 
 
 def stored_tensors(paths: Sequence[Path]) -> dict[str, Stored]:
-    """Where the tensors of safetensors files are, by name; those of types that no model has are left out.
+    """Return where the tensors of safetensors files lie, by name, without those of types that no model has.
 
     Raises ModelLoadError. Format: https://github.com/huggingface/safetensors#format
     """
@@ -84,60 +84,60 @@ def stored_tensors(paths: Sequence[Path]) -> dict[str, Stored]:
     return found
 
 
-def stream_pieces(
+def stream_groups(
     paths: Sequence[Path],
-    pieces: Sequence[Piece],
+    groups: Sequence[TensorGroup],
     device: torch.device,
     *,
     num_threads: int = NUM_THREADS,
     chunk_bytes: int = CHUNK_BYTES,
     ahead_bytes: int = AHEAD_BYTES,
 ) -> None:
-    """Read all pieces from these files and store them, in their order. Returns when all is in place.
+    """Read all groups from these files and store them in order. Returns when all are in place.
 
-    Raises ModelLoadError when a file ends early or cannot be read; whatever happens, its threads have ended.
+    Raises ModelLoadError if a file ends early or cannot be read. Its threads have ended in any case.
     """
     stored = stored_tensors(paths)
-    with _Ring(device, num_threads, chunk_bytes) as ring:
-        waiting: deque[tuple[_Read, Piece]] = deque()
+    with _ReaderThreads(device, num_threads, chunk_bytes) as threads:
+        waiting: deque[tuple[_Read, TensorGroup]] = deque()
         ahead = 0
-        for piece in pieces:
-            read = _Read.of(piece, stored, device)
+        for group in groups:
+            read = _Read.of(group, stored, device)
             while waiting and ahead + read.staged_bytes > ahead_bytes:
-                ahead -= _finish(ring, *waiting.popleft())
-            ring.submit(read)
+                ahead -= _finish(threads, *waiting.popleft())
+            threads.submit(read)
             ahead += read.staged_bytes
-            waiting.append((read, piece))
+            waiting.append((read, group))
         while waiting:
-            _finish(ring, *waiting.popleft())
+            _finish(threads, *waiting.popleft())
 
 
-def _finish(ring: _Ring, read: _Read, piece: Piece) -> int:
-    """Wait until a piece is read, store it, and tell how much memory that frees, in bytes."""
-    ring.wait(read)
+def _finish(threads: _ReaderThreads, read: _Read, group: TensorGroup) -> int:
+    """Wait until a group is read and store it; returns how many bytes of staging memory that frees."""
+    threads.wait(read)
     if read.staged_bytes:
-        piece.store(read.targets)
+        group.store(read.targets)
     read.targets = []
     return read.staged_bytes
 
 
 @dataclass(slots=True)
 class _Read:
-    """A piece on its way."""
+    """A group that is being read."""
 
     sources: list[Stored]
     targets: list[torch.Tensor]
-    """Contiguous memory for each of them."""
+    """Contiguous memory for each source."""
     staged_bytes: int
-    """Of targets that are not the model's own memory."""
+    """Bytes of targets that are not the model's own memory."""
     ready: torch.cuda.Event | None
-    """From when on the targets may be written: they may lie where work before them still reads."""
+    """After this event the targets may be written: earlier work may still read their memory."""
     chunks_left: int = 0
 
     @classmethod
-    def of(cls, piece: Piece, stored: dict[str, Stored], device: torch.device) -> _Read:
-        sources = [stored[tensor.name] for tensor in piece.tensors]
-        into = piece.into() if piece.into is not None else None
+    def of(cls, group: TensorGroup, stored: dict[str, Stored], device: torch.device) -> _Read:
+        sources = [stored[tensor.name] for tensor in group.tensors]
+        into = group.into() if group.into is not None else None
         first = sources[0]
         if into is not None and (into.dtype, into.is_contiguous(), into.shape) == (first.dtype, True, first.shape):
             targets, staged = [into], 0
@@ -151,7 +151,7 @@ class _Read:
         return cls(sources, targets, staged, ready)
 
 
-class _Chunk(NamedTuple):
+class _FileChunk(NamedTuple):
     read: _Read
     path: Path
     offset: int
@@ -159,21 +159,21 @@ class _Chunk(NamedTuple):
     """uint8 [bytes of the chunk]."""
 
 
-class _Ring:
-    """The threads and their buffers. Chunks are read in the order in which they were submitted."""
+class _ReaderThreads:
+    """The threads that read. Chunks are read in the order in which they were submitted."""
 
     def __init__(self, device: torch.device, num_threads: int, chunk_bytes: int) -> None:
         self._device, self._chunk_bytes = device, chunk_bytes
-        self._chunks: SimpleQueue[_Chunk | None] = SimpleQueue()
+        self._chunks: SimpleQueue[_FileChunk | None] = SimpleQueue()
         self._changed = threading.Condition()
-        """Guards what reads have left, and `_error`: the first one, after which nothing more is read."""
+        """Guards `chunks_left` of reads, and `_error`: the first error, after which nothing more is read."""
         self._error: BaseException | None = None
         self._threads = [
             threading.Thread(target=self._work, name=f"raydix-weights-{index}", daemon=True)
             for index in range(num_threads)
         ]
 
-    def __enter__(self) -> _Ring:
+    def __enter__(self) -> _ReaderThreads:
         for thread in self._threads:
             thread.start()
         return self
@@ -187,58 +187,60 @@ class _Ring:
             thread.join()
 
     def submit(self, read: _Read) -> None:
-        """Have a piece read."""
+        """Queue a group to be read."""
         chunks = list(self._split(read))
         read.chunks_left = len(chunks)
         for chunk in chunks:
             self._chunks.put(chunk)
 
     def wait(self, read: _Read) -> None:
-        """Until all of it is in place. Raises ModelLoadError when something could not be read."""
+        """Wait until a group is in place. Raises ModelLoadError if something could not be read."""
         with self._changed:
             self._changed.wait_for(lambda: not read.chunks_left or self._error is not None)
             if self._error is not None:
                 raise self._error
 
-    def _split(self, read: _Read) -> Iterator[_Chunk]:
+    def _split(self, read: _Read) -> Iterator[_FileChunk]:
         for source, target in zip(read.sources, read.targets, strict=True):
-            data = target.reshape(-1).view(torch.uint8)  # reshape: one without dimensions has no bytes to view
+            data = target.reshape(-1).view(
+                torch.uint8
+            )  # reshape: a tensor without dimensions cannot be viewed as bytes
             for first in range(0, source.num_bytes, self._chunk_bytes):
                 part = data[first : first + self._chunk_bytes]
-                yield _Chunk(read, source.path, source.offset + first, part)
+                yield _FileChunk(read, source.path, source.offset + first, part)
 
     def _work(self) -> None:
         try:
-            lane = _Lane(self._device, self._chunk_bytes)
+            buffers = _ReaderBuffers(self._device, self._chunk_bytes)
             files: dict[Path, int] = {}
             try:
-                self._serve(lane, files)
+                self._serve(buffers, files)
             finally:
-                lane.finish()
+                buffers.finish()
                 for file in files.values():
                     os.close(file)
         except BaseException as error:
             self._fail(error)
 
-    def _serve(self, lane: _Lane, files: dict[Path, int]) -> None:
-        while (chunk := self._next(lane)) is not None:
+    def _serve(self, buffers: _ReaderBuffers, files: dict[Path, int]) -> None:
+        while (chunk := self._next(buffers)) is not None:
             if self._error is not None:
-                continue  # to the end of the queue
-            self._done(lane.finish(keep=_BUFFERS - 1))
-            buffer = lane.buffer(len(chunk.target))
+                continue  # empties the queue
+            self._done(buffers.finish(keep=_BUFFERS - 1))
+            buffer = buffers.buffer(len(chunk.target))
             if chunk.path not in files:
                 files[chunk.path] = _open(chunk.path)
             _read_exactly(files[chunk.path], buffer, chunk)
-            lane.copy(buffer, chunk)
+            buffers.copy(buffer, chunk)
 
-    def _next(self, lane: _Lane) -> _Chunk | None:
+    def _next(self, buffers: _ReaderBuffers) -> _FileChunk | None:
         try:
             return self._chunks.get_nowait()
-        except Empty:  # whoever submits may wait for what is still being copied
-            self._done(lane.finish())
+        except Empty:  # the submitter may wait for what is still being copied
+            self._done(buffers.finish())
             return self._chunks.get()
 
-    def _done(self, chunks: Sequence[_Chunk]) -> None:
+    def _done(self, chunks: Sequence[_FileChunk]) -> None:
         if chunks:
             with self._changed:
                 for chunk in chunks:
@@ -251,24 +253,24 @@ class _Ring:
             self._changed.notify_all()
 
 
-_BUFFERS = 2  # of each thread
+_BUFFERS = 2  # per thread
 
 
-class _Lane:
-    """A thread's buffers, taken in turns, and the stream on which they are copied."""
+class _ReaderBuffers:
+    """One thread's buffers, used in turns, and the stream on which they are copied."""
 
     def __init__(self, device: torch.device, size: int) -> None:
         is_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if is_gpu else None
         self._buffers = [torch.empty(size, dtype=torch.uint8, pin_memory=is_gpu) for _ in range(_BUFFERS)]
-        self._copying: deque[tuple[_Chunk, torch.cuda.Event | None]] = deque()
+        self._copying: deque[tuple[_FileChunk, torch.cuda.Event | None]] = deque()
 
     def buffer(self, size: int) -> torch.Tensor:
-        """The one that has been free for longest; at most one less than there are may be in use."""
+        """Return the buffer that has been free for longest; at least one must be free."""
         return self._buffers[0][:size]
 
-    def copy(self, buffer: torch.Tensor, chunk: _Chunk) -> None:
-        """Begin to copy what `buffer` returned last to where it belongs."""
+    def copy(self, buffer: torch.Tensor, chunk: _FileChunk) -> None:
+        """Begin to copy a buffer, the one that `buffer` returned last, to the chunk's target."""
         event = None
         if self._stream is None:
             chunk.target.copy_(buffer)
@@ -282,8 +284,8 @@ class _Lane:
         self._copying.append((chunk, event))
         self._buffers.append(self._buffers.pop(0))
 
-    def finish(self, keep: int = 0) -> list[_Chunk]:
-        """Wait until no more than `keep` copies are under way; the chunks that have become complete."""
+    def finish(self, keep: int = 0) -> list[_FileChunk]:
+        """Wait until at most `keep` copies are under way; returns the chunks that are complete."""
         complete = []
         while len(self._copying) > keep:
             chunk, event = self._copying.popleft()
@@ -300,8 +302,8 @@ def _open(path: Path) -> int:
         raise ModelLoadError(f"{path} cannot be opened: {error}; download the model again") from error
 
 
-def _read_exactly(file: int, buffer: torch.Tensor, chunk: _Chunk) -> None:
-    """Fill the buffer from the chunk's place in the file. Raises ModelLoadError."""
+def _read_exactly(file: int, buffer: torch.Tensor, chunk: _FileChunk) -> None:
+    """Fill the buffer from the chunk's offset in the file. Raises ModelLoadError."""
     memory, read = buffer.numpy().data, 0
     while read < len(memory):
         try:
