@@ -4,14 +4,10 @@ import re
 import threading
 from collections.abc import Callable
 
-import msgspec
 import pytest
 
-from monitoring.metrics import BY_NAME, MAX_SERIES, METRICS, Metric, Metrics, Snapshot
-
-
-def taken(metrics: Metrics) -> Snapshot:
-    return msgspec.msgpack.decode(metrics.snapshot(), type=Snapshot)
+from monitoring.metrics import BY_NAME, MAX_SERIES, METRICS, Metric, Metrics
+from tests.support.metric_values import snapshot_of
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
@@ -31,10 +27,10 @@ def test_names_are_unique() -> None:
 
 def test_closed_labels_start_at_zero_and_only_in_their_part() -> None:
     engine, ingress, every = (Metrics("m", "r", part) for part in ("engine", "ingress", None))
-    assert dict(taken(engine).values["requests_waiting"]) == {("capacity",): 0, ("deferred",): 0}
-    assert "requests_total" not in taken(engine).values
-    assert len(taken(ingress).values["requests_total"]) == 2 * 2 * 5
-    assert {*taken(every).values, *taken(every).histograms} >= {
+    assert dict(snapshot_of(engine).values["requests_waiting"]) == {("capacity",): 0, ("deferred",): 0}
+    assert "requests_total" not in snapshot_of(engine).values
+    assert len(snapshot_of(ingress).values["requests_total"]) == 2 * 2 * 5
+    assert {*snapshot_of(every).values, *snapshot_of(every).histograms} >= {
         metric.name for metric in METRICS if metric.is_seeded and None not in metric.labels.values()
     }
 
@@ -46,7 +42,7 @@ def test_values_land_under_their_labels() -> None:
     metrics.set("kv_pages", 7, state="cached", tier="device")
     metrics.inc("requests_total", finish_reason="stop", endpoint="completions", streaming="true")
     metrics.inc("request_errors_total", endpoint="other", status="404", error_type="not_found")
-    values = {name: dict(series) for name, series in taken(metrics).values.items()}
+    values = {name: dict(series) for name, series in snapshot_of(metrics).values.items()}
     assert values["generation_tokens_total"] == {(): 4}
     assert values["kv_pages"]["cached", "device"] == 7
     assert values["requests_total"]["completions", "true", "stop"] == 1
@@ -57,7 +53,7 @@ def test_a_bucket_includes_its_upper_bound() -> None:
     metrics = Metrics("m", "r")
     for value, count in ((1, 1), (2, 3), (3, 1), (5000, 2)):
         metrics.observe("engine_batch_requests", value, count, phase="decode")
-    [decode] = [h for key, h in taken(metrics).histograms["engine_batch_requests"] if key == ("decode",)]
+    [decode] = [h for key, h in snapshot_of(metrics).histograms["engine_batch_requests"] if key == ("decode",)]
     assert decode.counts[:3] == [1, 3, 1] and decode.counts[-1] == 2
     assert sum(decode.counts) == 7 and decode.sum == 1 + 6 + 3 + 10000
 
@@ -66,7 +62,7 @@ def test_a_total_kept_elsewhere_never_lowers_a_counter() -> None:
     metrics = Metrics("m", "r")
     for total in (5, 9, 4):
         metrics.count_to("preemptions_total", total, mode="recompute")
-    assert dict(taken(metrics).values["preemptions_total"]) == {("recompute",): 9, ("swap",): 0}
+    assert dict(snapshot_of(metrics).values["preemptions_total"]) == {("recompute",): 9, ("swap",): 0}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +90,7 @@ def test_open_labels_do_not_grow_without_bound() -> None:
     metrics = Metrics("m", "r")
     for i in range(MAX_SERIES + 50):
         metrics.inc("request_errors_total", endpoint="other", status=str(i), error_type="x")
-    series = dict(taken(metrics).values["request_errors_total"])
+    series = dict(snapshot_of(metrics).values["request_errors_total"])
     assert len(series) == MAX_SERIES + 1
     assert series["other", "overflow", "overflow"] == 50
 
@@ -112,6 +108,6 @@ def test_threads_lose_no_counts() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    snapshot = taken(metrics)
+    snapshot = snapshot_of(metrics)
     assert dict(snapshot.values["generation_tokens_total"]) == {(): 8000}
     assert sum(snapshot.histograms["inter_token_latency_seconds"][0][1].counts) == 8000

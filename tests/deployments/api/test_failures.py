@@ -13,8 +13,8 @@ from deployments.api import ApiService, Limits, create_app
 from deployments.client.protocol import Overloaded, Rejected, ReplicaLost, Unavailable
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
-from tests.deployments.support.metric_values import count_of
 from tests.deployments.support.scripted_api import Client, ScriptedEngine, hang_up
+from tests.support.metric_values import count_of
 
 ASK = {"model": "demo", "prompt": "hi", "max_tokens": 50}
 

@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Iterator
 
 import httpx
-import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,24 +16,25 @@ from deployments.api.answer_times import AnswerTimes
 from deployments.api.http_metrics import HttpMetrics
 from deployments.api.service import ApiService
 from deployments.config.settings import SloSettings
-from monitoring.metrics import Metrics, Snapshot
+from monitoring.metrics import Metrics
 from tests.deployments.support.scripted_api import MODEL, Client
+from tests.support.metric_values import snapshot_of
 
 PROMPT = {"model": MODEL, "prompt": "The quick brown fox", "max_tokens": 4, "temperature": 0}
 
 
 def values(metrics: Metrics, name: str) -> dict[tuple[str, ...], float]:
-    return dict(msgspec.msgpack.decode(metrics.snapshot(), type=Snapshot).values.get(name, ()))
+    return dict(snapshot_of(metrics).values.get(name, ()))
 
 
 def observed(metrics: Metrics, name: str) -> list[float]:
     """Count and sum."""
-    [(_, histogram)] = msgspec.msgpack.decode(metrics.snapshot(), type=Snapshot).histograms[name]
+    [(_, histogram)] = snapshot_of(metrics).histograms[name]
     return [sum(histogram.counts), histogram.sum]
 
 
 def all_series(metrics: Metrics) -> Iterator[tuple[str, tuple[str, ...]]]:
-    snapshot = msgspec.msgpack.decode(metrics.snapshot(), type=Snapshot)
+    snapshot = snapshot_of(metrics)
     for name, values in snapshot.values.items():
         yield from ((name, key) for key, _ in values)
     for name, histograms in snapshot.histograms.items():

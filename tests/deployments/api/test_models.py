@@ -16,8 +16,8 @@ from deployments.client.protocol import ModelState, NotSwitchable, Unavailable
 from deployments.config.settings import AdmissionSettings
 from monitoring.metrics import Metrics
 from tests.deployments.support.api_over_engines import Idle
-from tests.deployments.support.metric_values import count_of
 from tests.deployments.support.scripted_api import Client, ScriptedEngine
+from tests.support.metric_values import count_of
 
 KEY = "the key"
 ADMIN = {"authorization": f"Bearer {KEY}"}

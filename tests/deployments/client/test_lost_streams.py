@@ -11,8 +11,8 @@ import pytest
 from monitoring.metrics import Metrics
 from tests.deployments.support.api_over_engines import api_over
 from tests.deployments.support.in_process_engines import until
-from tests.deployments.support.metric_values import count_of
 from tests.deployments.support.time_limit import run_scenario
+from tests.support.metric_values import count_of
 
 
 @pytest.mark.parametrize(

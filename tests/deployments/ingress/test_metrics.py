@@ -11,8 +11,8 @@ from router.cost import Candidate, RouteQuery
 from router.fleet import Fleet
 from router.placer import Placer, PlacerSettings
 from router.policies import Decision, Split
-from tests.deployments.support.metric_values import observations_of
 from tests.router.support.fleets import Prompt
+from tests.support.metric_values import observations_of
 
 
 class Connections:

@@ -15,7 +15,7 @@ from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
 from engine.scheduling.swap import HostAccount
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
-from tests.deployments.support.metric_values import observations_of
+from tests.support.metric_values import observations_of
 
 
 def test_an_engines_record_becomes_its_metrics() -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-import msgspec
 import openai
 import pytest
 from hypothesis import given, settings
@@ -20,8 +19,9 @@ from deployments.api.http.access import AccessControl
 from deployments.client.protocol import Overloaded
 from deployments.config.args import AppArgs
 from deployments.config.tenants import KeyRing, hash_key
-from monitoring.metrics import Metrics, Snapshot
+from monitoring.metrics import Metrics
 from tests.deployments.support.scripted_api import Client, ScriptedEngine
+from tests.support.metric_values import snapshot_of
 
 ASK: dict[str, Any] = {"model": "demo", "prompt": "hi", "max_tokens": 5}
 Build = Callable[..., Client]
@@ -57,7 +57,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 
 def counted(metrics: Metrics, name: str) -> dict[tuple[str, ...], float]:
-    return dict(msgspec.msgpack.decode(metrics.snapshot(), type=Snapshot).values[name])
+    return dict(snapshot_of(metrics).values[name])
 
 
 def test_without_tenants_the_service_is_open_whatever_clients_send(client: Client, engine: ScriptedEngine) -> None:

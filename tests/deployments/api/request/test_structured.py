@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
 
@@ -19,9 +18,10 @@ from engine.errors import InvalidGrammar
 from engine.grammar.spec import Grammar
 from engine.grammar.trial import TooComplex
 from engine.grammar.vocabulary import Vocabulary
-from monitoring.metrics import Metrics, Snapshot
+from monitoring.metrics import Metrics
 from tests.deployments.support.scripted_api import MODEL, Client, ScriptedEngine
 from tests.engine.support.grammar_models import EOS, NUM_TOKENS, tokenizer
+from tests.support.metric_values import snapshot_of
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}, "required": ["b"]}
 ENDLESS = {"type": "integer", "multipleOf": 99999999}
@@ -176,7 +176,7 @@ def run(limits: Limits, work: Callable[[GrammarCheck], Awaitable[None]]) -> dict
             check.close()
 
     asyncio.run(main())
-    values = msgspec.msgpack.decode(metrics.snapshot(), type=Snapshot).values["grammar_requests_total"]
+    values = snapshot_of(metrics).values["grammar_requests_total"]
     return {key: count for key, count in values if count}
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
-from monitoring.metrics import Snapshot
 from tests.deployments.api.tools.conftest import ASK, TOOLS, Talk
 from tests.deployments.support.chat_templates import HERMES, LLAMA3, THINKING
+from tests.support.metric_values import snapshot_of
 
 Make = Callable[..., Talk]
 THOUGHT = "<think>\nRain? In Oslo.\n</think>\n\n"
@@ -32,7 +31,7 @@ def test_reasoning_is_no_content(talk: Make, template: str, says: str, chunk: in
     assert (message.reasoning, message.content) == ("Rain? In Oslo.", "It is.") == streamed(it)
     thinking = len(it.engine.codec.encode(says.partition("</think>")[0] + "</think>"))
     assert abs(answer.usage.completion_tokens_details.reasoning_tokens - thinking) <= 1  # tokens cross the border
-    counted = msgspec.msgpack.decode(it.metrics.snapshot(), type=Snapshot).values["reasoning_tokens_total"]
+    counted = snapshot_of(it.metrics).values["reasoning_tokens_total"]
     assert counted == [((), 2 * answer.usage.completion_tokens_details.reasoning_tokens)]
 
 

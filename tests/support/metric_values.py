@@ -9,15 +9,19 @@ from monitoring.metrics import BY_NAME, Metrics, Snapshot
 Values = dict[tuple[str, ...], float]
 
 
+def snapshot_of(metrics: Metrics) -> Snapshot:
+    """The snapshot as the hub reads it."""
+    return msgspec.msgpack.decode(metrics.snapshot(), type=Snapshot)
+
+
 def count_of(metrics: Metrics, name: str, **labels: str) -> float:
     """The counter's value for these labels; 0 when it never rose."""
-    snapshot = msgspec.msgpack.decode(metrics.snapshot(), type=Snapshot)
     key = tuple(labels[label] for label in BY_NAME[name].labels)
-    return dict(snapshot.values[name]).get(key, 0.0)
+    return dict(snapshot_of(metrics).values[name]).get(key, 0.0)
 
 
 def observations_of(metrics: Metrics) -> tuple[dict[str, Values], dict[str, int]]:
     """The values of all counters and gauges by labels, and the number of observations of each histogram."""
-    snapshot = msgspec.msgpack.decode(metrics.snapshot(), type=Snapshot)
+    snapshot = snapshot_of(metrics)
     counts = {name: sum(sum(h.counts) for _, h in series) for name, series in snapshot.histograms.items()}
     return {name: dict(series) for name, series in snapshot.values.items()}, counts
