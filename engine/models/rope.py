@@ -32,18 +32,18 @@ class RopeConfig:
     @classmethod
     def from_config(cls, raw: Mapping[str, Any], max_position_embeddings: int) -> RopeConfig:
         """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before it)."""
-        said = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        rope_type = said.get("rope_type", said.get("type", "default"))
+        scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+        rope_type = scaling.get("rope_type", scaling.get("type", "default"))
         if rope_type not in ROPE_TYPES:
             raise ModelLoadError(f"unsupported rope type {rope_type!r}; supported are {', '.join(ROPE_TYPES)}")
-        if said.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
+        if scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
             raise ModelLoadError("partial_rotary_factor is not supported: models must rotate whole heads")
-        theta = float(said.get("rope_theta", raw.get("rope_theta", 10000.0)))
+        theta = float(scaling.get("rope_theta", raw.get("rope_theta", 10000.0)))
         if rope_type == "default":
             return cls(theta)
-        original = said.get("original_max_position_embeddings") or raw.get("original_max_position_embeddings")
+        original = scaling.get("original_max_position_embeddings") or raw.get("original_max_position_embeddings")
         original = int(original or max_position_embeddings)
-        factor = said.get("factor")
+        factor = scaling.get("factor")
         if factor is None and rope_type != "yarn":
             raise ModelLoadError(f"rope type {rope_type!r} needs a factor in rope_scaling")
         factor = float(factor if factor is not None else max_position_embeddings / original)
@@ -52,12 +52,12 @@ class RopeConfig:
             rope_type,
             factor,
             original,
-            low_freq_factor=float(said.get("low_freq_factor", 1.0)),
-            high_freq_factor=float(said.get("high_freq_factor", 4.0)),
-            beta_fast=float(said.get("beta_fast") or 32),
-            beta_slow=float(said.get("beta_slow") or 1),
-            truncate=bool(said.get("truncate", True)),
-            attention_factor=_yarn_attention_factor(said, factor) if rope_type == "yarn" else 1.0,
+            low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
+            high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
+            beta_fast=float(scaling.get("beta_fast") or 32),
+            beta_slow=float(scaling.get("beta_slow") or 1),
+            truncate=bool(scaling.get("truncate", True)),
+            attention_factor=_yarn_attention_factor(scaling, factor) if rope_type == "yarn" else 1.0,
         )
 
     @property
@@ -106,11 +106,11 @@ class RopeConfig:
         return stretched
 
 
-def _yarn_attention_factor(said: Mapping[str, Any], factor: float) -> float:
-    given = said.get("attention_factor")
+def _yarn_attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
+    given = scaling.get("attention_factor")
     if given is not None:
         return float(given)
-    mscale, mscale_all_dim = said.get("mscale"), said.get("mscale_all_dim")
+    mscale, mscale_all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
 
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

@@ -13,8 +13,7 @@
 #include <math.h>
 
 #define PIECE 512
-#define BLOCK 32          /* positions whose scores are computed together; PIECE is a multiple of it */
-#define NO_SCORE (-1e30f) /* below any score; finite, so that NO_SCORE - NO_SCORE is 0 */
+#define BLOCK 32 /* positions whose scores are computed together; PIECE is a multiple of it */
 
 /* A query in the form that `dot` takes: floats, `Two` after `Two`, unless there is a bfloat16 product. */
 #if defined(RAYDIX_BF16) && defined(__AVX512BF16__)

@@ -17,8 +17,7 @@
 
 #define CHUNK 256
 #define STRIP 64
-#define MOST_QUERIES 512  /* queries of a block at most: a multiple of STRIP */
-#define NO_SCORE (-1e30f) /* below any score; finite, so that NO_SCORE - NO_SCORE is 0 */
+#define MOST_QUERIES 512 /* queries of a block at most: a multiple of STRIP */
 
 /* A thread's buffers, for one block. */
 typedef struct {

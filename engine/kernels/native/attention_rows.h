@@ -11,6 +11,8 @@
 
 #include "attention.h"
 
+#define NO_SCORE (-1e30f) /* below any score; finite, so that NO_SCORE - NO_SCORE is 0 */
+
 typedef struct {
     const Batch *batch;
     const AttentionShape *shape;

@@ -151,8 +151,8 @@ static void penalize(const SampledRow *asked, float *row, int vocabulary, int32_
     }
 }
 
-/* As engine/sampling/adjust.py, then the grammar's mask. */
-static void change(const SampledRow *asked, float *row, int vocabulary, int32_t *counts)
+/* Adjust a row as engine/sampling/adjust.py does, then apply the grammar's mask. */
+static void adjust(const SampledRow *asked, float *row, int vocabulary, int32_t *counts)
 {
     penalize(asked, row, vocabulary, counts);
     for (int i = 0; i < asked->num_edits; i++)
@@ -241,7 +241,7 @@ EXPORT void NAME(raydix_sample)(const SampledRow *rows, int num_rows, float *log
                 memset(scratch.counts, 0, sizeof(int32_t) * vocabulary);
                 has_counts = true;
             }
-            change(asked, row, vocabulary, scratch.counts);
+            adjust(asked, row, vocabulary, scratch.counts);
             tokens[r] = choose(asked, row, vocabulary, &scratch);
             if (asked->num_top >= 0)
                 logprobs[r] = tokens[r] < 0 ? 0 : (float)(original[tokens[r]] - normaliser);

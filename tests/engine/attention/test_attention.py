@@ -21,7 +21,7 @@ def test_the_batch_of_two_decodes_and_a_prefill() -> None:
     assert batch.query_lens == [1, 1, 3]
     assert batch.kv_lens_host == batch.kv_lens.tolist() == [6, 1, 5]
     assert batch.qo_indptr.tolist() == [0, 1, 2, 5]
-    assert batch.block_table.tolist() == [[3, 0], [2, 10], [7, 1]]  # page 9 holds nothing yet
+    assert batch.block_table.tolist() == [[3, 0], [2, 10], [7, 1]]  # Page 9 holds nothing yet.
     assert batch.positions.tolist() == [5, 0, 2, 3, 4]
     assert batch.slot_mapping.tolist() == [0 * 4 + 1, 2 * 4, 7 * 4 + 2, 7 * 4 + 3, 1 * 4]
 

@@ -1,7 +1,7 @@
 """The native attention kernels compared with attention in float64, for each instruction set of this processor.
 
-Rows with at most 16 queries a KV head take the way of decodes, others that of extends: both are drawn, beside
-pieces (512 positions) and chunks (256) that are whole, begun and skipped by a window.
+Rows with at most 16 queries per KV head are computed as decodes, others as extends. Both are generated, with
+pieces (512 positions) and chunks (256) that are full, partial, and skipped by a window.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def test_scores_are_the_log_softmax_in_slices_of_any_size(rows_at_once: int) -> 
             assert [logprob for _, logprob in at.top] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
-def test_a_likeliest_token_has_the_same_number_in_both_places() -> None:
+def test_a_top_token_has_the_same_number_in_both_places() -> None:
     """Evaluation harnesses compare the two to see whether greedy decoding would have said the same."""
     head, hidden = Head(), torch.randn(9, HIDDEN)
     targets = (hidden @ head.weight.T).argmax(-1).tolist()

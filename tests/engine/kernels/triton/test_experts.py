@@ -116,8 +116,8 @@ def test_a_broken_row_breaks_no_other() -> None:
 
 def test_no_tokens_make_no_tiles() -> None:
     x, weights, gate_up, down = inputs(0, 2)
-    nobody = torch.empty(0, 2, dtype=torch.int64)
-    assert triton_mlp(x, nobody, weights, gate_up, down, 0).shape == (0, HIDDEN)
+    no_choices = torch.empty(0, 2, dtype=torch.int64)
+    assert triton_mlp(x, no_choices, weights, gate_up, down, 0).shape == (0, HIDDEN)
 
 
 def test_tiles_are_those_of_the_drawing() -> None:
