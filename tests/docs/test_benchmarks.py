@@ -9,7 +9,7 @@ import jinja2
 import pytest
 
 from benchmarks import report
-from tests.docs.support.markdown_pages import ROOT, read_page
+from tests.docs.support.markdown_pages import read_page
 
 _FIGURE = re.compile(r"\d[\d.,]*\s?(?:%|×|µs|ms|s|GB|tokens/s)(?![\w.])")  # noqa: RUF001
 _FILLED_IN = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
@@ -50,7 +50,3 @@ def test_a_row_is_found_by_its_values_or_not_at_all() -> None:
 )
 def test_numbers_have_so_many_significant_digits(value: float, count: int, text: str) -> None:
     assert report.digits(value, count) == text
-
-
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 130
