@@ -18,7 +18,7 @@ _PERIOD_S = 1.0
 
 
 class MetricsKeeper:
-    """Belongs to the ingress's event loop."""
+    """Reads the page and keeps its checkpoint. Belongs to the ingress's event loop."""
 
     def __init__(self, hub: Any, name: str, timeout_s: float = 5.0) -> None:
         """`name` identifies this ingress; the hub has `timeout_s` to answer a call."""

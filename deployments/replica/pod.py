@@ -1,7 +1,7 @@
 """Answers a pod's readiness probe: `python -m deployments.replica.pod ready ingress|engine`.
 
-    ready ingress   this node's Serve proxy takes requests, and behind it some engine serves each of them
-    ready engine    an engine replica on this node passed its health check just now: its steps finish
+    ready ingress   this node's Serve proxy takes requests, and some engine serves them
+    ready engine    an engine replica on this node passed a health check within 30 s, so its steps finish
 
 As probes run every few seconds, this module imports the standard library alone. Exit status 0 means ready;
 otherwise stderr says why not.
