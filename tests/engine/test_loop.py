@@ -84,7 +84,7 @@ def test_a_defect_ends_the_loop_visibly() -> None:
 def test_a_lost_rank_ends_the_loop_and_none_of_its_requests(
     monkeypatch: pytest.MonkeyPatch, overlap: bool
 ) -> None:
-    """They can go on elsewhere, where a failed step would have ended them. Who waits is told once."""
+    """They can go on elsewhere, where a failed step would have ended them. `on_failure` is called once."""
     script = Script(overlap=overlap)
 
     def lost(plan: StepPlan) -> NoReturn:

@@ -129,7 +129,7 @@ print(os.environ.get("GOMP_SPINCOUNT"))
     ("cores", "before", "said", "spin_count"),
     [
         (2, "", {}, "1000"),
-        (8, "", {}, "None"),  # a core each: spinning costs nobody anything
+        (8, "", {}, "None"),  # a core each: spinning takes no core from another thread
         (2, "", {"GOMP_SPINCOUNT": "500"}, "500"),
         (2, "", {"OMP_WAIT_POLICY": "active"}, "None"),
         (2, "import torch", {}, "None"),  # too late: it would only reach processes started from here

@@ -49,7 +49,7 @@ def test_a_preempted_request_tells_what_was_computed_again() -> None:
     last = timings[30]
     assert last.num_preemptions == script.requests[b].num_preemptions > 0
     assert last.num_recomputed == num_computed(script, b) - (32 + 30 - 1) > 0
-    # Whoever stops at the first token after the preemption knows of it as well.
+    # A client that stops at the first token after the preemption knows of it as well.
     assert any(0 < count < 30 and told.num_preemptions == last.num_preemptions for count, told in timings.items())
     assert told(script, a)[30].num_preemptions == told(script, a)[30].num_recomputed == 0
 

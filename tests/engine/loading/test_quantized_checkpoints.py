@@ -292,7 +292,7 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
         lambda t: t.update({f"{FIRST}.bias": torch.ones(384)}),
         rf"{FIRST}.bias is not zero",
     ),
-    "what nobody knows": ("awq", lambda t: t.update({f"{FIRST}.smooth": torch.ones(1)}), "hold .*smooth"),
+    "an unknown tensor": ("awq", lambda t: t.update({f"{FIRST}.smooth": torch.ones(1)}), "hold .*smooth"),
 }
 
 

@@ -131,7 +131,7 @@ def test_a_rank_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_rank_that_ends_on_its_way_to_the_others_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had said hello: what waits for it is torch, for as long as it would for a slow one."""
+    """It had reported that it is ready, and torch would wait for it as long as for a slow one."""
     python = tmp_path / "python"
     code = (
         "import os, sys, msgspec; from engine.ranks import worker; worker.join = lambda *_: os._exit(3); "
@@ -145,7 +145,7 @@ def test_a_rank_that_ends_on_its_way_to_the_others_is_not_waited_for(
 
 
 def test_strangers_are_not_let_in() -> None:
-    """Who does not know the key is turned away; the ranks that do are waited for."""
+    """A connection without the key is refused; the ranks, which have it, are waited for."""
     import socket
 
     class Crowded(Watched):

@@ -40,7 +40,7 @@ def test_logits_are_those_of_transformers(tiny: Tiny, family: str) -> None:
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("family", MIXED)
 def test_greedy_tokens_in_mixed_batches(tiny: Tiny, family: str, page_size: int) -> None:
-    """Requests join while others decode, prompts come in chunks: everybody's tokens are the oracle's."""
+    """Requests join while others decode, prompts come in chunks: all tokens are the oracle's."""
     model = tiny(family)
     runner = load_runner(model, page_size)
     prompts = [random_prompt(length, seed) for seed, length in enumerate((3, 70, 25, 1))]
@@ -90,7 +90,7 @@ def test_copies_read_all_sources_before_writing_any_target(tiny: Tiny) -> None:
 
 
 def test_what_a_page_held_before_does_not_matter(tiny: Tiny) -> None:
-    """NaN left behind by a former owner is in nobody's attention: not in padding, not in a page's unused rest."""
+    """NaN left behind by a former owner reaches no attention: not from padding, not from a page's unused rest."""
     model = tiny("llama3.1")
     runner = load_runner(model)
     runner._pages.data[:, :, : runner.num_pages] = torch.nan

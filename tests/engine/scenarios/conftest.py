@@ -33,4 +33,4 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Make]:
                 assert (got, reason) == (tokens, end), name
         assert script.nothing_held(), script.scheduler.account()
         script.cache.reset()
-        assert script.scheduler.account().free == script.num_pages, "what nobody holds can be evicted"
+        assert script.scheduler.account().free == script.num_pages, "pages that no request holds can be evicted"

@@ -67,7 +67,7 @@ def test_twice_is_once(engine: Make) -> None:
     script = engine()
     a = script.arrive(range(1, 9))
     script.step()
-    for name in (a, a, "nobody"):
+    for name in (a, a, "unknown"):
         script.abort(name)
     script.step()
     script.abort(a)

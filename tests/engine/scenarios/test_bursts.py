@@ -12,7 +12,7 @@ def test_several_answers_to_one_question_compute_it_once(engine: Make) -> None:
     names = [script.arrive([5] * 4000, max_tokens=12, seed=seed) for seed in range(8)]
     script.run()
     assert len({tuple(script.tokens(name)) for name in names}) == 8
-    assert script.num_computed(*names) <= 4000 + 8 * (16 + 11), "nobody more than its last page of it"
+    assert script.num_computed(*names) <= 4000 + 8 * (16 + 11), "none computes more than its last page of it"
     assert script.scheduler.load(script.now).num_preemptions == 0
 
 

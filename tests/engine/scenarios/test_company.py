@@ -1,4 +1,4 @@
-"""Everything at once: guesses, beam searches, scored prompts and plain requests in the same steps."""
+"""Everything at once: draft tokens, beam searches, scored prompts and plain requests in the same steps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_search_that_is_pushed_out_finds_the_same_afterwards(engine: Make) -> 
     assert list(script.events[found][-1].alternatives) == script.found_alone(found)
 
 
-def test_guesses_beside_a_prompt_that_is_scored_in_chunks(engine: Make) -> None:
+def test_drafts_beside_a_prompt_that_is_scored_in_chunks(engine: Make) -> None:
     script = engine(num_pages=100, drafter=ScriptedDrafts(1.0), limits={"max_step_tokens": 12, "max_running": 3})
     a = script.arrive(range(1, 9), max_tokens=60)
     script.run(until=lambda: bool(script.tokens(a)))
@@ -60,10 +60,10 @@ def test_guesses_beside_a_prompt_that_is_scored_in_chunks(engine: Make) -> None:
     script.run()
     assert script.scores(scored) == hash_model.scores(range(100, 180), 1, 0)
     assert max(plan.num_tokens for plan in script.runner.plans) <= 12
-    assert len(script.chunks(a)) < 40, "its guesses went on being taken"
+    assert len(script.chunks(a)) < 40, "its draft tokens are still accepted"
 
 
-def test_guesses_for_one_that_stops_inside_them_while_another_fails(engine: Make) -> None:
+def test_drafts_for_a_request_that_stops_inside_them_while_another_fails(engine: Make) -> None:
     script = engine(drafter=ScriptedDrafts(1.0), max_drafts=6)
     a = script.arrive(range(1, 9), max_tokens=20)
     tokens, _ = script.alone(a)
@@ -76,7 +76,7 @@ def test_guesses_for_one_that_stops_inside_them_while_another_fails(engine: Make
     assert (script.reason(a), script.reason(b), script.tokens(b)) == ("length", "stop", tokens[:7])
 
 
-def test_guesses_for_a_request_resumed_before_its_last_token(engine: Make) -> None:
+def test_drafts_for_a_request_resumed_before_its_last_token(engine: Make) -> None:
     script = engine(drafter=ScriptedDrafts(1.0))
     a = script.arrive(range(1, 9), max_tokens=9)
     script.run()

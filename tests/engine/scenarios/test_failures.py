@@ -1,4 +1,4 @@
-"""Steps that fail: who is in them ends, once, and nobody else notices."""
+"""Steps that fail: their requests end, once, and no other request is affected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_two_in_a_row_end_those_that_are_in_them(engine: Make) -> None:
 
 
 def test_the_step_planned_after_it_ends_nobody_twice(engine: Make) -> None:
-    """And who comes next gets the same pages while that step still writes in them."""
+    """The next request gets the same pages while that step still writes to them."""
     script = engine(num_pages=10)
     names = [script.arrive([i + 1] * 9, max_tokens=9) for i in range(2)]
     script.run(until=lambda: len(script.tokens(names[1])) == 3)

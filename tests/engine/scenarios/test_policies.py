@@ -1,4 +1,4 @@
-"""Who goes first, by every policy, in engines with one place."""
+"""Which request goes first, by every policy, in engines that run one at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who loses its pages, and what happens to it until it has them back."""
+"""Which request loses its pages, and what happens to it until it has them back."""
 
 from __future__ import annotations
 
@@ -153,15 +153,15 @@ def test_a_resumed_request_that_is_preempted_goes_on_from_all_it_had(engine: Mak
 
 
 @pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
-def test_guesses_are_given_up_before_anybody_is(engine: Make, right: float) -> None:
+def test_drafts_are_given_up_before_any_request_is_preempted(engine: Make, right: float) -> None:
     plain = engine(num_pages=24)
-    guessing = engine(num_pages=24, drafter=ScriptedDrafts(right), max_drafts=6)
-    for script in (plain, guessing):
+    drafting = engine(num_pages=24, drafter=ScriptedDrafts(right), max_drafts=6)
+    for script in (plain, drafting):
         for prompt in (A, B):
             script.arrive(prompt, max_tokens=30)
         script.run()
-    assert guessing.scheduler.load(0).num_preemptions <= plain.scheduler.load(0).num_preemptions
-    assert sum(plan.num_drafts for plan in guessing.runner.plans) > 0
+    assert drafting.scheduler.load(0).num_preemptions <= plain.scheduler.load(0).num_preemptions
+    assert sum(plan.num_drafts for plan in drafting.runner.plans) > 0
 
 
 def test_nobody_is_preempted_for_a_page_that_an_end_makes_free(engine: Make) -> None:

@@ -1,4 +1,4 @@
-"""Beam searches in the scheduler: with others, in too little memory, aborted, failing. Nobody can tell."""
+"""Beam searches in the scheduler: with others, in too little memory, aborted, failing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def most_pages(num_prompt: int, max_tokens: int, width: int, page_size: int) -> 
 
 
 def most_held(script: Script, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run to the end: the most pages that anybody relied on while a step ran."""
+    """Run to the end and return the most pages that were in use while a step ran."""
     held, prepare = [], script.runner.prepare
 
     def watched(plan: StepPlan) -> Step:

@@ -103,7 +103,7 @@ def test_streams_keep_within_twice_the_time_per_token_while_a_long_prompt_is_com
 
 
 def test_nobody_is_admitted_to_a_step_that_is_full() -> None:
-    """Of time, though not of tokens: a place in the batch is for who gets on."""
+    """The step has room for tokens but not for time: only prompts that make progress take a row."""
     engine = SimulatedEngine(machine, max_step_ms=20.0)
     engine.arrive(100, max_tokens=1000)
     engine.run(until=lambda: len(engine.plans) > 20)

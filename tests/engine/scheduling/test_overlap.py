@@ -59,7 +59,7 @@ def play(actions: list[tuple[Any, ...]], *, overlap: bool, num_pages: int, page_
 def test_everybody_gets_the_tokens_it_would_get_alone(
     actions: list[tuple[Any, ...]], memory: tuple[int, int]
 ) -> None:
-    """Arrivals, aborts, stops, failures and preemptions: nobody can tell that steps overlapped."""
+    """Arrivals, aborts, stops, failures and preemptions: the tokens are those of steps that do not overlap."""
     num_pages, page_size = memory
     script = play(actions, overlap=True, num_pages=num_pages, page_size=page_size)
     for name, request in script.requests.items():
@@ -90,7 +90,7 @@ def test_the_synchronous_twin_gives_the_same_tokens_and_ends(actions: list[tuple
 
 
 def test_a_step_is_planned_while_another_one_runs() -> None:
-    """Its decode begins with a token that nobody but the device knows."""
+    """Its decode begins with a token that only the device knows."""
     script = Script(overlap=True)
     script.arrive(range(1, 11), max_tokens=4)
     assert script.step() == []

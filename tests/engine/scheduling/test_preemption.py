@@ -1,4 +1,4 @@
-"""Too little memory: who is preempted, what of its KV comes back from where, and everybody gets its tokens."""
+"""Too little memory: which request is preempted, where its KV comes back from, and that all get their tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pressed(**options: Any) -> tuple[Script, str, str]:
 
 
 def finish(script: Script) -> None:
-    """To the end: everybody got its tokens, and nothing is held."""
+    """Run to the end: every request got its tokens, and no page is held."""
     script.run()
     for name in script.requests:
         assert script.tokens(name) == script.undisturbed(name)
@@ -89,7 +89,7 @@ def test_what_comes_back_can_be_shared_again() -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_it_goes_on_inside_a_page_of_which_the_tree_has_a_part(overlap: bool) -> None:
-    """Somebody more important takes all its pages, and begins with its first 6 tokens: page 1 is the host's."""
+    """A more important request takes all its pages and begins with its first 6 tokens: page 1 is the host's."""
     script, _, b = pressed(overlap=overlap)
     more = 24 * 4 - script.scheduler.account().locked * 4 - 16
     c = script.arrive([*B[:6], *range(300, 300 + more)], max_tokens=1, priority=100)
@@ -246,7 +246,7 @@ def test_any_pressure_is_survived(
     overlap: bool,
     prefix_cache: bool,
 ) -> None:
-    """Requests of up to all the memory each, in any mode: everybody gets its tokens, and the last one stays."""
+    """Requests of up to all the memory each, in any mode: all get their tokens, and the last one stays."""
     page_size, num_pages = memory
     script = Script(
         num_pages,
@@ -274,7 +274,7 @@ def test_any_pressure_is_survived(
     script.runner.fail_next = False
     script.run()
     for plan in script.runner.plans:
-        assert not plan.preempted or plan.chunks, "somebody goes on"
+        assert not plan.preempted or plan.chunks, "some request goes on"
     for name, request in script.requests.items():
         if script.events[name]:
             assert script.tokens(name) == script.undisturbed(name)[: len(script.tokens(name))]

@@ -1,4 +1,4 @@
-"""Who goes first: fixed places that say at any time what claims say, and what follows from them in an engine."""
+"""Queue policies: fixed positions order requests as their claims do at any time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ requests = st.builds(request, st.integers(0, 200).map(float), st.integers(-5, 5)
 
 
 @given(requests, requests, st.integers(0, 500))
-def test_places_order_as_claims_do_at_any_time(one: Request, other: Request, since: int) -> None:
+def test_positions_order_as_claims_do_at_any_time(one: Request, other: Request, since: int) -> None:
     """Claims by their definition, in exact powers of two, at a moment at which both have come."""
     now = max(one.arrival, other.arrival) + since
     claim, rival = (r.priority + (now - r.arrival) / HALF_LIFE for r in (one, other))  # log2
@@ -42,7 +42,7 @@ def test_what_a_newcomer_has_ahead_halves_every_half_life() -> None:
     waits = request(0.0, priority=0)
 
     def advantage(now: float) -> float:
-        """Of a newcomer of priority 3 whose place is `now` or where it would stand."""
+        """Return the ratio of a newcomer's claim, of priority 3, to that of the waiting request."""
         newcomer = PriorityWithAgeing(HALF_LIFE).position(request(now, priority=3))
         return 2 ** (
             (PriorityWithAgeing(HALF_LIFE).position(waits).effective_arrival - newcomer.effective_arrival)

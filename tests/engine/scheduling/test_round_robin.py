@@ -35,7 +35,7 @@ def test_only_those_named_take_part_and_debts_outlast_a_change_of_all() -> None:
     assert (turns.turn(), turns.turn(among={"a"}), turns.num_known) == ("c", None, 3)
     turns.take_part(["a", "c"])
     turns.charge("c", 100)
-    assert turns.turn() == "c", "who owes a turn waits for it"
+    assert turns.turn() == "c", "a name that owes a turn waits"
     turns.take_part([])
     assert (turns.turn(), turns.num_known) == (None, 0)
 

@@ -116,7 +116,7 @@ def test_a_stream_of_short_prompts_does_not_starve_a_long_one() -> None:
 
 
 def test_a_preempted_request_continues_with_the_same_tokens() -> None:
-    """Two requests, room for one and a half: the newer is preempted, resumes, and nobody can tell."""
+    """Two requests, room for one and a half: the newer is preempted and resumes with the same tokens."""
     script = Script(num_pages=24, page_size=4)
     a = script.arrive(range(1, 33), max_tokens=30)
     b = script.arrive(range(100, 132), max_tokens=30)
@@ -291,7 +291,7 @@ operations = st.lists(
 def test_any_workload_gives_everyone_their_own_tokens(
     script_of: list[Operation], page_size: int, num_pages: int, max_step_tokens: int
 ) -> None:
-    """Arrivals, aborts and steps in any order, prompts that share prefixes, few pages: nobody can tell."""
+    """Arrivals, aborts and steps in any order, prompts that share prefixes, few pages: all tokens are right."""
     limits: dict[str, Any] = {"max_step_tokens": max_step_tokens, "max_running": 4}
     script = Script(num_pages, page_size, limits)
     for action, family, length, more in script_of:

@@ -1,6 +1,6 @@
 """Kernels compiled for a GPU that is not there, by our own launches of them.
 
-To be used in a process of its own, in which nobody has told Triton to interpret: see compile_all.py.
+To be used in a process of its own, in which Triton is not set to interpret: see compile_all.py.
 """
 
 from __future__ import annotations

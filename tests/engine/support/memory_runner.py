@@ -63,7 +63,7 @@ class MemoryRunner:
             self.fail_next = False
             self._lost = {chunk.request.request_id for chunk in plan.chunks}
             self.failed |= {(chunk.request.leader or chunk.request).request_id for chunk in plan.chunks}
-            for chunk, table in zip(plan.chunks, tables, strict=True):  # nobody knows how far it came
+            for chunk, table in zip(plan.chunks, tables, strict=True):  # it is unknown how far the step came
                 for position in range(chunk.start, chunk.start + chunk.num_tokens):
                     page, slot = divmod(position, self.page_size)
                     self.memory[table[page], slot] = (-2, -2)
@@ -133,7 +133,7 @@ def _candidates(request: Request, context: list[int]) -> TokenLogprobs | None:
 
 
 def _scores(chunk: Chunk, context: list[int]) -> dict[str, PackedLogprobs]:
-    """Of the prompt tokens that the chunk's predict and nobody was told yet, if they are asked for."""
+    """Scores of the prompt tokens that the chunk's tokens predict and that were not reported yet, if asked for."""
     request, num_top = chunk.request, chunk.request.sampling.prompt_logprobs
     first = max(chunk.start + 1, request.num_prompt_reported)
     end = min(chunk.start + chunk.num_tokens + 1, request.num_prompt)

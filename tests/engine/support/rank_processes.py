@@ -1,4 +1,4 @@
-"""Ranks as threads of the test's process: what they compute and say is real, they only start sooner."""
+"""Ranks as threads of the test's process: they compute and report as processes do, but start sooner."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from engine.ranks.worker import work
 
 
 class Threads:
-    """A launcher. On a machine with GPUs each thread takes its own."""
+    """Launches ranks as threads. On a machine with GPUs each thread takes its own."""
 
     shares_gpus = True
 
     def launch(self, specs: Sequence[RankSpec]) -> RankThreads:
-        """A thread for each spec."""
+        """Start a thread for each spec."""
         return RankThreads(specs)
 
 
 class RankThreads:
-    """They end with their connections."""
+    """Ranks as threads, which end with their connections."""
 
     def __init__(self, specs: Sequence[RankSpec]) -> None:
         self.errors: list[str] = []
@@ -29,11 +29,11 @@ class RankThreads:
             thread.start()
 
     def ended(self) -> str | None:
-        """What a rank raised."""
+        """Return what a rank raised; None if none has failed."""
         return self.errors[0] if self.errors else None
 
     def close(self) -> None:
-        """Wait for their end."""
+        """Wait for the threads to end."""
         for thread in self._threads:
             thread.join(10)
             assert not thread.is_alive(), "a rank outlives its connection"

@@ -1,4 +1,4 @@
-"""Scripted scenarios: the real scheduler, cache and loop, with a runner that notices every mistake of theirs."""
+"""Scripted scenarios: the real scheduler, cache and loop, with a runner that notices all their mistakes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Script:
         eos_after: int | None = None,
         **options: Any,
     ) -> str:
-        """A request comes in; `options` are those of Request.make, or sampling params."""
+        """Submit a request and return its name; `options` are those of Request.make, or sampling params."""
         name = name or f"r{len(self.requests)}"
         made = {key: options.pop(key) for key in _OF_REQUEST if key in options}
         request = Request.make(
@@ -92,11 +92,11 @@ class Script:
         return name
 
     def abort(self, name: str) -> None:
-        """The client of a request goes away."""
+        """Abort a request, as if its client had gone away."""
         self.loop.abort(name)
 
     def step(self) -> list[StreamDelta]:
-        """One engine step; the pages add up after it."""
+        """Take one engine step, and check that the pages add up after it."""
         self.now += 1.0
         events = self.loop.step()
         for event in events:
@@ -116,18 +116,18 @@ class Script:
         raise AssertionError(f"not done after {most} steps")
 
     def tokens(self, name: str) -> list[int]:
-        """What the client of a request was sent."""
+        """Return the tokens that the client of a request was sent."""
         return [token for event in self.events[name] for token in event.token_ids]
 
     def undisturbed(self, name: str) -> list[int]:
-        """What it would be sent by an engine of its own (stops apart)."""
+        """Return what it would be sent by an engine of its own, if it did not stop."""
         request = self.requests[name]
         forever = SamplingParams(max_tokens=request.sampling.max_tokens, ignore_eos=True)
         tokens, _ = hash_model.alone(request.prompt_ids, request.seed, forever)
         return tokens[request.num_resumed :]
 
     def alone(self, name: str) -> tuple[list[int], str]:
-        """What it would be sent, and why it would end, in an engine of its own. Its EOS is that of `arrive`."""
+        """Return what it would be sent, and why it would end, in an engine of its own."""
         request = self.requests[name]
         if request.sampling.beams is not None:
             best = self.found_alone(name)[0]
@@ -137,34 +137,34 @@ class Script:
         return tokens[request.num_resumed :], reason
 
     def found(self, name: str) -> list[Hypothesis]:
-        """What the client of a beam search was sent, in one event."""
+        """Return what the client of a beam search was sent, in one delta."""
         assert len(self.events[name]) == 1, self.events[name]
         return list(self.events[name][0].alternatives)
 
     def found_alone(self, name: str) -> list[Hypothesis]:
-        """What it would find, if it searches beams, in an engine of its own."""
+        """Return what a beam search would find in an engine of its own."""
         request = self.requests[name]
         return hash_model.search_alone(request.prompt_ids, request.seed, request.sampling)
 
     def scores(self, name: str) -> PackedLogprobs | None:
-        """What the client of a request was told of its prompt: each position once and in order, or it raises."""
+        """Return the prompt log-probabilities that a client was sent; raises unless they came in order."""
         told: PackedLogprobs | None = None
         for event in self.events[name]:
             told = joined(told, event.prompt_logprobs)
         return told
 
     def reason(self, name: str) -> str | None:
-        """Why a request ended; None while it has not."""
+        """Return why a request ended; None while it has not."""
         ends = [event.finish_reason for event in self.events[name] if event.finish_reason]
         assert len(ends) <= 1, f"{name} ended {len(ends)} times"
         return ends[0] if ends else None
 
     def chunks(self, name: str) -> list[Chunk]:
-        """All that was planned for a request so far, step by step."""
+        """Return all chunks that were planned for a request so far."""
         return [chunk for plan in self.runner.plans for chunk in plan.chunks if chunk.request.request_id == name]
 
     def num_computed(self, *names: str) -> int:
-        """Tokens computed for requests, again and in vain as well."""
+        """Return how many tokens were computed for requests, repeated and discarded ones included."""
         return sum(chunk.num_tokens for name in names for chunk in self.chunks(name))
 
     def is_running(self, name: str) -> bool:
@@ -172,7 +172,7 @@ class Script:
         return self.requests[name].status is Status.RUNNING
 
     def nothing_held(self) -> bool:
-        """No page is locked or private, here or on the host: the state in which every scenario must end."""
+        """Whether no page is locked or private, on the device or on the host, as at the end of every scenario."""
         account = self.scheduler.account()
         self.swap.begin_step()
         return account.locked == account.private == self.swap.account().held == 0

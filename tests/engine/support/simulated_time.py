@@ -18,7 +18,7 @@ PAGE = 16
 
 
 class SimulatedEngine:
-    """Samples token 1, always. `now` is its clock, in seconds."""
+    """Always samples token 1. `now` is its clock, in seconds."""
 
     def __init__(
         self, seconds: Callable[[StepPlan], float] = lambda plan: 1.0, num_pages: int = 20_000, **limits: Any
@@ -34,7 +34,7 @@ class SimulatedEngine:
         self.loop = EngineLoop(self.scheduler, self, clock=lambda: self.now)
 
     def prepare(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """A step that lets the time pass which it takes."""
+        """Prepare a step that advances the clock by the time that it takes."""
 
         def run() -> StepResult:
             self.plans.append(plan)
@@ -45,7 +45,7 @@ class SimulatedEngine:
         return run
 
     def arrive(self, num_prompt: int, max_tokens: int = 1, priority: int = 0, tenant: str = "") -> str:
-        """A request comes in now; no two prompts share anything."""
+        """Submit a request now and return its name; no two prompts share a prefix."""
         name = f"r{len(self.requests)}"
         request = Request.make(
             name,
@@ -63,7 +63,7 @@ class SimulatedEngine:
         return name
 
     def step(self) -> list[StreamDelta]:
-        """One step."""
+        """Take one engine step."""
         events = self.loop.step()
         for event in events:
             self.token_times[event.request_id] += [self.now] * len(event.token_ids)
@@ -78,5 +78,5 @@ class SimulatedEngine:
         raise AssertionError(f"not done after {most} steps")
 
     def first_token(self, name: str) -> float:
-        """When a request had its first token."""
+        """Return when a request got its first token."""
         return self.token_times[name][0]
