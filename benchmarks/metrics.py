@@ -26,8 +26,8 @@ import torch
 from rich.console import Console
 
 from benchmarks.null_model import NullRunner
-from deployments.api.answer_times import AnswerTimes
-from deployments.config.settings import SloSettings
+from deployments.api.record import RequestRecord
+from deployments.api.request_metrics import RequestMetrics
 from deployments.replica.metrics import EngineMetrics
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -134,12 +134,12 @@ def time_hub(repeats: int) -> dict[str, Any]:
 
 def time_tokens(count: int = 20_000) -> float:
     """Microseconds per streamed token in the ingress."""
-    metrics, times = Metrics("m", "i", "ingress"), AnswerTimes(SloSettings(), 0.0)
+    record = RequestRecord("completions", {})
+    record.metrics = RequestMetrics(Metrics("m", "i", "ingress"), "completions")
 
     def some() -> None:
-        for number in range(100):
-            metrics.inc("tenant_tokens_total", 1, tenant="anonymous", kind="generated")
-            times.tokens(metrics, 0, 1, number * 0.01)
+        for _ in range(100):
+            record.received(0, 1, is_last=False)
 
     return low([timed(some) for _ in range(count // 100)]) / 100 * 1e6
 

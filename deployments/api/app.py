@@ -18,11 +18,10 @@ from deployments.api.errors import ApiError, at_most, from_client, invalid, quot
 from deployments.api.exchange import Caller, Exchange, GenerationPlan, Hints
 from deployments.api.http.access import Gate, tenant_of
 from deployments.api.http.body import ClientGone, read_json
+from deployments.api.http.observation import Observation, record_of
 from deployments.api.http.pacing import Pace, chunks_per_s
 from deployments.api.http.transport import Envelope, error_response, json_response, request_id, until_disconnect
-from deployments.api.http_metrics import HttpMetrics
-from deployments.api.recording import Endpoint, Recorder
-from deployments.api.report import Reporting, report_of
+from deployments.api.record import RequestRecord
 from deployments.api.request.prompts import encode_messages, encode_text
 from deployments.api.request.protocol import (
     ChatRequest,
@@ -33,6 +32,7 @@ from deployments.api.request.protocol import (
     parse,
 )
 from deployments.api.request.sampling import in_vocabulary
+from deployments.api.request_metrics import RequestMetrics
 from deployments.api.routes.cluster import add_cluster_routes
 from deployments.api.routes.health import health
 from deployments.api.routes.lifecycle import add_model_routes
@@ -67,9 +67,7 @@ def create_app(service: ApiService) -> FastAPI:
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_middleware(Gate, access=service.access, metrics=service.metrics)
     app.add_middleware(Envelope, limits=service.limits, names_answers=not service.is_named_outside)
-    if service.metrics is not None:
-        app.add_middleware(HttpMetrics, metrics=service.metrics)
-    app.add_middleware(Reporting, listeners=service.listeners)
+    app.add_middleware(Observation, metrics=service.metrics, listeners=service.listeners)
     return app
 
 
@@ -82,23 +80,23 @@ class _Routes:
 
     async def chat(self, request: Request) -> Response:
         """Create a chat completion."""
-        recorder = self._recorder(request, "chat_completions")
+        record = self._record(request)
 
         async def plan() -> GenerationPlan:
-            served, asked = await self._parsed(request, ChatRequest, recorder)
+            served, asked = await self._parsed(request, ChatRequest, record)
             return await plan_chat(self._service.limits, served, asked)
 
-        return await self._generate(request, recorder, plan)
+        return await self._generate(request, record, plan)
 
     async def completions(self, request: Request) -> Response:
         """Create a text completion."""
-        recorder = self._recorder(request, "completions")
+        record = self._record(request)
 
         async def plan() -> GenerationPlan:
-            served, asked = await self._parsed(request, CompletionRequest, recorder)
+            served, asked = await self._parsed(request, CompletionRequest, record)
             return await plan_completion(self._service.limits, served, asked)
 
-        return await self._generate(request, recorder, plan)
+        return await self._generate(request, record, plan)
 
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a prompt or a conversation."""
@@ -144,43 +142,44 @@ class _Routes:
             return Response(f"{error}\n", 503, {"retry-after": "2"}, "text/plain")
         return Response(text, headers={"content-type": content_type})
 
-    def _recorder(self, request: Request, endpoint: Endpoint) -> Recorder:
-        tenant = tenant_of(request).name
-        return Recorder(self._service.metrics, endpoint, report_of(request), tenant, self._service.slo)
+    def _record(self, request: Request) -> RequestRecord:
+        record, tenant = record_of(request), tenant_of(request).name
+        record.metrics = RequestMetrics(self._service.metrics, record.endpoint, tenant, self._service.slo)
+        return record
 
     async def _parsed(
-        self, request: Request, kind: type[Parsed], recorder: Recorder | None = None
+        self, request: Request, kind: type[Parsed], record: RequestRecord | None = None
     ) -> tuple[ServedModel, Parsed]:
         """Return the model that the body names, and the body as a request."""
         body = await read_json(request, self._service.limits)
         asked = body.get("model")
         served = self._service.find(asked if isinstance(asked, str) else None)
-        if recorder is not None:
-            recorder.count_to(served.metrics)
-            recorder.report.model = served.card.id
+        if record is not None:
+            record.metrics.count_to(served.metrics)
+            record.model = served.card.id
         return served, parse(body, kind, self._service.limits)
 
-    async def _generate(self, request: Request, recorder: Recorder, plan: _Planner) -> Response:
+    async def _generate(self, request: Request, record: RequestRecord, plan: _Planner) -> Response:
         tenant, name = tenant_of(request), request_id(request.scope)
         try:
             ticket = self._service.access.start(tenant)
             planned = await plan()
             hints = _hints(request, self._service.limits)
             caller = Caller(tenant, ticket)
-            exchange = Exchange(self._service.limits, planned, recorder, name, hints, caller, self._pace)
+            exchange = Exchange(self._service.limits, planned, record, name, hints, caller, self._pace)
             return await until_disconnect(request.receive, exchange.respond())
         except RateLimited as error:
-            recorder.refused(error)
+            record.refused(error)
             limited = from_client(error, name)
-            recorder.failed(limited.status, limited.type)
+            record.failed(limited.status, limited.type)
             raise limited from None
         except ApiError as error:
-            recorder.failed(error.status, error.type)
+            record.failed(error.status, error.type)
             raise
         except ClientGone:
             raise
         except Exception:
-            recorder.failed(500, "server_error")
+            record.failed(500, "server_error")
             raise
 
 

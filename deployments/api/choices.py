@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
@@ -65,10 +64,6 @@ class Choice:
         self.num_generated = 0
         self.num_cached = 0
         """Prompt tokens whose KV was found in a cache."""
-        self.first_at: float | None = None
-        """Clock (`time.monotonic`) when its first token came to be read."""
-        self.ended_at: float | None = None
-        """Clock when its last one did."""
         self.finish_reason: str | None = None
         self._sum_logprobs = 0.0
         self._text, self._scores_only = text, scores_only
@@ -96,11 +91,7 @@ class Choice:
             finish_reason = "tool_calls"
         self.num_generated += num_generated
         self._sum_logprobs += sum(at.logprob for at in delta.logprobs[:num_generated])
-        self.finish_reason, now = finish_reason, time.monotonic()
-        if self.first_at is None and num_generated:
-            self.first_at = now
-        if finish_reason:
-            self.ended_at = now
+        self.finish_reason = finish_reason
         return ChoiceDelta(
             self.index,
             said.text,
@@ -175,12 +166,11 @@ class Choices:
             raise
         self._generations = [start.result() for start in starts]
 
-    async def deltas(self) -> AsyncIterator[ChoiceDelta]:
+    def deltas(self) -> AsyncIterator[ChoiceDelta]:
         """Each choice's deltas in order, the choices mixed as they come. Ends when all have finished."""
-        if len(self._generations) == 1:
-            async for delta in self._read(0):
-                yield delta
-            return
+        return self._read(0) if len(self._generations) == 1 else self._mixed()
+
+    async def _mixed(self) -> AsyncIterator[ChoiceDelta]:
         # One slot per choice: a slow consumer holds the pumps up, and the generations merge their events.
         count = unfinished = len(self._generations)
         queue: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue(count)

@@ -22,8 +22,7 @@ from deployments.api.http.pacing import Pace
 from deployments.api.http.transport import EventStream, logger
 from deployments.api.output.output_parser import PLAIN_TEXT, OutputParser, OutputParseSpec
 from deployments.api.output.response_encoder import DONE, ResponseEncoder, error_event
-from deployments.api.recording import Recorder
-from deployments.api.report import Began
+from deployments.api.record import GenerationStart, RequestRecord
 from deployments.api.request.best_of import best
 from deployments.api.request.prompt_scores import PromptScores
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
@@ -85,7 +84,7 @@ class Exchange:
         self,
         limits: Limits,
         plan: GenerationPlan,
-        recorder: Recorder,
+        record: RequestRecord,
         request_id: str,
         hints: Hints,
         caller: Caller,
@@ -93,7 +92,7 @@ class Exchange:
     ) -> None:
         self._limits = limits
         self._encoder = plan.encoder
-        self._recorder = recorder
+        self._record = record
         self._request_id = request_id
         self._is_stream = bool(plan.request.stream)
         self._pace = pace
@@ -106,13 +105,13 @@ class Exchange:
         idle_timeout_s = limits.request_timeout_s if is_silent else limits.idle_timeout_s
         self._choices = Choices(plan.served.client, parts, idle_timeout_s, scores_only=plan.scores_only)
         self._scores, self._num_top = plan.scores, plan.sampling.logprobs
-        recorder.report.began = Began(plan.encoder.context, plan.sampling, self._is_stream, self._choices)
+        self._start = GenerationStart(plan.encoder.context, plan.sampling, self._is_stream, self._choices)
         self._num_echoed = len(plan.encoder.context.prompts) * (plan.request.n or 1) if plan.echoes_only else 0
         self._deadline = asyncio.get_running_loop().time() + limits.request_timeout_s
 
     async def respond(self) -> Response:
         """The answer. Raises `ApiError` when it fails before its first event."""
-        self._recorder.accepted(stream=self._is_stream)
+        self._record.accepted(self._start)
         deltas = self._deltas() if self._scores is None else self._scores.gathered(self._deltas())
         is_handed_over = False
         try:
@@ -132,13 +131,13 @@ class Exchange:
             is_handed_over = True
             return stream
         except CLIENT_ERRORS as error:
-            self._recorder.refused(error)
+            self._record.refused(error)
             self._ticket.refuse()
             raise from_client(error, self._request_id) from None
         except TimeoutError:
             raise self._too_long() from None
         except asyncio.CancelledError:
-            self._recorder.disconnected()
+            self._record.disconnected()
             raise
         finally:
             if not is_handed_over:
@@ -151,7 +150,7 @@ class Exchange:
             self._ticket.admit(self._num_sequences, self._num_prompt_tokens)
         except ValueError as error:
             raise Rejected(f"{error}.", self._count_field) from None
-        self._recorder.prompt(self._num_prompt_tokens)
+        self._record.metrics.prompt(self._num_prompt_tokens)
 
     async def _deltas(self) -> AsyncIterator[ChoiceDelta]:
         """All deltas; of an echo, one per choice that says it is over."""
@@ -159,10 +158,10 @@ class Exchange:
             yield ChoiceDelta(index, "", (), (), 0, "length")
         if self._choices.choices:
             async for delta in self._choices.deltas():
-                self._recorder.tokens(delta.index, delta.num_generated)
+                self._record.received(delta.index, delta.num_generated, is_last=delta.finish_reason is not None)
                 self._ticket.generated(delta.num_generated)
                 if delta.finish_reason:
-                    self._recorder.reasoned(self._choices.choices[delta.index].num_reasoning)
+                    self._record.metrics.reasoned(self._choices.choices[delta.index].num_reasoning)
                 yield delta
 
     async def _whole(self, deltas: AsyncIterator[ChoiceDelta]) -> Response:
@@ -173,54 +172,47 @@ class Exchange:
         if len(by_choice) > len(answer.prompts) * answer.num_choices:
             by_choice = best(self._choices.choices, by_choice, len(answer.prompts), answer.num_choices)
         body = await self._spell(lambda: self._encoder.whole(by_choice, self._extras(is_whole=True)))
-        self._recorder.finished(by_choice[0][-1].finish_reason or "stop")
+        self._record.finished(by_choice[0][-1].finish_reason or "stop")
         return Response(body, headers=self._headers(), media_type="application/json")
 
     async def _events(self, first: ChoiceDelta, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[bytes, None]:
-        """The stream's bytes; a failure is its last event."""
-        spelled = self._spelled(first, deltas)
-        try:
-            while True:
-                async with asyncio.timeout_at(self._deadline):
-                    event = await anext(spelled, None)
-                if event is None:
-                    return
-                yield event
-        except Exception as error:
-            failure = self._failure(error)
-            self._recorder.failed(failure.status, failure.type)
-            yield error_event(failure.body(self._request_id))
+        """The stream's bytes; a failure is its last event.
 
-    async def _close(self) -> None:
-        """The stream is over; when it did not end by itself, its client left."""
-        self._turns.close()
-        self._recorder.disconnected()
-        self._ticket.close()
-        await self._choices.aclose()
-
-    async def _spelled(
-        self, first: ChoiceDelta, deltas: AsyncIterator[ChoiceDelta]
-    ) -> AsyncGenerator[bytes, None]:
-        """What need not be waited for goes out together: a choice's opening with its first delta, the end with the
+        What need not be waited for goes out together: a choice's opening with its first delta, the end with the
         last one.
         """
         opened: set[int] = set()
         waiting = b""
         delta: ChoiceDelta | None = first
-        while delta is not None:
-            if delta.index not in opened:
-                opened.add(delta.index)
-                waiting += await self._spell(partial(self._encoder.opening, delta.index))
-            waiting += self._encoder.delta(delta)
-            if waiting and not (delta.finish_reason and self._choices.are_over):
-                yield waiting
-                waiting = b""
-                await self._turns.wait(len(self._choices.choices))
-            last, delta = delta, await anext(deltas, None)
-        if extras := self._extras(is_whole=False):
-            waiting += self._encoder.closing(extras)
-        self._recorder.finished(last.finish_reason or "stop")
-        yield waiting + DONE
+        try:
+            while delta is not None:
+                if delta.index not in opened:
+                    opened.add(delta.index)
+                    waiting += await self._spell(partial(self._encoder.opening, delta.index))
+                waiting += self._encoder.delta(delta)
+                is_sent = bool(waiting) and not (delta.finish_reason and self._choices.are_over)
+                if is_sent:
+                    yield waiting
+                    waiting = b""
+                async with asyncio.timeout_at(self._deadline):
+                    if is_sent:
+                        await self._turns.wait(len(self._choices.choices))
+                    last, delta = delta, await anext(deltas, None)
+            if extras := self._extras(is_whole=False):
+                waiting += self._encoder.closing(extras)
+            self._record.finished(last.finish_reason or "stop")
+            yield waiting + DONE
+        except Exception as error:
+            failure = self._failure(error)
+            self._record.failed(failure.status, failure.type)
+            yield error_event(failure.body(self._request_id))
+
+    async def _close(self) -> None:
+        """The stream is over; when it did not end by itself, its client left."""
+        self._turns.close()
+        self._record.disconnected()
+        self._ticket.close()
+        await self._choices.aclose()
 
     async def _spell(self, spell: Callable[[], bytes]) -> bytes:
         """The bytes of a large part of the answer: in a thread when log-probabilities make it take long."""
@@ -238,7 +230,7 @@ class Exchange:
         if is_whole or answer.include_usage:
             extras["usage"] = answer.usage(self._choices.choices)
         if answer.include_timings:
-            extras["timings"] = timings_of(self._recorder.report)
+            extras["timings"] = timings_of(self._record)
         return extras
 
     def _failure(self, error: Exception) -> ApiError:

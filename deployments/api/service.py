@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from deployments.api.errors import invalid, model_not_found
 from deployments.api.http.access import AccessControl
-from deployments.api.report import Listener
+from deployments.api.record import Listener
 from deployments.api.request.structured import GrammarChecker
 from deployments.api.routes.cluster import ClusterSource
 from deployments.api.text_codec import TextCodec

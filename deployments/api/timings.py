@@ -14,7 +14,6 @@ tokens and events are sums, `time_to_first_token_s` is that of the first choice 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -22,7 +21,7 @@ import msgspec
 
 from deployments.api.choices import Choice
 from deployments.api.output.response_encoder import EncodedPrompt
-from deployments.api.report import Began, Report
+from deployments.api.record import ChoiceTimes, GenerationStart, RequestRecord
 from deployments.client.timeline import Timeline
 from engine.stream_delta import Timings
 
@@ -62,32 +61,34 @@ class RequestTimings(msgspec.Struct, frozen=True, omit_defaults=True):
     """Each choice, where there are several."""
 
 
-def timings_of(report: Report) -> RequestTimings:
-    """What is known by now; for a request that never began to generate, that is its total alone."""
-    now = time.monotonic() if report.ended_at is None else report.ended_at
-    began = report.began
-    timelines = [] if began is None else began.choices.timelines
-    if began is None or not timelines:
-        total, none = _seconds(now - report.arrival), None
-        prompt = began.answer.num_prompt_tokens if began else 0
+def timings_of(record: RequestRecord) -> RequestTimings:
+    """What is known by now; for a request that generated nothing, that is its total alone."""
+    now = record.now()
+    start = record.generation
+    timelines = [] if start is None else start.choices.timelines
+    if start is None or not timelines:
+        total, none = _seconds(now - record.arrival), None
+        prompt = start.answer.num_prompt_tokens if start else 0
         return RequestTimings(total, none, none, none, none, none, prompt, 0, none, 0, none, none, 0, none)
-    firsts = [began.choices.choices_of(index)[0] for index in range(len(timelines))]
+    firsts = [start.choices.choices_of(index)[0] for index in range(len(timelines))]
     pairs = zip(firsts, timelines, strict=True)
-    each = [_of_choice(report, began, choice, timeline, now) for choice, timeline in pairs]
-    return each[0] if len(began.choices.choices) == 1 else _of_all(report, began, each, now)
+    each = [_of_choice(record, start, choice, timeline, now) for choice, timeline in pairs]
+    return each[0] if len(start.choices.choices) == 1 else _of_all(record, start, each, now)
 
 
-def _of_choice(report: Report, began: Began, choice: Choice, timeline: Timeline, now: float) -> RequestTimings:
-    spans = timeline.spans
+def _of_choice(
+    record: RequestRecord, start: GenerationStart, choice: Choice, timeline: Timeline, now: float
+) -> RequestTimings:
+    spans, times = timeline.spans, record.choice_times.get(choice.index, ChoiceTimes())
     admission, queued = timeline.sent_at - timeline.asked_at, _told(timeline, lambda timings: timings.queue)
     return RequestTimings(
-        total_s=_seconds((choice.ended_at or now) - report.arrival),
-        time_to_first_token_s=None if choice.first_at is None else _seconds(choice.first_at - report.arrival),
+        total_s=_seconds((times.ended_at or now) - record.arrival),
+        time_to_first_token_s=None if times.first_at is None else _seconds(times.first_at - record.arrival),
         admission_s=_seconds(admission),
         queue_s=None if queued is None else _seconds(admission + queued),
         prefill_s=_rounded(_told(timeline, lambda timings: timings.prefill)),
         decode_s=_rounded(_sum(span.decode_s for span in spans)),
-        prompt_tokens=len(_prompt_of(began, choice).token_ids),
+        prompt_tokens=len(_prompt_of(start, choice).token_ids),
         cached_tokens=choice.num_cached,
         recomputed_tokens=_told(timeline, lambda timings: timings.num_recomputed),
         output_tokens=choice.num_generated,
@@ -98,18 +99,20 @@ def _of_choice(report: Report, began: Began, choice: Choice, timeline: Timeline,
     )
 
 
-def _prompt_of(began: Began, choice: Choice) -> EncodedPrompt:
+def _prompt_of(start: GenerationStart, choice: Choice) -> EncodedPrompt:
     """Candidates that were not among the best are told of too, so there may be more of them than choices given."""
-    prompts = began.answer.prompts
-    return prompts[choice.index * len(prompts) // len(began.choices.choices)]
+    prompts = start.answer.prompts
+    return prompts[choice.index * len(prompts) // len(start.choices.choices)]
 
 
-def _of_all(report: Report, began: Began, each: list[RequestTimings], now: float) -> RequestTimings:
-    usage = began.answer.usage(began.choices.choices)
+def _of_all(
+    record: RequestRecord, start: GenerationStart, each: list[RequestTimings], now: float
+) -> RequestTimings:
+    usage = start.answer.usage(start.choices.choices)
     firsts = [one.time_to_first_token_s for one in each if one.time_to_first_token_s is not None]
     return msgspec.structs.replace(
         max(each, key=lambda one: one.total_s),
-        total_s=_seconds(now - report.arrival),
+        total_s=_seconds(now - record.arrival),
         time_to_first_token_s=min(firsts, default=None),
         prompt_tokens=usage["prompt_tokens"],
         cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],

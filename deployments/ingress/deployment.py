@@ -10,7 +10,7 @@ from ray import serve
 
 from deployments.api.app import create_app
 from deployments.api.http.access import AccessControl
-from deployments.api.report import Listener
+from deployments.api.record import Listener
 from deployments.api.service import ApiService
 from deployments.config.args import AppArgs
 from deployments.config.tenants import KeyRing

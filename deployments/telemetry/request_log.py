@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 
-from deployments.api.report import Report
+from deployments.api.record import RequestRecord
 from deployments.api.timings import timings_of
 
 serve_logger = logging.getLogger("ray.serve")
@@ -40,35 +40,35 @@ class RequestLog:
     def __init__(self, ingress: str) -> None:
         self._ingress = ingress
 
-    def __call__(self, report: Report) -> None:
+    def __call__(self, record: RequestRecord) -> None:
         """A request is over."""
-        fields = request_fields(report)
-        level = logging.WARNING if report.outcome == "failed" else logging.INFO
+        fields = request_fields(record)
+        level = logging.WARNING if record.outcome == "failed" else logging.INFO
         # Serve would put the ingress's id in place of the engine's as `replica`.
         extra = {**fields, "ingress": self._ingress, "skip_context_filter": True}
         serve_logger.log(level, _line(fields), extra=extra)
 
 
-def request_fields(report: Report) -> dict[str, Any]:
+def request_fields(record: RequestRecord) -> dict[str, Any]:
     """What is logged of a request: see above."""
-    began = report.began
-    timings = msgspec.structs.asdict(timings_of(report))
+    start = record.generation
+    timings = msgspec.structs.asdict(timings_of(record))
     del timings["choices"]
     return {
         "event": "request",
-        "request_id": report.request_id,
-        "response_id": None if began is None else began.answer.id,
-        "trace_id": report.trace_id,
-        "endpoint": report.endpoint,
-        "model": report.model,
-        "tenant": report.tenant,
-        "outcome": report.outcome,
-        "status": report.status,
-        "finish_reason": report.finish_reason,
-        "error_type": report.error_type,
-        "reason": report.reason,
-        "stream": began is not None and began.is_stream,
-        "num_choices": 0 if began is None else len(began.choices.choices),
+        "request_id": record.request_id,
+        "response_id": None if start is None else start.answer.id,
+        "trace_id": record.trace_id,
+        "endpoint": record.endpoint,
+        "model": record.model,
+        "tenant": record.tenant,
+        "outcome": record.outcome,
+        "status": record.status,
+        "finish_reason": record.finish_reason,
+        "error_type": record.error_type,
+        "reason": record.reason,
+        "stream": start is not None and start.is_stream,
+        "num_choices": 0 if start is None else len(start.choices.choices),
         **timings,
     }
 

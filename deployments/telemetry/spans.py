@@ -30,7 +30,8 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from deployments.api.report import ENDPOINTS, Began, Report
+from deployments.api.http.observation import ENDPOINTS
+from deployments.api.record import GenerationStart, RequestRecord
 from deployments.client.timeline import Timeline
 from deployments.config.settings import TracingSettings
 from deployments.telemetry.serve_logging import log_seldom_through_serve
@@ -69,24 +70,24 @@ class OtlpTracer:
         self._is_closed = False
         log_seldom_through_serve("opentelemetry")
 
-    def __call__(self, report: Report) -> None:
+    def __call__(self, record: RequestRecord) -> None:
         """Trace a request that is over, if it is sampled."""
-        clock = _Clock(report)
-        operation = _OPERATIONS[report.endpoint]
+        clock = _Clock(record)
+        operation = _OPERATIONS[record.endpoint]
         root = self._tracer.start_span(
-            operation if report.model is None else f"{operation} {report.model}",
-            self._propagator.extract(report.headers, Context()),
+            operation if record.model is None else f"{operation} {record.model}",
+            self._propagator.extract(record.headers, Context()),
             SpanKind.SERVER,
-            start_time=clock.ns(report.arrival),
+            start_time=clock.ns(record.arrival),
         )
         if root.is_recording():
-            report.trace_id = trace.format_trace_id(root.get_span_context().trace_id)
-            root.set_attributes(_attributes(report))
-            if report.status >= 500 or report.outcome == "failed":
+            record.trace_id = trace.format_trace_id(root.get_span_context().trace_id)
+            root.set_attributes(_attributes(record))
+            if record.status >= 500 or record.outcome == "failed":
                 root.set_status(StatusCode.ERROR)
-            if report.began is not None:
-                self._add_children(root, report, report.began.choices.timelines, clock)
-        root.end(clock.ns(report.ended_at or time.monotonic()))
+            if record.generation is not None:
+                self._add_children(root, record, record.generation.choices.timelines, clock)
+        root.end(clock.ns(record.ended_at or time.monotonic()))
 
     def close(self) -> None:
         """Send what is left. Blocks, at most about as long as one export may take. Idempotent."""
@@ -100,7 +101,7 @@ class OtlpTracer:
         self._provider.shutdown()
         deadline.cancel()
 
-    def _add_children(self, root: Span, report: Report, timelines: list[Timeline], clock: _Clock) -> None:
+    def _add_children(self, root: Span, record: RequestRecord, timelines: list[Timeline], clock: _Clock) -> None:
         inside = trace.set_span_in_context(root, Context())
 
         def add(name: str, start: float, end: float, attributes: Mapping[str, Any]) -> None:
@@ -108,7 +109,7 @@ class OtlpTracer:
             span.end(clock.ns(end))
 
         if timelines:
-            add("prepare", report.arrival, min(timeline.asked_at for timeline in timelines), {})
+            add("prepare", record.arrival, min(timeline.asked_at for timeline in timelines), {})
         for index, timeline in enumerate(timelines[:MAX_CHOICES]):
             choice = {"raydix.choice": index} if len(timelines) > 1 else {}
             add("admission", timeline.asked_at, timeline.sent_at, choice)
@@ -135,39 +136,39 @@ class OtlpTracer:
 class _Clock:
     """A request's monotonic times as Unix time in nanoseconds."""
 
-    def __init__(self, report: Report) -> None:
-        self._offset = report.arrived_at - report.arrival
+    def __init__(self, record: RequestRecord) -> None:
+        self._offset = record.arrived_at - record.arrival
 
     def ns(self, at: float) -> int:
         return int((at + self._offset) * 1e9)
 
 
-def _attributes(report: Report) -> dict[str, Any]:
+def _attributes(record: RequestRecord) -> dict[str, Any]:
     """What is known of the request as a whole."""
     attributes: dict[str, Any] = {
-        "gen_ai.operation.name": _OPERATIONS[report.endpoint],
+        "gen_ai.operation.name": _OPERATIONS[record.endpoint],
         "gen_ai.provider.name": "raydix",
-        "gen_ai.request.model": report.model,
+        "gen_ai.request.model": record.model,
         "http.request.method": "POST",
-        "http.route": _PATHS[report.endpoint],
-        "http.response.status_code": report.status,
-        "error.type": report.error_type,
-        "raydix.request_id": report.request_id,
-        "raydix.tenant": report.tenant,
-        "raydix.outcome": report.outcome,
-        "raydix.reason": report.reason,
+        "http.route": _PATHS[record.endpoint],
+        "http.response.status_code": record.status,
+        "error.type": record.error_type,
+        "raydix.request_id": record.request_id,
+        "raydix.tenant": record.tenant,
+        "raydix.outcome": record.outcome,
+        "raydix.reason": record.reason,
     }
-    if report.began is not None:
-        attributes |= _generation(report, report.began)
+    if record.generation is not None:
+        attributes |= _generation(record, record.generation)
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-def _generation(report: Report, began: Began) -> dict[str, Any]:
+def _generation(record: RequestRecord, start: GenerationStart) -> dict[str, Any]:
     """What was asked of the model, and what came of it."""
-    sampling, choices = began.sampling, began.choices.choices
-    usage, first = began.answer.usage(choices), report.first_token_at
+    sampling, choices = start.sampling, start.choices.choices
+    usage, first = start.answer.usage(choices), record.first_token_at
     return {
-        "gen_ai.request.stream": began.is_stream,
+        "gen_ai.request.stream": start.is_stream,
         "gen_ai.request.max_tokens": sampling.max_tokens,
         "gen_ai.request.temperature": sampling.temperature,
         "gen_ai.request.top_p": sampling.top_p,
@@ -176,10 +177,10 @@ def _generation(report: Report, began: Began) -> dict[str, Any]:
         "gen_ai.request.presence_penalty": sampling.presence_penalty,
         "gen_ai.request.seed": sampling.seed,
         "gen_ai.request.choice.count": len(choices) if len(choices) > 1 else None,
-        "gen_ai.response.id": began.answer.id,
-        "gen_ai.response.model": began.answer.model,
+        "gen_ai.response.id": start.answer.id,
+        "gen_ai.response.model": start.answer.model,
         "gen_ai.response.finish_reasons": [choice.finish_reason for choice in choices if choice.finish_reason],
-        "gen_ai.response.time_to_first_chunk": first - report.arrival if first and began.is_stream else None,
+        "gen_ai.response.time_to_first_chunk": first - record.arrival if first and start.is_stream else None,
         "gen_ai.usage.input_tokens": usage["prompt_tokens"],
         "gen_ai.usage.output_tokens": usage["completion_tokens"],
         "gen_ai.usage.cache_read.input_tokens": usage["prompt_tokens_details"]["cached_tokens"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Protocol
 
-from deployments.api.report import Report
+from deployments.api.record import RequestRecord
 from deployments.config.settings import TracingSettings
 
 _NEEDED = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
@@ -14,7 +14,7 @@ _NEEDED = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
 class Tracer(Protocol):
     """Hears of each request that is over, and sends its trace in its own time."""
 
-    def __call__(self, report: Report) -> None:
+    def __call__(self, record: RequestRecord) -> None:
         """Take a request in; never waits."""
         ...
 

@@ -13,7 +13,7 @@ import httpx
 import deployments.demo_model
 from deployments.admission.admission import Admission
 from deployments.api import ApiService, ModelCard, ServedModel, TextCodec, create_app
-from deployments.api.report import Listener, Report
+from deployments.api.record import Listener, RequestRecord
 from deployments.client.model_client import ModelClient
 from deployments.client.protocol import GenerateRequest
 from deployments.client.remote_engines import RemoteEngines
@@ -42,7 +42,7 @@ class Api:
         vocab_size = engines.replicas[0]._engine.model.vocab_size
         card = ModelCard("m", created=1, max_model_len=512, vocab_size=vocab_size)
         self.client, self.engines, self.codec = client, engines, codec
-        self.reports: list[Report] = []
+        self.reports: list[RequestRecord] = []
         waiting = ModelClient(client, Admission(Idle(), AdmissionSettings(), {}))
         service = ApiService(
             {"m": ServedModel(card, waiting, codec)}, no_metrics, listeners=(self.reports.append, *listeners)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deployments.api import create_app
-from deployments.api.answer_times import AnswerTimes
-from deployments.api.http_metrics import HttpMetrics
+from deployments.api.http.observation import Observation
+from deployments.api.record import GenerationStart, RequestRecord
+from deployments.api.request_metrics import RequestMetrics
 from deployments.api.service import ApiService
 from deployments.config.settings import SloSettings
 from monitoring.metrics import Metrics
@@ -68,8 +70,8 @@ def test_a_request_is_in_flight_until_its_answer_is_over(metrics: Metrics) -> No
     async def nothing(*_: object) -> None:
         raise AssertionError
 
-    layer = HttpMetrics(app, metrics)
-    asyncio.run(layer({"type": "http", "method": "GET"}, nothing, nothing))  # type: ignore[arg-type]
+    layer = Observation(app, metrics, ())
+    asyncio.run(layer({"type": "http", "method": "GET", "path": "/"}, nothing, nothing))  # type: ignore[arg-type]
     assert seen == [1] and values(metrics, "http_inflight_requests") == {(): 0}
     assert values(metrics, "http_requests_total") == {("other", "GET", "499"): 1}, "it sent no status"
 
@@ -95,14 +97,29 @@ def test_nothing_that_a_client_sends_becomes_a_label(client: Client, metrics: Me
     assert not any("overflow" in key for _, key in all_series(metrics))
 
 
+class RecordedRequest:
+    """A valid request's record, and the clock it looks at."""
+
+    def __init__(self, metrics: Metrics, targets: SloSettings) -> None:
+        self.now = 100.0
+        self.record = RequestRecord("completions", {}, lambda: self.now)
+        self.record.metrics = RequestMetrics(metrics, "completions", targets=targets)
+        self.record.accepted(GenerationStart(Mock(), Mock(), False, Mock()))
+
+    def receive(self, choice: int, num_tokens: int, now: float) -> None:
+        self.now = now
+        self.record.received(choice, num_tokens, is_last=False)
+
+
 def test_a_request_is_measured_against_its_targets() -> None:
     metrics = Metrics("m", "i")
-    times = AnswerTimes(SloSettings(ttft_s=0.5, itl_s=0.1, e2e_s=10), arrival=100.0)
-    times.tokens(metrics, 0, 1, 100.4)  # within ttft
-    times.tokens(metrics, 1, 1, 100.6)  # another choice's first token is not the request's
-    times.tokens(metrics, 0, 2, 100.7)  # 0.15 s a token
-    times.tokens(metrics, 1, 1, 100.8)  # 0.2 s a token
-    times.ended(metrics, 101.0, is_whole=True)
+    request = RecordedRequest(metrics, SloSettings(ttft_s=0.5, itl_s=0.1, e2e_s=10))
+    request.receive(0, 1, 100.4)  # within ttft
+    request.receive(1, 1, 100.6)  # another choice's first token is not the request's
+    request.receive(0, 2, 100.7)  # 0.15 s a token
+    request.receive(1, 1, 100.8)  # 0.2 s a token
+    request.now = 101.0
+    request.record.finished("stop")
     assert values(metrics, "slo_requests_total") == {
         ("ttft", "true"): 1,
         ("ttft", "false"): 0,
@@ -119,9 +136,10 @@ def test_a_request_is_measured_against_its_targets() -> None:
 
 def test_an_answer_of_one_token_and_one_broken_off_are_not_judged_by_what_they_lack() -> None:
     metrics = Metrics("m", "i")
-    times = AnswerTimes(SloSettings(), arrival=0.0)
-    times.tokens(metrics, 0, 1, 0.1)
-    times.ended(metrics, 0.2, is_whole=False)
+    request = RecordedRequest(metrics, SloSettings())
+    request.receive(0, 1, 100.1)
+    request.now = 100.2
+    request.record.disconnected()
     judged = {key for key, count in values(metrics, "slo_requests_total").items() if count}
     assert judged == {("ttft", "true")}
     assert observed(metrics, "time_per_output_token_seconds") == [0, 0.0]

@@ -1,0 +1,103 @@
+"""The outermost layer: counts every HTTP request, and keeps a record of each one that generates.
+
+A record is opened when its request arrives and goes to the listeners (the request log, traces) when its answer is
+out. Labels of metrics are our own words: a client can make no series by what it sends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.api.errors import ApiError
+from deployments.api.http.access import route_path, tenant_of
+from deployments.api.http.transport import request_id
+from deployments.api.record import CLIENT_LEFT, Listener, RequestRecord
+from deployments.api.request_metrics import Endpoint
+from monitoring.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+ENDPOINTS: Mapping[str, Endpoint] = {
+    "/v1/chat/completions": "chat_completions",
+    "/v1/completions": "completions",
+}
+"""The endpoints that generate, by path: their requests are recorded."""
+_RECORD = "raydix.record"
+_KEPT_HEADERS = (b"traceparent", b"tracestate")
+_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})
+
+
+def record_of(request: Request) -> RequestRecord:
+    """Return the record that `Observation` opened for a request."""
+    record: RequestRecord = request.scope[_RECORD]
+    return record
+
+
+class Observation:
+    """An ASGI layer."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics | None, listeners: Sequence[Listener]) -> None:
+        """`metrics` is None where nothing is counted."""
+        self._app, self._metrics, self._listeners = app, metrics, listeners
+        self._num_inflight = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and count it and close its record when its answer is over."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        endpoint = ENDPOINTS.get(route_path(scope)) if scope["method"] == "POST" else None
+        record = None if endpoint is None else RequestRecord(endpoint, _trace_context(scope["headers"]))
+        if record is not None:
+            scope[_RECORD] = record
+        status = CLIENT_LEFT
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        self._count_inflight(1)
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            self._count_inflight(-1)
+            self._count(scope, status)
+            if record is not None:
+                self._close(record, scope, status)
+
+    def _close(self, record: RequestRecord, scope: Scope, status: int) -> None:
+        record.closed()
+        record.status = status
+        record.request_id, record.tenant = request_id(scope), tenant_of(Request(scope)).name
+        if status >= 400 and status != CLIENT_LEFT:  # what was refused before it came to the routes
+            record.told_error(ApiError(status, "").type)
+        for listener in self._listeners:
+            try:
+                listener(record)
+            except Exception:  # a listener must not change the answer
+                logger.exception("request %s could not be reported", record.request_id)
+
+    def _count(self, scope: Scope, status: int) -> None:
+        if self._metrics is not None:
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._metrics.inc("http_requests_total", route=_template(scope), method=method, status=str(status))
+
+    def _count_inflight(self, change: int) -> None:
+        if self._metrics is not None:
+            self._num_inflight += change
+            self._metrics.set("http_inflight_requests", self._num_inflight)
+
+
+def _template(scope: Scope) -> str:
+    """The route that took the request, "/v1/models/{name}" for instance; "other" when none did."""
+    return str(getattr(scope.get("route"), "path", "other"))
+
+
+def _trace_context(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers if name in _KEPT_HEADERS}
