@@ -108,7 +108,7 @@ def test_one_two_one_without_a_dropped_stream(scaled: Service) -> None:
                     async with story_stream(client, number, 600) as response:
                         replica = response.headers["x-raydix-replica"]
                         if replica in read:
-                            await asyncio.sleep(0.3)  # who asks without a pause is load of its own
+                            await asyncio.sleep(0.3)  # a client that asks without a pause is load of its own
                             continue
                         read.add(replica)
                         assert await whole_text(response, 600)
