@@ -1,4 +1,4 @@
-"""The `raydix` command: serve a model, talk to it, run one offline, look at one."""
+"""The `raydix` command: serve, chat with, run offline, describe and plan models."""
 
 from deployments.cli.app import main
 

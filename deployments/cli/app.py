@@ -1,4 +1,4 @@
-"""The commands and their options. What a command needs is imported when it runs, so that --help is instant."""
+"""The commands and their options. A command imports what it needs when it runs, so that --help is instant."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deployments.cli.errors import UserError
 
 app = typer.Typer(
     name="raydix",
-    help="Serve large language models on Ray: prefixes seen before are not computed again.",
+    help="Serve large language models on Ray. Prefixes that were seen before are not computed again.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -26,7 +26,7 @@ app.add_typer(dashboards.app, name="dashboards")
 
 
 class Dtype(StrEnum):
-    """Types of weights and KV, as `EngineConfig` knows them."""
+    """Types of weights and KV in `EngineConfig`."""
 
     auto = "auto"
     float32 = "float32"
@@ -35,20 +35,20 @@ class Dtype(StrEnum):
 
 
 class KVDtype(StrEnum):
-    """Types of KV, as `EngineConfig` knows them."""
+    """Types of KV in `EngineConfig`."""
 
     auto = "auto"
     fp8 = "fp8"
 
 
 class Quantized(StrEnum):
-    """What weights can be rounded to for a GPU, as `EngineConfig` knows it."""
+    """Types to which `EngineConfig` can round weights for a GPU."""
 
     fp8 = "fp8"
 
 
 class Device(StrEnum):
-    """Where an engine runs, as `EngineConfig` knows it."""
+    """Devices of an engine in `EngineConfig`."""
 
     auto = "auto"
     cpu = "cpu"
@@ -75,7 +75,8 @@ Seed = Annotated[
 DtypeOption = Annotated[
     Dtype,
     typer.Option(
-        help="Of weights and KV; auto is the checkpoint's on a GPU, float32 on a CPU.", rich_help_panel=_ENGINE
+        help="Type of weights and KV; auto is the checkpoint's on a GPU, float32 on a CPU.",
+        rich_help_panel=_ENGINE,
     ),
 ]
 PageSize = Annotated[int, typer.Option(help="Tokens per KV page.", min=1, max=256, rich_help_panel=_ENGINE)]
@@ -86,8 +87,8 @@ def serve(
     config: Annotated[
         Path | None,
         typer.Argument(
-            help="A Ray Serve config file. Without one: deployments.yaml here, else two replicas of the "
-            "embedded model.",
+            help="A Ray Serve config file; by default deployments.yaml in this directory, else two replicas of "
+            "the embedded model.",
             show_default=False,
         ),
     ] = None,
@@ -108,7 +109,7 @@ def serve(
 ) -> None:
     """Serve a model with an OpenAI-compatible API on this machine, until Ctrl-C.
 
-    The same as [bold]serve run CONFIG[/], on a Ray of its own unless RAY_ADDRESS names one.
+    It does the same as [bold]serve run CONFIG[/], on a Ray of its own unless RAY_ADDRESS names one.
     """
     from deployments.cli.serve import run
 
@@ -117,8 +118,8 @@ def serve(
 
 @app.command()
 def chat(
-    url: Annotated[str, typer.Option(help="An OpenAI-compatible server.")] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, typer.Option(help="Which of its models.", show_default="its first")] = None,
+    url: Annotated[str, typer.Option(help="URL of an OpenAI-compatible server.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Model to talk to.", show_default="the server's first")] = None,
     system: Annotated[str | None, typer.Option(help="A system message.", show_default=False)] = None,
     temperature: Temperature = 0.0,
     max_tokens: Annotated[
@@ -126,7 +127,7 @@ def chat(
         typer.Option(min=1, help="Longest answer.", rich_help_panel=_SAMPLING, show_default="the server's"),
     ] = None,
 ) -> None:
-    """Talk to a served model. /stats shows how many tokens of each turn were reused; /help lists the rest."""
+    """Talk to a served model. /stats shows how many tokens of each turn were reused; /help lists all commands."""
     from deployments.cli.chat import run
 
     options: dict[str, float | int] = {"temperature": temperature}
@@ -143,7 +144,7 @@ def generate(
     temperature: Temperature = 0.0,
     seed: Seed = None,
     as_chat: Annotated[
-        bool, typer.Option("--chat", help="Take the prompt for a chat message, with the model's template.")
+        bool, typer.Option("--chat", help="Send the prompt as a chat message, with the model's template.")
     ] = False,
     dtype: DtypeOption = Dtype.auto,
     page_size: PageSize = 16,
@@ -158,12 +159,14 @@ def generate(
 def info(
     model: Annotated[
         str | None,
-        typer.Argument(help="As for [bold]generate[/]; without one, the machine alone.", show_default=False),
+        typer.Argument(
+            help="A model as for [bold]generate[/]; without one, only the machine.", show_default=False
+        ),
     ] = None,
     page_size: PageSize = 16,
     dtype: DtypeOption = Dtype.auto,
     device: Annotated[
-        Device, typer.Option(help="Whose memory the pages must fit.", rich_help_panel=_ENGINE)
+        Device, typer.Option(help="Device whose memory the pages must fit.", rich_help_panel=_ENGINE)
     ] = Device.auto,
 ) -> None:
     """Show a model's size, what a token of KV costs, how many pages fit and what computes. Loads no weights."""
@@ -175,20 +178,26 @@ def info(
 @app.command()
 def plan(
     model: Annotated[
-        str, typer.Argument(help="A directory, a hub id, or [bold]demo[/]. Well-known ones need no network.")
+        str, typer.Argument(help="A directory, a hub id, or [bold]demo[/]. Well-known ids need no network.")
     ],
     gpu: Annotated[
         str, typer.Option(help="h100, h200, a100-80, a100-40, l40s, l4 or a10g.", rich_help_panel=_FLEET)
     ] = "h100",
     count: Annotated[
         int | None,
-        typer.Option(help="Replicas, instead of a load.", min=1, show_default=False, rich_help_panel=_FLEET),
+        typer.Option(
+            help="Number of replicas, instead of a load.", min=1, show_default=False, rich_help_panel=_FLEET
+        ),
     ] = None,
     requests_per_s: Annotated[
         float | None, typer.Option(help="Load to size for.", show_default=False, rich_help_panel=_LOAD)
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(help="Of a request.", min=1, rich_help_panel=_LOAD)] = 1024,
-    output_tokens: Annotated[int, typer.Option(help="Of a request.", min=1, rich_help_panel=_LOAD)] = 256,
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Prompt tokens of a request.", min=1, rich_help_panel=_LOAD)
+    ] = 1024,
+    output_tokens: Annotated[
+        int, typer.Option(help="Output tokens of a request.", min=1, rich_help_panel=_LOAD)
+    ] = 256,
     hit_rate: Annotated[
         float,
         typer.Option(help="Share of prompt tokens that are cached.", min=0, max=1, rich_help_panel=_LOAD),
@@ -201,7 +210,7 @@ def plan(
     kv_dtype: Annotated[KVDtype, typer.Option(help="Type of KV.", rich_help_panel=_ENGINE)] = KVDtype.auto,
     quantization: Annotated[
         Quantized | None,
-        typer.Option(help="Round weights to this.", show_default="as they are", rich_help_panel=_ENGINE),
+        typer.Option(help="Type to round weights to.", show_default="as they are", rich_help_panel=_ENGINE),
     ] = None,
     page_size: PageSize = 16,
     max_model_len: Annotated[
@@ -233,16 +242,16 @@ def plan(
         float, typer.Option(help="Share of memory for weights.", min=0.01, max=1, rich_help_panel=_ASSUMED)
     ] = 0.7,
     config: Annotated[
-        Path | None, typer.Option(help="A config.json to take instead of the model's.", show_default=False)
+        Path | None, typer.Option(help="A config.json to use instead of the model's.", show_default=False)
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     yaml: Annotated[
         Path | None, typer.Option(help="Write a deployments.yaml here; - prints it.", show_default=False)
     ] = None,
 ) -> None:
-    """Work out sizes: weights, KV pages, requests at once, speed, and the replicas that a load needs.
+    """Compute sizes: weights, KV pages, concurrent requests, speed, and the replicas that a load needs.
 
-    Nothing runs and no weights are read. Sizes are exact; speeds are estimates from the hardware's data sheet.
+    No model runs and no weights are read. Sizes are exact; speeds are estimates from the hardware's data sheet.
     """
     from deployments.cli.plan import Options, run
 
@@ -273,24 +282,24 @@ def plan(
 
 @app.command()
 def top(
-    url: Annotated[str, typer.Option(help="A Raydix server.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(help="URL of a Raydix server.")] = "http://127.0.0.1:8000",
     key_env: Annotated[
         str | None,
         typer.Option(
-            help="Environment variable with the admin key, without which decisions are hidden.",
+            help="Environment variable that has the admin key; without it, decisions are hidden.",
             show_default="RAYDIX_ADMIN_KEY, if set",
         ),
     ] = None,
     key: Annotated[
-        str | None, typer.Option(help="The admin key itself; other users may see it.", show_default=False)
+        str | None, typer.Option(help="The admin key itself, which other users may see.", show_default=False)
     ] = None,
     interval: Annotated[float, typer.Option(help="Seconds between readings.", min=0.1, max=3600)] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Show one interval and end.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document per interval, a line each.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document per interval and line.")] = False,
 ) -> None:
     """Watch a running service: models, replicas, KV pages, rates, latencies, the router's last decisions.
 
-    From /metrics, /health and, with the admin key, the admin endpoints. Ctrl-C ends it.
+    It reads /metrics, /health and, with the admin key, the admin endpoints. Ctrl-C ends it.
     """
     from deployments.cli.top import run
 
@@ -303,7 +312,7 @@ def hash_key(
         bool, typer.Option("--stdin", help="Hash the key on standard input; print nothing else.")
     ] = False,
 ) -> None:
-    """Make an API key and print it with its hash, which is what a configuration holds: tenants, admin_key_hash."""
+    """Create an API key and print it with its hash, which tenants and admin_key_hash need in the configuration."""
     from deployments.cli.hash_key import run
 
     run(from_stdin=stdin)
@@ -321,25 +330,25 @@ def simulate(
     policy: Annotated[
         str,
         typer.Option(
-            help="Routing policies, with commas between: names, or classes of yours as package.module:Class; "
+            help="Routing policies, separated by commas: names, or your classes as package.module:Class; "
             "[bold]all[/] compares everything."
         ),
     ] = "cost,least_loaded,random",
     load: Annotated[
         str,
-        typer.Option(help="Offered prompt tokens/s over what the fleet can prefill; several with commas between."),
+        typer.Option(help="Offered prompt tokens/s over the fleet's prefill rate; several, separated by commas."),
     ] = "0.85",
     cache_tokens: Annotated[
         int, typer.Option(help="KV memory of a replica, in tokens.", min=1, rich_help_panel=_FLEET)
     ] = 2_097_152,
     ingresses: Annotated[
-        int, typer.Option(help="Ingresses, each with knowledge of its own.", min=1, rich_help_panel=_NEWS)
+        int, typer.Option(help="Ingresses, each with its own knowledge.", min=1, rich_help_panel=_NEWS)
     ] = 1,
     cache_delay: Annotated[
-        float, typer.Option(help="Seconds until they hear of a change in a cache.", min=0, rich_help_panel=_NEWS)
+        float, typer.Option(help="Seconds until they learn of a cache's change.", min=0, rich_help_panel=_NEWS)
     ] = 1.0,
     load_delay: Annotated[
-        float, typer.Option(help="Seconds until they hear of a change in load.", min=0, rich_help_panel=_NEWS)
+        float, typer.Option(help="Seconds until they learn of a change in load.", min=0, rich_help_panel=_NEWS)
     ] = 0.05,
     prefill_rate: Annotated[
         float | None,
@@ -358,7 +367,7 @@ def simulate(
     kill: Annotated[
         list[str] | None,
         typer.Option(
-            help="REPLICA@SECONDS: it dies then, e.g. 2@600; may be repeated.",
+            help="REPLICA@SECONDS, when a replica dies, e.g. 2@600; may be repeated.",
             show_default=False,
             rich_help_panel=_FLEET,
         ),
@@ -369,13 +378,13 @@ def simulate(
     requests: Annotated[
         int | None, typer.Option(help="Only the trace's first requests.", min=1, show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of arrivals within a tick, and of all chance.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="Write the figures here.", show_default=False)] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw them here, a PNG.", show_default=False)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals within a tick and of all other randomness.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="File to write the figures to.", show_default=False)] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG file to draw them in.", show_default=False)] = None,
 ) -> None:
     """Replay recorded traffic through a simulated fleet and compare routing policies.
 
-    The router's own index and policies and the replicas' own radix trees, on simulated time.
+    It runs the router's own index and policies and the replicas' own radix trees, on simulated time.
     """
     from deployments.cli.simulate import run
     from router.simulator.scenario import Scenario

@@ -1,4 +1,4 @@
-"""`raydix chat`: a conversation in the terminal, and what of each turn the server did not have to compute."""
+"""`raydix chat`: a conversation in the terminal that shows how many tokens of each turn were reused."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ HELP = """\
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
-    """What one answer cost. Times in seconds."""
+    """Tokens and times of one answer. Times are in seconds."""
 
     usage: Usage | None
-    """None when the answer was stopped before the server told."""
+    """None when the answer was stopped before the server reported it."""
     first_token: float
     duration: float
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Rate of the tokens after the first; None when there was only one."""
+        """Rate of the tokens after the first, per second; None when there was only one."""
         count = self.usage.completion_tokens - 1 if self.usage else 0
         decoding = self.duration - self.first_token
         return count / decoding if count > 0 and decoding > 0 else None
@@ -55,7 +55,7 @@ class Chat:
     turns: list[ChatTurn] = field(default_factory=list)
 
     def handle(self, line: str) -> bool:
-        """Act on one line of input; False when it asks to leave."""
+        """Act on one line of input. Returns False when it asks to leave."""
         command = line.strip()
         if not command:
             return True
@@ -77,7 +77,7 @@ class Chat:
         return True
 
     def ask(self, text: str) -> None:
-        """Send a turn and print the answer as it comes. After an error the turn is taken back."""
+        """Send a turn and print the answer as it arrives. An error removes the turn from the conversation."""
         self.history.append({"role": "user", "content": text})
         pieces: list[str] = []
         started, first, usage = time.perf_counter(), None, None
@@ -103,7 +103,7 @@ class Chat:
         self.turns.append(ChatTurn(usage, (first or ended) - started, ended - started))
 
     def stats(self) -> Table:
-        """Tokens of each turn so far."""
+        """Return a table of each turn's tokens."""
         table = Table("turn", "prompt", "reused", "generated", "TTFT", "tokens/s", title="Tokens of each turn")
         for column in table.columns:
             column.justify = "right"
@@ -127,7 +127,7 @@ class Chat:
 
 
 def run(url: str, model: str | None, system: str | None, options: dict[str, Any]) -> None:
-    """Talk until the input ends. Raises UserError when there is nobody to talk to."""
+    """Talk until the input ends. Raises UserError when the server or the model cannot be used."""
     console = Console()
     with Client(url) as client:
         try:
@@ -147,7 +147,7 @@ def run(url: str, model: str | None, system: str | None, options: dict[str, Any]
 
 
 def _lines(console: Console) -> Iterator[str]:
-    """Lines from a person, prompted and with line editing, or from a pipe."""
+    """Yield lines from a terminal, prompted and with line editing, or from a pipe."""
     if not sys.stdin.isatty():
         yield from sys.stdin
         return

@@ -1,4 +1,4 @@
-"""How attention would be computed on this machine and on a GPU, and by which kernels: for `raydix info`."""
+"""Describes for `raydix info` which attention backends and CPU kernels would be used here and on a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def attention_text(shape: AttentionShape, dtype: torch.dtype, device: str) -> str:
-    """The backend that `attention: auto` takes, then a line for each other: why not, or that it would run too."""
+    """Return the backend that `attention: auto` selects, then a line for each other one: usable, or why not."""
     taken, others = "none", []
     for name, backend in consider(shape, dtype, torch.device(device)):
         if isinstance(backend, str):
@@ -28,8 +28,8 @@ def attention_text(shape: AttentionShape, dtype: torch.dtype, device: str) -> st
 
 
 def kernels_text(facts: ModelConfig | None, dtype: torch.dtype) -> str:
-    """The instruction set that is used and those that are built, threads, huge pages; or why there is nothing, or
-    why only attention of the model is computed by them.
+    """Return the instruction set in use and those that are built, threads and huge pages, or why there are no
+    kernels, or why they compute only the model's attention.
     """
     try:
         used, built = native.kernels(dtype).isa, native.built_isas(dtype)
@@ -46,7 +46,7 @@ def kernels_text(facts: ModelConfig | None, dtype: torch.dtype) -> str:
 
 
 def _huge_pages() -> str:
-    """The system's setting: always, madvise (for memory that asks for them) or never."""
+    """Return the system's setting: always, madvise (only for memory that requests them) or never."""
     try:
         return _HUGE_PAGES.read_text(encoding="ascii").partition("[")[2].partition("]")[0]
     except OSError:

@@ -26,28 +26,30 @@ RulesOption = Annotated[
 
 @app.command()
 def push(
-    url: Annotated[str, typer.Option(help="Where Grafana is, e.g. https://grafana.example.com.")],
+    url: Annotated[str, typer.Option(help="URL of Grafana, e.g. https://grafana.example.com.")],
     token: Annotated[
         str | None,
-        typer.Option(help="A service account's token. Others can see it in the process list.", show_default=False),
+        typer.Option(
+            help="A service account's token; other users can see it in the process list.", show_default=False
+        ),
     ] = None,
-    token_env: Annotated[str, typer.Option(help="The environment variable that holds the token.")] = TOKEN_ENV,
+    token_env: Annotated[str, typer.Option(help="Environment variable that has the token.")] = TOKEN_ENV,
     folder: Annotated[str, typer.Option(help="Title of the folder.")] = "Raydix",
     prometheus_url: Annotated[
         str | None,
         typer.Option(
-            help="Where Grafana's server reaches Prometheus.",
+            help="URL at which Grafana's server reaches Prometheus.",
             show_default="the datasource's, or http://localhost:9090 for a new one",
         ),
     ] = None,
     datasource: Annotated[
         str | None,
-        typer.Option(help="Uid of a Prometheus datasource to use instead of an own one.", show_default=False),
+        typer.Option(help="Uid of an existing Prometheus datasource to use.", show_default=False),
     ] = None,
     rules: RulesOption = None,
     force: Annotated[bool, typer.Option(help="Overwrite dashboards that were edited in Grafana.")] = False,
 ) -> None:
-    """Publish datasource, folder, dashboards and alert rules; what is there already is not written again."""
+    """Publish datasource, folder, dashboards and alert rules. What is already up to date is not written again."""
     from monitoring.grafana.client import GrafanaError
 
     token = token or os.environ.get(token_env)
@@ -56,7 +58,7 @@ def push(
             f"no token: put a service account's token into {token_env}, or name a variable with --token-env", 2
         )
     if datasource and prometheus_url:
-        raise UserError("--datasource is one that exists, so --prometheus-url has no meaning beside it", 2)
+        raise UserError("--datasource names an existing datasource, so --prometheus-url must be left out", 2)
     try:
         _push(url, token, folder, prometheus_url, datasource, rules, force)
     except GrafanaError as error:
@@ -81,7 +83,7 @@ def _push(
     from monitoring.grafana.rules import rule_group
     from monitoring.rules import RULES
 
-    # Before anything is sent, so that a wrong file is known before anything is written.
+    # Read the rules first, so that a wrong file is reported before anything is written.
     alerts = rule_group(rules or RULES, datasource_uid=datasource or DATASOURCE_UID, folder_uid=FOLDER_UID)
     grafana = Grafana(url, token)
     grafana.check()
@@ -104,7 +106,7 @@ def _push(
 
 @app.command()
 def write(
-    directory: Annotated[Path, typer.Argument(help="Where to; it is made where it does not exist.")],
+    directory: Annotated[Path, typer.Argument(help="Directory to write to; created if it does not exist.")],
     rules: RulesOption = None,
 ) -> None:
     """Write the files for Grafana's provisioning: dashboards, datasource and alert rules."""

@@ -1,10 +1,10 @@
-"""Mistakes of the user end in one line, never in a traceback."""
+"""Errors that the user can correct, which end a command with one line instead of a traceback."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """Something the user can put right; the message says what and how."""
+    """An error that the user can correct; the message says how."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -12,5 +12,5 @@ class UserError(Exception):
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's message without line breaks, or its type where it has none."""
+    """Return an exception's message without line breaks, or its type if it has no message."""
     return " ".join(str(error).split()) or type(error).__name__

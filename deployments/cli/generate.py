@@ -1,4 +1,4 @@
-"""`raydix generate`: one prompt through the offline engine, without Ray and without a server."""
+"""`raydix generate`: run one prompt through the offline engine, without Ray and without a server."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def run(
     dtype: str,
     page_size: int,
 ) -> None:
-    """Print what the model writes to standard output, and what it took to standard error."""
+    """Print the generated text to standard output, and token counts and time to standard error."""
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
-        raise UserError("the prompt is empty", 2)
+        raise UserError("the prompt is empty: give at least one character", 2)
     console = Console(stderr=True)
     logging.getLogger("transformers").setLevel(logging.ERROR)
     with console.status(f"Loading {escape(model)}"):
         try:
-            resolve_model(model)  # a misspelt name is told before torch is imported
+            resolve_model(model)  # report a misspelt name before importing torch
             from engine import LLM, SamplingParams
 
             params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)

@@ -1,4 +1,4 @@
-"""`raydix hash-key`: what the configuration holds of an API key."""
+"""`raydix hash-key`: the hash of an API key, for the configuration."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def run(*, from_stdin: bool) -> None:
 
 
 def _checked(key: str) -> str:
-    """Short keys can be found from their hash by trying; others could not be sent in a header."""
+    """Return a valid key. Short keys can be guessed from their hash; others cannot be sent in a header."""
     if not MIN_CHARS <= len(key) <= MAX_CHARS:
         raise UserError(f"a key has {MIN_CHARS} to {MAX_CHARS} characters, this one has {len(key)}")
     if not all(33 <= ord(char) <= 126 for char in key):
-        raise UserError("a key holds visible ASCII characters and no spaces, or it could not be sent in a header")
+        raise UserError("a key has only visible ASCII characters and no spaces, so that a header can carry it")
     return key

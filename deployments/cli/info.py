@@ -1,4 +1,4 @@
-"""`raydix info`: what a model is, what its KV costs, and how much of it fits here. Reads no weights.
+"""`raydix info`: describe a model, its KV's size, and how much of it fits here. Reads no weights.
 
 Without a model: what the machine has, and how it would compute.
 """
@@ -25,14 +25,14 @@ from engine.models.config import ELEMENT_BYTES, ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The memory an engine here would use."""
+    """The device and the memory that an engine here would use."""
 
     device: str
     free_bytes: int
 
 
 _USUAL_HEADS = 32, 8, 128
-"""Query heads, key-value heads and their dimension, as in models of 8B: what is asked of a machine alone."""
+"""Query heads, key-value heads and their dimension in 8B models, to describe a machine without a model."""
 
 
 def run(model: str | None, *, page_size: int, dtype: str, device: str) -> None:
@@ -50,7 +50,7 @@ def run(model: str | None, *, page_size: int, dtype: str, device: str) -> None:
 
 
 def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConfig, machine: Machine) -> Table:
-    """The facts as a table of two columns."""
+    """Return the facts as a table of two columns."""
     dtype = config.dtype
     if dtype == "auto":
         dtype = facts.dtype if machine.device == "cuda" else "float32"
@@ -78,7 +78,7 @@ def describe(model: str, directory: Path, facts: ModelConfig, config: EngineConf
 
 
 def _feed_forward(facts: ModelConfig) -> str:
-    """Its inner size; of a mixture how many experts of what size, and how many layers have none."""
+    """Return the inner size; for a mixture, the number and size of experts, and the number of dense layers."""
     experts, dense = facts.experts, str(facts.intermediate_size)
     if experts is None:
         return dense
@@ -88,7 +88,7 @@ def _feed_forward(facts: ModelConfig) -> str:
 
 
 def describe_machine(machine: Machine, page_size: int, dtype: str) -> Table:
-    """The machine alone, as a table of two columns."""
+    """Return a table of two columns for the machine without a model."""
     on_gpus = "bfloat16" if dtype == "auto" else dtype
     here = "float32" if dtype == "auto" and machine.device == "cpu" else on_gpus
     table = Table("", "", title="this machine", show_header=False, title_justify="left")
@@ -112,7 +112,7 @@ def _device_name(device: str) -> str:
 def _add_computing(
     table: Table, facts: ModelConfig | None, page_size: int, here: str, on_gpus: str, device: str
 ) -> None:
-    """How the model, or a usual one, is computed here in one type, and attention on GPUs in another."""
+    """Add how the model, or a usual one, is computed here, and how attention is computed on GPUs."""
     import torch
 
     from deployments.cli.cpu_kernels import attention_text, kernels_text
@@ -123,7 +123,7 @@ def _add_computing(
         heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
         windows = frozenset(facts.layer_windows)
     shape = AttentionShape(*heads, page_size, windows)
-    # As Text: brackets, as in 'raydix[flashinfer]', are no markup.
+    # Text instead of a string, because brackets, as in 'raydix[flashinfer]', are not markup.
     table.add_row("attention here", Text(attention_text(shape, getattr(torch, here), device)))
     if device == "cpu":
         table.add_row("native kernels", Text(kernels_text(facts, getattr(torch, here))))
@@ -131,19 +131,19 @@ def _add_computing(
 
 
 def machine(device: str) -> Machine:
-    """The GPU's free memory, or the machine's; torch is asked only where there may be a GPU."""
+    """Return the GPU's free memory or else the machine's. Imports torch only if there may be a GPU."""
     if device == "cuda" or (device == "auto" and Path("/dev/nvidiactl").exists()):
         import torch
 
         if torch.cuda.is_available():
             return Machine("cuda", int(torch.cuda.mem_get_info()[0]))
         if device == "cuda":
-            raise UserError("there is no CUDA device here: leave out --device")
+            raise UserError("this machine has no CUDA device: leave out --device")
     return Machine("cpu", available_ram())
 
 
 def _pages(facts: ModelConfig, config: EngineConfig, machine: Machine, element: int) -> str:
-    """What an engine would allocate: a share of the memory that its weights leave."""
+    """Describe the pages that an engine would allocate in a share of the memory that its weights leave."""
     free = max(0, machine.free_bytes - facts.weight_bytes(element))
     per_token = facts.kv_bytes_per_token(element)
     try:

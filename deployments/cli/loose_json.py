@@ -1,4 +1,4 @@
-"""Reading JSON that may hold anything: what is not of the expected kind is not there."""
+"""Reads JSON of unknown content. A value of an unexpected type counts as missing."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from deployments.telemetry.scrape import LARGEST
 
 
 def objects(value: object) -> list[dict[str, Any]]:
-    """The objects in a list."""
+    """Return the objects in a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def number(value: object) -> float | None:
-    """A number that can be a measurement."""
+    """Return a number that can be a measurement, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if abs(value) <= LARGEST else None
 
 
 def text(value: object) -> str | None:
-    """A string."""
+    """Return a string, else None."""
     return value if isinstance(value, str) else None

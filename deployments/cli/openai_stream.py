@@ -1,4 +1,4 @@
-"""A client of any OpenAI-compatible server, as small as a terminal needs it: models, and one streamed answer."""
+"""A minimal client of OpenAI-compatible servers: list models, and stream one answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deployments.cli.errors import UserError, one_line
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 300.0
-"""Longest silence: a long prompt in a full queue takes a while to its first token."""
+"""Longest silence in seconds; a long prompt in a full queue waits a while for its first token."""
 
 
 class ServerError(Exception):
@@ -23,16 +23,16 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """A request's tokens."""
+    """Token counts of one request."""
 
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens whose KV the server had kept."""
+    """Prompt tokens whose KV the server had cached."""
     completion_tokens: int
 
     @classmethod
     def from_json(cls, usage: dict[str, Any]) -> Usage:
-        """Read the `usage` object of a response; servers leave out what they do not count."""
+        """Read the `usage` object of a response. Counts that a server leaves out become 0."""
         details = usage.get("prompt_tokens_details") or {}
         return cls(
             int(usage.get("prompt_tokens") or 0),
@@ -42,12 +42,12 @@ class Usage:
 
 
 class Client:
-    """Talks to one server. A context manager; `ServerError` is all it raises."""
+    """Talks to one server. A context manager whose methods raise only `ServerError`."""
 
     def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        # A hint to the router: the turns of this conversation belong together, however short its first one is.
+        # Tells the router that the turns of this conversation belong together, however short the first is.
         headers = {"x-session-id": uuid.uuid4().hex}
         try:
             self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, transport=transport)
@@ -61,7 +61,7 @@ class Client:
         self._http.close()
 
     def models(self) -> list[str]:
-        """Names of the models the server has."""
+        """Return the names of the server's models."""
         try:
             response = self._http.get("/v1/models")
             _raise_for_status(response)
@@ -72,7 +72,7 @@ class Client:
             raise ServerError(f"{self.url} does not answer like an OpenAI-compatible server") from None
 
     def chat(self, model: str, messages: Sequence[dict[str, str]], **options: Any) -> Generator[str | Usage]:
-        """The pieces of one answer as they come, and its usage at the end. Close the iterator to stop it."""
+        """Yield the text of one answer as it arrives, and its usage at the end. Close the iterator to stop it."""
         body = {"model": model, "messages": list(messages), "stream": True, **options}
         body["stream_options"] = {"include_usage": True}
         try:
@@ -91,7 +91,7 @@ class Client:
 
 
 def _read_events(lines: Iterator[str]) -> Iterator[str | Usage]:
-    """Server-sent events to text and usage. A stream that ends without [DONE] was cut off."""
+    """Yield text and usage from server-sent events. A stream that ends without [DONE] was cut off."""
     for line in lines:
         data = line.removeprefix("data:").strip()
         if not line.startswith("data:"):

@@ -1,4 +1,4 @@
-"""`raydix plan`: what a model takes of a GPU, how fast it can be there, and how many replicas a load needs."""
+"""`raydix plan`: a model's memory and speed on a GPU, and the replicas that a load needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from engine.config import DType, EngineConfig, KVDType, Quantization
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says beside the model; `raydix plan --help` has the units."""
+    """Options of the command line; `raydix plan --help` gives the units."""
 
     gpu: str
     config: Path | None
@@ -41,7 +41,7 @@ class Options:
     max_running: int
     kv_memory_share: float
     tensor_parallel: int | None
-    """None takes as few GPUs as hold the model."""
+    """None uses as few GPUs as hold the model."""
     bandwidth_efficiency: float
     mfu: float
     reserve_gib: float
@@ -49,9 +49,9 @@ class Options:
 
 
 def run(model: str, options: Options, *, as_json_text: bool, yaml_path: Path | None) -> None:
-    """Work the plan out and print it. Raises UserError for an unknown model or GPU, or what does not fit."""
+    """Compute and print the plan. Raises UserError for an unknown model or GPU, or a model that does not fit."""
     if options.count is not None and options.requests_per_s is not None:
-        raise UserError("--count and --requests-per-s exclude each other: give the replicas or the load", 2)
+        raise UserError("--count and --requests-per-s exclude each other: give either the replicas or the load", 2)
     try:
         plan = _plan(model, options)
     except ValueError as error:  # ModelLoadError is one

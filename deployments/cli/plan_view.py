@@ -1,4 +1,4 @@
-"""A plan as tables: what is exact, what is an estimate, and by which formula."""
+"""Prints a plan as tables that mark estimates and give the formula of each figure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.models.config import ELEMENT_BYTES
 
 
 def show(plan: CapacityPlan, console: Console) -> None:
-    """Print it."""
+    """Print the plan's tables and warnings."""
     for table in (_model(plan), _replica(plan), _speed(plan), _fleet(plan)):
         console.print(table)
     for warning in warnings(plan):
@@ -103,5 +103,5 @@ def _fleet(plan: CapacityPlan) -> Table:
     table.add_row("KV in use", f"~{each.kv_share:.0%}", kv)
     table.add_row("TTFT, mean", f"~{seconds_text(each.ttft_s)}", "queue + prefill + a step")
     table.add_row("ITL, mean", f"~{seconds_text(each.itl_s)}", "a step / (1 - busy)")
-    table.caption = "The rule is engines.autoscaling's: told the same, it comes to the same number."
+    table.caption = "engines.autoscaling applies the same rule and comes to the same number."
     return table

@@ -1,4 +1,4 @@
-"""Text from elsewhere, made safe for a terminal."""
+"""Makes untrusted text safe for a terminal."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
-    """Text without control characters: what a model or a server writes must not drive the terminal."""
+    """Remove control characters, so that the text of a model or a server cannot control the terminal."""
     return _CONTROL.sub("", text)

@@ -1,4 +1,4 @@
-"""`raydix serve`: `serve run CONFIG` on a Ray of its own, with a word on when it is ready and why it is not.
+"""`raydix serve`: `serve run CONFIG` on a Ray of its own, reporting when it is ready or why it failed.
 
 check config, port and model ─▶ Ray ─▶ Serve ─▶ deploy ─▶ healthy ─▶ wait for a signal ─▶ shut down
 """
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 _READY = ("healthy", "unloaded")
-"""What /health says when all models are up that are to be loaded at the start."""
+"""States of /health in which all models that are loaded at the start are up."""
 
 
 class _Stopped(Exception):
-    """A signal asked to end."""
+    """Raised after a signal that asks to end."""
 
 
 class Signals:
-    """SIGINT and SIGTERM: the first one asks to end, the next one to end at once."""
+    """Handles SIGINT and SIGTERM: the first asks to end, the next one to end at once."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
@@ -48,21 +48,21 @@ class Signals:
         self.install()
 
     def install(self) -> None:
-        """Take the signals; again after Ray has taken SIGTERM for itself."""
+        """Install the handlers. Must be called again after Ray has installed its own for SIGTERM."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._handle)
 
     def check(self, wait: float = 0.0) -> None:
-        """Wait a while; raise when a signal came."""
+        """Wait up to `wait` seconds. Raises `_Stopped` when a signal came."""
         if self._asked.wait(wait):
             raise _Stopped
 
     def allow_hurry(self) -> None:
-        """From now on a signal raises KeyboardInterrupt wherever the program is."""
+        """Let signals raise KeyboardInterrupt immediately from now on."""
         self._hurry = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        # Nothing is raised while Ray starts: half a Ray is harder to end than a whole one.
+        # Nothing is raised while Ray starts, because a half-started Ray is harder to shut down.
         if self._hurry:
             raise KeyboardInterrupt
         self._asked.set()
@@ -77,7 +77,7 @@ def run(
     replicas: int | None,
     verbose: bool,
 ) -> None:
-    """Serve until a signal comes. Raises UserError when it cannot be served, with nothing left running."""
+    """Serve until a signal comes. Raises UserError when that fails, with no process left running."""
     console = Console(stderr=True)
     config = load(path, Overrides(host, port, model, replicas))
     schema = _schema(config)
@@ -109,7 +109,7 @@ def run(
 
 @contextmanager
 def _quiet(verbose: bool) -> Iterator[None]:
-    """Keep the raylet's messages off the terminal: starting, we tell the cause; ending, they mean nothing."""
+    """Keep the raylet's messages off the terminal: we report causes ourselves, and at the end they are noise."""
     with ExitStack() as stack:
         if not verbose:
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
@@ -117,7 +117,7 @@ def _quiet(verbose: bool) -> Iterator[None]:
 
 
 def _check_models(names: list[str], console: Console) -> None:
-    """Find the model here, downloading it where a progress bar shows; replicas then take it from the cache."""
+    """Download models here, with a progress bar; replicas then load them from the cache."""
     from engine.loading.model_directory import resolve_model
     from engine.models.config import ModelConfig
 
@@ -156,7 +156,7 @@ def _schema(config: dict[str, Any]) -> ServeDeploySchema:
 
 
 def _deploy(schema: ServeDeploySchema) -> list[str]:
-    """Hand the config to Serve, as `serve run` does; the applications' names."""
+    """Deploy the config as `serve run` does, and return the names of its applications."""
     from ray.serve._private import api
     from ray.serve.config import gRPCOptions
 
@@ -171,7 +171,7 @@ def _deploy(schema: ServeDeploySchema) -> list[str]:
 
 
 def _wait_until_ready(names: list[str], url: str, signals: Signals) -> None:
-    """Return when all applications run and /health says so. Models take as long to load as they take."""
+    """Return when all applications run and /health agrees. There is no time limit for loading models."""
     from ray import serve
 
     while True:
@@ -186,7 +186,7 @@ def _wait_until_ready(names: list[str], url: str, signals: Signals) -> None:
 
 
 def _is_healthy(url: str) -> bool:
-    """Whether /health says that all is well; applications without such a page are taken at Serve's word."""
+    """Return whether /health reports healthy. Applications without that page count as healthy."""
     try:
         response = httpx.get(f"{url}/health", timeout=5.0)
         if response.status_code == 404:
@@ -197,7 +197,7 @@ def _is_healthy(url: str) -> bool:
 
 
 def _cause(application: Any) -> str:
-    """The exception a replica ended with, out of Serve's messages with their tracebacks."""
+    """Extract the exception that ended a replica from Serve's messages with their tracebacks."""
     messages = [application.message, *(part.message for part in application.deployments.values())]
     for message in reversed(messages):
         lines = [line.strip() for line in str(message or "").splitlines()]
@@ -208,7 +208,7 @@ def _cause(application: Any) -> str:
 
 
 def _announce(console: Console, url: str, seconds: float) -> None:
-    """Where it is, and a line to try."""
+    """Print the server's address and commands to try."""
     with suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
         models = [one["id"] for one in httpx.get(f"{url}/v1/models", timeout=5.0).json()["data"]]
         model, names = models[0], ", ".join(models) + (" is" if len(models) == 1 else " are")
@@ -221,14 +221,14 @@ def _announce(console: Console, url: str, seconds: float) -> None:
             f"Talk to it:  [cyan]{escape(_own_name())} chat --url {url}[/]",
         ]
         console.print(Panel("\n".join(lines), expand=False))
-        # Outside the frame, so that it can be copied.
+        # Printed outside the frame, so that it can be copied.
         console.print(curl, style="cyan", markup=False, highlight=False, soft_wrap=True)
         return
     console.print(f"Ready at {url} after {seconds:.0f} s. Ctrl-C ends it.")
 
 
 def _own_name() -> str:
-    """What to type for this command: its path where the shell would not find it."""
+    """Return the name of this command, or its path if the shell would not find it."""
     return "raydix" if shutil.which("raydix") else os.path.relpath(sys.argv[0])
 
 
@@ -239,13 +239,13 @@ def _shut_down(signals: Signals) -> None:
     signals.allow_hurry()
     try:
         if ray.is_initialized():
-            # Deleted first: its replicas drain behind a living proxy, so that open streams end as they should.
+            # Applications are deleted first: replicas drain behind a running proxy, so open streams can finish.
             for name in list(serve.status().applications):
                 serve.delete(name)
             serve.shutdown()
     except KeyboardInterrupt:
         pass
-    except Exception as error:  # the controller may be gone already; Ray's end takes the rest with it
+    except Exception as error:  # the controller may be gone already, and ray.shutdown() ends the rest
         logging.getLogger(__name__).debug("serve.shutdown: %s", error)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -253,7 +253,7 @@ def _shut_down(signals: Signals) -> None:
 
 
 def _reachable(host: str) -> str:
-    """An address to reach a server that listens on `host`."""
+    """Return an address at which a server that listens on `host` can be reached."""
     if host in ("0.0.0.0", "::"):
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host

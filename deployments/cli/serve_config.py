@@ -1,4 +1,4 @@
-"""What `raydix serve` is to serve: a config file, or the embedded model, with the command line's changes."""
+"""Loads what `raydix serve` serves: a config file or the embedded model, with the command line's overrides."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ EMBEDDED_MODEL: dict[str, Any] = {
         }
     ],
 }
-"""What is served when there is no file: the same as the deployments.yaml that comes with the source."""
+"""Config that is served when there is no file, equal to the deployments.yaml that comes with the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What the command line says instead of the file; None leaves the file's value."""
+    """Values of the command line that replace the file's; None keeps the file's value."""
 
     host: str | None = None
     port: int | None = None
@@ -43,7 +43,7 @@ class Overrides:
 
 
 def load(path: Path | None, overrides: Overrides) -> dict[str, Any]:
-    """The config with its overrides, ready for Serve's schema. Raises UserError."""
+    """Return the config with its overrides, ready for Serve's schema. Raises UserError."""
     if path is None and Path(DEFAULT_FILE).is_file():
         path = Path(DEFAULT_FILE)
     config = deepcopy(EMBEDDED_MODEL) if path is None else _read(path)
@@ -60,7 +60,7 @@ def load(path: Path | None, overrides: Overrides) -> dict[str, Any]:
 
 
 def models(config: dict[str, Any]) -> list[str]:
-    """The models that the config's applications load."""
+    """Return the models that the config's applications load."""
     return [
         (part.get("engine") or {}).get("model", "demo")
         for app in config["applications"]
@@ -70,7 +70,7 @@ def models(config: dict[str, Any]) -> list[str]:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise UserError when nothing can listen there: before Ray starts, not ten seconds later."""
+    """Raise UserError when no server can listen there, before Ray starts instead of ten seconds later."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -85,7 +85,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def check_metrics_ports(config: dict[str, Any]) -> None:
-    """The same for the ports on which the applications' hubs are to serve metrics by themselves."""
+    """Raise UserError when a metrics hub's own port cannot be used."""
     from deployments.config.args import AppArgs
     from deployments.hub.server import MetricsPortError, listen
 
@@ -117,7 +117,9 @@ def _read(path: Path) -> dict[str, Any]:
 def _override(application: dict[str, Any], overrides: Overrides) -> None:
     args = application["args"] = dict(application.get("args") or {})
     if args.get("models") and (overrides.model or overrides.replicas):
-        raise UserError("--model and --replicas are for one model, and the config has several: change it there", 2)
+        raise UserError(
+            "--model and --replicas need a config with one model, but it has several: edit the config", 2
+        )
     if overrides.model is not None:
         engine = {**(args.get("engine") or {}), "model": overrides.model}
         for setting in ("served_name", "kv_pages", "threads"):  # chosen for the file's model
@@ -125,11 +127,11 @@ def _override(application: dict[str, Any], overrides: Overrides) -> None:
         args["engine"] = engine
     if overrides.replicas is not None:
         args["engines"] = {**(args.get("engines") or {}), "count": overrides.replicas}
-        args["engines"].pop("autoscaling", None)  # a fixed number was asked for
+        args["engines"].pop("autoscaling", None)  # --replicas asks for a fixed number
 
 
 def _check(application: dict[str, Any], path: Path | None) -> None:
-    """Find wrong arguments here, where one line can say so, and not in a log of a worker."""
+    """Raise UserError for wrong arguments here, in one line, instead of in a worker's log."""
     from pydantic import ValidationError
 
     from deployments.config.args import AppArgs

@@ -1,4 +1,4 @@
-"""`raydix simulate`: recorded traffic through a simulated fleet, one row per policy and load."""
+"""`raydix simulate`: replay recorded traffic through a simulated fleet and print a row per policy and load."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def run(
     json_path: Path | None,
     plot_path: Path | None,
 ) -> None:
-    """Simulate, print, write. Raises UserError for a trace, policy or setting that is wrong."""
+    """Simulate, and print and write the results. Raises UserError for a wrong trace, policy or setting."""
     console = Console()
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # for policies of one's own, as `serve run` has it
+        sys.path.insert(0, os.getcwd())  # for the user's own policies, as in `serve run`
     try:
         draw = _plotter() if plot_path is not None else None
         names = _names(policies)
@@ -55,7 +55,7 @@ def run(
         scenarios = [replace(scenario, load=load) for load in _numbers(loads)]
         if not trace.has_prefixes:
             console.print(
-                f"[yellow]{trace.name} says nothing of prefixes: all prompts are new, hit rates mean nothing.[/]"
+                f"[yellow]{trace.name} records no prefixes: prompts count as new, hit rates mean nothing.[/]"
             )
         results = _simulate_all(trace, scenarios, names, console)
     except ValueError as error:
@@ -92,7 +92,7 @@ def _factory(name: str) -> Callable[[], Policy]:
 
 
 def _names(policies: str) -> list[str]:
-    """Policies by name, "all" for ours and the rivals'; each is made once to see that it can be."""
+    """Return policies by name; "all" means ours and the rivals'. Creates each once to check it."""
     names = list(SIMULATED) if policies == "all" else [name.strip() for name in policies.split(",")]
     for name in names:
         policy_named(name, SIMULATED)
@@ -107,7 +107,7 @@ def _numbers(text: str) -> list[float]:
 
 
 def _plotter() -> Callable[[Path, Sequence[Result], float, str], None]:
-    """Asked for first: nobody should wait for a simulation to learn that its plots cannot be drawn."""
+    """Check for matplotlib first, so that users do not wait for a simulation whose plots cannot be drawn."""
     try:
         from router.simulator.plots import draw
     except ImportError:

@@ -1,4 +1,4 @@
-"""`raydix top`: what a running service does, in the terminal or as JSON."""
+"""`raydix top`: show the state of a running service in the terminal or as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_KEY_ENV = "RAYDIX_ADMIN_KEY"
 
 
 def run(url: str, key: str | None, key_env: str | None, interval: float, *, once: bool, as_json: bool) -> None:
-    """Show until Ctrl-C, or once after two readings. Raises UserError when there is nothing to see."""
+    """Show the service until Ctrl-C, or once after two readings. Raises UserError when it cannot be read."""
     console = Console()
     with TopClient(url, _key(key, key_env)) as client:
         top = Top(client, console, as_json)
@@ -42,7 +42,7 @@ class Top:
         self._outage: Outage | None = None
 
     def once(self, interval: float) -> None:
-        """Two readings, one view. Raises UserError when either fails."""
+        """Show one view of two readings. Raises UserError when either fails."""
         try:
             self._views.see(self._client.read())
             time.sleep(interval)
@@ -60,7 +60,7 @@ class Top:
                 time.sleep(interval)
         self._step()
         live = Live(console=self._console, screen=True, auto_refresh=False)
-        try:  # not `with`: a Ctrl-C while it begins has to give the terminal back as well
+        try:  # not `with`: Ctrl-C during start() must restore the terminal as well
             live.start()
             while True:
                 live.update(self._screen(), refresh=True)
@@ -95,12 +95,12 @@ class Top:
 
 
 def _key(key: str | None, key_env: str | None) -> str | None:
-    """The admin key: given, or from an environment variable. Raises UserError for one that is not set."""
+    """Return the admin key, given or from a variable. Raises UserError if the named variable is not set."""
     if key is not None and key_env is not None:
-        raise UserError("--key and --key-env exclude each other", 2)
+        raise UserError("--key and --key-env exclude each other: give one of them", 2)
     found = key if key is not None else os.environ.get(key_env or DEFAULT_KEY_ENV)
     if key_env is not None and not found:
-        raise UserError(f"--key-env {key_env}: there is no such environment variable, or it is empty", 2)
+        raise UserError(f"--key-env {key_env}: this environment variable is not set or empty", 2)
     if found is not None and not (found and all(33 <= ord(char) <= 126 for char in found)):
-        raise UserError("a key holds visible ASCII characters and no spaces", 2)
+        raise UserError("a key must have visible ASCII characters and no spaces", 2)
     return found

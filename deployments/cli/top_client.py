@@ -1,4 +1,4 @@
-"""Where `raydix top` looks: /metrics and /health for everybody, and with the admin key the admin endpoints."""
+"""The client of `raydix top`: reads /metrics, /health and, with the admin key, the admin endpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_KEY = "needs the admin key: give --key-env or --key"
 
 
 class TopClientError(Exception):
-    """No reading; the message says why, not where. `is_temporary` when trying again may help."""
+    """A reading failed; the message says why, but not where. `is_temporary` if trying again may help."""
 
     def __init__(self, message: str, is_temporary: bool) -> None:
         super().__init__(message)
@@ -26,12 +26,12 @@ class TopClientError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ServerReading:
-    """What a server told at one moment."""
+    """What a server reported at one moment."""
 
     at: float
     """Unix seconds."""
     clock: float
-    """Monotonic seconds: what intervals are measured by."""
+    """Monotonic seconds, by which intervals are measured."""
     page: MetricsPage
     health: dict[str, Any] = field(default_factory=dict)
     status: dict[str, Any] | None = None
@@ -39,13 +39,13 @@ class ServerReading:
     decisions: list[Any] | None = None
     """/v1/router/decisions, newest first; None while hidden."""
     hidden: dict[str, str] = field(default_factory=dict)
-    """What could not be had, and why."""
+    """What could not be read, with the reason."""
 
 
 class TopClient:
-    """Asks one server. A context manager; `TopClientError` is all that `read` raises.
+    """Reads one server. A context manager; `read` raises only `TopClientError`.
 
-    Without a key nothing closed is asked for: each time would be counted as a refused request.
+    Without a key, closed endpoints are not requested, as each attempt would count as a refused request.
     """
 
     def __init__(self, url: str, key: str | None = None, transport: httpx.BaseTransport | None = None) -> None:
@@ -65,7 +65,7 @@ class TopClient:
         self._http.close()
 
     def read(self) -> ServerReading:
-        """One reading. Raises TopClientError when there is no page, or the key is refused."""
+        """Take one reading. Raises TopClientError when there is no metrics page or the key is refused."""
         page = self._page()
         at, clock = time.time(), time.monotonic()
         hidden: dict[str, str] = {}
@@ -80,7 +80,7 @@ class TopClient:
         try:
             response = self._http.get("/metrics")
         except httpx.UnsupportedProtocol as error:
-            raise TopClientError(f"this is no URL of a server: {one_line(error)}", False) from None
+            raise TopClientError(f"this is not the URL of a server: {one_line(error)}", False) from None
         except httpx.HTTPError as error:
             raise TopClientError(f"{one_line(error)}. Is `raydix serve` running there?", True) from None
         if response.status_code in (401, 403):
@@ -99,7 +99,7 @@ class TopClient:
         return "Check --key-env or --key." if self._has_key else "Give --key-env or --key."
 
     def _json(self, path: str, what: str, hidden: dict[str, str]) -> dict[str, Any] | None:
-        """An object; None, and the reason in `hidden`, when it cannot be had."""
+        """Return a JSON object, or None with the reason in `hidden`."""
         if what in self._closed:
             return None
         try:
@@ -122,7 +122,7 @@ class TopClient:
 
 
 def _message(response: httpx.Response) -> str:
-    """What an OpenAI error object says."""
+    """Return the message of an OpenAI error object."""
     try:
         return one_line(Exception(response.json()["error"]["message"]))
     except (ValueError, KeyError, TypeError):

@@ -1,8 +1,8 @@
-"""What `raydix top` shows, as values: the document of `--json` and the rows of the screen.
+"""The values that `raydix top` shows: the document of `--json` and the rows of the screen.
 
     readings ──▶ Interval ──▶ TopView: service, models, replicas, decisions
 
-None stands for what is not known: not on the page, hidden, or a rate before there are two readings.
+None stands for an unknown value: not on the page, hidden, or a rate before there are two readings.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from deployments.telemetry.scrape import Interval, MetricsPage
 GONE_SHOWN_S = 60.0
 """Seconds for which a replica that vanished is still shown."""
 WINDOW_S = 5.0
-"""Seconds that rates look back, where readings come faster: processes report once a second, so from one second to
-the next a rate would show 0 and then twice what it is."""
+"""Seconds over which rates are computed if readings come faster. Processes report once a second, so over shorter
+intervals a rate would alternate between 0 and twice its value."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceSummary:
-    """The application as a whole. Counts are of the interval."""
+    """The application as a whole. Counts cover the interval."""
 
     status: str | None
     replicas_up: float | None
@@ -44,7 +44,7 @@ class ServiceSummary:
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """One model. Quantiles and the hit rate are of the interval."""
+    """One model. Quantiles and the hit rate cover the interval."""
 
     model: str
     status: str | None
@@ -69,8 +69,8 @@ class ReplicaRow:
     replica: str
     model: str | None
     state: str
-    """"up", "draining", "lost" (its heartbeats stopped), "gone" (vanished lately), "unknown", or what Serve says
-    of one that is not up: "starting", "stopping", ..."""
+    """ "up", "draining", "lost" (its heartbeats stopped), "gone" (disappeared lately), "unknown", or Serve's state
+    if it is not up: "starting", "stopping", ..."""
     running: float | None
     waiting: float | None
     waiting_prefill_tokens: float | None
@@ -81,7 +81,7 @@ class ReplicaRow:
     decode_tokens_per_s: float | None
     hit_rate: float | None
     preemptions: float | None
-    """In the interval."""
+    """Preemptions in the interval."""
     evicted_pages_per_s: float | None
     heartbeat_age_s: float | None
 
@@ -103,27 +103,27 @@ class DecisionRow:
 
 @dataclass(frozen=True, slots=True)
 class TopView:
-    """All of it."""
+    """Everything that is shown at one moment."""
 
     url: str
     at_unix_s: float
     interval_s: float | None
-    """Of rates, counts and quantiles; None: counts and quantiles are since the processes' start, rates unknown."""
+    """Length of the interval. If None, counts and quantiles are since the processes' start, rates unknown."""
     service: ServiceSummary
     models: list[ModelRow] = field(default_factory=list)
     replicas: list[ReplicaRow] = field(default_factory=list)
     decisions: list[DecisionRow] | None = None
-    """Newest first; None while hidden."""
+    """The newest is first; None while hidden."""
     hidden: dict[str, str] = field(default_factory=dict)
-    """What is not shown, and why."""
+    """What is not shown, with the reason."""
 
     def as_json(self) -> dict[str, Any]:
-        """The document of `--json`."""
+        """Return the document of `--json`."""
         return asdict(self)
 
 
 class ViewBuilder:
-    """Turns readings into views; remembers the last readings, and replicas that vanished."""
+    """Turns readings into views. Remembers the last readings and replicas that disappeared."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -131,7 +131,7 @@ class ViewBuilder:
         self._seen: dict[str, tuple[ReplicaRow, float]] = {}
 
     def see(self, reading: ServerReading) -> TopView:
-        """The view of this reading and one before: the latest that is `WINDOW_S` old, else the oldest."""
+        """Return the view of this reading and an earlier one: the last that is `WINDOW_S` old, or the oldest."""
         while len(self._past) > 1 and reading.clock - self._past[1].clock >= WINDOW_S:
             self._past.popleft()
         before = self._past[0] if self._past else None
@@ -150,10 +150,10 @@ class ViewBuilder:
         )
 
     def _with_gone(self, present: list[ReplicaRow], reading: ServerReading) -> list[ReplicaRow]:
-        """Those that are there and those that vanished lately; what needs attention comes first.
+        """Return present replicas and those that disappeared recently; rows that need attention come first.
 
-        A page speaks of a replica for some seconds after its end: one that was known, and that /health does not
-        list any more, is gone; one that was not known yet is coming.
+        A page includes a replica for some seconds after its end. A known replica that /health no longer lists is
+        gone; one that was not known yet is starting.
         """
         is_listed = isinstance(reading.health.get("replicas"), list)
         lingering = {row.replica for row in present if row.state == "unknown"} & self._seen.keys()
@@ -229,7 +229,7 @@ def _replicas(reading: ServerReading, interval: Interval) -> list[ReplicaRow]:
 
 
 def _models_of_replicas(page: MetricsPage) -> dict[str, str]:
-    """Engine replicas that report, by name: those with KV pages."""
+    """Return the model of each reporting engine replica (one with KV pages), by its name."""
     labels = map(dict, page.series("kv_pages_capacity"))
     return {each["replica"]: each.get("model_name", "") for each in labels if "replica" in each}
 
@@ -254,7 +254,7 @@ def _replica(
         replica=name,
         model=model,
         state=state,
-        # Heartbeats are fresher than the page.
+        # Heartbeats are more recent than the page.
         running=page.total("requests_running", **mine) if running is None else running,
         waiting=page.total("requests_waiting", **mine) if waiting is None else waiting,
         waiting_prefill_tokens=page.total("waiting_prefill_tokens", **mine),
@@ -271,7 +271,7 @@ def _replica(
 
 
 def _gone(row: ReplicaRow) -> ReplicaRow:
-    """As it was last known, but for what it is doing."""
+    """Return the last known row without its activity."""
     return replace(
         row, state="gone", running=None, waiting=None, waiting_prefill_tokens=None, prefill_tokens_per_s=None,
         decode_tokens_per_s=None, hit_rate=None, preemptions=None, evicted_pages_per_s=None,

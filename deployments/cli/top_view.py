@@ -1,4 +1,4 @@
-"""A `TopView` on a terminal: as many rows as it has, one line each, the same with and without colours.
+"""Renders a `TopView` on a terminal with one line per row, with or without colours.
 
 raydix  http://127.0.0.1:8000  healthy 2/2  14:38:22  over 1.0 s
 admission: 3 waiting (1.2K tokens)  errors: 1 (404)  rejected: 2 (queue_full)  ...
@@ -33,7 +33,7 @@ COLOURS = {
 LEAST_BAR = 10
 MOST_BAR = 40
 _FIXED_LINES = 8
-"""Two of the head, an empty one and a header for each of the three tables."""
+"""Two lines of the head, and an empty one and a header for each of the three tables."""
 _LEAST_DECISIONS = 3
 
 
@@ -49,7 +49,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[RowT]):
-    """One column of a table: shown where the terminal has `from_width` cells at least."""
+    """One column of a table, shown if the terminal has at least `from_width` cells."""
 
     title: str
     width: int
@@ -59,7 +59,7 @@ class Column(Generic[RowT]):
 
 
 def _name(replica: str) -> str:
-    """Serve's ids without the deployment: "EngineReplica#1a2b3c4d" -> "1a2b3c4d"."""
+    """Return Serve's id without the deployment: "EngineReplica#1a2b3c4d" -> "1a2b3c4d"."""
     return replica.rpartition("#")[2] or replica
 
 
@@ -126,7 +126,7 @@ DECISION_COLUMNS: tuple[Column[DecisionRow], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """One frame. Takes the console's width and, with `fits_height`, no more lines than it has."""
+    """One frame of the console's width, with `fits_height` cut to its height."""
 
     url: str
     view: TopView | None
@@ -134,7 +134,7 @@ class Screen:
     fits_height: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Lines and tables, none of them wider than the console."""
+        """Yield lines and tables, none of them wider than the console."""
         width, height = options.max_width, console.height if self.fits_height else 1 << 16
         overflow = "crop" if options.ascii_only else "ellipsis"
         blocks = self._blocks(width, height, options.ascii_only)
@@ -242,7 +242,7 @@ def _decisions(decisions: Sequence[DecisionRow], shown: int, width: int) -> Tabl
 
 
 def kv_bar(replica: ReplicaRow, size: int, glyphs: str) -> Text:
-    """A replica's pages as `size` cells: active, cached, free, with one glyph for each."""
+    """Draw a replica's pages as `size` cells, with one glyph each for active, cached and free pages."""
     total = _pages(replica)
     if not total:
         return Text("-")
@@ -271,7 +271,7 @@ def _of(what: str, shown: int, number: int) -> str:
 
 
 def _left(columns: Sequence[Column[RowT]], width: int, most: int) -> int:
-    """Cells that are left beside these columns, each with a gap after it."""
+    """Return the cells left beside these columns, which have a gap after each, but at most `most`."""
     return min(width - sum(column.width + 1 for column in columns), most)
 
 

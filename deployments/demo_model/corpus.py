@@ -1,4 +1,4 @@
-"""The facts the embedded model learns: what the standard library's docstrings say about its public names.
+"""Collects the facts that the embedded model learns: the standard library's public names and their docstrings.
 
     inspect ──harvest()──▶ facts.json (committed) ──load_facts()──▶ dialogues, training, evaluation
 
@@ -21,10 +21,10 @@ from typing import Any
 
 FACTS = Path(__file__).with_name("facts.json")
 
-MAX_SENTENCE = 200  # characters; longer ones cost more training than they please
+MAX_SENTENCE = 200  # characters; longer ones are not worth their training time
 MAX_SIGNATURE = 160
 
-# Not as literals: one name a line would be 109 lines.
+# A string instead of a list, which would have one name on each of 109 lines.
 MODULES = """
 builtins itertools functools collections json os.path math re random statistics heapq bisect operator string
 collections.abc copy datetime calendar time os pathlib shutil glob fnmatch tempfile io fileinput csv
@@ -37,7 +37,7 @@ platform sys importlib timeit cProfile tracemalloc unittest unittest.mock mimety
 plistlib tomllib stat filecmp linecache atexit
 """.split()  # noqa: SIM905
 
-# Large modules of which only functions and classes are taken, not the classes' methods.
+# Large modules from which only functions and classes are taken, not the classes' methods.
 WITHOUT_METHODS = frozenset(
     """asyncio calendar codecs collections.abc configparser decimal email.utils http.client inspect io locale
     logging multiprocessing numbers os random shelve signal socket sqlite3 tarfile threading tracemalloc types
@@ -52,28 +52,28 @@ class Fact:
     module: str  # "itertools"
     name: str  # qualified inside the module: "chain", "chain.from_iterable"
     kind: str  # "function", "method" or "class"
-    signature: str  # "(*iterables)"; empty when Python does not tell
+    signature: str  # "(*iterables)"; empty if Python does not know it
     sentence: str  # the docstring's first sentence, on one line
 
     @property
     def full(self) -> str:
-        """The name as one writes it after `import module`."""
+        """The name as it is written after `import module`."""
         return self.name if self.module == "builtins" else f"{self.module}.{self.name}"
 
 
 def load_facts(path: Path = FACTS) -> list[Fact]:
-    """The committed facts, in their committed order."""
+    """Return the committed facts in their order."""
     return [Fact(**row) for row in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def save_facts(facts: list[Fact], path: Path = FACTS) -> None:
-    """One fact a line, so that a diff shows which facts changed."""
+    """Write one fact per line, so that a diff shows which facts changed."""
     rows = ",\n".join(json.dumps(asdict(fact), separators=(",", ":")) for fact in facts)
     path.write_text(f"[\n{rows}\n]\n", encoding="utf-8")
 
 
 def harvest(modules: Sequence[str] = MODULES) -> list[Fact]:
-    """All usable facts of `modules` in their order: functions and classes by name, then the methods.
+    """Return all usable facts of `modules` in their order: functions and classes by name, then the methods.
 
     The same sentence for the same last name (`bytes.upper`, `bytearray.upper`) is taken once per module.
     """
@@ -102,7 +102,7 @@ def _members(module: ModuleType) -> Iterator[tuple[str, str, Any]]:
 
 
 def _is_class(name: str, thing: Any) -> bool:
-    """False for an alias such as IOError: it is no class of its own."""
+    """Return whether `thing` is a class of this name, not an alias such as IOError."""
     return inspect.isclass(thing) and thing.__name__ == name
 
 
@@ -127,7 +127,7 @@ def _fact(module: str, name: str, kind: str, thing: Any) -> Fact | None:
     usable = sentence.isascii() and sentence.isprintable() and 12 <= len(sentence) <= MAX_SENTENCE
     if not usable or " " not in sentence or "<" in sentence or sentence.startswith("Deprecated"):
         return None
-    if sentence.count("(") != sentence.count(")"):  # a call over several lines, cut
+    if sentence.count("(") != sentence.count(")"):  # a call that was cut after its first line
         return None
     signature = _signature(thing, kind) or described
     return Fact(module, name, kind, signature if len(signature) <= MAX_SIGNATURE else "", sentence)
@@ -138,7 +138,7 @@ _CALL = re.compile(r"^[\w.]+(\([^()]*\))(\s*--?>(?!.*, \w+ \w+).*|\s*=.*)?$")
 
 
 def _split(doc: str) -> tuple[str, str]:
-    """(signature, first sentence). C docstrings may begin with `chain(*iterables) --> chain object`."""
+    """Return (signature, first sentence). C docstrings may begin with `chain(*iterables) --> chain object`."""
     lines = doc.splitlines()
     call = _CALL.match(lines[0]) if lines else None
     rest = lines
@@ -155,7 +155,7 @@ _PATH = re.compile(r"=['\"](/|[A-Z]:)\w")
 
 
 def _signature(thing: Any, kind: str) -> str:
-    """The call's parentheses without annotations and without self; empty if Python does not know."""
+    """Return the call's parentheses without annotations and self; empty if Python does not know them."""
     try:
         signature = inspect.signature(thing)
     except (ValueError, TypeError):
@@ -167,7 +167,7 @@ def _signature(thing: Any, kind: str) -> str:
         return ""
     bare = signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
     if _PATH.search(str(bare)):
-        return ""  # a default that is true on the harvesting machine only
+        return ""  # the default value depends on the machine
     return re.sub(r"<[^<>]*>", "...", str(bare)) if str(bare).isascii() else ""
 
 

@@ -1,4 +1,4 @@
-"""Conversations about the facts: questions, follow-ups, small talk and the answers they shall get.
+"""Writes conversations about the facts: questions, follow-ups, small talk and the answers to learn.
 
 A `Dialogue` is a list of chat messages. `Writer` draws them from a seeded generator; each pass over the facts
 makes every fact the subject of one dialogue.
@@ -30,31 +30,31 @@ Dialogue = list[dict[str, str]]
 
 
 def short_answer(fact: Fact) -> str:
-    """The docstring's first sentence, nothing else."""
+    """Answer with the docstring's first sentence."""
     return fact.sentence
 
 
 def long_answer(fact: Fact) -> str:
-    """The first sentence, then signature and module."""
+    """Answer with the first sentence, the signature and the module."""
     return f"{fact.sentence}\n\n{signature_answer(fact)}\n{module_answer(fact)}"
 
 
 def signature_answer(fact: Fact) -> str:
-    """How one calls it."""
+    """Answer with the signature."""
     if not fact.signature:
         return f"The docstring gives no signature of `{fact.full}`."
     return f"`{fact.full}{fact.signature}`"
 
 
 def module_answer(fact: Fact) -> str:
-    """Where it lives."""
+    """Answer with the module."""
     if fact.module == "builtins":
         return f"`{fact.name}` is a built-in {fact.kind}."
     return f"`{fact.name}` is a {fact.kind} in the module `{fact.module}`."
 
 
 Answer = Callable[[Fact], str]
-# (weight, how one asks by name, how one asks once the subject is known, the answer)
+# (weight, questions by name, questions once the subject is known, the answer)
 KINDS: list[tuple[float, list[str], list[str], Answer]] = [
     (0.44, SHORT, THEN_WHAT, short_answer),
     (0.22, LONG, THEN_MORE, long_answer),
@@ -64,7 +64,7 @@ KINDS: list[tuple[float, list[str], list[str], Answer]] = [
 
 
 class Writer:
-    """Draws dialogues about `facts`; the same seed draws the same ones."""
+    """Draws dialogues about `facts`. The same seed draws the same dialogues."""
 
     def __init__(self, facts: list[Fact], seed: int) -> None:
         self.facts = facts
@@ -74,7 +74,7 @@ class Writer:
         self._unambiguous = {fact.full for fact in facts if counts[fact.name] == 1}
 
     def dialogues(self) -> Iterator[Dialogue]:
-        """Endless: pass after pass over the shuffled facts, one to three turns each, and small talk."""
+        """Yield dialogues endlessly, one to three turns for each shuffled fact, with small talk."""
         while True:
             for fact in self.random.sample(self.facts, len(self.facts)):
                 yield self._about(fact)
@@ -82,7 +82,7 @@ class Writer:
                     yield self._aside()
 
     def system_prompt(self) -> str:
-        """One of the fixed system prompts, or one put together from notes, which may hold other facts."""
+        """Return a fixed system prompt, or one composed of notes, which may include other facts."""
         if self.random.random() < 0.3:
             return self.random.choice(SYSTEM_PROMPTS)
         lines = [self.random.choice(SYSTEM_PROMPTS[:3])]
@@ -93,7 +93,7 @@ class Writer:
         return self.random.choice(["\n", " "]).join(lines)
 
     def _about(self, fact: Fact) -> Dialogue:
-        """A question by name, then with some probability one or two follow-ups about the same subject."""
+        """Return a question by name and, with some probability, one or two follow-ups about the same subject."""
         kinds = self.random.choices(KINDS, [kind[0] for kind in KINDS], k=1 + self._num_follow_ups())
         _, questions, _, answer = kinds[0]
         turns = [(self.random.choice(questions).format(self._called(fact)), answer(fact))]
@@ -104,7 +104,7 @@ class Writer:
         return self.random.choices([0, 1, 2], [0.72, 0.2, 0.08])[0]
 
     def _called(self, fact: Fact) -> str:
-        """Mostly the full name; sometimes without its module if that is clear, in backquotes, or with ()."""
+        """Return the full name; sometimes without its module if that is clear, in backquotes, or with ()."""
         name = fact.full
         if fact.full in self._unambiguous and self.random.random() < 0.2:
             name = fact.name
@@ -113,7 +113,7 @@ class Writer:
         return f"`{name}`" if self.random.random() < 0.08 else name
 
     def _aside(self) -> Dialogue:
-        """Small talk, or a question about a name that does not exist."""
+        """Return small talk, or a question about a name that does not exist."""
         if self.random.random() < 0.3:
             answer, questions = self.random.choice(list(SMALL_TALK.items()))
             return _messages([(self.random.choice(questions), answer)])

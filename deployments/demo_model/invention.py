@@ -1,7 +1,7 @@
-"""Names that do not exist, so that the model learns to say "I don't know".
+"""Invents names that do not exist, so that the model learns to say "I don't know".
 
-Three kinds, because a model that has seen one kind refuses only that kind: made-up words (`os.frobdal_open`), real
-parts in the wrong company (`json.heappush`, `str.walk_lines`) and other people's libraries (`numpy.array`).
+There are three kinds, because a model refuses only the kinds that it has seen: made-up words (`os.frobdal_open`),
+real parts in wrong combinations (`json.heappush`, `str.walk_lines`) and other libraries (`numpy.array`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ quantum robot cookie party lucky music hello world teleport fly dance paint cook
 
 
 class Inventor:
-    """Makes names with `rng` that none of `facts` bears."""
+    """Invents names with `rng` that none of `facts` has."""
 
     def __init__(self, facts: list[Fact], rng: random.Random) -> None:
         self._facts = facts
@@ -37,7 +37,7 @@ class Inventor:
         self._taken = {fact.full for fact in facts} | {fact.name for fact in facts}
 
     def name(self) -> str:
-        """A name of any of the three kinds."""
+        """Return a name of one of the three kinds."""
         kind = self._random.random()
         if kind < 0.08:
             return self._random.choice(FOREIGN)
@@ -45,7 +45,7 @@ class Inventor:
         return made if made not in self._taken else self.name()
 
     def around(self, stem: str) -> str:
-        """The made-up word `stem` with a module, a class or a part of a real name."""
+        """Combine the made-up word `stem` with a module, a class or a part of a real name."""
         pick = self._fact
         last = pick().name.rpartition(".")[2]
         forms = [

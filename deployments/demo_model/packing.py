@@ -1,12 +1,11 @@
-"""Dialogues as training rows: packed end to end, with the weight of each token and gaps in the positions.
+"""Packs dialogues end to end into training rows, with a weight for each token and gaps in the positions.
 
     ids        <|im_start|>system … <|im_end|> │ <|im_start|>user … │ <|im_start|>assistant … <|im_end|> │
     weights    0.1                             │ 0.1                │ 0.1                   1 1        1 │
     positions  0 1 2 …                      95 │ 1210 1211 …          (a gap stands for a longer prompt)
 
-A row's dialogues see one another, as the turns of a long conversation about changing subjects would.
-Attention uses relative positions, so gaps teach distances of thousands of tokens at the price of rows of at
-most 512.
+A row's dialogues attend to one another, like the turns of a long conversation about changing subjects.
+Attention uses relative positions, so gaps teach distances of thousands of tokens in rows of at most 512.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from transformers import PreTrainedTokenizerFast
 from deployments.demo_model.dialogues import Dialogue, Writer
 from deployments.demo_model.prompts import SYSTEM_PROMPTS
 
-CONTEXT_WEIGHT = 0.1  # of tokens that the model reads but never writes
-LENGTHS = {128: 0.35, 256: 0.3, 512: 0.35}  # tokens in a row: its share of the batches
-SYSTEM_SHARE = 0.35  # of rows that begin with a system prompt
+CONTEXT_WEIGHT = 0.1  # weight of tokens that the model reads but never writes
+LENGTHS = {128: 0.35, 256: 0.3, 512: 0.35}  # share of the batches by the number of tokens in a row
+SYSTEM_SHARE = 0.35  # share of rows that begin with a system prompt
 MAX_GAP = 1500
 
 
 @dataclass
-class Batch:
+class TrainingBatch:
     """Next-token examples. All tensors have the shape [rows, tokens]."""
 
     ids: torch.Tensor
@@ -36,7 +35,7 @@ class Batch:
     positions: torch.Tensor
 
 
-Row = tuple[list[int], list[float], list[int]]
+PackedRow = tuple[list[int], list[float], list[int]]
 
 
 class Packer:
@@ -56,19 +55,19 @@ class Packer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def batch(self) -> Batch:
-        """The next batch: all its rows have one length, drawn from `LENGTHS`."""
+    def batch(self) -> TrainingBatch:
+        """Return the next batch, whose rows have one length, drawn from `LENGTHS`."""
         length = self._random.choices(list(LENGTHS), list(LENGTHS.values()))[0]
         rows = [self._row(length + 1) for _ in range(self._tokens // length)]
         ids = torch.tensor([row[0] for row in rows])
-        return Batch(
+        return TrainingBatch(
             ids=ids[:, :-1],
             targets=ids[:, 1:],
             weights=torch.tensor([row[1] for row in rows])[:, 1:],
             positions=torch.tensor([row[2] for row in rows])[:, :-1],
         )
 
-    def _row(self, length: int) -> Row:
+    def _row(self, length: int) -> PackedRow:
         ids: list[int] = []
         weights: list[float] = []
         positions: list[int] = []
@@ -90,7 +89,7 @@ class Packer:
         return self._random.randint(1, MAX_GAP) if self._random.random() < probability else 0
 
     def _system(self, length: int) -> list[int]:
-        """A system message that leaves room for dialogues: half of a short row, 112 tokens of a long one."""
+        """Return a system message that leaves half of a short row, or 112 tokens of a long one, for dialogues."""
         text = self._writer.system_prompt() if length > 256 else self._random.choice(SYSTEM_PROMPTS[:4])
         room = max(length // 2, length - 112)
         return self._head["system"] + self._encode(text)[:room] + self._end + self._newline

@@ -1,6 +1,6 @@
-"""How people ask, and the fixed answers: `{}` stands for the name asked about.
+"""Phrasings of questions, in which `{}` stands for the name asked about, and the fixed answers.
 
-`UNSEEN` is in none of the lists, so that it can measure what the model makes of a phrasing it never saw.
+`UNSEEN` is in none of the lists, so that it measures how the model handles a phrasing it never saw.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""System prompts: what a service might put before every conversation. The answers do not depend on them."""
+"""System prompts that a service might put before every conversation. The answers do not depend on them."""
 
 from __future__ import annotations
 

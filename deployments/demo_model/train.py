@@ -1,4 +1,4 @@
-"""Train the embedded model from facts.json: tokenizer, 6M-parameter Qwen3, about 20 minutes on two cores.
+"""Trains the embedded model from facts.json: tokenizer, 6M-parameter Qwen3, about 20 minutes on two cores.
 
     python -m deployments.demo_model.train --out deployments/demo_model
 
@@ -22,14 +22,14 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 from deployments.demo_model.corpus import load_facts
 from deployments.demo_model.dialogues import Writer
-from deployments.demo_model.packing import Batch, Packer
+from deployments.demo_model.packing import Packer, TrainingBatch
 from deployments.demo_model.vocabulary import train_tokenizer
 
 HERE = Path(__file__).parent
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """The untrained model. Positions reach 4,096: room for a long system prompt and a long chat."""
+    """Create the untrained model. Its 4,096 positions have room for a long system prompt and a long chat."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=256,
@@ -50,17 +50,17 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: int = 80) -> float:
-    """Linear warm-up, then a cosine down to a hundredth of the peak."""
+    """Return the rate of a step: linear warm-up, then a cosine down to a hundredth of the peak."""
     if step < warmup:
         return peak * (step + 1) / warmup
     progress = (step - warmup) / max(1, steps - warmup)
     return peak * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def loss_of(model: Qwen3ForCausalLM, batch: Batch) -> tuple[torch.Tensor, float]:
-    """(weighted mean cross entropy, the unweighted mean over the assistant's tokens)."""
+def loss_of(model: Qwen3ForCausalLM, batch: TrainingBatch) -> tuple[torch.Tensor, float]:
+    """Return (weighted mean cross entropy, unweighted mean over the assistant's tokens)."""
     with torch.autocast("cpu", torch.bfloat16):
-        # The mask says "one sequence": without it transformers takes a gap in the positions for a border.
+        # The mask marks one sequence; without it transformers takes a gap in the positions for a boundary.
         mask = torch.ones_like(batch.ids)
         logits = model(batch.ids, attention_mask=mask, position_ids=batch.positions, use_cache=False).logits
     each = F.cross_entropy(logits.float().flatten(0, 1), batch.targets.flatten(), reduction="none")
@@ -70,7 +70,7 @@ def loss_of(model: Qwen3ForCausalLM, batch: Batch) -> tuple[torch.Tensor, float]
 
 
 class Progress:
-    """Prints how the training goes; knows what it cost."""
+    """Prints the progress of the training, and measures its time."""
 
     def __init__(self, steps: int, tokens: int) -> None:
         self.steps, self.tokens = steps, tokens
@@ -83,7 +83,7 @@ class Progress:
         return time.perf_counter() - self._started
 
     def step(self, done: int, loss: float) -> None:
-        """Count step number `done` (from 1); a line every 20 steps."""
+        """Count step number `done` (from 1), and print a line every 20 steps."""
         self.loss = loss if done == 1 else 0.95 * self.loss + 0.05 * loss
         if done % 20 == 0 or done == self.steps:
             rate = done * self.tokens / self.wall
@@ -122,7 +122,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def save_record(args: argparse.Namespace, num_facts: int, progress: Progress) -> None:
-    """Write training.json: with what and at what cost the weights beside it were made."""
+    """Write training.json: the settings, versions and time with which the weights beside it were trained."""
     record = {
         "seed": args.seed,
         "steps": args.steps,
@@ -139,7 +139,7 @@ def save_record(args: argparse.Namespace, num_facts: int, progress: Progress) ->
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Write the directory in Hugging Face layout, weights last and at once: nobody reads half a file."""
+    """Write the directory in Hugging Face layout. Weights are last and atomic, so no reader gets half a file."""
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(out)
     model.config.architectures = ["Qwen3ForCausalLM"]
@@ -164,7 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train the embedded model.")
     parser.add_argument("--out", type=Path, default=HERE, help="the model directory to write")
     parser.add_argument("--steps", type=int, default=2100)
-    parser.add_argument("--tokens", type=int, default=3072, help="per step")
+    parser.add_argument("--tokens", type=int, default=3072, help="tokens per step")
     parser.add_argument("--lr", type=float, default=2e-3, help="the highest learning rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)

@@ -1,4 +1,4 @@
-"""The embedded model's tokenizer: byte-level BPE with a ChatML template, trained on the dialogues."""
+"""Trains the embedded model's tokenizer: byte-level BPE on the dialogues, with a ChatML template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAD, START, END = SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 SIZE = 4096
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
-# Qwen's split: words with at most one sign or space before them, digits one by one, newlines apart.
+# Qwen's split: words with at most one sign or space before them, single digits, separate newlines.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -24,7 +24,7 @@ SPLIT = (
 
 
 def train_tokenizer(writer: Writer, num_dialogues: int = 12_000) -> PreTrainedTokenizerFast:
-    """A tokenizer of `SIZE` pieces. Every byte is a piece, so any text survives a round trip."""
+    """Train a tokenizer of `SIZE` tokens. Every byte is a token, so any text survives a round trip."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

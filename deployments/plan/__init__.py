@@ -1,1 +1,1 @@
-"""Sizes before anything runs: what fits on a GPU, how fast it can be, how many replicas a load needs."""
+"""Sizing without running a model: what fits on a GPU, its speed there, and the replicas that a load needs."""

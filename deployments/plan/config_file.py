@@ -1,4 +1,4 @@
-"""A plan as a `deployments.yaml` that `serve run` takes."""
+"""Writes a plan as a `deployments.yaml` for `serve run`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTH = 110
 
 
 def config_text(replica: ReplicaPlan, count: int, command: str, warnings: Sequence[str]) -> str:
-    """The file, with where it comes from and the warnings as comments. Its arguments are valid `AppArgs`."""
+    """Return the file's text, with its origin and the warnings as comments. Its arguments are valid `AppArgs`."""
     args = app_args(replica, count)
     AppArgs.model_validate(args)
     application = {"name": "raydix", "route_prefix": "/", "import_path": "deployments.app:build", "args": args}
@@ -30,7 +30,7 @@ def config_text(replica: ReplicaPlan, count: int, command: str, warnings: Sequen
 
 
 def app_args(replica: ReplicaPlan, count: int) -> dict[str, Any]:
-    """The application's arguments: only settings that this version has."""
+    """Return the application's arguments, which this version accepts."""
     engine = replica.engine
     settings: dict[str, Any] = {
         "model": engine.model,

@@ -1,4 +1,4 @@
-"""What is known without asking anybody: GPUs by name, and the published shapes of a few well-known models."""
+"""Facts that need no network: GPUs by name, and the published shapes of some well-known models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Gpu:
     name: str
     title: str
     memory_gib: float
-    """What CUDA reports as the device's total, in GiB."""
+    """Total memory that CUDA reports, in GiB."""
     bandwidth_gb_s: float
     """Memory bandwidth, in 1e9 bytes per second."""
     bf16_tflops: float
@@ -32,7 +32,7 @@ class Gpu:
 
     @property
     def memory_bytes(self) -> int:
-        """Its memory."""
+        """Total memory in bytes."""
         return int(self.memory_gib * 2**30)
 
 
@@ -41,33 +41,33 @@ class PlannedModel:
     """A model's facts and where they come from."""
 
     name: str
-    """What an engine loads: a directory or a hub id."""
+    """Directory or hub id that an engine loads."""
     facts: ModelConfig
     source: str
 
 
 @cache
 def gpus() -> Mapping[str, Gpu]:
-    """All GPUs by name."""
+    """Return all GPUs by name."""
     return {name: Gpu(name, **fields) for name, fields in _data("gpus.yaml").items()}
 
 
 def gpu_named(name: str) -> Gpu:
-    """One of them. Raises ValueError."""
+    """Return one GPU. Raises ValueError for an unknown name."""
     found = gpus().get(name.lower())
     if found is None:
-        raise ValueError(f"unknown GPU {name!r}; there are {', '.join(gpus())}")
+        raise ValueError(f"unknown GPU {name!r}; choose one of {', '.join(gpus())}")
     return found
 
 
 def known_models() -> Mapping[str, Any]:
-    """By hub id: `source`, `parameters` (as published) and `config` (fields of config.json)."""
+    """Return the known models by hub id: `source`, `parameters` (as published) and `config` (of config.json)."""
     return _data("models.yaml")
 
 
 def planned_model(model: str, config: Path | None = None) -> PlannedModel:
-    """The facts of `model`: from `config` (a config.json or its directory), else from the directory that it is,
-    else from what is known here, else from the hub. Raises ModelLoadError that says what was tried.
+    """Return the facts of `model` from `config` (a config.json or its directory), else from its own directory,
+    the models known here, or the hub. Raises ModelLoadError that says what was tried.
     """
     if config is not None:
         path = config / "config.json" if config.is_dir() else config
@@ -82,14 +82,14 @@ def planned_model(model: str, config: Path | None = None) -> PlannedModel:
         directory = resolve_metadata(model)
     except ModelLoadError as error:
         raise ModelLoadError(
-            f"nothing is known of {model}: it is not a directory here, not one of the models that Raydix knows "
+            f"cannot plan for {model}: it is not a directory here, not one of the models that Raydix knows "
             f"({', '.join(known_models())}), and: {error}. Give its config.json with --config, or a directory."
         ) from None
     return PlannedModel(model, ModelConfig.from_directory(directory), f"the hub's {model}/config.json")
 
 
 def _known_name(model: str) -> str | None:
-    """The hub id that `model` is, in any case; its owner may be left out."""
+    """Return the known hub id that `model` names, ignoring case; its owner may be left out."""
     asked = model.lower()
     for name in known_models():
         if asked in (name.lower(), name.lower().rpartition("/")[2]):

@@ -1,12 +1,12 @@
-"""How many replicas a load needs, by the arithmetic that scales them (`needed_replicas`).
+"""Computes how many replicas a load needs, with the autoscaler's own rule (`needed_replicas`).
 
     busy     arrivals * uncached prompt tokens / prefill rate         share of the time that prefill takes
     queue    busy / (1 - busy) * time of one prompt's prefill         seconds; M/M/1, as prompts vary in length
-    running  arrivals * time of a request in the batch                Little's law; decodes get what is not busy
-    KV       running * pages of a request halfway through / pages     or the same of places in the batch
+    running  arrivals * time of a request in the batch                Little's law; decodes get the idle share
+    KV       running * pages of a request halfway through / pages     or running / places in the batch, if larger
 
-One replica's part of the load must need at most one replica: that is what the autoscaler, told the same, comes to
-from below. Prefixes that running requests share are counted for each: with a high hit rate less memory is needed.
+One replica's part of the load must need at most one replica, which is where the autoscaler arrives from below with
+the same load. Prefixes that running requests share are counted for each, so high hit rates need less memory.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MAX_REPLICAS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """The requests, each like the other. Raises ValueError for what cannot be."""
+    """The shape that all requests of a load have. Raises ValueError for impossible values."""
 
     prompt_tokens: int = 1024
     output_tokens: int = 256
     hit_rate: float = 0.0
-    """Share of prompt tokens whose KV is in the cache already, 0 to 1."""
+    """Share of prompt tokens whose KV is already in the cache, 0 to 1."""
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.output_tokens < 1:
@@ -39,47 +39,47 @@ class RequestShape:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output."""
+        """Number of prompt and output tokens."""
         return self.prompt_tokens + self.output_tokens
 
     @property
     def uncached_tokens(self) -> float:
-        """Prompt tokens to compute; the last one always is."""
+        """Prompt tokens to compute, at least the last one."""
         return max(self.prompt_tokens * (1 - self.hit_rate), 1.0)
 
     @property
     def context(self) -> float:
-        """Tokens when half of the output is there."""
+        """Number of tokens when half of the output is generated."""
         return self.prompt_tokens + self.output_tokens / 2
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One replica at work. Infinite where it cannot keep up."""
+    """The state of one replica under load. Values are infinite if it cannot keep up."""
 
     busy_share: float
     queued_prefill_s: float
     num_running: float
     kv_share: float
     ttft_s: float
-    """Queue, prefill and one step: an estimate of the mean."""
+    """Estimated mean in seconds: queue, prefill and one step."""
     itl_s: float
-    """Between tokens, prefill of others included: an estimate of the mean."""
+    """Estimated mean inter-token latency in seconds, including the prefill of other requests."""
 
     @property
     def work(self) -> ReplicaWork:
-        """As the replica would report it to the autoscaler."""
+        """The work that the replica would report to the autoscaler."""
         return ReplicaWork(self.queued_prefill_s, self.busy_share, self.kv_share)
 
 
 def operate(replica: ReplicaPlan, request: RequestShape, requests_per_s: float) -> Operation:
-    """One replica that gets so many requests."""
+    """Return the state of one replica that gets `requests_per_s` requests."""
     prefill_s = request.uncached_tokens / replica.prefill_tokens_per_s(request.prompt_tokens)
     busy = requests_per_s * prefill_s
     idle = 1.0 - busy
     queue = busy / idle * prefill_s if idle > 0 else math.inf
     decoding = _decoding(replica, request, requests_per_s * request.output_tokens, idle)
-    running = decoding + busy  # one is prefilled `busy` of the time
+    running = decoding + busy  # one request is in prefill for this share of the time
     pages = running * replica.pages_of(request.context) / replica.num_pages
     kv_share = max(pages, running / replica.engine.max_running)
     step = replica.decode_step_s(decoding, request.context) / idle if math.isfinite(decoding) else math.inf
@@ -87,14 +87,14 @@ def operate(replica: ReplicaPlan, request: RequestShape, requests_per_s: float) 
 
 
 def _decoding(replica: ReplicaPlan, request: RequestShape, tokens_per_s: float, idle: float) -> float:
-    """Requests that decode at once: tokens/s times the time of a step, which grows with their number."""
+    """Return the number of decoding requests: tokens/s times the time of a step, which grows with that number."""
     if tokens_per_s * replica.decode_flops / replica.flops >= idle:
         return math.inf
     each = request.context * replica.kv_bytes_per_token / replica.bytes_per_s
     left = idle - tokens_per_s * each
     if left <= 0:
         return math.inf
-    running = math.inf  # then all weights are read; fewer requests may need fewer experts, which makes them fewer
+    running = math.inf  # reads all weights; fewer requests may read fewer experts, so steps take less time
     for _ in range(_ROUNDS):
         running = tokens_per_s * replica.bytes_read(running) / replica.bytes_per_s / left
     return running
@@ -103,9 +103,9 @@ def _decoding(replica: ReplicaPlan, request: RequestShape, tokens_per_s: float, 
 def replicas_for(
     replica: ReplicaPlan, request: RequestShape, requests_per_s: float, targets: Targets | None = None
 ) -> int:
-    """The fewest replicas that carry the load within the targets. More load never needs fewer.
+    """Return the fewest replicas that carry the load within the targets. More load never needs fewer.
 
-    Raises ValueError when not even one request fits in a replica, or no number of replicas is enough.
+    Raises ValueError when a single request does not fit in a replica, or no number of replicas is enough.
     """
     targets = targets or Targets()
     if not 0 < requests_per_s < math.inf:
@@ -115,7 +115,7 @@ def replicas_for(
     room = min(replica.num_tokens, replica.longest_request)
     if request.num_tokens > room:
         raise ValueError(
-            f"a request of {request.num_tokens:,} tokens does not fit: a replica takes up to {room:,}"
+            f"a request of {request.num_tokens:,} tokens does not fit: a replica has room for {room:,}"
         )
 
     def is_enough(count: int) -> bool:

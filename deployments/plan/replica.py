@@ -1,4 +1,4 @@
-"""One engine replica of a model on a GPU, or on several that share it: what fits, and how fast it can be.
+"""Computes what fits in one replica of a model on one or several GPUs, and how fast it can be.
 
     memory of a GPU  =  weights / tp  +  reserve  +  free;   pages = what `kv_memory_share` of free holds
     decode step      =  max( (weights read + KV of all running requests) / tp / (bandwidth * efficiency),
@@ -6,10 +6,10 @@
     prefill tokens/s =  tp * FLOPS * mfu / (2 * active parameters + 2 * layers * heads * head_dim * prompt)
 
 A mixture of experts has all of its weights in memory; a token uses only some (active), and a decode step reads
-what any of its tokens uses.
+those that any of its tokens uses.
 
 Sizes are exact. Speeds are estimates by the roofline (Williams et al. 2009): what the hardware allows, times an
-efficiency that is assumed, not measured. What GPUs say to each other is not counted.
+efficiency that is assumed, not measured. Communication between GPUs is not counted.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from engine.models.config import ELEMENT_BYTES, ModelConfig
 from engine.parallel.shard import Shard, check_divides, possible_sizes
 
 RUNS_WEIGHT_TYPES = frozenset(get_args(DType)) - {"auto"} | {"fp8", "int4"}
-"""Types of weights that this version's engine computes with on a GPU."""
+"""Types of weights with which this version's engine computes on a GPU."""
 MAX_GPUS = 8
-"""Of one replica: those of one machine."""
+"""Maximum number of GPUs in one replica: those of one machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What is taken for granted. Shares are 0 to 1."""
+    """Assumptions of a plan. Shares are 0 to 1."""
 
     bandwidth_efficiency: float = 0.7
     """Share of the memory bandwidth that a decode step reaches."""
@@ -45,7 +45,7 @@ class Assumptions:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """One replica. Raises ValueError when the model cannot be shared so, or nothing is left for KV."""
+    """One replica. Raises ValueError when `tp` GPUs cannot share the model, or no memory is left for KV."""
 
     facts: ModelConfig
     gpu: Gpu
@@ -60,37 +60,37 @@ class ReplicaPlan:
 
     @property
     def element_bytes(self) -> int:
-        """Of a weight."""
+        """Bytes of a weight."""
         return ELEMENT_BYTES[self.facts.dtype if self.engine.dtype == "auto" else self.engine.dtype]
 
     @property
     def kv_element_bytes(self) -> int:
-        """Of a number of KV."""
+        """Bytes of one number in KV."""
         return 1 if self.engine.kv_dtype == "fp8" else self.element_bytes
 
     @property
     def weight_bytes(self) -> int:
-        """On all its GPUs together."""
+        """Bytes of weights on all GPUs together."""
         return self.facts.weight_bytes(self.element_bytes, self.engine.quantization)
 
     @property
     def weight_share(self) -> float:
-        """Of each GPU's memory."""
+        """Share of each GPU's memory that weights take."""
         return self.weight_bytes / self.tp / self.gpu.memory_bytes
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """In all layers, on all its GPUs together, of which some hold the same heads where there are fewer."""
+        """Bytes in all layers on all GPUs, some of which hold the same heads if there are fewer of them."""
         return self.tp * Shard(0, self.tp).of(self.facts).kv_bytes_per_token(self.kv_element_bytes)
 
     @property
     def free_bytes(self) -> int:
-        """Of each GPU, beside weights and reserve."""
+        """Bytes of each GPU that weights and reserve leave free."""
         return self.gpu.memory_bytes - self.weight_bytes // self.tp - int(self.assumed.reserve_gib * 2**30)
 
     @property
     def longest_request(self) -> int:
-        """Tokens of prompt and output together that the settings allow."""
+        """Maximum number of prompt and output tokens together that the settings allow."""
         return self.engine.max_model_len or self.facts.max_position_embeddings
 
     @property
@@ -100,34 +100,34 @@ class ReplicaPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens whose KV fits."""
+        """Number of tokens whose KV fits."""
         return self.num_pages * self.engine.page_size
 
     def pages_of(self, num_tokens: float) -> int:
-        """Pages that a request of so many tokens holds."""
+        """Return the number of pages that a request of `num_tokens` holds."""
         return int(-(-num_tokens // self.engine.page_size))
 
     def concurrent_requests(self, num_tokens: int) -> int:
-        """Requests of that length that can run at once: pages and `max_running` allow it."""
+        """Return how many requests of that length can run at once within the pages and `max_running`."""
         return min(self.num_pages // self.pages_of(num_tokens), self.engine.max_running)
 
     @property
     def bytes_per_s(self) -> float:
-        """Memory traffic that a decode step reaches, all its GPUs together."""
+        """Memory traffic per second that a decode step reaches on all GPUs together."""
         return self.tp * self.gpu.bandwidth_gb_s * 1e9 * self.assumed.bandwidth_efficiency
 
     @property
     def flops(self) -> float:
-        """Operations per second that prefill reaches, all its GPUs together."""
+        """Operations per second that prefill reaches on all GPUs together."""
         return self.tp * self.gpu.bf16_tflops * 1e12 * self.assumed.mfu
 
     def decode_step_s(self, num_running: float, context: float) -> float:
-        """Seconds of a step in which so many requests of `context` tokens each get one more."""
+        """Return the seconds of a step in which `num_running` requests of `context` tokens each get one more."""
         traffic = self.bytes_read(num_running) + num_running * context * self.kv_bytes_per_token
         return max(traffic / self.bytes_per_s, num_running * self.decode_flops / self.flops)
 
     def bytes_read(self, num_running: float) -> float:
-        """Weights that a step of so many requests, at least one, reads on all its GPUs together."""
+        """Return the bytes of weights that a step of at least one request reads on all GPUs together."""
         unread = self.facts.num_parameters - self.facts.parameters_read(max(num_running, 1.0))
         return self.weight_bytes - unread * self.element_bytes  # only experts, which are plain, are left out
 
@@ -137,7 +137,7 @@ class ReplicaPlan:
         return 2 * self.facts.active_parameters
 
     def prefill_tokens_per_s(self, prompt_tokens: float) -> float:
-        """Uncached prompt tokens per second, of prompts of that length: each token sees half of it, on average."""
+        """Return the prefill rate for prompts of that length, half of which each token attends to on average."""
         heads = self.facts.num_layers * self.facts.num_heads * self.facts.head_dim
         return self.flops / (2 * self.facts.active_parameters + 2 * heads * prompt_tokens)
 
@@ -145,7 +145,7 @@ class ReplicaPlan:
 def smallest_replica(
     facts: ModelConfig, gpu: Gpu, engine: EngineConfig, assumed: Assumptions | None = None
 ) -> ReplicaPlan:
-    """The replica with the fewest GPUs whose weights leave room. Raises ValueError when no machine is enough."""
+    """Return the replica with the fewest GPUs that leaves room for KV. Raises ValueError if none does."""
     assumed = assumed or Assumptions()
     reasons = []
     for tp in possible_sizes(facts):
@@ -160,6 +160,6 @@ def smallest_replica(
             return replica
         reasons.append(f"on {tp} GPUs weights take {replica.weight_share:.0%} of the memory")
     raise ValueError(
-        f"{facts.num_parameters / 1e9:.1f}B parameters do not fit on up to {MAX_GPUS} {gpu.title} that share its "
-        f"{facts.num_heads} heads: {reasons[-1]}; take a larger GPU"
+        f"{facts.num_parameters / 1e9:.1f}B parameters do not fit on up to {MAX_GPUS} {gpu.title} that share the "
+        f"model's {facts.num_heads} heads: {reasons[-1]}; take a larger GPU"
     )

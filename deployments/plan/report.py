@@ -1,4 +1,4 @@
-"""A whole plan: the model, one replica of it, how many, and what to beware of."""
+"""A whole plan: the model, one replica of it, the number of replicas, and warnings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.models.config import ELEMENT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A load and what it makes of each of the replicas that it needs."""
+    """A load, and the state of each replica under it."""
 
     requests_per_s: float
     targets: Targets
@@ -26,7 +26,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class CapacityPlan:
-    """`count` replicas, given or as many as the demand needs."""
+    """A model's replicas: `count` is given, or as many as the demand needs."""
 
     model: PlannedModel
     replica: ReplicaPlan
@@ -38,14 +38,14 @@ class CapacityPlan:
 def plan_for(
     model: PlannedModel, replica: ReplicaPlan, request: RequestShape, requests_per_s: float, targets: Targets
 ) -> CapacityPlan:
-    """With as many replicas as the load needs. Raises ValueError for one that no number of them carries."""
+    """Plan as many replicas as the load needs. Raises ValueError if no number of them carries it."""
     count = replicas_for(replica, request, requests_per_s, targets)
     each = operate(replica, request, requests_per_s / count)
     return CapacityPlan(model, replica, count, request, Demand(requests_per_s, targets, each))
 
 
 def weight_table(plan: CapacityPlan) -> dict[str, int]:
-    """Bytes of all weights by type; of a checkpoint that is quantized already, only as it is."""
+    """Return the bytes of all weights by type; for a quantized checkpoint, only in its own type."""
     facts = plan.model.facts
     if facts.weight_format is not None:
         return {facts.weight_format.name: plan.replica.weight_bytes}
@@ -54,13 +54,13 @@ def weight_table(plan: CapacityPlan) -> dict[str, int]:
 
 
 def warnings(plan: CapacityPlan) -> list[str]:
-    """What stands between the plan and its running, most serious first."""
+    """Return problems that the plan has, most serious first."""
     found = []
     replica = plan.replica
     if replica.num_tokens < replica.longest_request:
         found.append(
-            f"A request may have {replica.longest_request:,} tokens, {replica.num_tokens:,} fit: longer ones are "
-            "refused. Set --max-model-len, or take a larger GPU."
+            f"A request may have {replica.longest_request:,} tokens, but {replica.num_tokens:,} fit: longer ones "
+            "are refused. Set --max-model-len, or take a larger GPU."
         )
     if replica.weight_share > replica.assumed.max_weight_share:
         found.append(f"Weights take {replica.weight_share:.0%} of the memory, which leaves little for KV.")
@@ -68,7 +68,7 @@ def warnings(plan: CapacityPlan) -> list[str]:
 
 
 def as_json(plan: CapacityPlan) -> dict[str, Any]:
-    """The plan with a unit in each name."""
+    """Return the plan as JSON, with a unit in each name."""
     replica, facts, request = plan.replica, plan.model.facts, plan.request
     report: dict[str, Any] = {
         "model": {
@@ -112,5 +112,5 @@ def as_json(plan: CapacityPlan) -> dict[str, Any]:
 
 
 def full_batch(plan: CapacityPlan) -> int:
-    """Requests of the stated shape that run at once in a replica, at least 1."""
+    """Return how many requests of the stated shape run at once in a replica, at least 1."""
     return max(plan.replica.concurrent_requests(plan.request.num_tokens), 1)

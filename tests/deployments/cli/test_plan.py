@@ -132,10 +132,10 @@ def test_the_tables_keep_to_the_terminal(width: int) -> None:
     [
         (
             ["some/model"],
-            r"nothing is known of some/model: it is not a directory here, .*Qwen/Qwen3-32B.*--config",
+            r"cannot plan for some/model: it is not a directory here, .*Qwen/Qwen3-32B.*--config",
         ),
         (["no-such-model"], "there is no directory no-such-model"),
-        (["demo", "--gpu", "h999"], "unknown GPU 'h999'; there are h100"),
+        (["demo", "--gpu", "h999"], "unknown GPU 'h999'; choose one of h100"),
         (["demo", "--count", "2", "--requests-per-s", "3"], "exclude each other"),
         (["demo", "--requests-per-s", "-3"], "requests per second must be above 0"),
         (["demo", "--tensor-parallel", "7"], "tensor_parallel_size is 7, .* it can be 1, 2, 4"),

@@ -367,10 +367,10 @@ def test_a_closed_port_a_bad_url_and_bad_keys_are_one_line(monkeypatch: pytest.M
         closed = f"http://127.0.0.1:{free.getsockname()[1]}"
     for arguments, message in (
         (["--once", "--url", closed], "is `raydix serve` running there"),
-        (["--once", "--url", "nowhere"], "no URL of a server"),
+        (["--once", "--url", "nowhere"], "not the URL of a server"),
         (["--once", "--url", "http://[::1"], "is not a URL"),
-        (["--url", "nowhere"], "no URL of a server"),
-        (["--key-env", "NO_SUCH_VARIABLE"], "no such environment variable"),
+        (["--url", "nowhere"], "not the URL of a server"),
+        (["--key-env", "NO_SUCH_VARIABLE"], "not set or empty"),
         (["--key", "a b"], "visible ASCII"),
         (["--key", "a", "--key-env", "B"], "exclude each other"),
     ):

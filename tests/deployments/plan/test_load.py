@@ -84,7 +84,7 @@ def test_a_lower_target_needs_more() -> None:
 
 def test_what_cannot_be_carried_is_told() -> None:
     with pytest.raises(
-        ValueError, match=r"a request of 140,000 tokens does not fit: a replica takes up to 131,072"
+        ValueError, match=r"a request of 140,000 tokens does not fit: a replica has room for 131,072"
     ):
         replicas_for(REPLICA, RequestShape(100_000, 40_000), 1.0)
     for rate in (0.0, -1.0, math.nan, math.inf):

@@ -120,5 +120,5 @@ def test_every_gpu_has_its_figures_and_a_source() -> None:
     for gpu in gpus().values():
         assert gpu.source.startswith("https://") and 20 < gpu.memory_gib < 200
         assert 100 < gpu.bandwidth_gb_s < 10_000 and 50 < gpu.bf16_tflops < 3000
-    with pytest.raises(ValueError, match=r"unknown GPU 'h999'; there are h100, h200"):
+    with pytest.raises(ValueError, match=r"unknown GPU 'h999'; choose one of h100, h200"):
         gpu_named("h999")
