@@ -1,9 +1,9 @@
-"""What a hub leaves behind: all that its last page was made of, for the hub that comes after it.
+"""Checkpoints of a hub: all that its last page was made of, for the hub that replaces it.
 
 Hub ──page and checkpoint──▶ keepers (the ingresses) ──the newest one──▶ the next Hub
 
-Who reads a page gets what it was made of along with it, so what Prometheus has seen outlives the hub. A new hub
-begins with the newest checkpoint there is; until it has heard of every keeper it has no page to show.
+A process that reads a page gets its checkpoint along with it, so what Prometheus has seen outlives the hub. A new
+hub starts from the newest checkpoint; until every keeper has reported, it has no page to show.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def decode(data: bytes) -> Checkpoint:
 
 
 class Handover:
-    """What a new hub waits for before it begins: word of every keeper and of every process known to live.
+    """The wait of a new hub for a report of every keeper and of every process known to be alive.
 
-    Not for ever: one that was lost together with the old hub has nothing to say any more.
+    The wait ends after `patience_s`: a process that was lost together with the old hub never reports.
     """
 
     def __init__(self, num_keepers: int, patience_s: float, born: float) -> None:

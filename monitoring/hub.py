@@ -22,29 +22,29 @@ from monitoring.snapshots import read_snapshot
 from monitoring.totals import Owner, Totals
 
 GAUGE_TTL_S = 10.0
-"""A process silent for longer shows no gauges: nobody knows whether they still hold."""
+"""Seconds of silence after which a process's gauges are not shown: they may no longer be true."""
 GONE_AFTER_S = 600.0
-"""A process silent for longer is taken for gone."""
+"""Seconds of silence after which a process counts as gone."""
 PATIENCE_S = 10.0
-"""Longest that a new hub waits for word of those who may know what the old one had counted."""
+"""Longest time that a new hub waits for the processes that may hold its predecessor's checkpoint."""
 MAX_SNAPSHOT_BYTES = 1 << 20
 MAX_REMEMBERED = 64
 """Processes taken for gone whose last numbers are kept, in case they come back."""
 
 
 class NotReady(Exception):
-    """The hub is new, and has not heard yet of all who know what was counted before it."""
+    """Raised while a new hub still waits for the processes that may hold its predecessor's checkpoint."""
 
 
 @dataclass(slots=True)
 class _ProcessReport:
-    """What a process told last."""
+    """A process's last report."""
 
     snapshot: Snapshot
     data: bytes
     """The snapshot as it came."""
     seen: float | None
-    """When; None: it told another hub."""
+    """Time of the report; None if it went to another hub."""
 
     @property
     def owner(self) -> Owner:
@@ -55,7 +55,7 @@ class _ProcessReport:
 
 
 class Hub:
-    """Collects snapshots and renders them. Pure: time comes in as an argument, nothing runs by itself.
+    """Collects snapshots and renders them. Time is an argument, and nothing runs by itself.
 
     Belongs to one thread.
     """

@@ -39,13 +39,13 @@ class Metric:
     help: str
     unit: str
     part: Part | None = None
-    """The part of the application that counts it; its processes show it from the start. None: no one's."""
+    """The part of the application that counts it; its processes show it from the start. None: no part does."""
     labels: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
     """Label to its possible values; None: any value that our own code chooses."""
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets, ascending, without infinity."""
     is_seeded: bool = True
-    """Whether it shows at 0 before anything happened; False where 0 would be a claim nobody can make."""
+    """Whether it shows at 0 before anything happened; False where 0 might be wrong."""
 
     def initial_keys(self) -> list[Key]:
         """The series that exist before anything happened: all of them when every label is closed."""
@@ -139,8 +139,8 @@ METRICS: tuple[Metric, ...] = (
     _counter("prompt_tokens_total", "engine", "Prompt tokens, computed or found on the device.", "tokens",
              source=("computed", "device")),
     _counter("generation_tokens_total", "engine", "Generated tokens.", "tokens"),
-    _counter("spec_draft_tokens_total", "engine", "Guessed tokens that the model checked.", "tokens"),
-    _counter("spec_accepted_tokens_total", "engine", "Guessed tokens that were right.", "tokens"),
+    _counter("spec_draft_tokens_total", "engine", "Draft tokens that the model verified.", "tokens"),
+    _counter("spec_accepted_tokens_total", "engine", "Draft tokens that the model accepted.", "tokens"),
     _counter("reasoning_tokens_total", "ingress", "Generated tokens that were reasoning.", "tokens"),
     _counter("prefix_cache_query_tokens_total", "engine", "Prompt tokens looked up in the cache.", "tokens"),
     _counter("prefix_cache_hit_tokens_total", "engine", "Looked-up tokens whose KV was there.", "tokens",
@@ -178,7 +178,7 @@ METRICS: tuple[Metric, ...] = (
            "engine", is_seeded=False),
     _counter("warm_up_prefixes_total", "engine", "Prefixes computed before the first request.", "prefixes"),
     _counter("warm_up_tokens_total", "engine", "Tokens of prefixes computed before the first request.", "tokens"),
-    _counter("warm_up_seconds_total", "engine", "Time spent on that.", "seconds"),
+    _counter("warm_up_seconds_total", "engine", "Time spent computing prefixes in the warm-up.", "seconds"),
     # policy="custom" stands for "package.module:Class".
     _counter("router_decisions_total", "ingress", "Requests placed, by policy and reason.", "requests",
              policy=("cost", "session", "least_loaded", "rendezvous", "random", "custom"), reason=_REASON),
@@ -190,7 +190,7 @@ METRICS: tuple[Metric, ...] = (
            {"state": ("available", "draining", "lost", "circuit_open")}),
     Metric("replicas_expected", "gauge", "Engine replicas that the configuration asks for.", "replicas",
            "ingress"),
-    _counter("router_errors_total", "ingress", "Requests that no policy placed; the least loaded got them.",
+    _counter("router_errors_total", "ingress", "Requests for which the policy failed; sent to the least loaded.",
              "requests"),
     _counter("router_regret_tokens_total", "ingress",
              "Prompt tokens that another available replica had cached and the chosen one had not.", "tokens"),
@@ -245,7 +245,7 @@ class Snapshot(msgspec.Struct):
 
     version: int
     epoch: str
-    """New with every start of a process: its counters begin at 0 with it. Later ones sort behind earlier ones."""
+    """New with every start of a process, whose counters begin at 0. Later epochs sort after earlier ones."""
     sequence: int
     """Grows with every snapshot of an epoch."""
     model_name: str
@@ -256,7 +256,7 @@ class Snapshot(msgspec.Struct):
 
     @property
     def moment(self) -> tuple[str, int]:
-        """Orders the snapshots of one process, whatever their way."""
+        """Key that orders the snapshots of one process."""
         return self.epoch, self.sequence
 
 

@@ -1,4 +1,4 @@
-"""A process's numbers in Ray's own metrics too, for those who watch Ray's exporters: ray_raydix_*.
+"""Mirror of a process's metrics in Ray's own, as ray_raydix_*, for users of Ray's exporters.
 
 counter      what it grew by since the last report
 gauge        its value, every time: Ray forgets a gauge that is not set again within half a minute

@@ -1,4 +1,4 @@
-"""Reading what a process reports: nothing of it is believed before it fits the table of definitions."""
+"""Validation of process reports against the table of metric definitions."""
 
 from __future__ import annotations
 

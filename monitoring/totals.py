@@ -15,7 +15,7 @@ import msgspec
 from monitoring.metrics import BY_NAME, Histogram, Key, Snapshot
 
 Owner = tuple[str, str]
-"""Model name and replica: the labels of whoever counted."""
+"""Model name and replica: the labels of the process that counted."""
 GONE = "gone"
 _UNIT = 2**30
 """Parts of 1: nanoseconds, where it is seconds. A power of two, so that whole numbers stay what they are."""

@@ -1,4 +1,4 @@
-"""What do the engines do, where does a step's time go, and how full is their memory?"""
+"""The Engine dashboard: what engines do, where a step's time goes, and how full their memory is."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _BATCH = PanelRow(
         ),
         Panel(
             "Prompt tokens to compute",
-            "Of waiting and running requests, by replica. One replica far above the others: see Skew on the "
-            "Router dashboard.",
+            "Prompt tokens of waiting and running requests, by replica. If one replica is far above the others, "
+            "see Skew on the Router dashboard.",
             Unit.TOKENS,
             (Target(ENGINES.gauge("waiting_prefill_tokens", "replica"), "{{replica}}"),),
         ),
@@ -106,16 +106,16 @@ _STEPS = PanelRow(
         ),
         Panel(
             "How steps were launched",
-            "As a recorded graph, or operator by operator (eager), per second. On a GPU, decode steps should be "
-            "replays.",
+            "Steps launched as a recorded graph, or operator by operator (eager), per second. On a GPU, decode "
+            "steps should be graph replays.",
             Unit.EVENTS_PER_SECOND,
             (Target(ENGINES.rate("engine_graph_replays_total", "mode"), "{{mode}}"),),
             is_stacked=True,
         ),
         Panel(
             "GPU utilisation",
-            "Share of the time in which the GPU was busy, by replica. Absent on CPUs. Low with requests waiting: "
-            "the loop or the batch limits are in the way.",
+            "Share of the time in which the GPU was busy, by replica. Absent on CPUs. If it is low while requests "
+            "wait, the loop or the batch limits are in the way.",
             Unit.SHARE,
             (Target(ENGINES.gauge("gpu_utilization_ratio", "replica", how="avg"), "{{replica}}", is_sparse=True),),
             max=1.0,
@@ -136,8 +136,8 @@ _MEMORY = PanelRow(
         ),
         Panel(
             "Pages that requests use",
-            "Active pages of all pages, by replica. Near 100 % requests are preempted: fewer at once, shorter "
-            "prompts, or more memory.",
+            "Share of pages that are active, by replica. Near 100 % requests are preempted: run fewer at once, "
+            "shorten prompts, or add memory.",
             Unit.SHARE,
             (Target(_ACTIVE, "{{replica}}"),),
             thresholds=(Threshold(0.8, "orange"), Threshold(0.95, "red")),
@@ -145,8 +145,8 @@ _MEMORY = PanelRow(
         ),
         Panel(
             "KV in host memory",
-            "Host pages with what preempted requests had computed, and all there are, by replica. When none is "
-            "left, KV is computed again.",
+            "Host pages that hold the KV of preempted requests, and all host pages, by replica. When none is "
+            "free, KV is computed again.",
             Unit.COUNT,
             (
                 Target(ENGINES.gauge("kv_pages", "replica", state="active", tier="host"), "{{replica}}"),
@@ -189,23 +189,23 @@ _MEMORY = PanelRow(
     ),
 )
 
-_GUESSES = PanelRow(
+_SPECULATION = PanelRow(
     "Speculative decoding",
     (
         Panel(
-            "Guessed tokens",
-            "Of speculative decoding, per second: checked by the model, and found right. None where it is off. "
-            "Few right ones: an engine guesses less by itself, as far as it pays.",
+            "Draft tokens",
+            "Draft tokens of speculative decoding per second: verified by the model, and accepted. There are none "
+            "where it is off. An engine with few accepted ones drafts less by itself.",
             Unit.TOKENS_PER_SECOND,
             (
-                Target(ENGINES.rate("spec_draft_tokens_total"), "checked"),
-                Target(ENGINES.rate("spec_accepted_tokens_total"), "right"),
+                Target(ENGINES.rate("spec_draft_tokens_total"), "verified"),
+                Target(ENGINES.rate("spec_accepted_tokens_total"), "accepted"),
             ),
             width=12,
         ),
         Panel(
-            "Guesses that were right",
-            "Share of checked guesses, by replica. Each spares a step of its request.",
+            "Accepted draft tokens",
+            "Share of verified draft tokens that were accepted, by replica. Each saves a step of its request.",
             Unit.SHARE,
             (
                 Target(
@@ -228,19 +228,19 @@ _WARM_UP = PanelRow(
     (
         Panel(
             "Prefixes computed before the first request",
-            "By replica, since it started: a new replica first computes what the fleet shares most.",
+            "Prefixes by replica since it started: a new replica first computes those that the fleet shares most.",
             Unit.COUNT,
             (Target(ENGINES.total("warm_up_prefixes_total", "replica"), "{{replica}}"),),
         ),
         Panel(
             "Tokens of those prefixes",
-            "By replica, since it started.",
+            "Tokens by replica since it started.",
             Unit.TOKENS,
             (Target(ENGINES.total("warm_up_tokens_total", "replica"), "{{replica}}"),),
         ),
         Panel(
             "Time spent on them",
-            "By replica: how much later it began to serve.",
+            "Seconds by replica by which the warm-up delayed its first request.",
             Unit.SECONDS,
             (Target(ENGINES.total("warm_up_seconds_total", "replica"), "{{replica}}"),),
         ),
@@ -253,5 +253,5 @@ ENGINE = Dashboard(
     "Raydix: Engine",
     "Batches, steps and KV memory of the engine replicas.",
     (APPLICATION, MODEL, REPLICA),
-    (_BATCH, _STEPS, _MEMORY, _GUESSES, _WARM_UP),
+    (_BATCH, _STEPS, _MEMORY, _SPECULATION, _WARM_UP),
 )

@@ -1,4 +1,4 @@
-"""Is the service good to its users, and how much does it do?"""
+"""The Overview dashboard: how good the service is to its users, and how much it does."""
 
 from __future__ import annotations
 
@@ -69,8 +69,7 @@ _NOW = PanelRow(
         ),
         Panel(
             "Replicas up",
-            "Engine replicas that live, of those the configuration asks for. Red: none at all; orange: some "
-            "missing.",
+            "Share of the configured engine replicas that are alive. Red: none; orange: some are missing.",
             Unit.SHARE,
             (Target(FLEET.share(_UP, f"sum({_EXPECTED})"), "up"),),
             width=4,
@@ -160,8 +159,8 @@ _THROUGHPUT = PanelRow(
         ),
         Panel(
             "Prefix cache hit rate",
-            "Share of looked-up prompt tokens that a cache held. Requests that go on after a preemption or on "
-            "another replica find what had been computed for them, so they are apart and no part of the hit rate.",
+            "Share of looked-up prompt tokens that a cache held. Requests that resume after a preemption or on "
+            "another replica find what was computed for them before, so they are counted separately.",
             Unit.SHARE,
             (
                 Target(_HIT_RATE, "new requests"),
@@ -184,8 +183,8 @@ _THROUGHPUT = PanelRow(
         ),
         Panel(
             "Length of requests",
-            "Median and 95th percentile of tokens in prompts and answers: what a change of latency is to be "
-            "judged by.",
+            "Median and 95th percentile of tokens in prompts and answers. A change of latency should be judged "
+            "beside it.",
             Unit.TOKENS,
             tuple(
                 Target(FLEET.quantile(q, f"request_{part}_tokens"), f"{part} p{q * 100:g}")
@@ -202,8 +201,8 @@ _GRAMMARS = PanelRow(
     (
         Panel(
             "Grammars by what came of them",
-            "Requests whose answer must match a grammar, per second. hit: known to be usable; miss: found to be; "
-            "rejected: not so, a 400; timeout: too complex, a 400 as well.",
+            "Requests whose answer must match a grammar, per second. hit: known to be usable; miss: checked and "
+            "usable; rejected: not usable, a 400; timeout: too complex, a 400 as well.",
             Unit.REQUESTS_PER_SECOND,
             (Target(FLEET.rate("grammar_requests_total", "result"), "{{result}}"),),
             width=12,
@@ -211,7 +210,7 @@ _GRAMMARS = PanelRow(
         ),
         Panel(
             "Time to check a grammar",
-            "Of those not known yet. It is added to the time to the first token.",
+            "Time to check a grammar that is not known yet. It is part of the time to first token.",
             Unit.SECONDS,
             tuple(
                 Target(FLEET.quantile(q, "grammar_compile_seconds"), f"p{q * 100:g}", is_sparse=True)
@@ -255,8 +254,8 @@ _ERRORS = PanelRow(
         ),
         Panel(
             "Replicas",
-            "Engine replicas that live, and those the configuration asks for. Under autoscaling the second one "
-            "moves.",
+            "Engine replicas that are alive, and those that the configuration asks for. Autoscaling changes the "
+            "latter.",
             Unit.COUNT,
             (
                 Target(FLEET.gauge("engine_up", "model_name"), "{{model_name}} up"),
@@ -266,8 +265,8 @@ _ERRORS = PanelRow(
         ),
         Panel(
             "Streams that broke off or moved",
-            "Clients that left before the end, streams that lost their replica and went on elsewhere, and those "
-            "that could not, per second.",
+            "Clients that disconnected before the end, streams that lost their replica and resumed elsewhere, and "
+            "those that could not, per second.",
             Unit.EVENTS_PER_SECOND,
             (
                 Target(FLEET.rate("stream_disconnects_total"), "client left"),

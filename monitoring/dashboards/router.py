@@ -1,4 +1,4 @@
-"""Where do requests go, why, and was it right?"""
+"""The Router dashboard: where requests go, why, and how good the decisions are."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _DECISIONS = PanelRow(
     (
         Panel(
             "Decisions by reason",
-            "Why requests went where they went, per second. holder: there lies the longest prefix; cheaper: "
-            "another replica costs less although it holds less; cold: nobody holds it; session, hash: a hint "
-            "decided.",
+            "Why requests went where they went, per second. holder: the replica with the longest cached prefix; "
+            "cheaper: it costs less although it holds less; cold: no replica holds any of it; session, hash: the "
+            "session or prefix belongs there; rule: a policy of your own.",
             Unit.REQUESTS_PER_SECOND,
             (Target(FLEET.rate("router_decisions_total", "reason"), "{{reason}}"),),
             width=12,
@@ -38,8 +38,8 @@ _DECISIONS = PanelRow(
         ),
         Panel(
             "Regret",
-            "Prompt tokens per second that another replica held and the chosen one did not: what balancing load "
-            "cost.",
+            "Prompt tokens per second that another replica held and the chosen one did not: the cost of balancing "
+            "load.",
             Unit.TOKENS_PER_SECOND,
             (Target(FLEET.rate("router_regret_tokens_total"), "cached elsewhere"),),
         ),
@@ -52,8 +52,8 @@ _DECISIONS = PanelRow(
         ),
         Panel(
             "Requests that no policy placed",
-            "Failures of the policy per second; the least loaded replica got the request. More than none is a "
-            "bug.",
+            "Failures of the policy per second; the least loaded replica got the request. Any is a defect "
+            "of the policy.",
             Unit.REQUESTS_PER_SECOND,
             (Target(FLEET.rate("router_errors_total"), "failures"),),
             thresholds=(Threshold(0.001, "red"),),
@@ -77,14 +77,14 @@ _BALANCE = PanelRow(
         ),
         Panel(
             "Prompt tokens computed",
-            "By replica, per second: the work that prompts are. Even heights are a balanced fleet.",
+            "Prompt tokens computed per second, by replica. A balanced fleet shows even heights.",
             Unit.TOKENS_PER_SECOND,
             (Target(_COMPUTED, "{{replica}}"),),
             is_stacked=True,
         ),
         Panel(
             "Prompt tokens found cached",
-            "By replica, per second: the work that was saved, and where the prefixes lie that are asked for.",
+            "Prompt tokens found in the cache per second, by replica: the work that was saved, and where.",
             Unit.TOKENS_PER_SECOND,
             (Target(ENGINES.rate("prompt_tokens_total", "replica", source="device"), "{{replica}}"),),
             is_stacked=True,
@@ -97,7 +97,7 @@ _KNOWLEDGE = PanelRow(
     (
         Panel(
             "Age of its knowledge",
-            "The oldest news of a replica's cache, by ingress. It should stay near 1 s.",
+            "Age of the oldest report of a replica's cache, by ingress. It should stay near 1 s.",
             Unit.SECONDS,
             (Target(FLEET.gauge("router_index_lag_seconds", "replica", how="max"), "{{replica}}"),),
             thresholds=(Threshold(5.0, "orange"), Threshold(10.0, "red")),
@@ -110,16 +110,16 @@ _KNOWLEDGE = PanelRow(
         ),
         Panel(
             "Replicas by state",
-            "As the ingress sees them that sees most. Lost: silent or dead; circuit_open: failed too often and is "
-            "not asked for a while.",
+            "The highest count of any ingress. lost: silent or dead; circuit_open: failed too often and gets no "
+            "requests for a while.",
             Unit.COUNT,
             (Target(FLEET.gauge("router_replicas", "state", how="max"), "{{state}}"),),
             is_stacked=True,
         ),
         Panel(
             "Messages not taken in",
-            "On the wire between ingresses and replicas, per second. Gaps and congestion heal by themselves; "
-            "unauthenticated and malformed ones should never be.",
+            "Messages dropped on the wire between ingresses and replicas, per second. Gaps and congestion heal by "
+            "themselves; unauthenticated and malformed messages should never occur.",
             Unit.EVENTS_PER_SECOND,
             (
                 Target(FLEET.rate("wire_rejected_messages_total", "kind"), "by replicas: {{kind}}"),
@@ -130,7 +130,7 @@ _KNOWLEDGE = PanelRow(
         ),
         Panel(
             "Blocks that found no room",
-            "Not taken into the index because it was full, per second: those prefixes are not found.",
+            "Blocks dropped because the index was full, per second: their prefixes are not found.",
             Unit.EVENTS_PER_SECOND,
             (Target(FLEET.rate("router_index_dropped_blocks_total"), "blocks"),),
             thresholds=(Threshold(1.0, "orange"),),

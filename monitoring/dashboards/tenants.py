@@ -1,4 +1,4 @@
-"""Who asks for how much, who waits, and who is refused?"""
+"""The Tenants dashboard: how much tenants ask for, how long they wait, and what is refused."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _USE = PanelRow(
         ),
         Panel(
             "Share of tokens",
-            "Of all tenants' tokens, prompts and answers together. Only while all wait must it follow their "
-            "weights.",
+            "Share of all tenants' tokens, prompts and answers together. It must follow their weights only while "
+            "all of them wait.",
             Unit.SHARE,
             (Target(f"{_TOKENS} / on () group_left () {FLEET.rate('tenant_tokens_total')}", "{{tenant}}"),),
             width=24,

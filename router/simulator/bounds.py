@@ -1,4 +1,4 @@
-"""What no placement can beat by much: one cache as large as all replicas' together."""
+"""A bound that no placement exceeds by much: the hit rate of one cache as large as all replicas' together."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from router.simulator.trace import Trace
 
 
 def pooled_hit_rate(trace: Trace, cache_tokens: int) -> float:
-    """Token hit rate of one least-recently-used cache of `cache_tokens` that serves the trace in its order.
+    """Return the token hit rate of one LRU cache of `cache_tokens` that serves the trace in its order.
 
-    Not a strict bound, as LRU is not optimal, but what free transfer between replicas would give.
+    It is not a strict bound, as LRU is not optimal, but what free transfer between replicas would give.
     """
     num_blocks = sum(len(request.blocks) for request in trace.requests)
     cache = KVCacheManager(max(min(cache_tokens // trace.block_tokens, num_blocks), 1), 1)

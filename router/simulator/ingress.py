@@ -1,4 +1,4 @@
-"""What an ingress knows and decides: its own index, its own view of the load, both a little old."""
+"""A simulated ingress: it decides by an index and a view of the load of its own, both a little old."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CacheNews:
 
 @dataclass(slots=True)
 class KnownReplica:
-    """A replica as the news tell of it: the latest report that is old enough to have arrived."""
+    """A replica as ingresses know it: its latest report that is old enough to have arrived."""
 
     name: str
     report: LoadReport
@@ -41,7 +41,7 @@ class KnownReplica:
 
 
 class SimulatedIngress:
-    """One of several. It reads the log of all cache news at its own pace; loads are the delayed reports."""
+    """One of several ingresses. It reads the log of cache changes at its own pace; load reports are delayed."""
 
     def __init__(self, policy: Policy, scenario: Scenario, block_tokens: int, reuse_s: float, seed: str) -> None:
         """`reuse_s`: REUSE_S on the simulation's clock."""
@@ -56,7 +56,7 @@ class SimulatedIngress:
         self._reuse_s = reuse_s
 
     def hear(self, news: Sequence[CacheNews], members: Mapping[str, KnownReplica], now: float) -> None:
-        """Take in what is older than the delay."""
+        """Apply the cache changes that are older than the delay."""
         until = now - self._scenario.cache_delay
         while self._read < len(news) and news[self._read].time <= until:
             item = news[self._read]
@@ -65,12 +65,12 @@ class SimulatedIngress:
                 self._index.apply(item.replica, item.stored, item.evicted)
 
     def lose(self, replica: str) -> None:
-        """The replica died: nothing is known of it any more."""
+        """Forget a replica that died."""
         self._index.forget(replica)
         self._sent.pop(replica, None)
 
     def place(self, job: Job, members: Sequence[KnownReplica], now: float) -> Decision:
-        """Choose, and count the dispatch at once."""
+        """Choose a replica and count the dispatch at once."""
         candidates = [self._candidate(member, now) for member in members]
         query = self._query(job, self._utilisation.observe(candidates, now), now)
         decision = self._policy.decide(query, candidates, self._rng)

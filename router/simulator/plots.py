@@ -1,4 +1,4 @@
-"""Runs' figures as a PNG: hit rate, and TTFT percentiles, by policy and load. Needs matplotlib."""
+"""Plots of simulation results as PNG: hit rate and TTFT percentiles by policy and load. Needs matplotlib."""
 
 from __future__ import annotations
 

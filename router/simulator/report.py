@@ -1,4 +1,4 @@
-"""Runs' figures as tables for the terminal."""
+"""Tables of simulation results for the terminal."""
 
 from __future__ import annotations
 

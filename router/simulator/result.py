@@ -1,4 +1,4 @@
-"""What came of a run, as figures."""
+"""The figures of a simulation run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Result:
     regret_share: float
     """Tokens that the best replica known held and the chosen one did not, of all prompt tokens."""
     num_spills: int
-    """Requests for which there were any."""
+    """Requests with any regret."""
     num_moved: int
     """Requests placed again because their replica died."""
     num_failed: int

@@ -1,9 +1,9 @@
-"""The rules of other routers, to be compared with: fed the same knowledge as Raydix's own policies.
+"""The rules of other routers, for comparison, with the same knowledge as Raydix's own policies.
 
 Each is the published rule with its published defaults. It is given the best that its system could know: exact
-cached prefix lengths from the replicas (where some keep only a guess from what they routed themselves), loads as
-fresh as anyone's, own dispatches counted at once. So a rule is measured here, and not its system's knowledge of
-the cache, which would be worse.
+cached prefix lengths from the replicas (where some systems only estimate them from what they routed themselves),
+loads as fresh as any, and its own dispatches counted at once. The comparison measures the rule, and not its
+system's knowledge of the cache, which would be worse.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from router.simulator.affinity import AffinityPolicy
 
 
 class RoundRobinPolicy:
-    """One after the other."""
+    """Chooses the replicas one after the other."""
 
     def __init__(self) -> None:
         self._turn = itertools.count()
 
     def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
-        """Each ingress has a turn of its own."""
+        """Order from the next replica on; each ingress has a counter of its own."""
         split = Split(replicas)
         names = [candidate.replica for candidate in split.serving]
         first = next(self._turn) % len(names) if names else 0
@@ -36,7 +36,7 @@ class PowerOfTwoPolicy:
     """Ray Serve's default: of two replicas drawn by chance the one with fewer requests (Mitzenmacher 2001)."""
 
     def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
-        """The others follow as further draws would bring them."""
+        """Order by two draws; the others follow by chance."""
         split = Split(replicas)
         drawn = list(split.serving)
         rng.shuffle(drawn)
@@ -59,7 +59,7 @@ class ThresholdPolicy:
         self._balance_rel_threshold = balance_rel_threshold
 
     def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
-        """Cache, or load."""
+        """Order by the cached prefix, or by load."""
         loads = [candidate.num_running for candidate in replicas if candidate.is_available] or [0]
         is_imbalanced = max(loads) - min(loads) > self._balance_abs_threshold and max(
             loads
@@ -82,7 +82,7 @@ class LinearPolicy:
     """
 
     def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
-        """The least sum."""
+        """Order by the least sum."""
 
         def total(candidate: Candidate) -> tuple[float]:
             prefill = candidate.queued_prefill_tokens + _uncached(query, candidate)
@@ -102,7 +102,7 @@ class ProductPolicy:
         self._with_queue = with_queue
 
     def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
-        """The least product."""
+        """Order by the least product."""
 
         def product(candidate: Candidate) -> tuple[float]:
             queued = candidate.queued_prefill_tokens if self._with_queue else 0.0
@@ -122,7 +122,7 @@ def _ranked(
     policy: str,
     key: Callable[[Candidate], tuple[float, ...]],
 ) -> Decision:
-    """All by `key`, ties by chance."""
+    """Order all replicas by `key`, ties by chance."""
     split = Split(replicas)
     ordered = list(split.serving)
     rng.shuffle(ordered)

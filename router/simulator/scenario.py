@@ -1,4 +1,4 @@
-"""What is simulated: the fleet, its load, how old its news is, and what breaks."""
+"""Settings of a simulation: the fleet, its load, the delay of reports, and failures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One run's settings but for the trace and the policy."""
+    """Settings of one run, except the trace and the policy."""
 
     num_replicas: int = 16
     cache_tokens: int = 2_097_152

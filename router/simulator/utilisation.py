@@ -1,4 +1,4 @@
-"""How busy the fleet's prefill is: what the cost's weight of work is made of."""
+"""The utilisation of the fleet's prefill, from which the cost derives its weight."""
 
 from __future__ import annotations
 
