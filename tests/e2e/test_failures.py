@@ -181,7 +181,7 @@ async def num_resumed(app: App, **labels: str) -> float:
 
 
 def check_counts(service: Service) -> None:
-    """Of the streams that moved each is counted with the gap that its client saw, and none was given up."""
+    """Each stream that moved is counted with the gap that its client saw, and none was given up."""
 
     def have_gaps() -> bool:
         resumed = service.metric("raydix_migrations_total", outcome="resumed")

@@ -132,9 +132,9 @@ class Message(StrictModel):
     tool_calls: Annotated[list[ToolCall], FailFast()] = Field(default_factory=list)
     """Functions that the assistant called."""
     tool_call_id: str | None = None
-    """Of a result: the call that it answers."""
+    """Id of the call that a result answers."""
     name: str | None = None
-    """Of a result: the function that was called."""
+    """Name of the called function, in a result."""
     reasoning: str | None = None
     """What the assistant thought before it answered; also `reasoning_content`."""
 

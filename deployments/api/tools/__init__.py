@@ -1,1 +1,1 @@
-"""Tool calls: what may be asked for, how a model writes calls, and how they are found in its text as it comes."""
+"""Tool calls: what a request may ask for, how models write calls, and how to parse them from a stream of text."""

@@ -1,4 +1,4 @@
-"""What a client hears when the engines refuse, fail or vanish, and that a client who leaves costs nothing."""
+"""What a client gets when engines refuse, fail or disappear; a client that disconnects costs nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two models behind one API: which one answers, who is told what, and loading and unloading."""
+"""Two models behind one API: which one answers, what is reported of each, loading and unloading."""
 
 from __future__ import annotations
 

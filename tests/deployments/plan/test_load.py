@@ -29,7 +29,7 @@ def test_prefill_decides_for_long_prompts_by_hand() -> None:
     assert each.busy_share == pytest.approx(4 * 2048 / rate)
     prefill_s = 2048 / rate
     assert each.queued_prefill_s == pytest.approx(prefill_s * each.busy_share / (1 - each.busy_share))
-    # 0.85 of a replica's rate may be in use, and nobody waits a second at that load.
+    # 0.85 of a replica's rate may be in use, and no request waits a second at that load.
     assert replicas_for(REPLICA, request, 40.0) == math.ceil(40 * 2048 / rate / 0.85)
 
 

@@ -150,7 +150,7 @@ def test_a_key_decides_tenant_and_salt(build: Build, engine: ScriptedEngine) -> 
 
 
 def test_the_admins_key_opens_the_admins_doors_and_a_tenants_does_not(build: Build) -> None:
-    """Of a model that cannot be switched: 409 is what the admin gets to hear."""
+    """A model that cannot be switched answers the admin with 409."""
     tenants = build(tenant("a"))
     for client, key, status in (
         (tenants, "root", 409),

@@ -48,11 +48,11 @@ class Talk:
 
     @property
     def client(self) -> Client:
-        """Of the service."""
+        """A client of the service."""
         return Client(httpx.ASGITransport(create_app(self.service)))
 
     def of(self, service: ApiService) -> Talk:
-        """The same with another service around the engine."""
+        """Return a talk with another service around the same engine."""
         return Talk(service, self.engine, self.metrics)
 
     def whole(self, **options: Any) -> Any:

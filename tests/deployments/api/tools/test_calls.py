@@ -24,7 +24,7 @@ Make = Callable[..., Talk]
 
 
 def turn(role: str, text: str) -> str:
-    """As the template for Llama 3 has it."""
+    """A turn as in the template for Llama 3."""
     return f"<|start_header_id|>{role}<|end_header_id|>\n{text}<|im_end|>"
 
 

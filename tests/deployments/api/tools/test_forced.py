@@ -160,7 +160,7 @@ def test_an_answer_that_has_another_form_has_no_reasoning_and_no_calls(talk: Mak
 
 
 def test_marks_that_are_special_tokens(talk: Make) -> None:
-    """As Hermes' own models have them: no text can spell them, and decoding would leave them out."""
+    """Marks are special tokens, as in Hermes' own models: no text matches them, and decoding leaves them out."""
     marked: Any = load_tokenizer(DEMO)
     marked.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"], special_tokens=True)
     marked.chat_template = HERMES
