@@ -1,4 +1,4 @@
-"""How fast an engine is here, as the simulator wants to know it: prefill rate, and a decode step by batch size.
+"""Calibrate the simulator: measure an engine's prefill rate, and the time of a decode step by batch size.
 
     python -m benchmarks.calibrate [MODEL] [--out benchmarks/results/service_model.json]
     raydix simulate TRACE --calibration benchmarks/results/service_model.json

@@ -1,4 +1,4 @@
-"""Streams must survive: load on a real application while its processes are killed, stopped and cut off.
+"""Check that streams survive while an application's processes are killed, stopped and cut off under load.
 
     python -m benchmarks.chaos [--seconds 60] [--seed 0] [--streams 32] [--replicas 3] [--ingresses 2]
                                [--faults kill,kill2,pause,wedge,ingress,cut] [--json benchmarks/results/chaos.json]

@@ -1,4 +1,4 @@
-"""The pictures of the dashboards, made anew: a real application under load, a real Prometheus, and what it saw.
+"""Redraw the pictures of the dashboards from a real Prometheus that watches a real application under load.
 
     python -m benchmarks.dashboards --minutes 5 --out docs
 

@@ -1,4 +1,4 @@
-"""How well does the embedded model recite? Greedy answers through transformers' own generate, on CPU.
+"""Measure how well the embedded model recites, by greedy answers of transformers' own generate on a CPU.
 
     python -m benchmarks.demo_model [--sample N] [--json benchmarks/results/demo_model.json]
 

@@ -1,4 +1,4 @@
-"""What one tenant's flood costs another: time to first token alone and flooded, with and without late binding.
+"""Measure what one tenant's flood costs another, in time to first token, with and without late binding.
 
     python -m benchmarks.fairness --rate 1 --flood 20 --seconds 30 [--json benchmarks/results/fairness.json]
 

@@ -1,4 +1,4 @@
-"""What the host does in a step, and how much of it is hidden behind the model.
+"""Measure the host's work in a step, and how much of it the model's execution hides.
 
     python -m benchmarks.host_overhead [--requests 1 64 256] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What HTTP costs: one engine replica behind the ingress and Serve's proxy, each process's time per token.
+"""Measure the cost of HTTP: each process's time per token with one engine behind the ingress and Serve's proxy.
 
     python -m benchmarks.http_overhead [--label after] [--json benchmarks/results/http_overhead.json]
 

@@ -1,4 +1,4 @@
-"""What prompts cost the streams beside them, and each other: time between tokens and time to first token.
+"""Measure what prompts cost running streams and each other: inter-token latency and time to first token.
 
     python -m benchmarks.interference [--json benchmarks/results/interference.json]
 

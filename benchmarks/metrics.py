@@ -1,4 +1,4 @@
-"""What the metrics cost: an engine's step with and without them, a token in the ingress, and the hub.
+"""Measure the cost of metrics: an engine's step with and without them, a token in the ingress, and the hub.
 
     python -m benchmarks.metrics [--steps 600] [--json benchmarks/results/metrics.json]
 

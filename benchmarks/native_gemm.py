@@ -1,4 +1,4 @@
-"""How fast are the native matrix products? Beside torch's own and oneDNN's with prepacked weights.
+"""Measure the native matrix products beside torch's own and oneDNN's with prepacked weights.
 
     python -m benchmarks.native_gemm [--threads N] [--json benchmarks/results/native_gemm.json]
 

@@ -1,4 +1,4 @@
-"""A model that costs nothing: what remains is everything around it.
+"""A model that takes no time, so that everything around it can be measured.
 
 Goes through the real scheduler, cache and loop. Used to measure the serving layers alone.
 """

@@ -1,4 +1,4 @@
-"""What preemption costs: requests that need ten times the KV memory, in each mode, beside a run with enough of it.
+"""Measure preemption: requests that need ten times the KV memory, in each mode, beside a run with enough memory.
 
     python -m benchmarks.preemption [--rounds 3] [--json FILE]
 

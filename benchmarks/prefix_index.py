@@ -1,4 +1,4 @@
-"""What knowing every replica's cache costs: hashing a prompt, looking it up, keeping up with what replicas tell.
+"""Measure the prefix index: hashing a prompt, looking it up, and applying the replicas' deltas.
 
     python -m benchmarks.prefix_index [--blocks 1000000] [--json benchmarks/results/prefix_index.json]
 

@@ -1,4 +1,4 @@
-"""A Ray of one's own, on one node of this machine, with nothing left of it afterwards."""
+"""A private Ray on one node of this machine, of which nothing is left afterwards."""
 
 from __future__ import annotations
 

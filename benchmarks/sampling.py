@@ -1,4 +1,4 @@
-"""What a step costs beside the model: choosing tokens from logits, and preparing the batch.
+"""Measure a step's work beside the model: choosing tokens from logits, and preparing the batch.
 
     python -m benchmarks.sampling [--rows 1 32 256] [--vocabularies 4096 32000 151936] [--threads N] [--json FILE]
 

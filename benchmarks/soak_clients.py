@@ -1,4 +1,4 @@
-"""Who comes to a soaked engine, and with what: drawn from a seed, and made to share and to collide.
+"""The clients of a soaked engine and their requests, drawn from a seed so that prefixes are shared and collide.
 
 Conversations form trees, so that requests share prefixes that end anywhere:
 

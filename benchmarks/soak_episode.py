@@ -1,4 +1,4 @@
-"""One episode of the soak: an engine of random shape, clients who come and go, and what must be true of both.
+"""One episode of the soak: an engine of random shape, random clients, and what must be true of both.
 
 Everything follows from the episode's seed: the engine, who comes when and asks for what, who goes away, which
 steps fail. So an episode that finds something finds it again.

@@ -1,4 +1,4 @@
-"""How long the application takes from nothing to its first answer, and what it does in that time.
+"""Measure the time from the start of the application to its first answer, and what it is spent on.
 
     python -m benchmarks.startup [--with serve raydix] [--rounds 3] [--baseline CHECKOUT] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""A client that costs next to nothing: it sends a completion and notes when which events of its answer came.
+"""A client with little overhead: it sends a completion and records when each event of the answer arrives.
 
 A client shares its processors with what it measures, so this one parses no more than it must: it knows its server.
 """

@@ -1,4 +1,4 @@
-"""What a streamed token costs: over Raydix's wire, and over a Serve handle generator, at one token per chunk.
+"""Measure a streamed token over Raydix's wire and over a Serve handle generator, at one token per chunk.
 
     python -m benchmarks.streaming [--json benchmarks/results/streaming.json]
 

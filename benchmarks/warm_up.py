@@ -1,4 +1,4 @@
-"""What warm-up is worth: the first minute of a new replica, with and without it.
+"""Measure warm-up: the first minute of a new replica, with and without it.
 
     python -m benchmarks.warm_up [--seconds 60] [--json benchmarks/results/warm_up.json]
 

@@ -1,4 +1,4 @@
-"""What weights of fewer bits cost: the embedded model's answers with them, and without.
+"""Measure what weights of fewer bits cost: the embedded model's answers with them and without.
 
     python -m benchmarks.weight_accuracy [--sample N] [--json benchmarks/results/weight_accuracy.json]
 

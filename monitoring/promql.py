@@ -1,4 +1,4 @@
-"""What a PromQL expression asks for, checked against the table of metrics.
+"""Checks of PromQL expressions against the table of metrics.
 
 Not a parser: Prometheus has one, and the tests ask it. This finds what Prometheus cannot know to be wrong: a
 metric, a label or a label's value that Raydix never serves, a rate of something that is no counter.

@@ -1,4 +1,4 @@
-"""What the machine could do at most: the time that its memory and its matrix units need for a piece of work.
+"""The machine's limits: the least time that its memory and its matrix units need for a piece of work.
 
     decode    t = max(W / bandwidth, 2 P B / rate) + KV / bandwidth
     prefill   t = (2 P n + 4 A (1 + 2 + ... + n)) / rate, at least W / bandwidth

@@ -1,4 +1,4 @@
-"""What a child process tells: a line of JSON for each fact and each measurement."""
+"""The messages of a child process: a line of JSON for each fact and each measurement."""
 
 from __future__ import annotations
 

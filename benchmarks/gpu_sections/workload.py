@@ -1,4 +1,4 @@
-"""What is asked of an engine: how many rows, how long, how often. True sizes for a GPU, tiny ones for anything."""
+"""The workload of an engine: how many rows, how long, how often; real sizes for a GPU, tiny ones for any device."""
 
 from __future__ import annotations
 

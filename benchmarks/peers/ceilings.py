@@ -1,4 +1,4 @@
-"""What the machine can do at most: how fast it reads memory, and how fast it multiplies matrices."""
+"""The machine's limits: how fast it reads memory, and how fast it multiplies matrices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is published, from this package's files; and the same as files for Grafana's provisioning."""
+"""The content to publish, read from this package's files, and the same as files for Grafana's provisioning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be in Grafana, compared with what is there, and written where they differ.
+"""Publishing to Grafana: wanted and existing content are compared, and written where they differ.
 
 Everything is found again by its uid. What Grafana adds of itself (ids, versions, defaults) is no difference, so a
 second run writes nothing.

@@ -1,4 +1,4 @@
-"""What a panel's queries return, as lines."""
+"""The results of a panel's queries, as lines."""
 
 from __future__ import annotations
 
