@@ -1,4 +1,4 @@
-"""The workload of an engine: how many rows, how long, how often; real sizes for a GPU, tiny ones for any device."""
+"""The workload of an engine: how many rows, how long, how often. Sizes are real for a GPU, tiny for any device."""
 
 from __future__ import annotations
 
