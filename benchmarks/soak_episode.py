@@ -148,7 +148,7 @@ class Episode:
             assert (got, reason) == (tokens, end), (name, got, reason, tokens, end)
             if request.sampling.beams is not None:
                 self.counts["beam searches"] += 1
-                assert list(script.events[name][-1].alternatives) == script.found_alone(name), name
+                assert list(script.events[name][-1].alternatives or ()) == script.found_alone(name), name
         self._check_scores(name, is_whole=bool(got) or reason in ("stop", "length"))
         self._clients.heard([*request.prompt_ids, *self._asked[name].get("output_ids", ()), *got])
 

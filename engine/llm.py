@@ -170,7 +170,8 @@ class _OfflineRequest:
         count = self._stream.num_tokens - before if delta.stopped else len(event.token_ids)
         self._text.append(delta.text)
         self._token_ids += event.token_ids[:count]
-        self._logprobs += event.logprobs[:count]
+        if event.logprobs is not None:
+            self._logprobs += event.logprobs[:count]
         return delta.stopped and event.finish_reason is None
 
     def output(self) -> RequestOutput:

@@ -52,13 +52,13 @@ class StreamDelta(Struct, gc=False, array_like=True, omit_defaults=True):
     timings: Timings | None = None
     """Comes with a request's first token, with the first one after each preemption, and with its end if it was
     admitted: a reader that stops in between knows all but how long the request decoded."""
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """One per new token when asked for, else empty."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One per new token; None when not asked for: an empty list would cost each token an allocation."""
     error: str | None = None
     """Why the request was refused or failed, when `finish_reason` is "error"."""
     prompt_logprobs: PackedLogprobs | None = None
     """Further prompt tokens' log-probabilities, when asked for; all of them come before the first new token."""
-    alternatives: list[Hypothesis] = field(default_factory=list)
+    alternatives: list[Hypothesis] | None = None
     """With the end of a beam search, its only delta: what was found, best first; `token_ids` are the first's."""
 
     @property
@@ -79,7 +79,10 @@ class StreamDelta(Struct, gc=False, array_like=True, omit_defaults=True):
     def add(self, later: StreamDelta) -> None:
         """Append the delta that follows this one. O(tokens of `later`) but for a prompt's log-probabilities."""
         self.token_ids += later.token_ids
-        self.logprobs += later.logprobs
+        if later.logprobs is not None:
+            if self.logprobs is None:
+                self.logprobs = []
+            self.logprobs += later.logprobs
         self.num_cached = later.num_cached
         self.timings = later.timings or self.timings
         if later.prompt_logprobs is not None:
@@ -101,7 +104,7 @@ class StreamDelta(Struct, gc=False, array_like=True, omit_defaults=True):
             self.num_cached,
             self.finish_reason,
             self.timings,
-            self.logprobs[skipped:],
+            None if self.logprobs is None else self.logprobs[skipped:],
             self.error,
             scores,
             self.alternatives,

@@ -90,13 +90,14 @@ class Choice:
         if finish_reason == "stop" and self._text.is_call:
             finish_reason = "tool_calls"
         self.num_generated += num_generated
-        self._sum_logprobs += sum(at.logprob for at in delta.logprobs[:num_generated])
+        logprobs = delta.logprobs or ()
+        self._sum_logprobs += sum(at.logprob for at in logprobs[:num_generated])
         self.finish_reason = finish_reason
         return ChoiceDelta(
             self.index,
             said.text,
             shown,
-            delta.logprobs[: len(shown)],
+            logprobs[: len(shown)],
             num_generated,
             finish_reason,
             delta.prompt_logprobs,
@@ -213,9 +214,9 @@ class Choices:
                 raise _failed(None) from None
             except TimeoutError:
                 raise ApiError(504, "The engine did not answer in time.", code="engine_timeout") from None
-            for found, hypothesis in zip(choices, delta.alternatives, strict=False):
-                yield found.take(_delta_of(delta, hypothesis))
             if delta.alternatives:
+                for found, hypothesis in zip(choices, delta.alternatives, strict=False):
+                    yield found.take(_delta_of(delta, hypothesis))
                 return
             taken = choice.take(delta)
             if taken.finish_reason and not delta.finish_reason:  # ended by its text: the engine does not know
@@ -228,13 +229,13 @@ class Choices:
 def _delta_of(end: StreamDelta, hypothesis: Hypothesis) -> StreamDelta:
     """The end of a beam search as the end of one of its outputs."""
     token_ids = list(hypothesis.token_ids)
-    return structs.replace(end, token_ids=token_ids, finish_reason=hypothesis.finish_reason, alternatives=[])
+    return structs.replace(end, token_ids=token_ids, finish_reason=hypothesis.finish_reason, alternatives=None)
 
 
 def _without_output(delta: StreamDelta) -> StreamDelta:
     """Only what it says of the prompt, and that it is the end."""
     ends: FinishReason | None = "length" if delta.finish_reason else None
-    return structs.replace(delta, token_ids=[], logprobs=[], finish_reason=ends)
+    return structs.replace(delta, token_ids=[], logprobs=None, finish_reason=ends)
 
 
 def _failed(end: StreamDelta | None) -> ApiError:

@@ -53,7 +53,7 @@ class EngineMetrics:
         """Count what a step produced for its requests."""
         for event in events:
             self._num_generated += len(event.token_ids)
-            for hypothesis in event.alternatives[1:]:
+            for hypothesis in (event.alternatives or ())[1:]:
                 self._num_generated += len(hypothesis.token_ids)
             if event.timings is not None and event.finish_reason is not None:
                 self._metrics.observe("request_queue_seconds", event.timings.queue)

@@ -285,7 +285,9 @@ class Scheduler:
         request.tokens[known : known + 1] = tokens
         if request.first_token_at is None:
             request.first_token_at = now
-        reported = [] if logprobs[0] is None else [found for found in logprobs[: len(tokens)] if found is not None]
+        reported = (
+            None if logprobs[0] is None else [found for found in logprobs[: len(tokens)] if found is not None]
+        )
         if reason is not None:
             del request.tokens[num_tokens:]  # drops what a step in flight samples for it
             return self._end(request, reason, now, tokens=tokens, logprobs=reported)
@@ -342,7 +344,7 @@ class Scheduler:
             request.num_cached or 0,
             reason,
             request.timings(now),
-            logprobs or [],
+            logprobs,
             error,
         )
 

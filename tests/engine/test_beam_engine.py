@@ -73,7 +73,7 @@ def assert_found(
     assert params.beams is not None and len(events) == 1, events
     eos = [] if params.ignore_eos else BEAM_EOS
     expected = oracle_beams(model, prompt, params.beams, params.max_tokens, eos, **options)
-    assert_same_hypotheses(events[0].alternatives, expected)
+    assert_same_hypotheses(events[0].alternatives or (), expected)
     assert (events[0].token_ids, events[0].finish_reason) == (
         list(expected[0].token_ids),
         expected[0].finish_reason,

@@ -79,7 +79,7 @@ def check_every_cut(model: Path, sampling: SamplingParams) -> list[int]:
 
 
 def logprobs_of(events: list[StreamDelta]) -> list[TokenLogprobs]:
-    return [logprobs for event in events for logprobs in event.logprobs]
+    return [logprobs for event in events for logprobs in event.logprobs or ()]
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -43,7 +43,7 @@ def check(events: list[StreamDelta]) -> None:
     assert scores is not None and scores.start == 1
     read = scores.read(PROMPT[1:])
     assert [(at.logprob, at.rank) for at in read] == [(-at / 8, at) for at in range(1, len(PROMPT))]
-    logprobs = [at for event in events for at in event.logprobs]
+    logprobs = [at for event in events for at in event.logprobs or ()]
     assert logprobs == [TokenLogprobs(n, -n / 8, ((n, -n / 8), (0, -9.0))) for n in range(1, 31)]
 
 
@@ -154,7 +154,7 @@ def test_log_probabilities_survive_the_wire() -> None:
     assert isinstance(read, messages.Tokens)
     whole = read.deltas[0]
     assert whole.prompt_logprobs == part(1, 4)
-    assert whole.logprobs == events[1].logprobs + events[2].logprobs
+    assert whole.logprobs == [*(events[1].logprobs or ()), *(events[2].logprobs or ())]
 
 
 def test_scores_that_are_no_whole_records_are_a_malformed_message() -> None:

@@ -206,7 +206,7 @@ def test_nothing_is_drafted_for_a_beam_search() -> None:
     a = script.arrive(range(1, 10), max_tokens=8, beams=BeamParams(3, num_returned=3))
     b = script.arrive(range(100, 109), max_tokens=8)
     script.run()
-    assert list(script.events[a][-1].alternatives) == script.found_alone(a)
+    assert list(script.events[a][-1].alternatives or ()) == script.found_alone(a)
     assert script.tokens(b) == script.undisturbed(b)
     assert all(
         chunk.request.request_id == b for plan in script.runner.plans for chunk in plan.chunks if chunk.num_drafts
@@ -223,7 +223,7 @@ def test_draft_tokens_find_room_in_a_step_beside_the_beams_of_searches() -> None
     c = script.arrive(range(200, 206), max_tokens=2)
     script.run()
     assert max(plan.num_tokens for plan in script.runner.plans) <= 8
-    assert list(script.events[a][-1].alternatives) == script.found_alone(a)
+    assert list(script.events[a][-1].alternatives or ()) == script.found_alone(a)
     assert all(script.tokens(name) == script.undisturbed(name) for name in (b, c))
     assert script.nothing_held()
 

@@ -130,7 +130,7 @@ def test_speculation_changes_no_token(models: dict[str, Path], speculation: Spec
     for name, events in plain.events.items():
         assert run.tokens(name) == plain.tokens(name), name
         assert run.events[name][-1].finish_reason == events[-1].finish_reason, name
-        logprobs = [[p for event in some for p in event.logprobs] for some in (events, run.events[name])]
+        logprobs = [[p for event in some for p in event.logprobs or ()] for some in (events, run.events[name])]
         for without, with_drafts in zip(*logprobs, strict=True):
             assert with_drafts.token_id == without.token_id
             assert with_drafts.logprob == pytest.approx(without.logprob, abs=1e-4)

@@ -113,7 +113,7 @@ def test_speculation_changes_no_score(model: Path) -> None:
     tokens = [token for event in streams[0] for token in event.token_ids]
     assert tokens == oracle_greedy(model, repeating, 12)
     # Generated tokens have the log-probabilities that they would have in a prompt.
-    logprobs = [at for event in streams[0] for at in event.logprobs]
+    logprobs = [at for event in streams[0] for at in event.logprobs or ()]
     check(model, [*repeating, *tokens], [*scores_of(streams[0], repeating), *map(ranked_first, logprobs)])
 
 

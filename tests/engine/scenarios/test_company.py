@@ -25,7 +25,7 @@ def test_all_kinds_in_one_batch_with_room_and_without(engine: Make, num_pages: i
         scored = script.arrive(prompt, max_tokens=5, prompt_logprobs=1)
         script.arrive([i + 60] * 20, max_tokens=40, eos_after=37)
         script.run()
-        assert list(script.events[found][-1].alternatives) == script.found_alone(found)
+        assert list(script.events[found][-1].alternatives or ()) == script.found_alone(found)
         assert script.scores(scored) == hash_model.scores(prompt, 1, 1)
     assert sum(plan.num_drafts for plan in script.runner.plans) > 0
     assert (script.scheduler.load(script.now).num_preemptions > 0) == (num_pages == 24)
@@ -38,7 +38,7 @@ def test_a_search_beside_the_same_prompt_that_goes_on_inside_its_last_page(engin
     script.run(until=lambda: len(script.tokens(plain)) == 2)
     found = script.arrive(range(1, 11), max_tokens=9, beams=BeamParams(3))
     script.run()
-    assert list(script.events[found][-1].alternatives) == script.found_alone(found)
+    assert list(script.events[found][-1].alternatives or ()) == script.found_alone(found)
     assert script.events[found][-1].num_cached == 9
 
 
@@ -49,7 +49,7 @@ def test_a_search_that_is_pushed_out_finds_the_same_afterwards(engine: Make) -> 
     script.arrive(range(50, 60), max_tokens=2, priority=1)
     script.run()
     assert script.requests[found].num_preemptions == 1
-    assert list(script.events[found][-1].alternatives) == script.found_alone(found)
+    assert list(script.events[found][-1].alternatives or ()) == script.found_alone(found)
 
 
 def test_drafts_beside_a_prompt_that_is_scored_in_chunks(engine: Make) -> None:

@@ -220,7 +220,7 @@ def test_an_abort_frees_everything_within_a_step(steps: int) -> None:
     script.abort(name)
     script.step()
     assert script.reason(name) == "abort" and script.nothing_held()
-    assert [event.alternatives for event in script.events[name]] == [[]]
+    assert [event.alternatives for event in script.events[name]] == [None]
 
 
 def test_a_failed_step_ends_a_search_with_one_error() -> None:

@@ -139,7 +139,7 @@ class Script:
     def found(self, name: str) -> list[Hypothesis]:
         """Return what the client of a beam search was sent, in one delta."""
         assert len(self.events[name]) == 1, self.events[name]
-        return list(self.events[name][0].alternatives)
+        return list(self.events[name][0].alternatives or ())
 
     def found_alone(self, name: str) -> list[Hypothesis]:
         """Return what a beam search would find in an engine of its own."""

@@ -25,7 +25,7 @@ def ranked(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> ScriptedE
         logprob = (-2.0, -0.5, -0.7, -9.0)[candidate(request) % 4]
         return [
             msgspec.structs.replace(
-                event, logprobs=tuple(TokenLogprobs(at.token_id, logprob, at.top) for at in event.logprobs)
+                event, logprobs=tuple(TokenLogprobs(at.token_id, logprob, at.top) for at in event.logprobs or ())
             )
             for event in plain(request)
             if isinstance(event, StreamDelta)
