@@ -12,11 +12,11 @@ from rich.console import Console
 
 from deployments.cli.errors import UserError, one_line
 from deployments.cli.plan_view import show
-from deployments.plan.config_file import config_text
-from deployments.plan.known import Gpu, PlannedModel, gpu_named, planned_model
-from deployments.plan.load import RequestShape
-from deployments.plan.replica import Assumptions, ReplicaPlan, smallest_replica
-from deployments.plan.report import CapacityPlan, as_json, plan_for, warnings
+from deployments.cli.planning.config_file import config_text
+from deployments.cli.planning.known import Gpu, PlannedModel, gpu_named, planned_model
+from deployments.cli.planning.load import RequestShape
+from deployments.cli.planning.replica import Assumptions, ReplicaPlan, smallest_replica
+from deployments.cli.planning.report import CapacityPlan, as_json, plan_for, warnings
 from deployments.replica.autoscaling import Targets
 from engine.config import DType, EngineConfig, KVDType, Quantization
 

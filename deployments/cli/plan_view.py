@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from deployments.cli.planning.replica import RUNS_WEIGHT_TYPES
+from deployments.cli.planning.report import CapacityPlan, full_batch, warnings, weight_table
 from deployments.cli.units import count_text, seconds_text, size_text
-from deployments.plan.replica import RUNS_WEIGHT_TYPES
-from deployments.plan.report import CapacityPlan, full_batch, warnings, weight_table
 from engine.models.config import ELEMENT_BYTES
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from deployments.cli.info import Machine, describe
+from deployments.cli.planning.known import planned_model
 from deployments.cli.units import count_text
-from deployments.plan.known import planned_model
 from engine import EngineConfig
 from engine.loading.model_directory import demo_model_path
 from engine.models.config import ModelConfig

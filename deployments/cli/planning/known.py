@@ -100,6 +100,6 @@ def _known_name(model: str) -> str | None:
 @cache
 def _data(name: str) -> Mapping[str, Any]:
     loaded: Mapping[str, Any] = yaml.safe_load(
-        files("deployments.plan").joinpath(name).read_text(encoding="utf-8")
+        files("deployments.cli.planning").joinpath(name).read_text(encoding="utf-8")
     )
     return loaded

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
+from deployments.cli.planning.replica import ReplicaPlan
 from deployments.config.args import AppArgs
-from deployments.plan.replica import ReplicaPlan
 
 WIDTH = 110
 

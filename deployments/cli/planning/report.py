@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deployments.plan.known import PlannedModel
-from deployments.plan.load import Operation, RequestShape, operate, replicas_for
-from deployments.plan.replica import (
+from deployments.cli.planning.known import PlannedModel
+from deployments.cli.planning.load import Operation, RequestShape, operate, replicas_for
+from deployments.cli.planning.replica import (
     RUNS_WEIGHT_TYPES,
     ReplicaPlan,
 )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from deployments.plan.replica import ReplicaPlan
+from deployments.cli.planning.replica import ReplicaPlan
 from deployments.replica.autoscaling import ReplicaWork, Targets, needed_replicas
 
 _ROUNDING = 1e-9

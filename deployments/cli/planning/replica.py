@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from deployments.plan.known import Gpu
+from deployments.cli.planning.known import Gpu
 from engine.config import DType, EngineConfig
 from engine.loading.kv_memory import pages_for
 from engine.models.config import ELEMENT_BYTES, ModelConfig

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.plan.known import gpu_named, planned_model
-from deployments.plan.load import RequestShape, operate, replicas_for
-from deployments.plan.replica import ReplicaPlan, smallest_replica
+from deployments.cli.planning.known import gpu_named, planned_model
+from deployments.cli.planning.load import RequestShape, operate, replicas_for
+from deployments.cli.planning.replica import ReplicaPlan, smallest_replica
 from deployments.replica.autoscaling import Targets, desired_replicas
 from engine.config import EngineConfig
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from deployments.plan.known import gpu_named, gpus, known_models, planned_model
-from deployments.plan.replica import Assumptions, ReplicaPlan, smallest_replica
+from deployments.cli.planning.known import gpu_named, gpus, known_models, planned_model
+from deployments.cli.planning.replica import Assumptions, ReplicaPlan, smallest_replica
 from engine.attention.kv_pages import KVPages
 from engine.config import EngineConfig
 from engine.loading.kv_memory import pages_for
