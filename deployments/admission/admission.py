@@ -3,11 +3,11 @@
     admit ── some engine has less than ttft_target_s queued, and no request waits ──▶ at once ─┐
       └── else ─▶ FairQueue ── an engine has room again ─▶ the next tenant's turn ─────────────┴─▶ an engine
 
-An engine orders what it was given, by priority and arrival unless its policy is "fair", and no other engine takes
-a request over. So only about `ttft_target_s` of work is bound to engines, and the order of all the rest is decided
-at the last moment. One tenant's flood then costs another at most that much, and a turn of each tenant that waits.
+An engine orders its own queue, by priority and arrival unless its policy is "fair", and no other engine takes a
+request over. Therefore only about `ttft_target_s` of work is sent to engines, and the order of the rest is decided
+late. One tenant's flood then delays another by at most that much, and a turn of each tenant that waits.
 
-A request leaves the queue when it is bound or refused, or when its client leaves; its place and charge go with it.
+A request leaves the queue when it is sent or refused, or when its client leaves; its place and charge go with it.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 
 TICK_S = 0.01
-"""Seconds between looks at the engines while requests wait: news of their load comes by itself."""
+"""Seconds between two checks of the engines' load while requests wait; the load itself arrives over the wire."""
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 600.0
 
 
 class LoadView(Protocol):
-    """What this process knows of the engines, without asking them."""
+    """The engines' load as this process knows it, without asking them."""
 
     def queue_seconds(self, sending: Mapping[str, int]) -> float:
-        """Seconds until the least busy engine would begin with a new prompt; 0 when no engine is up.
+        """Return the seconds until the least busy engine would start a new prompt; 0 when no engine is up.
 
-        `sending`: requests on their way from here that were not accepted yet, and their uncached tokens. The view
-        spreads those over the engines that it does not count itself.
+        `sending` holds the uncached tokens of requests that were sent but not accepted yet. Those that the view
+        does not count at an engine itself are spread over all engines.
         """
         ...
 
     def uncached_tokens(self, request: GenerateRequest) -> int:
-        """Tokens of its prompt that the engine it would go to has to compute."""
+        """Return the number of prompt tokens that the engine to be chosen would have to compute."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What a request in the queue waits for."""
+    """A request in the queue, and the future that is set when its turn comes."""
 
     request_id: str
     turn: asyncio.Future[None]
 
 
 class Admission:
-    """`AdmissionControl` of one model in one ingress. Lives on one event loop."""
+    """The `AdmissionControl` of one model in one ingress. Lives on one event loop."""
 
     def __init__(
         self,
@@ -65,16 +65,16 @@ class Admission:
         tenants: Mapping[str, Tenant],
         metrics: Metrics | None = None,
     ) -> None:
-        """`tenants` by name; others weigh 1."""
+        """`tenants` maps names to tenants; all other tenants weigh 1."""
         self._load, self._settings, self._tenants, self._metrics = load, settings, tenants, metrics
         weights = {name: tenant.weight for name, tenant in tenants.items()}
         self._queue: FairQueue[_Place] = FairQueue(weights, settings)
-        self._sending: dict[str, int] = {}  # uncached tokens of requests let go that no engine has accepted yet
+        self._sending: dict[str, int] = {}  # uncached tokens of sent requests that no engine has accepted yet
         self._drain = BusyRate()
         self._timer: asyncio.TimerHandle | None = None
 
     async def admit(self, request: GenerateRequest) -> AdmittedTurn:
-        """Return when the request may be sent. Raises Overloaded after, or instead of, a wait that is too long."""
+        """Wait until the request may be sent. Raises Overloaded after, or instead of, a wait that is too long."""
         arrival, asked_at = _now(), time.monotonic()
         cost = max(1, self._load.uncached_tokens(request))
         place = _Place(request.request_id, asyncio.get_running_loop().create_future())
@@ -94,18 +94,18 @@ class Admission:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait here."""
+        """Number of requests that wait here."""
         return self._queue.num_waiting
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Uncached prompt tokens of those."""
+        """Number of uncached prompt tokens of the requests that wait here."""
         return self._queue.num_tokens
 
     # --- waiting -------------------------------------------------------------------------------------------
 
     async def _wait(self, entry: Waiting[_Place], request: GenerateRequest) -> None:
-        """Until it is this request's turn: then its tokens are charged, and counted as being sent."""
+        """Wait for the request's turn, which charges its tokens and counts them as being sent."""
         longest = self._settings.max_wait_s
         if request.max_wait_s is not None:
             longest = min(longest, request.max_wait_s)
@@ -118,8 +118,8 @@ class Admission:
         except AdmissionQueueFull as full:
             kind: OverloadKind = "tenant_queue_full" if full.whose == "tenant" else "queue_full"
             raise Overloaded(full.reason, self._retry_after(expected, longest), kind) from None
-        self._note()
-        self._let_go()
+        self._on_queue_change()
+        self._give_turns()
         try:
             await asyncio.wait((entry.item.turn,), timeout=longest)
         except asyncio.CancelledError:
@@ -132,60 +132,60 @@ class Admission:
             raise Overloaded(reason, retry_after_s, "deadline")
 
     def _give_up(self, entry: Waiting[_Place]) -> None:
-        """It leaves without having been sent, perhaps just after it was let go."""
+        """Take a request out that will not be sent, even if its turn has just come."""
         if entry.item.turn.done():
             self._sending.pop(entry.item.request_id, None)
             self._queue.charge(entry.tenant, -entry.cost)
         else:
             self._queue.remove(entry)
-        self._note()
-        self._let_go()
+        self._on_queue_change()
+        self._give_turns()
 
-    def _let_go(self) -> None:
-        """Let requests go while an engine has room; look again soon while any wait."""
+    def _give_turns(self) -> None:
+        """Give requests their turns while an engine has room; check again after a tick while any wait."""
         while self._queue.num_waiting and self._has_room():
             entry = self._queue.pop()
             assert entry is not None
             self._drain.add(entry.cost, _now())
             self._sending[entry.item.request_id] = entry.cost
             entry.item.turn.set_result(None)
-            self._note()
+            self._on_queue_change()
         if self._queue.num_waiting and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TICK_S, self._on_tick)
 
     def _on_tick(self) -> None:
         self._timer = None
-        self._let_go()
+        self._give_turns()
 
     def _has_room(self) -> bool:
         return self._load.queue_seconds(self._sending) < self._settings.ttft_target_s
 
-    def _note(self) -> None:
-        """The queue has changed."""
+    def _on_queue_change(self) -> None:
+        """Update the busy state and the metrics after a change of the queue."""
         self._drain.set_busy(self._queue.num_waiting > 0, _now())
         if self._metrics is not None:
             self._metrics.set("admission_waiting_requests", self._queue.num_waiting)
             self._metrics.set("admission_waiting_tokens", self._queue.num_tokens)
 
     def _expected_wait(self, entry: Waiting[_Place]) -> float:
-        """Seconds until its turn at the rate that was measured; 0 before anything was."""
+        """Return the seconds until a request's turn at the measured rate; 0 before one was measured."""
         rate = self._drain.rate(_now())
         if rate is None:
             return 0.0
         return self._queue.tokens_before(entry.tenant, entry.cost, entry.priority) / rate
 
     def _retry_after(self, expected: float, longest: float) -> float:
-        """Seconds until half of what is before it is gone, and the rest can be waited for."""
+        """Return the seconds until half of the queue before it is gone and the rest fits its longest wait."""
         return min(max(expected / 2, expected - longest, MIN_RETRY_S), MAX_RETRY_S)
 
-    # --- after it was let go ---------------------------------------------------------------------------------
+    # --- after a turn ----------------------------------------------------------------------------------------
 
     def _sent(self, request_id: str) -> None:
         self._sending.pop(request_id, None)
-        self._let_go()
+        self._give_turns()
 
     def _correct(self, tenant: str, tokens: float) -> None:
-        """A request of the tenant computed that many tokens more (or less) than it was charged for."""
+        """Charge the tenant for tokens computed beyond those charged; a negative number is a refund."""
         self._queue.charge(tenant, tokens)
 
 
@@ -200,25 +200,25 @@ class AdmittedTurn:
         sent_at: float,
         charged: int | None,
     ) -> None:
-        """`charged`: tokens that its tenant was charged for it; None: it did not wait, and was charged nothing."""
+        """`charged` is the number of tokens its tenant was charged; None for a request that did not wait."""
         self.request, self.asked_at, self.sent_at = request, asked_at, sent_at
         self._admission, self._charged = admission, charged
 
     def sent(self) -> None:
-        """It is no longer on its way to an engine."""
+        """Report that the request is no longer on its way to an engine."""
         self._admission._sent(self.request.request_id)
 
     def refused(self) -> None:
-        """Give its tenant the charge back."""
+        """Refund the tenant's charge."""
         if self._charged is not None:
             self._admission._correct(self.request.tenant, -self._charged)
 
     def began(self, delta: StreamDelta) -> None:
-        """Charge its tenant for what was really computed; an engine has that much less to do."""
+        """Correct the charge to the tokens really computed; the engine may have room for another request."""
         if self._charged is not None and delta.token_ids:
             computed = len(self.request.prompt_ids) + len(self.request.output_ids) - delta.num_cached
             self._admission._correct(self.request.tenant, computed - self._charged)
-        self._admission._let_go()
+        self._admission._give_turns()
 
 
 def _now() -> float:

@@ -1,15 +1,15 @@
-"""How fast something goes while there is work: amounts per second of busy time."""
+"""The rate of work: amounts done per second of busy time."""
 
 from __future__ import annotations
 
 from collections import deque
 
 MIN_BUSY_S = 0.2
-"""Busy seconds without which a rate would be chance."""
+"""Fewest busy seconds from which a rate is computed."""
 
 
 class BusyRate:
-    """Over the last `window_s` busy seconds, however long ago they were. Time is handed in."""
+    """Measures the rate over the last `window_s` busy seconds. Time is an argument."""
 
     def __init__(self, window_s: float = 10.0) -> None:
         self._window_s = window_s
@@ -19,12 +19,12 @@ class BusyRate:
         self._marks: deque[tuple[float, float]] = deque([(0.0, 0.0)])  # (busy seconds, total before)
 
     def set_busy(self, is_busy: bool, now: float) -> None:
-        """From `now` on there is work, or none."""
+        """Set whether there is work from `now` on."""
         self._advance(now)
         self._since = now if is_busy else None
 
     def add(self, amount: float, now: float) -> None:
-        """So much was done by `now`."""
+        """Add an amount that was done by `now`."""
         self._advance(now)
         self._total += amount
         # A few marks a second are enough.
@@ -34,7 +34,7 @@ class BusyRate:
             self._marks.popleft()
 
     def rate(self, now: float) -> float | None:
-        """Amount per busy second; None until measured."""
+        """Return the amount per busy second; None until it is measured."""
         self._advance(now)
         began, before = self._marks[0]
         busy, done = self._busy_s - began, self._total - before

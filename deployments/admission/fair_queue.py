@@ -1,14 +1,14 @@
-"""Requests that wait for an engine, and whose turn it is: deficit round robin over tenants, in computed tokens.
+"""The queue of requests that wait for an engine: deficit round robin over tenants, in computed tokens.
 
     tenant a  [ 9k | 2k | 2k | ... ]   credit  -500      a turn sends requests while there is credit
     tenant b  [ 1k ]                   credit  1100      (engine/scheduling/round_robin.py)
     tenant c  [ 30k | 30k ]            credit -27k
 
-A request is charged when it is sent, and corrected (`charge`) when it is known what it really computed. While two
-tenants both wait, what they were sent, each divided by its weight, differs by at most one quantum and one request
-of each.
+A request is charged when it is sent, and the charge is corrected (`charge`) once its computed tokens are known.
+While two tenants both wait, their tokens sent, each divided by its weight, differ by at most one quantum and one
+request of each.
 
-Pure: no clock, no asyncio. Within a tenant a higher priority goes first, then whoever came first.
+The module needs neither clock nor asyncio. Within a tenant, requests go by priority, then by arrival.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Waiting(Generic[T]):
     item: T
     tenant: str
     cost: int
-    """Tokens it will compute, at least 1."""
+    """Number of tokens that the request will compute, at least 1."""
     priority: int = 0
 
 
@@ -66,11 +66,11 @@ class _TenantQueue(Generic[T]):
         self._count(level, 1, entry.cost)
 
     def first(self) -> Waiting[T]:
-        """Its next request."""
+        """Return the tenant's next request."""
         return next(iter(self.levels[max(self.levels)].entries))
 
     def remove(self, entry: Waiting[T]) -> None:
-        """Raises KeyError when it is not here."""
+        """Remove a request. Raises KeyError when it does not wait here."""
         level = self.levels[entry.priority]
         del level.entries[entry]
         self._count(level, -1, -entry.cost)
@@ -84,24 +84,24 @@ class _TenantQueue(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """The queue. Belongs to one thread."""
+    """The queue of all tenants' requests. Belongs to one thread."""
 
     def __init__(self, weights: Mapping[str, float], settings: AdmissionSettings | None = None) -> None:
-        """Unknown tenants weigh 1. `settings` bound what may wait, and say how many tokens a turn is worth."""
+        """Unknown tenants weigh 1. `settings` bounds the queue, and says how many tokens a turn is worth."""
         self._settings = settings or AdmissionSettings()
         self._turns = DeficitRoundRobin(self._settings.quantum_tokens, weights)
         self._queues: dict[str, _TenantQueue[T]] = {}  # of tenants with requests
         self.num_waiting = 0
         self.num_tokens = 0
-        """Tokens that all waiting requests will compute."""
+        """Number of tokens that all waiting requests will compute."""
 
     @property
     def num_turns(self) -> int:
-        """Turns given since the start."""
+        """Number of turns given since the start."""
         return self._turns.num_turns
 
     def push(self, entry: Waiting[T]) -> None:
-        """Add a request. Raises AdmissionQueueFull."""
+        """Add a request. Raises AdmissionQueueFull when there is no room."""
         self._check_room(entry)
         if entry.tenant not in self._queues:
             self._queues[entry.tenant] = _TenantQueue()
@@ -111,7 +111,7 @@ class FairQueue(Generic[T]):
         self.num_tokens += entry.cost
 
     def pop(self) -> Waiting[T] | None:
-        """The next request to send, charged to its tenant; None when nobody waits."""
+        """Remove, charge and return the next request to send; None when none waits."""
         tenant = self._turns.turn()
         if tenant is None:
             return None
@@ -121,7 +121,7 @@ class FairQueue(Generic[T]):
         return entry
 
     def remove(self, entry: Waiting[T]) -> None:
-        """Take out a request that waits. Raises KeyError when it does not."""
+        """Remove a request. Raises KeyError when it does not wait."""
         queue = self._queues[entry.tenant]
         queue.remove(entry)
         self.num_waiting -= 1
@@ -131,11 +131,11 @@ class FairQueue(Generic[T]):
             self._turns.leave(entry.tenant)
 
     def charge(self, tenant: str, tokens: float) -> None:
-        """A request computed so much more (or less) than it was charged for when it was popped."""
+        """Charge a tenant for tokens computed beyond those charged by `pop`; a negative number is a refund."""
         self._turns.charge(tenant, tokens)
 
     def tokens_before(self, tenant: str, cost: int, priority: int = 0) -> float:
-        """Tokens that would be sent before a request of `cost` that came now, its tenant's share considered."""
+        """Return the tokens that would be sent before a new request of `cost`, given its tenant's share."""
         own = 0
         if tenant in self._queues:
             levels = self._queues[tenant].levels
@@ -148,11 +148,11 @@ class FairQueue(Generic[T]):
         return before
 
     def waiting_of(self, tenant: str) -> int:
-        """Requests of a tenant that wait."""
+        """Return the number of a tenant's requests that wait."""
         return self._queues[tenant].num_waiting if tenant in self._queues else 0
 
     def _check_room(self, entry: Waiting[T]) -> None:
-        """A tenant that has nothing waiting is never kept out, however much others have."""
+        """Raise AdmissionQueueFull if a limit is reached; a tenant without waiting requests is never refused."""
         bounds, queue = self._settings, self._queues.get(entry.tenant)
         if queue is None:
             return

@@ -1,8 +1,8 @@
-"""The `LoadView` of an ingress: what its router knows of the engines, in this process's memory.
+"""The `LoadView` of an ingress, computed from its router's state in this process.
 
-An engine's wait is the router's Q (`router/cost.py`): prompts before a new one at the rate that the engine has
-measured, and places in its batch. What is still on its way there, through Serve, counts with the tokens it will
-have to compute and not with the time that the way takes: however slow that is, engines do not run dry for it.
+An engine's wait is the router's Q (`router/cost.py`): queued prompts at the rate that the engine has measured, and
+places in its batch. A request on its way through Serve counts by the tokens it has to compute, not by the time it
+spends there, so that engines do not run idle however slow Serve is.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from router.fleet import Fleet
 
 
 class FleetLoad:
-    """Reads a fleet that others keep up to date."""
+    """Computes the load from a fleet that the router keeps up to date."""
 
     def __init__(self, fleet: Fleet, uncached_tokens: Callable[[GenerateRequest], int]) -> None:
-        """`uncached_tokens` says how many tokens of a request no engine has cached."""
+        """`uncached_tokens` returns the number of a request's tokens that no engine has cached."""
         self._fleet, self._uncached_tokens = fleet, uncached_tokens
 
     def queue_seconds(self, sending: Mapping[str, int]) -> float:
-        """As the router expects; infinite while the queues of all that answer are full."""
+        """Return the least wait that the router expects; infinite while all answering engines' queues are full."""
         fleet = self._fleet
         up = [state for state in fleet.candidates(fleet.names()) if state.is_available]
         if not up:
             return math.inf if fleet.count_by_state()["available"] else 0.0
-        # What is placed counts at its replica. Nobody knows yet where the rest goes: somewhere with little to do.
+        # Placed requests count at their replica. The others will go to a replica with little to do.
         on_the_way = sum(tokens for id_, tokens in sending.items() if fleet.placement(id_) is None)
         rate = sum(state.prefill_rate for state in up)
         return min(queue_seconds(state) for state in up) + on_the_way / rate
 
     def uncached_tokens(self, request: GenerateRequest) -> int:
-        """As predicted."""
+        """Return the predicted number of uncached tokens."""
         return self._uncached_tokens(request)

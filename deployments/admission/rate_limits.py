@@ -1,10 +1,10 @@
-"""How much each tenant may ask for: requests and tokens a minute as buckets that refill, generations at once.
+"""Rate limits of each tenant: requests and tokens per minute as token buckets, and concurrent generations.
 
     start ── a request ─▶ admit ── its prompts, its generations ─▶ generated, generated, ... ─▶ close
 
-A prompt is charged when it is admitted and given back when nothing came of it; generated tokens are charged as
-they come, which may leave a debt that the next request waits for. A request larger than a whole bucket needs a
-full one. Time is handed in. Limits hold in one process: with several ingresses, each is given its share.
+A prompt is charged when it is admitted and refunded when the engines refuse it; generated tokens are charged as
+they arrive, which may leave a debt that the next request waits for. A request larger than a whole bucket needs a
+full one. Time is an argument. Limits hold per process: with several ingresses, each enforces its share.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from deployments.config.tenants import Tenant
 
 LimitKind = Literal["requests_per_minute", "tokens_per_minute", "max_concurrency"]
 BUSY_RETRY_S = 1.0
-"""What a tenant at its concurrency limit is told to wait: when one of its requests ends is not known."""
+"""Retry-After at the concurrency limit, in seconds: the end of a generation cannot be predicted."""
 
 
 class RateLimited(Exception):
-    """A tenant's limit is reached. HTTP 429."""
+    """A tenant's rate limit is reached. HTTP 429."""
 
     def __init__(self, kind: LimitKind, message: str, retry_after_s: float, headers: dict[str, str]) -> None:
         super().__init__(message)
@@ -29,40 +29,40 @@ class RateLimited(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
         self.headers = headers
-        """x-ratelimit-*: where each limit stands."""
+        """x-ratelimit-*: the state of each limit."""
 
 
 class Bucket:
-    """Holds a minute's worth at most, and is refilled evenly. May be in debt."""
+    """A token bucket that holds at most a minute's worth and is refilled evenly. It may be in debt."""
 
     def __init__(self, per_minute: float, now: float) -> None:
-        """A request at a time must be possible: it holds at least 1."""
+        """The bucket holds at least 1, so that single requests remain possible."""
         self.capacity = max(per_minute, 1.0)
         self._per_second = per_minute / 60
         self._level, self._at = self.capacity, now
 
     def level(self, now: float) -> float:
-        """What can be taken; negative in debt."""
+        """Return the amount that can be taken; negative in debt."""
         self._level = min(self.capacity, self._level + max(0.0, now - self._at) * self._per_second)
         self._at = max(now, self._at)
         return self._level
 
     def seconds_until(self, amount: float, now: float) -> float:
-        """Until `amount` (or all it holds, when that is less) is in it; 0 when it is."""
+        """Return the seconds until `amount`, or a full bucket if that is less, can be taken; 0 when it can."""
         missing = min(amount, self.capacity) - self.level(now)
-        # Less than a millionth is rounding.
+        # Less than a millionth is a rounding error.
         return missing / self._per_second if missing > 1e-6 else 0.0
 
     def take(self, amount: float, now: float) -> None:
-        """Take, into debt if need be; a negative amount is given back."""
+        """Take an amount, going into debt if necessary; a negative amount is a refund."""
         self._level = min(self.capacity, self.level(now) - amount)
 
 
 class TenantLimits:
-    """One tenant's use of what it may ask for, in this process."""
+    """One tenant's limits and their use in this process."""
 
     def __init__(self, tenant: Tenant, clock: Callable[[], float], num_shares: int = 1) -> None:
-        """Of each limit, one of `num_shares` equal shares is allowed here."""
+        """This process enforces one of `num_shares` equal shares of each limit."""
         self.tenant = tenant
         self._clock, now = clock, clock()
         share = 1 / num_shares
@@ -71,12 +71,12 @@ class TenantLimits:
         self.tokens = Bucket(tpm * share, now) if tpm is not None else None
         self.max_concurrency = math.ceil(most * share) if most is not None else None
         self.num_open = 0
-        """Generations that have not ended."""
+        """Number of generations that have not ended."""
 
     def start(self) -> Ticket:
-        """A request came; nothing is known of it. Raises RateLimited."""
+        """Charge a request before its body is read, and return its ticket. Raises RateLimited."""
         now = self._clock()
-        self.check_tokens(1, now)  # in debt: not worth reading the body
+        self.check_tokens(1, now)  # a tenant in debt is refused before its body is read
         self.check_concurrency(1)
         if self.requests is not None:
             wait = self.requests.seconds_until(1, now)
@@ -95,14 +95,14 @@ class TenantLimits:
             raise self._limited("tokens_per_minute", message, wait)
 
     def check_concurrency(self, count: int) -> None:
-        """Raise RateLimited when `count` generations more are too many; alone, a request may exceed the share."""
+        """Raise RateLimited when `count` more generations are too many; a request alone may exceed the share."""
         most = self.max_concurrency
         if most is not None and self.num_open and self.num_open + count > most:
             message = f"{most} generations at once here, and {self.num_open} are open; wait until some have ended"
             raise self._limited("max_concurrency", message, BUSY_RETRY_S)
 
     def headers(self) -> dict[str, str]:
-        """Where each limit stands in this process, as OpenAI's API says it."""
+        """Return the state of each limit in this process, in the headers of OpenAI's API."""
         now = self._clock()
         headers = {}
         for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):
@@ -118,7 +118,7 @@ class TenantLimits:
 
 
 class Ticket:
-    """One request's part in its tenant's limits."""
+    """One request's use of its tenant's limits."""
 
     def __init__(self, limits: TenantLimits, clock: Callable[[], float]) -> None:
         self._limits, self._clock = limits, clock
@@ -126,7 +126,7 @@ class Ticket:
         self._num_open = 0
 
     def admit(self, num_generations: int, prompt_tokens: int) -> None:
-        """It is valid and asks for so much. Raises RateLimited, or ValueError when it never can be admitted."""
+        """Charge a valid request's prompt and generations. Raises RateLimited, or ValueError if it never fits."""
         most = self._limits.tenant.max_concurrency
         if most is not None and num_generations > most:
             raise ValueError(f"{num_generations} choices were asked for at once, this tenant may have {most}")
@@ -138,21 +138,21 @@ class Ticket:
         self._take(prompt_tokens)
 
     def generated(self, count: int) -> None:
-        """So many tokens came."""
+        """Charge generated tokens."""
         self._take(count)
 
     def refuse(self) -> None:
-        """Nothing came of it: its prompt is not charged. Idempotent."""
+        """Refund the prompt of a request that the engines refused. Idempotent."""
         self._take(-self._prompt_tokens)
         self._prompt_tokens = 0
 
     def close(self) -> None:
-        """It is over. Idempotent."""
+        """Release the request's generations. Idempotent."""
         self._limits.num_open -= self._num_open
         self._num_open = 0
 
     def headers(self) -> dict[str, str]:
-        """Where its tenant's limits stand."""
+        """Return the state of the tenant's limits as headers."""
         return self._limits.headers()
 
     def _take(self, tokens: int) -> None:
@@ -161,7 +161,7 @@ class Ticket:
 
 
 def _duration(seconds: float) -> str:
-    """As OpenAI writes them: 20ms, 1.5s, 6m0s."""
+    """Format seconds as OpenAI does: 20ms, 1.5s, 6m0s."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, rest = divmod(math.ceil(seconds * 10) / 10, 60)

@@ -1,4 +1,4 @@
-"""Registers the routes. Each reads and checks its body, then answers; failures become OpenAI error objects."""
+"""Registers the routes. Each validates its body and answers; failures become OpenAI error objects."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def _hints(request: Request, limits: Limits) -> Hints:
 
 
 def _body(kind: type[BaseModel]) -> dict[str, Any]:
-    """Return a request's schema for /openapi.json, which the framework does not know: we parse bodies."""
+    """Return a request's schema for /openapi.json; the framework, which parses no bodies, lacks it."""
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs", None)
     return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}

@@ -1,11 +1,11 @@
-"""The choices of one request: its generations, opened together, read as they come, closed whatever happens.
+"""The choices of one request: its generations are opened together, read as they arrive, and always closed.
 
-Chat and completions differ in how they spell a choice, not in how it comes about:
+Chat and completions differ in how a choice is encoded, not in how it is generated:
 
     Generation 0 ─ StreamDelta ─▶ Choice 0 (text, stop strings) ─┐
     Generation 1 ─ StreamDelta ─▶ Choice 1                       ─┴─▶ ChoiceDeltas, each with its index
 
-A beam search is one generation and all of its prompt's choices, which end together.
+A beam search is one generation that yields all choices of its prompt, which end together.
 """
 
 from __future__ import annotations
@@ -30,51 +30,51 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """What one delta of a stream added to one choice."""
+    """The part of one choice that one delta of a stream adds."""
 
     index: int
     text: str
     token_ids: Sequence[int]
     """The tokens behind the text; a stop token is not among them."""
     logprobs: Sequence[TokenLogprobs]
-    """One per token id when asked for, else empty."""
+    """One per token id when requested, else empty."""
     num_generated: int
-    """Tokens the engine generated for it, a stop token included: what usage counts."""
+    """Number of tokens generated for it, a stop token included, as counted in `usage`."""
     finish_reason: str | None = None
     """"stop", "length" or "tool_calls" on the choice's last delta."""
     prompt_logprobs: PackedLogprobs | None = None
-    """Scores of further tokens of its prompt, which come before all text."""
+    """Log-probabilities of further prompt tokens, which come before all text."""
     reasoning: str = ""
-    """What it thought before its text."""
+    """Reasoning added, which precedes the text."""
     calls: Sequence[ToolCallDelta] = ()
-    """What it added to calls of tools."""
+    """Parts of tool calls added."""
 
     @property
     def says_something(self) -> bool:
-        """Whether a client could tell that it came."""
+        """Whether the delta has anything that is sent to the client."""
         return bool(self.text or self.logprobs or self.finish_reason or self.reasoning or self.calls)
 
 
 class Choice:
-    """One choice as it grows."""
+    """One choice while it is generated."""
 
     def __init__(self, index: int, text: OutputParser, *, scores_only: bool = False) -> None:
-        """With `scores_only` nothing was to be generated: the one token that an engine cannot but is dropped."""
+        """With `scores_only` the choice stays empty: the one token that an engine always generates is dropped."""
         self.index = index
         self.num_generated = 0
         self.num_cached = 0
-        """Prompt tokens whose KV was found in a cache."""
+        """Number of prompt tokens whose KV was found in a cache."""
         self.finish_reason: str | None = None
         self._sum_logprobs = 0.0
         self._text, self._scores_only = text, scores_only
 
     @property
     def mean_logprob(self) -> float:
-        """Of its tokens, a stop token included, where log-probabilities were asked for; an empty one's is 0."""
+        """Mean log-probability of its tokens, a stop token included, when requested; 0 for an empty choice."""
         return self._sum_logprobs / max(self.num_generated, 1)
 
     def take(self, delta: StreamDelta) -> ChoiceDelta:
-        """What `delta` adds. Raises `ApiError` when the engine failed."""
+        """Apply a delta and return what it adds. Raises `ApiError` when the engine failed."""
         if delta.finish_reason in ("error", "abort"):
             raise _failed(delta)
         self.num_cached = max(self.num_cached, delta.num_cached)
@@ -107,12 +107,12 @@ class Choice:
 
     @property
     def num_reasoning(self) -> int:
-        """Generated tokens that were reasoning."""
+        """Number of generated tokens that are reasoning."""
         return self._text.num_reasoning
 
 
 class Choices:
-    """All choices of one request. Close it whatever happens: open generations hold engine memory."""
+    """All choices of one request. Always close it, because open generations hold engine memory."""
 
     def __init__(
         self,
@@ -122,8 +122,8 @@ class Choices:
         *,
         scores_only: bool = False,
     ) -> None:
-        """A part is what is asked of an engine and the texts that come of it: one, or a beam search's several.
-        `scores_only` as in `Choice`.
+        """A part is a request to an engine and the parsers of its outputs, of which a beam search has several.
+        `Choice` explains `scores_only`.
         """
         self._client = client
         self._requests = [request for request, _ in parts]
@@ -134,27 +134,27 @@ class Choices:
         self.choices = [Choice(index, text, scores_only=scores_only) for index, text in enumerate(texts)]
 
     def choices_of(self, generation: int) -> Sequence[Choice]:
-        """Those that come of one generation."""
+        """Return the choices of one generation."""
         count = len(self.choices) // len(self._requests)
         return self.choices[generation * count : (generation + 1) * count]
 
     @property
     def are_over(self) -> bool:
-        """Whether all have finished; so have none."""
+        """Whether all choices have finished; true when there are none."""
         return all(choice.finish_reason for choice in self.choices)
 
     @property
     def first(self) -> Generation | None:
-        """The first choice's generation, once it is accepted."""
+        """The first choice's generation; None until all are accepted."""
         return self._generations[0] if self._generations else None
 
     @property
     def timelines(self) -> list[Timeline]:
-        """Each generation's way through engines; empty until all are accepted."""
+        """Each generation's timeline; empty until all are accepted."""
         return [generation.timeline for generation in self._generations]
 
     async def open(self) -> None:
-        """Have all requests accepted, or none: what was accepted is aborted when another is refused."""
+        """Send all requests; when one is refused, abort those that were accepted and raise its error."""
         starts = [asyncio.ensure_future(self._client.generate(request)) for request in self._requests]
         try:
             await asyncio.gather(*starts)
@@ -168,11 +168,11 @@ class Choices:
         self._generations = [start.result() for start in starts]
 
     def deltas(self) -> AsyncIterator[ChoiceDelta]:
-        """Each choice's deltas in order, the choices mixed as they come. Ends when all have finished."""
+        """Return an iterator over each choice's deltas in order, the choices interleaved as they arrive."""
         return self._read(0) if len(self._generations) == 1 else self._mixed()
 
     async def _mixed(self) -> AsyncIterator[ChoiceDelta]:
-        # One slot per choice: a slow consumer holds the pumps up, and the generations merge their events.
+        # One slot per choice: a slow consumer blocks the pumps, and generations merge their deltas.
         count = unfinished = len(self._generations)
         queue: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue(count)
         self._pumps = [asyncio.create_task(self._pump(index, queue)) for index in range(count)]
@@ -186,7 +186,7 @@ class Choices:
                 yield item
 
     async def aclose(self) -> None:
-        """Abort what has not finished. Idempotent."""
+        """Abort the generations that have not finished. Idempotent."""
         for pump in self._pumps:
             pump.cancel()
         closing = [generation.aclose() for generation in self._generations]
@@ -219,7 +219,7 @@ class Choices:
                     yield found.take(_delta_of(delta, hypothesis))
                 return
             taken = choice.take(delta)
-            if taken.finish_reason and not delta.finish_reason:  # ended by its text: the engine does not know
+            if taken.finish_reason and not delta.finish_reason:  # ended by its text: unknown to the engine
                 await generation.aclose()
             yield taken
             if taken.finish_reason:
@@ -227,19 +227,19 @@ class Choices:
 
 
 def _delta_of(end: StreamDelta, hypothesis: Hypothesis) -> StreamDelta:
-    """The end of a beam search as the end of one of its outputs."""
+    """Return the last delta of a beam search as that of one of its outputs."""
     token_ids = list(hypothesis.token_ids)
     return structs.replace(end, token_ids=token_ids, finish_reason=hypothesis.finish_reason, alternatives=None)
 
 
 def _without_output(delta: StreamDelta) -> StreamDelta:
-    """Only what it says of the prompt, and that it is the end."""
+    """Return a delta with only the prompt's part of `delta`, and its end."""
     ends: FinishReason | None = "length" if delta.finish_reason else None
     return structs.replace(delta, token_ids=[], logprobs=None, finish_reason=ends)
 
 
 def _failed(end: StreamDelta | None) -> ApiError:
-    """What went wrong is for the log; the client learns that asking again may help."""
+    """Log the failure, and return an error without its details; an abort's suggests a retry."""
     if end is None or end.finish_reason == "error":
         logger.error("generation failed: %s", end.error if end else "it ended without a finish reason")
         return ApiError(500, "The engine failed on this request.", code="engine_error")

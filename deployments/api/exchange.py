@@ -1,7 +1,7 @@
 """One generating request from its plan to its answer: the same for chat and completions, streamed or whole.
 
-Nothing is sent before the first event came, so whatever goes wrong until then has its proper status. After that a
-stream can only say so in its own words and end.
+Nothing is sent before the first event arrives, so an error until then has its proper status. After that a stream
+can only report an error as its last event.
 """
 
 from __future__ import annotations
@@ -39,46 +39,46 @@ CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost, RateLimited)
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """A checked request: what to generate, with which model, and how to spell the answer."""
+    """A validated request: what to generate, with which model, and how to encode the answer."""
 
     served: ServedModel
     request: ChatRequest | CompletionRequest
     sampling: SamplingParams
     encoder: ResponseEncoder
     num_candidates: int = 1
-    """Answers to generate for each prompt; `encoder.context.num_choices` of them are given."""
+    """Number of candidates to generate for each prompt; the answer has `encoder.context.num_choices` of them."""
     parse_spec: OutputParseSpec = PLAIN_TEXT
-    """What the answers' text is searched for."""
+    """Reasoning and tool calls that the generated text is parsed for."""
     echoes_only: bool = False
     """Answer with the prompts and generate nothing."""
     scores: PromptScores | None = None
-    """Where the prompts' log-probabilities are gathered, if any were asked for."""
+    """Collector of the prompts' log-probabilities; None when none were requested."""
     scores_only: bool = False
-    """Answer with these and generate nothing."""
+    """Answer with the prompts' log-probabilities and generate nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What a request's headers say that its body does not."""
+    """Hints from a request's headers."""
 
     session_id: str | None = None
-    """x-session-id: requests that bear the same one probably share prefixes."""
+    """x-session-id: requests with the same id probably share prefixes."""
     explains: bool = False
-    """x-raydix-explain: the answer says why it was generated where it was."""
+    """x-raydix-explain: the answer explains the choice of its replica."""
     max_wait_s: float | None = None
     """x-max-wait-s: the longest wait for an engine that is of use to the client, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and the request's part in what they may ask for."""
+    """The tenant that sent the request, and the request's use of its limits."""
 
     tenant: Tenant
     ticket: Ticket
 
 
 class Exchange:
-    """Runs one plan. `respond` closes what it opened, or hands that duty to the stream it returns."""
+    """Runs one plan. `respond` closes what it opened, or leaves that to the stream it returns."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Exchange:
         self._num_sequences = len(plan.encoder.context.prompts) * plan.num_candidates if parts else 0
         self._hints, self._ticket = hints, caller.ticket
         self._num_prompt_tokens = plan.encoder.context.num_prompt_tokens
-        is_silent = plan.sampling.beams is not None  # A beam search says nothing before its end.
+        is_silent = plan.sampling.beams is not None  # A beam search sends nothing before its end.
         idle_timeout_s = limits.request_timeout_s if is_silent else limits.idle_timeout_s
         self._choices = Choices(plan.served.client, parts, idle_timeout_s, scores_only=plan.scores_only)
         self._scores, self._num_top = plan.scores, plan.sampling.logprobs
@@ -110,7 +110,7 @@ class Exchange:
         self._deadline = asyncio.get_running_loop().time() + limits.request_timeout_s
 
     async def respond(self) -> Response:
-        """The answer. Raises `ApiError` when it fails before its first event."""
+        """Return the answer. Raises `ApiError` when the request fails before its first event."""
         self._record.accepted(self._start)
         deltas = self._deltas() if self._scores is None else self._scores.gathered(self._deltas())
         is_handed_over = False
@@ -145,7 +145,7 @@ class Exchange:
                 await self._choices.aclose()
 
     def _admit(self) -> None:
-        """Its tenant's limits allow it. Raises `RateLimited`, or `Rejected` when they never will."""
+        """Charge the tenant's limits. Raises `RateLimited`, or `Rejected` when they never allow it."""
         try:
             self._ticket.admit(self._num_sequences, self._num_prompt_tokens)
         except ValueError as error:
@@ -153,7 +153,7 @@ class Exchange:
         self._record.metrics.prompt(self._num_prompt_tokens)
 
     async def _deltas(self) -> AsyncIterator[ChoiceDelta]:
-        """All deltas; of an echo, one per choice that says it is over."""
+        """Yield all deltas; for an echo, one final delta per choice."""
         for index in range(self._num_echoed):
             yield ChoiceDelta(index, "", (), (), 0, "length")
         if self._choices.choices:
@@ -171,15 +171,15 @@ class Exchange:
             by_choice[delta.index].append(delta)
         if len(by_choice) > len(answer.prompts) * answer.num_choices:
             by_choice = best(self._choices.choices, by_choice, len(answer.prompts), answer.num_choices)
-        body = await self._spell(lambda: self._encoder.whole(by_choice, self._extras(is_whole=True)))
+        body = await self._encode(lambda: self._encoder.whole(by_choice, self._extras(is_whole=True)))
         self._record.finished(by_choice[0][-1].finish_reason or "stop")
         return Response(body, headers=self._headers(), media_type="application/json")
 
     async def _events(self, first: ChoiceDelta, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[bytes, None]:
-        """The stream's bytes; a failure is its last event.
+        """Yield the stream's bytes; a failure is the last event.
 
-        What need not be waited for goes out together: a choice's opening with its first delta, the end with the
-        last one.
+        Events that are available together are sent together: a choice's opening with its first delta, the end with
+        the last one.
         """
         opened: set[int] = set()
         waiting = b""
@@ -188,7 +188,7 @@ class Exchange:
             while delta is not None:
                 if delta.index not in opened:
                     opened.add(delta.index)
-                    waiting += await self._spell(partial(self._encoder.opening, delta.index))
+                    waiting += await self._encode(partial(self._encoder.opening, delta.index))
                 waiting += self._encoder.delta(delta)
                 is_sent = bool(waiting) and not (delta.finish_reason and self._choices.are_over)
                 if is_sent:
@@ -208,23 +208,23 @@ class Exchange:
             yield error_event(failure.body(self._request_id))
 
     async def _close(self) -> None:
-        """The stream is over; when it did not end by itself, its client left."""
+        """Clean up after the stream; if it did not end by itself, its client disconnected."""
         self._turns.close()
         self._record.disconnected()
         self._ticket.close()
         await self._choices.aclose()
 
-    async def _spell(self, spell: Callable[[], bytes]) -> bytes:
-        """The bytes of a large part of the answer: in a thread when log-probabilities make it take long."""
+    async def _encode(self, encode: Callable[[], bytes]) -> bytes:
+        """Encode a large part of the answer, in a thread when many log-probabilities make it slow."""
         num_logprobs = 0 if self._scores is None else self._scores.num_entries
         if self._num_top is not None:
             num_logprobs += (self._num_top + 1) * sum(choice.num_generated for choice in self._choices.choices)
         if num_logprobs <= self._limits.inline_logprobs:
-            return spell()
-        return await asyncio.to_thread(spell)
+            return encode()
+        return await asyncio.to_thread(encode)
 
     def _extras(self, *, is_whole: bool) -> dict[str, Any]:
-        """What is said of all choices together. A stream's client gets what it asked for, in the last event."""
+        """Return the fields that concern all choices: `usage` and `timings`, in a stream only those requested."""
         answer = self._encoder.context
         extras: dict[str, Any] = {}
         if is_whole or answer.include_usage:
@@ -248,7 +248,7 @@ class Exchange:
         return ApiError(504, f"The request took longer than {limit:g} seconds.", code="request_timeout")
 
     def _headers(self) -> dict[str, str]:
-        """The tenant's limits; where the first choice runs and what it found there; when asked, why there."""
+        """Return the tenant's limits, the first choice's replica and cache hits, and the decision if requested."""
         headers = self._ticket.headers()
         generation = self._choices.first
         if generation is None or generation.replica is None:
@@ -266,14 +266,14 @@ class Exchange:
 def _parts(
     plan: GenerationPlan, hints: Hints, tenant: Tenant, x_request_id: str
 ) -> list[tuple[GenerateRequest, list[OutputParser]]]:
-    """One generation for each candidate of each prompt; candidate i of any prompt has the same seed. A beam search
-    is one generation with all of the prompt's choices.
+    """Return one generation for each candidate of each prompt; candidate i has the same seed for all prompts. A
+    beam search is one generation with all choices of its prompt.
     """
     request, sampling, answer, count = plan.request, plan.sampling, plan.encoder.context, plan.num_candidates
     num_texts = 1
     if sampling.beams is not None:
         count, num_texts = 1, answer.num_choices
-    if count > answer.num_choices:  # They are ranked by it.
+    if count > answer.num_choices:  # Candidates are ranked by log-probability.
         sampling = replace(sampling, logprobs=sampling.logprobs or 0)
     parts = []
     for index in range(len(answer.prompts) * count):

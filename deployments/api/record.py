@@ -1,10 +1,10 @@
 """The record of one generating request, from its arrival to the last byte of its answer.
 
-    observation opens it ─▶ route, exchange: what happens, when ─▶ observation closes it ─▶ listeners
+    observation opens it ─▶ route, exchange: events and times ─▶ observation closes it ─▶ listeners
                                    └──▶ RequestMetrics
 
 The `timings` of an answer, its log line, its trace and its metrics are all read from this record, so they agree:
-it has one clock, `time.monotonic`, and writes each moment down once.
+it has one clock, `time.monotonic`, and records each time once.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from deployments.client.protocol import Overloaded, Unavailable
 from engine.sampling_params import SamplingParams
 
 CLIENT_LEFT = 499
-"""Stands for the status of an answer whose client left before it began."""
+"""Status of an answer whose client disconnected before it began."""
 
 Outcome = Literal["finished", "aborted", "refused", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationStart:
-    """A request that was valid, and what it generates."""
+    """A valid request and the choices that it generates."""
 
     answer: ResponseContext
     sampling: SamplingParams
@@ -39,7 +39,7 @@ class GenerationStart:
 
 @dataclass(slots=True)
 class ChoiceTimes:
-    """When one choice's tokens came to be read, by the record's clock."""
+    """Times at which one choice's tokens were read, by the record's clock."""
 
     first_at: float | None = None
     """None before its first token."""
@@ -57,7 +57,7 @@ class ChoiceTimes:
 
 
 class RequestRecord:
-    """One request. Clock times are `time.monotonic`'s, `arrived_at` is Unix time."""
+    """Records one request. Times are by `time.monotonic`, except `arrived_at`, which is Unix time."""
 
     def __init__(
         self, endpoint: Endpoint, headers: Mapping[str, str], clock: Callable[[], float] = time.monotonic
@@ -68,35 +68,35 @@ class RequestRecord:
         self.headers = headers
         """The request's trace context, by lower-case name."""
         self.metrics = RequestMetrics(None, endpoint)
-        """Counts nothing until the route says for whom."""
+        """Counts nothing until the route replaces it with the tenant's."""
         self.request_id = self.tenant = ""
         self.model: str | None = None
-        """A served model's name, never what a client sent; None when none was found."""
+        """Name of the served model, never the client's text; None when no model was found."""
         self.generation: GenerationStart | None = None
         """None for a request that was not valid."""
         self.choice_times: dict[int, ChoiceTimes] = {}
-        """By the choice's index."""
+        """Times of each choice, by its index."""
         self.status = CLIENT_LEFT
         self.finish_reason: str | None = None
-        """As counted: the first choice's, "error" or "abort"; None for a request that was never accepted."""
+        """The first choice's, "error" or "abort"; None for a request that has not ended."""
         self.error_type: str | None = None
         self.reason: str | None = None
-        """Why it was refused, as `admission_rejections_total` counts it."""
+        """Reason of a refusal, as `admission_rejections_total` counts it."""
         self.trace_id: str | None = None
-        """The trace that tells of it, where there is one."""
+        """Id of the request's trace; None when it is not traced."""
         self.ended_at: float | None = None
-        """Clock when the answer was out; None before that."""
+        """Clock when the answer was fully sent; None before that."""
         self._is_counted = False
 
-    # --- what happens --------------------------------------------------------------------------------------
+    # --- events --------------------------------------------------------------------------------------------
 
     def accepted(self, generation: GenerationStart) -> None:
-        """The request is valid; from here on it ends with a finish reason."""
+        """Record that the request is valid, so that it will end with a finish reason."""
         self.generation = generation
         self.metrics.accepted()
 
     def received(self, choice: int, num_tokens: int, *, is_last: bool) -> None:
-        """Tokens of a choice arrived together, or its end."""
+        """Record tokens of a choice that arrived together, or its end."""
         now, times = self._clock(), self.choice_times.setdefault(choice, ChoiceTimes())
         if num_tokens:
             self.metrics.tokens(num_tokens)
@@ -111,22 +111,22 @@ class RequestRecord:
             times.ended_at = now
 
     def finished(self, finish_reason: str) -> None:
-        """The answer is complete."""
+        """Record that the answer is complete."""
         self._end(finish_reason)
 
     def failed(self, status: int, error_type: str) -> None:
-        """The answer is an error, or the stream ended with one. Does not change the outcome when it was over."""
-        self.told_error(error_type)
+        """Record that the answer or its last event is an error; an earlier outcome stays."""
+        self.answered_with_error(error_type)
         self.metrics.failed(status, error_type)
         self._end("error")
 
-    def told_error(self, error_type: str) -> None:
-        """The client got an error that is not counted as this request's."""
+    def answered_with_error(self, error_type: str) -> None:
+        """Record an error that the client got, without counting it; an earlier outcome stays."""
         if self.finish_reason is None:
             self.error_type, self.finish_reason = error_type, "error"
 
     def refused(self, error: Exception) -> None:
-        """The engines, or the tenant's limits, did not take it."""
+        """Record that the engines or the tenant's limits refused the request."""
         self.reason = None
         if isinstance(error, Overloaded | RateLimited):
             self.reason = error.kind
@@ -136,17 +136,17 @@ class RequestRecord:
             self.metrics.refused(self.reason)
 
     def disconnected(self) -> None:
-        """The client hung up. Changes nothing when the answer was over."""
+        """Record that the client disconnected; an earlier outcome stays."""
         if self.generation is not None and self.generation.is_stream and not self._is_counted:
             self.metrics.disconnected()
         self._end("abort")
 
     def closed(self) -> None:
-        """The last byte of the answer is out."""
+        """Record that the last byte of the answer was sent."""
         self.ended_at = self._clock()
 
     def _end(self, finish_reason: str) -> None:
-        """Count the request, once; one that was never accepted is an error but no finished request."""
+        """Set the finish reason and count the request, once, if it was accepted."""
         self.finish_reason = self.finish_reason or finish_reason
         if self.generation is None or self._is_counted:
             return
@@ -161,21 +161,21 @@ class RequestRecord:
             is_stream=self.generation.is_stream,
         )
 
-    # --- what is read --------------------------------------------------------------------------------------
+    # --- results -------------------------------------------------------------------------------------------
 
     def now(self) -> float:
-        """When the answer was out, or the clock now."""
+        """Return the clock when the answer was fully sent, or the current clock before that."""
         return self._clock() if self.ended_at is None else self.ended_at
 
     @property
     def first_token_at(self) -> float | None:
-        """Clock at the first token of any choice."""
+        """Clock at the first token of any choice; None before it."""
         firsts = [times.first_at for times in self.choice_times.values() if times.first_at is not None]
         return min(firsts, default=None)
 
     @property
     def outcome(self) -> Outcome:
-        """ "refused" when nothing was generated, because of the request, its tenant's limits or the load."""
+        """The outcome: "refused" means that the request, its tenant's limits or the load prevented generation."""
         if self.error_type is not None:
             is_refusal = 400 <= self.status < 500 or (self.status == 503 and self.first_token_at is None)
             return "refused" if is_refusal else "failed"

@@ -1,6 +1,7 @@
-"""What a generating request adds to the metrics: the only place in the API that knows these metrics' names.
+"""The metrics of a generating request; no other module of the API knows their names.
 
-It has no clock: all times come from the request's record. Engines count token totals; here is what a client sees.
+This module has no clock: all times come from the request's record. Engines count token totals; these metrics
+measure what a client sees.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Endpoint = Literal["chat_completions", "completions"]
 
 
 class RequestMetrics:
-    """Counts one request."""
+    """Counts one request in the metrics of its model and tenant."""
 
     def __init__(
         self,
@@ -30,7 +31,7 @@ class RequestMetrics:
         self._targets = targets or SloSettings()
 
     def count_to(self, metrics: Metrics | None) -> None:
-        """Count in another model's metrics from now on: it became known which model the request names."""
+        """Count in this model's metrics from now on, once the request's model is known."""
         self._metrics = metrics
 
     def accepted(self) -> None:
@@ -39,7 +40,7 @@ class RequestMetrics:
             self._metrics.inc("tenant_requests_total", tenant=self._tenant)
 
     def prompt(self, num_tokens: int) -> None:
-        """Count the tokens of prompts that its tenant's limits admitted."""
+        """Count the tokens of prompts that the tenant's limits admitted."""
         if self._metrics is not None:
             self._metrics.inc("tenant_tokens_total", num_tokens, tenant=self._tenant, kind="prompt")
             self._metrics.observe("request_prompt_tokens", num_tokens)
@@ -56,7 +57,7 @@ class RequestMetrics:
             self._judge("ttft", seconds, self._targets.ttft_s)
 
     def next_tokens(self, seconds: float, count: int) -> None:
-        """Observe `count` tokens that came together, `seconds` after the choice's latest ones."""
+        """Observe `count` tokens that arrived together, `seconds` after the choice's previous ones."""
         if self._metrics is not None:
             self._metrics.observe("inter_token_latency_seconds", seconds / count, count)
 
@@ -66,20 +67,20 @@ class RequestMetrics:
             self._metrics.inc("reasoning_tokens_total", num_tokens)
 
     def refused(self, reason: str) -> None:
-        """Count a request that the engines, or its tenant's limits, did not take."""
+        """Count a request that the engines or the tenant's limits refused."""
         if self._metrics is not None:
             self._metrics.inc("admission_rejections_total", reason=reason)
             self._metrics.inc("tenant_rejections_total", tenant=self._tenant, reason=reason)
 
     def failed(self, status: int, error_type: str) -> None:
-        """Count an error that the client was told of."""
+        """Count an error that was sent to the client."""
         if self._metrics is not None:
             self._metrics.inc(
                 "request_errors_total", endpoint=self._endpoint, status=str(status), error_type=error_type
             )
 
     def disconnected(self) -> None:
-        """Count a stream whose client left before its end."""
+        """Count a stream whose client disconnected before its end."""
         if self._metrics is not None:
             self._metrics.inc("stream_disconnects_total")
 
@@ -92,9 +93,9 @@ class RequestMetrics:
         *,
         is_stream: bool,
     ) -> None:
-        """Count a request that was accepted and is over. An answer that is not whole has no duration to judge.
+        """Count an accepted request that has ended. Only complete answers are judged by their duration.
 
-        `token_seconds`: the mean time per output token of each choice that has two and more.
+        `token_seconds` holds the mean time per output token of each choice with at least two.
         """
         if self._metrics is None:
             return

@@ -63,7 +63,7 @@ class TextCodec:
     def text_stream(
         self, stop: Sequence[str] = (), *, min_tokens: int = 0, keep: Collection[str] = ()
     ) -> TextStream:
-        """Create the text of one generation as it grows, cut at the first of `stop`, with the specials `keep`."""
+        """Create the growing text of one generation, cut at the first of `stop`, with the specials `keep`."""
         kept = self._special_texts.keys() & set(keep)
         if not kept:
             return TextStream(self._tokenizer, stop, min_tokens=min_tokens)
@@ -86,17 +86,17 @@ class TextCodec:
         if "\ufffd" not in text:
             return text, tuple(text.encode())
         (spelling,) = self._tokenizer.convert_ids_to_tokens([token_id])
-        return text, tuple(_spelled_bytes(spelling) or text.encode())
+        return text, tuple(_bytes_of(spelling) or text.encode())
 
-    @functools.lru_cache(maxsize=65536)  # noqa: B019 - as above
+    @functools.lru_cache(maxsize=65536)  # noqa: B019 - see above
     def is_special(self, token_id: int) -> bool:
         """Return whether a token is special, hence left out of generated text."""
         return self.decode([token_id], skip_special_tokens=True) == "" != self.decode([token_id])
 
     def token_key(self, token_id: int) -> str:
-        """Return one token as a key of an object; parts of characters, which all look alike, become bytes."""
-        text, spelled = self.token_text(token_id)
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled) if "\ufffd" in text else text
+        """Return one token as a key of an object; parts of characters, which would look alike, become bytes."""
+        text, encoded = self.token_text(token_id)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in encoded) if "\ufffd" in text else text
 
     @functools.cached_property
     def max_token_chars(self) -> int:
@@ -155,7 +155,7 @@ class _Marks:
 
     def find(self, rendered: str) -> Iterator[tuple[str, str]]:
         """Yield stretches of the rendered text, each with the client's special token text that follows it."""
-        if not self._texts:  # nearly always; the pattern, new each time, costs more than rendering
+        if not self._texts:  # nearly always; compiling the pattern would cost more than rendering
             yield rendered, ""
             return
         *pairs, rest = re.split(f"{self._nonce}([0-9]+){self._nonce}", rendered)
@@ -169,7 +169,7 @@ class _Marks:
 
 
 class _Without:
-    """A tokenizer whose decoding leaves out some ids."""
+    """A tokenizer that omits some ids when decoding."""
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         self._tokenizer, self._hidden = tokenizer, hidden
@@ -188,7 +188,7 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-def _spelled_bytes(spelling: str) -> bytes | None:
+def _bytes_of(spelling: str) -> bytes | None:
     """Return the bytes of a vocabulary entry: byte fallback such as "<0xE2>", or byte-level letters."""
     fallback = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", spelling)
     if fallback:

@@ -1,13 +1,13 @@
-"""The object `timings`: where a request's time went and what was computed for it, for clients that ask.
+"""The object `timings`: where a request's time went and what was computed for it, for clients that request it.
 
 A body with `"include_timings": true` gets it beside `usage`; a stream in its last event before [DONE], which has
-no choices: the usage event where there is one, else one of its own. What nobody could measure is null.
+no choices: the usage event where there is one, else a separate event. A value that was not measured is null.
 
     arrival ── admission ─▶ routed ─▶ engine: queue │ prefill │ decode ─▶ end
                ╰──────── queue_s = admission_s + the engine's ─╯
 
-Seconds on different machines are durations by their own clocks. A stream that moved sums its parts; its pauses,
-like tokenizing, routing and the network, are in `total_s` alone. With several choices the object speaks of all:
+Durations on different machines are by their own clocks. A stream that migrated sums its parts; its pauses, like
+tokenizing, routing and the network, are only in `total_s`. With several choices the object covers all of them:
 tokens and events are sums, `time_to_first_token_s` is that of the first choice to begin, the other seconds and
 `replica` are those of the choice that ended last, and `choices` has each.
 """
@@ -29,40 +29,40 @@ Number = TypeVar("Number", int, float)
 
 
 class RequestTimings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Of a request, or of one of its choices. Seconds are rounded to microseconds."""
+    """Timings of a request, or of one of its choices. Seconds are rounded to microseconds."""
 
     total_s: float
-    """From the request's arrival to the last token, read by the ingress at its client's pace."""
+    """Time from the request's arrival to the last token, read at the client's pace."""
     time_to_first_token_s: float | None
-    """From the request's arrival to the first token; null when none came."""
+    """Time from the request's arrival to the first token; null when there was none."""
     admission_s: float | None
     """Wait in the ingress for an engine with room."""
     queue_s: float | None
-    """All waiting: in the ingress, and in engines from arrival to admission."""
+    """Total wait: in the ingress, and in engines from arrival to admission."""
     prefill_s: float | None
-    """In engines, from admission to the first token."""
+    """Time in engines from admission to the first token."""
     decode_s: float | None
-    """In engines, from the first token to the last."""
+    """Time in engines from the first token to the last."""
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens that were found in a cache at first."""
+    """Prompt tokens that were found in the first replica's cache."""
     recomputed_tokens: int | None
-    """Tokens computed again: after a preemption, or at another replica after the first was lost."""
+    """Tokens computed again, after a preemption or at another replica after a loss."""
     output_tokens: int
     preemptions: int | None
-    """How often it gave up its memory to others."""
+    """Number of times it was preempted."""
     kv_pages_peak: int | None
-    """Most KV pages that it held at once in an engine, shared pages included."""
+    """Greatest number of KV pages held at once in an engine, shared pages included."""
     migrations: int
-    """How often its replica was lost after the first token."""
+    """Number of times its replica was lost after the first token."""
     replica: str | None
-    """The engine replica that brought the last token."""
+    """The engine replica that generated the last token."""
     choices: list[RequestTimings] | None = None
-    """Each choice, where there are several."""
+    """Timings of each choice, if there are several."""
 
 
 def timings_of(record: RequestRecord) -> RequestTimings:
-    """What is known by now; for a request that generated nothing, that is its total alone."""
+    """Return the timings known so far; a request that generated nothing has only its total."""
     now = record.now()
     start = record.generation
     timelines = [] if start is None else start.choices.timelines
@@ -80,19 +80,19 @@ def _of_choice(
     record: RequestRecord, start: GenerationStart, choice: Choice, timeline: Timeline, now: float
 ) -> RequestTimings:
     spans, times = timeline.spans, record.choice_times.get(choice.index, ChoiceTimes())
-    admission, queued = timeline.sent_at - timeline.asked_at, _told(timeline, lambda timings: timings.queue)
+    admission, queued = timeline.sent_at - timeline.asked_at, _summed(timeline, lambda timings: timings.queue)
     return RequestTimings(
         total_s=_seconds((times.ended_at or now) - record.arrival),
         time_to_first_token_s=None if times.first_at is None else _seconds(times.first_at - record.arrival),
         admission_s=_seconds(admission),
         queue_s=None if queued is None else _seconds(admission + queued),
-        prefill_s=_rounded(_told(timeline, lambda timings: timings.prefill)),
+        prefill_s=_rounded(_summed(timeline, lambda timings: timings.prefill)),
         decode_s=_rounded(_sum(span.decode_s for span in spans)),
         prompt_tokens=len(_prompt_of(start, choice).token_ids),
         cached_tokens=choice.num_cached,
-        recomputed_tokens=_told(timeline, lambda timings: timings.num_recomputed),
+        recomputed_tokens=_summed(timeline, lambda timings: timings.num_recomputed),
         output_tokens=choice.num_generated,
-        preemptions=_told(timeline, lambda timings: timings.num_preemptions),
+        preemptions=_summed(timeline, lambda timings: timings.num_preemptions),
         kv_pages_peak=_most(span.timings.kv_pages_peak for span in spans if span.timings is not None),
         migrations=len(timeline.migrations),
         replica=spans[-1].replica if spans else None,
@@ -100,7 +100,7 @@ def _of_choice(
 
 
 def _prompt_of(start: GenerationStart, choice: Choice) -> EncodedPrompt:
-    """Candidates that were not among the best are told of too, so there may be more of them than choices given."""
+    """Return a choice's prompt. Choices include candidates that were not among the best."""
     prompts = start.answer.prompts
     return prompts[choice.index * len(prompts) // len(start.choices.choices)]
 
@@ -125,13 +125,13 @@ def _of_all(
     )
 
 
-def _told(timeline: Timeline, read: Callable[[Timings], Number]) -> Number | None:
-    """What all engines said together."""
+def _summed(timeline: Timeline, read: Callable[[Timings], Number]) -> Number | None:
+    """Sum a timing over all engines that ran the stream."""
     return _sum(None if span.timings is None else read(span.timings) for span in timeline.spans)
 
 
 def _sum(values: Iterable[Number | None]) -> Number | None:
-    """None when there is none, or one of them is not known."""
+    """Return the sum; None when there are no values or one is unknown."""
     total: Number | None = None
     for value in values:
         if value is None:
@@ -141,7 +141,7 @@ def _sum(values: Iterable[Number | None]) -> Number | None:
 
 
 def _most(values: Iterable[int | None]) -> int | None:
-    """None when none of them is known."""
+    """Return the maximum of the known values; None when none is known."""
     return max((value for value in values if value is not None), default=None)
 
 

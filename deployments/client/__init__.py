@@ -1,1 +1,1 @@
-"""The seam between the API and the engines, and a request's way over it: attempts, retries, migrations."""
+"""The interface between the API and the engines, and its client: attempts, retries, migrations, hedging."""

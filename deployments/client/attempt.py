@@ -1,4 +1,4 @@
-"""One request at one replica: from the control call to its last token on the wire, or to why there is none."""
+"""One attempt to run a request at one replica, from the control call to the last token or the failure."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class ReplicaCall(Protocol):
     """An open `EngineReplica.generate` call."""
 
     async def result(self) -> CallOutcome:
-        """Wait for its end.
+        """Wait for the end of the call.
 
-        Raises ReplicaDied when the replica's process is known to be gone, anything else when the call failed.
+        Raises ReplicaDied when the replica's process is known to be gone, another exception when the call failed.
         """
         ...
 
     def cancel(self) -> None:
-        """End it."""
+        """Cancel the call."""
         ...
 
 
@@ -39,45 +39,45 @@ class ReplicaDied(Exception):
 
 
 class Dispatcher(Protocol):
-    """How requests reach engine replicas; the ingress's is a Serve handle, a test's a table of engines."""
+    """Sends requests to engine replicas: over a Serve handle in an ingress, to a table of engines in tests."""
 
     def generate(self, request: GenerateRequest, ingress_id: str, avoid: tuple[str, ...]) -> ReplicaCall:
-        """Send a request to the replica the router picks, one of `avoid` only when there is no other."""
+        """Send a request to the replica that the router picks, to one of `avoid` only when there is no other."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTimings:
-    """Limits of waiting, in seconds."""
+    """Timeouts and periods of an ingress's client, in seconds."""
 
     accept_s: float = 30.0
     """Longest wait for a replica to accept or refuse."""
     delivery_s: float = 5.0
     """Longest wait for the last tokens on the wire after the replica said that a request ended."""
     tick_s: float = 0.1
-    """Time between looks at every connection."""
+    """Time between two checks of every connection."""
 
 
 LossReason = Literal["died", "silent", "failed", "undelivered"]
-"""Why a replica did not bring a request to its end: its process is gone; it does not answer; the call to it
-failed, or it does not know the request any more; it ended the request, but the last tokens did not arrive."""
+"""Why a replica did not finish a request: its process is gone; it does not answer; the call to it failed, or it no
+longer knows the request; it finished the request, but the last tokens did not arrive."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptFailure:
-    """Why an attempt did not end its request: the replica refused it, or was lost with it."""
+    """Why an attempt did not finish its request: the replica refused the request, or was lost."""
 
     kind: RefusalKind | Literal["lost"]
     reason: str
     replica: str | None = None
     retry_after_s: float = 1.0
-    """When to come back to a full queue."""
+    """Seconds after which a retry is worthwhile when the queue was full."""
     loss: LossReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchContext:
-    """What all attempts of an ingress at one model share; owned by its `RemoteEngines`."""
+    """State that all attempts of an ingress at one model share; `RemoteEngines` owns it."""
 
     ingress_id: str
     dispatcher: Dispatcher
@@ -90,7 +90,7 @@ class DispatchContext:
     """Connections, by replica."""
 
     def lose(self, replica: str | None, loss: LossReason, reason: str) -> None:
-        """A replica is lost until it is heard of again: none of its requests has to wait to find that out."""
+        """Fail all attempts at a replica at once; the replica counts as lost until its next message."""
         for attempt in list(self.attempts.values()):
             if attempt.replica == replica:
                 attempt.lose(loss, reason)
@@ -99,22 +99,22 @@ class DispatchContext:
 
 
 class Attempt:
-    """Send a stream's request, with all it has received so far, to one replica; none of `avoid` if possible."""
+    """Sends a stream's request, with all tokens received so far, to one replica; none of `avoid` if possible."""
 
     def __init__(self, dispatch: DispatchContext, stream: Stream, number: int, avoid: tuple[str, ...]) -> None:
         self.stream = stream
         self.replica: str | None = None
-        """Where it runs, once the wire has said so."""
+        """Replica that runs the request; None until its first message arrives."""
         self.began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when its first token (or its end) came."""
+        """Done when the first token (or the end) has arrived."""
         self.is_muted = False
-        """Whether another attempt won: what still comes of this one is dropped."""
+        """Whether another attempt won, so that further deltas of this one are dropped."""
         self._dispatch, self._avoid = dispatch, avoid
-        self._base = len(stream.journal)  # tokens the stream had before: the replica counts from here
+        self._base = len(stream.journal)  # tokens received before this attempt: the replica counts from here
         self._sent_at = time.monotonic()
         self._span: ReplicaSpan | None = None
         self._lost: asyncio.Future[AttemptFailure] = asyncio.get_running_loop().create_future()
-        # An id of its own: what an earlier replica still sends must not be taken for this one's.
+        # Each attempt has its own id, so that late tokens of an earlier replica are not taken for this one's.
         suffix = f"~{number}" if number else ""
         self._request = stream.journal.resumed(stream.request.request_id + suffix)
 
@@ -125,11 +125,11 @@ class Attempt:
 
     @property
     def num_received(self) -> int:
-        """Tokens received of this attempt."""
+        """Number of tokens received from this attempt."""
         return 0 if self.is_muted else len(self.stream.journal) - self._base
 
     async def run(self) -> AttemptFailure | None:
-        """Return None when the stream has ended, else why it has not."""
+        """Run the attempt. Return None when the stream has ended, else the reason why it has not."""
         dispatch = self._dispatch
         dispatch.fleet.open(self.wire_id)
         dispatch.attempts[self.wire_id] = self
@@ -148,7 +148,7 @@ class Attempt:
             del dispatch.attempts[self.wire_id]
 
     def feed(self, replica: str, delta: StreamDelta) -> bool:
-        """Take in a delta. False when tokens before it are missing: it has to be asked for again."""
+        """Apply a delta. Return False when tokens before it are missing and have to be requested again."""
         if self.is_muted:
             return True
         if self.replica is None:
@@ -156,9 +156,9 @@ class Attempt:
             self.stream.accept(replica, self._explain)
         if delta.is_empty:
             return True
-        delta.start += self._base  # The replica counts from where this attempt began.
+        delta.start += self._base  # The replica counts from the start of this attempt.
         now = time.monotonic()
-        if not delta.token_ids and delta.finish_reason is None:  # log-probabilities of the prompt, ahead of it all
+        if not delta.token_ids and delta.finish_reason is None:  # the prompt's log-probabilities come first
             return self.stream.feed(delta, now)
         if not self.began.done():
             self.began.set_result(None)
@@ -176,12 +176,12 @@ class Attempt:
         return True
 
     def lose(self, loss: LossReason, reason: str) -> None:
-        """Its replica does not answer any more, or does not know it."""
+        """Fail the attempt: its replica no longer answers, or does not know the request."""
         if not self._lost.done():
             self._lost.set_result(self._loss(loss, reason))
 
     async def _result(self, call: ReplicaCall) -> AttemptFailure | None:
-        """Return None when the replica says that the request ended."""
+        """Wait for the call or a loss. Return None when the replica reports that the request has ended."""
         result = asyncio.ensure_future(call.result())
         try:
             waited: list[asyncio.Future[Any]] = [result, self._lost]
@@ -208,7 +208,7 @@ class Attempt:
             result.add_done_callback(retrieve)
 
     async def _delivered(self) -> AttemptFailure | None:
-        """Wait for the last tokens of a request that its engine has ended; ask for them once more if need be."""
+        """Wait for the last tokens of a request that the engine has finished; ask for them once more if needed."""
         for is_second in (False, True):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.stream.ended.wait(), self._dispatch.timings.delivery_s / 2)
@@ -230,7 +230,7 @@ class Attempt:
         return AttemptFailure("lost", reason, self._placed, loss=loss)
 
     def _abort(self, call: ReplicaCall) -> None:
-        """Tell the engine that the request is not wanted: on the wire, at once, and by cancelling the call."""
+        """Abort the request in the engine: over the wire, which is faster, and by cancelling the call."""
         connection = self._dispatch.connections.get(self._placed or "")
         if connection is not None:
             connection.abort(self.wire_id)

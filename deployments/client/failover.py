@@ -1,4 +1,4 @@
-"""A stream on its way through replicas: retries before its first token, migrations after it, and hedging.
+"""Failover of one stream: retries before its first token, migrations after it, and hedging.
 
 attempt ─ ended ──────────────────────────────────────────▶ done
     ├─ refused (full, draining) ─▶ another replica ... ──▶ Overloaded when all are full
@@ -24,23 +24,23 @@ from monitoring.metrics import Metrics
 logger = logging.getLogger("ray.serve")
 
 MAX_OFFERS = 4
-"""Replicas that a new request is offered to, full queues included."""
+"""Most replicas that a new request is offered to, those with full queues included."""
 _POLL_S = 0.05
 
 
 class HedgeBudget:
-    """Lets a share of requests be sent twice; unused budget is kept for at most ten of them."""
+    """Allows a share of requests to be sent twice; unused budget accumulates up to ten hedges."""
 
     def __init__(self, share: float) -> None:
         self._share = share
         self._credit = 1.0
 
     def earn(self) -> None:
-        """Count a request that came."""
+        """Add one request's share to the budget."""
         self._credit = min(self._credit + self._share, 10.0)
 
     def take(self) -> bool:
-        """Take the budget for one more hedge; False when there is none."""
+        """Take the budget for one hedge. Return False when there is none."""
         if self._credit < 1.0:
             return False
         self._credit -= 1.0
@@ -48,7 +48,7 @@ class HedgeBudget:
 
 
 class Failover:
-    """Brings one stream to its end, whatever happens to replicas."""
+    """Runs one stream to its end, with as many attempts as the limits allow."""
 
     def __init__(
         self,
@@ -58,17 +58,17 @@ class Failover:
         hedges: HedgeBudget,
         metrics: Metrics | None,
     ) -> None:
-        """`health` says how often, and for how long, a stream is taken elsewhere."""
+        """`health` limits the number of retries and migrations, and the time spent on one."""
         self._dispatch, self._stream = dispatch, stream
         self._health, self._hedges, self._metrics = health, hedges, metrics
         self._avoid: list[str] = []
         self._num_attempts = self._num_losses = 0
         self._retry_after: list[float] = []
-        self._deadline: float | None = None  # of the migration that is under way
+        self._deadline: float | None = None  # of the migration in progress
         self._migrating: AttemptFailure | None = None
 
     async def run(self) -> None:
-        """Return when the stream has ended or failed."""
+        """Run attempts until the stream has ended or failed."""
         self._hedges.earn()
         while not self._stream.ended.is_set():
             failure = await self._attempt()
@@ -99,7 +99,7 @@ class Failover:
         return attempt
 
     async def _hedged(self, first: Attempt, patience: float) -> AttemptFailure | None:
-        """Ask a second replica when the first says nothing for `patience` seconds; the first token decides."""
+        """Ask a second replica when the first sends nothing for `patience` seconds; the first token decides."""
         running = {asyncio.ensure_future(first.run()): first}
         try:
             waited: list[asyncio.Future[Any]] = [*running, first.began]
@@ -142,7 +142,7 @@ class Failover:
     # --- after a failure -----------------------------------------------------------------------------------
 
     async def _recover(self, failure: AttemptFailure) -> Exception | None:
-        """Return None to try again, else what the client is told."""
+        """Return None to try again, else the error for the client."""
         self._avoid.append(failure.replica or "?")
         has_tokens = len(self._stream.journal) > 0
         if failure.kind == "never_fits":
@@ -185,7 +185,7 @@ class Failover:
         return None if await self._until(lambda: bool(self._others())) else self._give_up(failure, "no_replica")
 
     async def _find_room(self, failure: AttemptFailure) -> Exception | None:
-        """A stream that has begun waits for room instead of being refused."""
+        """Wait for room in a queue: a stream that has begun is not refused."""
         if self._others():
             return None
         await asyncio.sleep(_POLL_S)
@@ -199,12 +199,12 @@ class Failover:
             if self._deadline is None or time.monotonic() > self._deadline:
                 return False
             await asyncio.sleep(_POLL_S)
-            # What was lost may be back, under the same name after a pause or a cut.
+            # A lost replica may be back under the same name after a pause or a network partition.
             self._avoid.clear()
         return True
 
     def _others(self, besides: str | None = None) -> set[str]:
-        """Replicas that answer and were not tried yet."""
+        """Return the replicas that answer and were not tried yet."""
         fleet = self._dispatch.fleet
         return fleet.addresses().keys() - fleet.lost() - {*self._avoid, besides or "?"}
 
@@ -213,7 +213,7 @@ class Failover:
         return ReplicaLost(failure.replica or "?", failure.reason)
 
     async def _record_resumption(self, attempt: Attempt, failure: AttemptFailure) -> None:
-        """The first token of a resumed stream: the client's gap ends here."""
+        """Record the migration when the first token after it arrives, which ends the gap that the client sees."""
         before = self._stream.journal.last_token_at
         await attempt.began
         self._migrating = None

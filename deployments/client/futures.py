@@ -1,4 +1,4 @@
-"""Futures whose result may be of no interest any more."""
+"""Helper for futures whose result may no longer be needed."""
 
 from __future__ import annotations
 

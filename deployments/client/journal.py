@@ -1,10 +1,10 @@
-"""What an ingress keeps of a stream, so that it can go on at another replica: the request, and all it received.
+"""The journal of a stream: its request and all tokens received, from which another replica can resume it.
 
     prompt | t0 t1 t2 t3   t4 t5 ...
              replica A ──▶ replica B resumes with prompt + t0..t3 and sends t4 first
 
-Sampling noise is a function of (seed, position), so B goes on as A would have. Memory: 8 bytes a token and the
-ints themselves, until the stream has ended.
+Sampling noise is a function of (seed, position), so B continues as A would have. The memory is 8 bytes per token
+plus the ints themselves, until the stream has ended.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from engine.stream_delta import StreamDelta
 
 
 class Journal:
-    """One stream's request and tokens."""
+    """Records one stream's request and tokens."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self.request = request
         self.token_ids: list[int] = []
-        """Every token received, read by the client or not."""
+        """All tokens received, whether the client has read them or not."""
         self.num_prompt_reported = max(1, request.num_prompt_reported)
-        """Leading prompt tokens whose log-probabilities were received, if asked for; the first one has none."""
+        """Leading prompt tokens whose log-probabilities were received, if requested; the first has none."""
         self.last_token_at: float | None = None
-        """Clock at the last of them."""
+        """Clock when the last token arrived; None before the first."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
     def is_next(self, delta: StreamDelta) -> bool:
-        """Whether nothing is missing before `delta`; it may repeat what was received."""
+        """Return whether nothing is missing before `delta`, which may repeat tokens already received."""
         scores, reported = delta.prompt_logprobs, self.num_prompt_reported
         if delta.start > len(self) or (scores is not None and scores.start > reported):
             return False
@@ -41,7 +41,7 @@ class Journal:
         return not (is_scored and delta.token_ids and reported < len(self.request.prompt_ids))
 
     def record(self, fresh: StreamDelta, now: float) -> None:
-        """Take in what was not received before, in order."""
+        """Append a delta that starts where the journal ends."""
         if fresh.token_ids:
             self.token_ids += fresh.token_ids
             self.last_token_at = now
@@ -49,7 +49,7 @@ class Journal:
             self.num_prompt_reported = fresh.prompt_logprobs.end
 
     def resumed(self, request_id: str) -> GenerateRequest:
-        """The request to send to the next replica, under an id of its own."""
+        """Return the request to send to the next replica, under its own id."""
         return replace(
             self.request,
             request_id=request_id,

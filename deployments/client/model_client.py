@@ -1,4 +1,4 @@
-"""`EngineClient` of one model: a request waits for its turn, then an engine takes it.
+"""The `EngineClient` of one model: a request waits for its turn, then is sent to an engine.
 
 generate ─▶ AdmissionControl.admit ── its turn ──▶ Engines.generate ──▶ Generation
 """
@@ -21,10 +21,10 @@ from deployments.client.protocol import (
 
 
 class ModelClient:
-    """Lives on one event loop."""
+    """Generates with one model. Lives on one event loop."""
 
     def __init__(self, engines: Engines, admission: AdmissionControl, switch: ModelSwitch | None = None) -> None:
-        """`switch` knows whether the model is unloaded; None: it never is."""
+        """`switch` tells whether the model is unloaded; with None it never is."""
         self._engines, self._admission, self._switch = engines, admission, switch
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -42,18 +42,18 @@ class ModelClient:
             turn.sent()
 
     async def health(self) -> FleetHealth:
-        """How the engines are. An unloaded model is not ill: nothing is expected of it."""
+        """Return the engines' health. An unloaded model is not unhealthy: no replicas are expected of it."""
         fleet = await self._engines.health()
         if fleet.num_up == 0 and self._switch is not None and await self._switch.state() in UNLOADED_STATES:
             return replace(fleet, state="unloaded", num_expected=0)
         return fleet
 
     def decisions(self, limit: int) -> list[dict[str, Any]]:
-        """The last placements, newest first."""
+        """Return the last placements, newest first."""
         return self._engines.decisions(limit)
 
     async def _explained(self, error: Unavailable, model: str) -> Unavailable:
-        """Why no engine is there, where the model itself is the reason."""
+        """Return an error that names the model's state when that is why no engine is available."""
         state = None if self._switch is None else await self._switch.state()
         if state in UNLOADED_STATES:
             return Unavailable(f"model {model} is not loaded; POST /v1/models/{model}/load loads it")

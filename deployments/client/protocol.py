@@ -1,9 +1,9 @@
-"""The seam between the HTTP API and the engines: what the API asks for, what it gets, and how it is refused.
+"""The interface between the HTTP API and the engines: requests, streams of deltas, and refusals.
 
     API ── GenerateRequest ──▶ EngineClient.generate() ──▶ Generation: delta, delta, ..., delta with finish_reason
                                       └──▶ Overloaded (429) | Unavailable (503) | Rejected (400)
 
-Knows neither Ray nor ZeroMQ, so the API is tested with a scripted client.
+This module knows neither Ray nor ZeroMQ, so the API is tested with a scripted client.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from engine.stream_delta import FinishReason, StreamDelta
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One prompt to continue. Everything an engine needs, and nothing of HTTP."""
+    """One prompt to continue, with everything that an engine needs and nothing of HTTP."""
 
     request_id: str
-    """Unique in the application; several of them where one HTTP request asks for several choices."""
+    """Unique in the application; an HTTP request for several choices becomes several of these."""
     model: str
     """The model's name in the API."""
     prompt_ids: list[int]
     sampling: SamplingParams
-    """`seed` is always set, so that a stream resumed elsewhere goes on as it would have."""
+    """`seed` is always set, so that a stream that is resumed elsewhere continues with the same tokens."""
     output_ids: list[int] = field(default_factory=list)
-    """What was already generated for it elsewhere."""
+    """Tokens that another replica has already generated."""
     num_prompt_reported: int = 0
-    """Leading prompt tokens whose log-probabilities were received already, if they were asked for."""
+    """Number of leading prompt tokens whose log-probabilities were already received, if requested."""
     priority: int = 0
-    """Higher goes first and is preempted last."""
+    """A request with a higher priority runs first and is preempted last."""
     salt: str = ""
     """Prefixes are shared only among requests with the same salt."""
     session_id: str | None = None
-    """A hint that requests belong together; never needed for correctness."""
+    """Hint that requests belong together; never needed for correctness."""
     tenant: str = ""
-    """Who asks."""
+    """Name of the tenant that sent the request."""
     x_request_id: str = ""
-    """The id that its client knows it by, for logs: not unique."""
+    """The id that the client knows, for logs; not unique."""
     max_wait_s: float | None = None
-    """Longest wait for an engine that it can use, in seconds; None: the service's own limit."""
+    """Longest wait for an engine that is of use to the client, in seconds; None for the service's own limit."""
     block_hashes: Sequence[int] | None = None
-    """Prefix hashes of the blocks of `prompt_ids` and `output_ids`, as `router.placer.Placer` makes them; None:
-    they were not computed yet."""
+    """Prefix hashes of the blocks of `prompt_ids` and `output_ids`, as `router.placer.Placer` computes them;
+    None before that."""
 
     @property
     def num_reusable(self) -> int:
-        """Leading tokens whose KV may come from a cache: not those that are still to be scored."""
+        """Number of leading tokens whose KV may come from a cache, which excludes those still to be scored."""
         if self.sampling.prompt_logprobs is not None and self.num_prompt_reported < len(self.prompt_ids):
             return self.num_prompt_reported
         return len(self.prompt_ids) + len(self.output_ids)
@@ -61,7 +61,7 @@ OverloadKind = Literal["queue_full", "tenant_queue_full", "deadline"]
 
 
 class Overloaded(Exception):
-    """There is too much to do. HTTP 429, or 503 for a request that would wait too long; with Retry-After."""
+    """The service is overloaded. HTTP 429, or 503 for a request that would wait too long; with Retry-After."""
 
     def __init__(self, reason: str, retry_after_s: float, kind: OverloadKind = "queue_full") -> None:
         super().__init__(reason)
@@ -71,7 +71,7 @@ class Overloaded(Exception):
 
 
 class Unavailable(Exception):
-    """No engine can take the request now: none is up, or the service drains. HTTP 503."""
+    """No engine can take the request now: none is up, or the service is draining. HTTP 503."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -79,7 +79,7 @@ class Unavailable(Exception):
 
 
 class Rejected(Exception):
-    """The request can never be served as it is. HTTP 400; `param` names the field at fault, if one is."""
+    """The request can never be served as it is. HTTP 400; `param` names the field at fault, if there is one."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -101,9 +101,9 @@ RefusalKind = Literal["never_fits", "queue_full", "stopped", "draining"]
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """What a replica answers to the call that brought it a request: how the request ended, or why it was refused.
+    """A replica's answer to the call that sent it a request: how the request ended, or why it was refused.
 
-    A refusal is an ordinary answer and no exception: Serve would log a traceback for each.
+    A refusal is not an exception, because Serve would log a traceback for each.
     """
 
     replica: str
@@ -112,15 +112,15 @@ class CallOutcome:
     reason: str = ""
     """Why the request was refused."""
     retry_after_s: float = 1.0
-    """When to come back to a full queue."""
+    """Seconds after which a retry is worthwhile when the queue was full."""
 
 
 class Generation(Protocol):
     """The stream of one request.
 
     A prompt's log-probabilities come before the first token. A slow reader gets merged deltas. The last delta has
-    a `finish_reason`; iteration ends after it. When its replica is lost the stream goes on at another one,
-    unnoticed but for a pause; raises `ReplicaLost` when that was tried often enough.
+    a `finish_reason`; iteration ends after it. When its replica is lost the stream continues at another one
+    after a pause; raises `ReplicaLost` when the limit of migrations is reached.
     """
 
     @property
@@ -130,11 +130,11 @@ class Generation(Protocol):
 
     @property
     def timeline(self) -> Timeline:
-        """Where the stream was so far, when, and what engines said of it."""
+        """Replicas that have run the stream so far, with times and the engines' own timings."""
         ...
 
     def explain(self) -> dict[str, Any] | None:
-        """Why it runs where it runs: the router's record of its last placement (`router.decisions`), if kept."""
+        """Return the router's record of the last placement (`router.decisions`), if it is still kept."""
         ...
 
     def __aiter__(self) -> AsyncIterator[StreamDelta]:
@@ -142,42 +142,42 @@ class Generation(Protocol):
         ...
 
     async def __anext__(self) -> StreamDelta:
-        """Wait for what the stream gained since the last call, as one delta."""
+        """Return what was generated since the last call as one delta; wait when nothing was."""
         ...
 
     async def aclose(self) -> None:
-        """Abort in the engine when not finished: its pages are free within one step. Idempotent."""
+        """Abort the request in the engine unless it has finished; frees its pages within one step. Idempotent."""
         ...
 
 
 class Turn(Protocol):
-    """A request that may be sent. `sent` is called, and `refused` or, later, `began`."""
+    """Permission to send a request. The caller calls `sent`, and either `refused` or, later, `began`."""
 
     @property
     def request(self) -> GenerateRequest:
-        """The request to send: its priority may be the operator's."""
+        """The request to send, whose priority may be the operator's."""
         ...
 
     @property
     def asked_at(self) -> float:
-        """Clock (`time.monotonic`) when it was asked for."""
+        """Clock (`time.monotonic`) when admission was requested."""
         ...
 
     @property
     def sent_at(self) -> float:
-        """Clock when it no longer waited."""
+        """Clock when the wait ended."""
         ...
 
     def sent(self) -> None:
-        """An engine accepted or refused it, or the client left: it is no longer on its way."""
+        """Report that the request is no longer in flight: an engine accepted or refused it, or the client left."""
         ...
 
     def refused(self) -> None:
-        """No engine took it."""
+        """Report that no engine accepted the request."""
         ...
 
     def began(self, delta: StreamDelta) -> None:
-        """Its first token came, or its end: how much of its prompt was computed is known."""
+        """Report the first token (or the end), which tells how much of the prompt was computed."""
         ...
 
 
@@ -185,7 +185,7 @@ class AdmissionControl(Protocol):
     """Decides when a request may be sent to an engine."""
 
     async def admit(self, request: GenerateRequest) -> Turn:
-        """Return when the request may be sent. Raises `Overloaded` after, or instead of, too long a wait."""
+        """Wait until the request may be sent. Raises `Overloaded` after, or instead of, too long a wait."""
         ...
 
 
@@ -198,7 +198,7 @@ class ReplicaHealth:
 
     replica: str
     is_connected: bool
-    """Whether its heartbeats arrive."""
+    """Whether the replica's heartbeats arrive."""
     heartbeat_age_s: float | None
     """Seconds since its last message; None before the first."""
     num_running: int = 0
@@ -211,7 +211,7 @@ class ReplicaHealth:
 
 @dataclass(frozen=True, slots=True)
 class FleetHealth:
-    """All engine replicas: "healthy" when as many are up as configured, "degraded" when some are."""
+    """All engine replicas: "healthy" when as many are up as configured, "degraded" when fewer are."""
 
     state: HealthState
     num_expected: int
@@ -219,43 +219,43 @@ class FleetHealth:
 
     @property
     def num_up(self) -> int:
-        """Replicas that take requests."""
+        """Number of replicas that accept requests."""
         return sum(replica.is_connected and not replica.is_draining for replica in self.replicas)
 
 
 class Engines(Protocol):
-    """A model's engines. They take what is sent to them; when that is, is for `AdmissionControl` to say."""
+    """A model's engines. `AdmissionControl` decides when a request is sent to them."""
 
     def prepared(self, request: GenerateRequest) -> GenerateRequest:
-        """The request with what routing has to know of its prompt: computed once, and carried along."""
+        """Return the request with its block hashes, which routing needs and which are computed only once."""
         ...
 
     async def generate(self, request: GenerateRequest, turn: Turn | None = None) -> Generation:
-        """As `EngineClient.generate`; `turn` hears when the stream begins."""
+        """Do what `EngineClient.generate` does, and report to `turn` when the stream begins."""
         ...
 
     async def health(self) -> FleetHealth:
-        """How the engines are, from local knowledge: never waits for one of them."""
+        """Return the engines' health from local knowledge, without waiting for any of them."""
         ...
 
     def decisions(self, limit: int) -> list[dict[str, Any]]:
-        """The last placements (`router.decisions`), newest first."""
+        """Return the last placements (`router.decisions`), newest first."""
         ...
 
 
 class EngineClient(Protocol):
-    """Generates with the engine that is best placed, when it is the request's turn."""
+    """Generates with the engine that the router picks, when it is the request's turn."""
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return once an engine accepted; raise `Overloaded`, `Unavailable` or `Rejected` when none did."""
         ...
 
     async def health(self) -> FleetHealth:
-        """How the engines are, from local knowledge: never waits for one of them."""
+        """Return the engines' health from local knowledge, without waiting for any of them."""
         ...
 
     def decisions(self, limit: int) -> list[dict[str, Any]]:
-        """The last placements (`router.decisions`), newest first."""
+        """Return the last placements (`router.decisions`), newest first."""
         ...
 
 
@@ -273,16 +273,16 @@ class NotSwitchable(Exception):
 
 
 class ModelSwitch(Protocol):
-    """Loads and unloads a model. Orders are noted when the call returns, and carried out after it."""
+    """Loads and unloads a model. An order is recorded when its call returns, and carried out later."""
 
     async def state(self) -> ModelState | None:
-        """The state; None when it cannot be found out in time."""
+        """Return the state; None when it cannot be determined in time."""
         ...
 
     async def load(self) -> ModelState:
-        """Have engines: idempotent. Raises `NotSwitchable` or `Unavailable`."""
+        """Order a load. Idempotent. Raises `NotSwitchable` or `Unavailable`."""
         ...
 
     async def unload(self) -> ModelState:
-        """Have none: idempotent; streams that run may end. Raises `NotSwitchable` or `Unavailable`."""
+        """Order an unload, after running streams. Idempotent. Raises `NotSwitchable` or `Unavailable`."""
         ...

@@ -1,4 +1,4 @@
-"""A model's engine replicas as an ingress reaches them: requests go by a dispatcher, tokens come over the wire.
+"""An ingress's access to a model's engine replicas: a dispatcher sends requests, the wire delivers tokens.
 
 generate ─▶ one task per request: Failover ─▶ Attempt ─▶ Dispatcher ── call open until the request has ended
                                                   ▲
@@ -38,7 +38,7 @@ logger = logging.getLogger("ray.serve")
 
 
 class RemoteEngines:
-    """`Engines` over the wire. Lives on one event loop, between `start` and `aclose`."""
+    """Implements `Engines` over the wire. Lives on one event loop, between `start` and `aclose`."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class RemoteEngines:
         metrics: Metrics | None = None,
         model: str = "",
     ) -> None:
-        """`health` says when a replica counts as lost and what becomes of its requests. `model` is the fingerprint
-        of the model whose tokens are sent; "" is not checked.
+        """`health` defines when a replica counts as lost, and the limits of retries. `model` is the fingerprint of
+        the model that this ingress tokenizes for; "" is not checked.
         """
         self.fleet, self.placer = router.fleet, router.placer
         self._model = model
@@ -60,14 +60,14 @@ class RemoteEngines:
         self._context: Context = zmq.Context(io_threads=1)
         self._connections, self._attempts = self._dispatch.connections, self._dispatch.attempts
         self._health, self._metrics = health or HealthSettings(), metrics
-        self._departed: Counter[str] = Counter()  # what connections that are closed had counted
+        self._departed: Counter[str] = Counter()  # counts of connections that are closed
         self._hedges = HedgeBudget(self._health.hedge_share)
         self._tasks: dict[Stream, asyncio.Task[None]] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._subscriptions: list[Callable[[], None]] = []
 
     async def start(self) -> None:
-        """Connect to the replicas there are, and to those that come."""
+        """Connect to the present replicas, and to new ones as they appear."""
         loop = asyncio.get_running_loop()
         self._subscriptions = [
             self.fleet.subscribe(lambda: _call_soon(loop, self._sync)),
@@ -76,8 +76,8 @@ class RemoteEngines:
         self._ticker = asyncio.create_task(self._tick_forever())
         self._sync()
 
-    async def know_prefixes(self, timeout_s: float) -> bool:
-        """Wait until the prefixes of all replicas that answer are known here; False when it takes too long."""
+    async def wait_for_prefixes(self, timeout_s: float) -> bool:
+        """Wait until the prefixes of all answering replicas are known. Return False after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not all(c.is_synced for c in self._connections.values() if c.is_answering or c.last_heard is None):
             if time.monotonic() > deadline:
@@ -86,7 +86,7 @@ class RemoteEngines:
         return True
 
     async def aclose(self) -> None:
-        """Abort what is unfinished, disconnect."""
+        """Abort unfinished requests and disconnect."""
         for unsubscribe in self._subscriptions:
             unsubscribe()
         tasks = [*self._tasks.values(), *([self._ticker] if self._ticker else [])]
@@ -104,18 +104,18 @@ class RemoteEngines:
     # --- Engines -------------------------------------------------------------------------------------------
 
     def prepared(self, request: GenerateRequest) -> GenerateRequest:
-        """The request with its prompt's block hashes, which admission and placement look up."""
+        """Return the request with its prompt's block hashes, which admission and placement look up."""
         return replace(request, block_hashes=self.placer.block_hashes(request))
 
     async def generate(self, request: GenerateRequest, turn: Turn | None = None) -> Stream:
         """Return once an engine accepted; raise Overloaded, Unavailable or Rejected when none did.
 
-        `turn` hears when the stream begins.
+        `turn` is told when the stream begins.
         """
         self._check_available()
         stream = Stream(request, self._close, turn)
-        # Serve 2.60 gives all handle calls made for one HTTP request the same internal id; of several at once it
-        # routes one and forgets the others. In a context of its own each call gets an id of its own.
+        # Serve 2.60 gives all handle calls of one HTTP request the same internal id, and of several at once routes
+        # only one. In its own context each call gets its own id.
         failover = Failover(self._dispatch, stream, self._health, self._hedges, self._metrics)
         self._tasks[stream] = task = asyncio.create_task(failover.run(), context=contextvars.Context())
         task.add_done_callback(lambda _: self._tasks.pop(stream, None))
@@ -130,7 +130,7 @@ class RemoteEngines:
         return stream
 
     async def health(self) -> FleetHealth:
-        """How the engines are, from what has been heard of them."""
+        """Return the engines' health, judged by their latest messages."""
         members = self.fleet.addresses()
         replicas = tuple(
             _health_of(connection, is_draining=replica not in members)
@@ -141,11 +141,11 @@ class RemoteEngines:
         return replace(health, state=state if health.num_up else "unhealthy")
 
     def decisions(self, limit: int) -> list[dict[str, Any]]:
-        """The last placements, newest first."""
+        """Return the last placements, newest first."""
         return [as_json(record) for record in self.placer.decisions(limit)]
 
     def wire_counts(self) -> Counter[str]:
-        """Messages that connections dropped, and gaps they noticed, by kind, since the process started."""
+        """Return the numbers of dropped messages and detected gaps, by kind, since the process started."""
         counts = Counter(self._departed)
         for connection in self._connections.values():
             counts.update(connection.counts)
@@ -153,23 +153,23 @@ class RemoteEngines:
         return counts
 
     def index_lag(self) -> float:
-        """Age of the oldest news of a connected replica's cache, in seconds; 0 when none is connected."""
-        news = [connection.news_at for connection in self._connections.values() if connection.is_answering]
-        return time.monotonic() - min(news) if news else 0.0
+        """Return the age of the oldest view of a connected replica's cache, in seconds; 0 without replicas."""
+        known = [connection.cache_known_at for connection in self._connections.values() if connection.is_answering]
+        return time.monotonic() - min(known) if known else 0.0
 
     @property
     def num_streams(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._tasks)
 
     def _check_available(self) -> None:
-        """Without this, Serve would let a request wait for a replica as long as it takes to start one."""
+        """Raise Unavailable when no replica answers: Serve would let the request wait until one has started."""
         answering = self.fleet.addresses().keys() - self.fleet.lost()
         if not answering:
             raise Unavailable("no engine replica is up")
 
     def _close(self, stream: Stream) -> None:
-        """A reader left: the cancelled attempt tells the engine."""
+        """Cancel the task of a stream that its reader closed; the attempt then aborts the request."""
         task = self._tasks.get(stream)
         if task is not None:
             task.cancel()
@@ -177,7 +177,7 @@ class RemoteEngines:
     # --- WireListener --------------------------------------------------------------------------------------
 
     def on_deltas(self, replica: str, deltas: list[StreamDelta]) -> None:
-        """Hand each request what it gained; ask again for what did not arrive in order."""
+        """Pass each delta to its attempt; request again those that did not arrive in order."""
         missing = {}
         for delta in deltas:
             attempt = self._attempts.get(delta.request_id)
@@ -187,13 +187,13 @@ class RemoteEngines:
             self._connections[replica].resume(missing)
 
     def on_unknown(self, replica: str, request_ids: list[str]) -> None:
-        """The replica has forgotten these requests: they were aborted while this ingress was away."""
+        """Fail attempts that the replica no longer knows: it aborted them while this ingress was away."""
         for request_id in request_ids:
             if request_id in self._attempts:
                 self._attempts[request_id].lose("failed", "unknown to its replica")
 
     def on_load(self, replica: str, load: Load) -> None:
-        """The router counts with it from now on."""
+        """Pass the replica's load to the router."""
         self.fleet.record_load(replica, load)
 
     def on_prefix_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
@@ -203,27 +203,27 @@ class RemoteEngines:
     def on_prefix_snapshot(
         self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool
     ) -> None:
-        """All its cache holds, part by part."""
+        """Apply one part of a snapshot of a replica's prefix cache to the routing index."""
         if block_tokens == self.placer.settings.block_tokens and is_first:
             self.placer.replace(replica, hashes)
         elif block_tokens == self.placer.settings.block_tokens:
             self.placer.apply_delta(replica, hashes, [])
         elif block_tokens:
             logger.error(
-                "replica %s counts prefixes in blocks of %d tokens, this ingress of %d: its cache stays unknown",
+                "replica %s hashes prefixes in blocks of %d tokens, this ingress of %d: its cache stays unknown",
                 replica,
                 block_tokens,
                 self.placer.settings.block_tokens,
             )
 
     def on_answering(self, replica: str, is_answering: bool) -> None:
-        """A silent replica's requests go elsewhere."""
+        """Mark a replica as lost or answering; fail the attempts at a silent one."""
         self.fleet.mark_lost(replica, not is_answering)
         if not is_answering:
             self._dispatch.lose(replica, "silent", "it does not answer")
 
     def received(self, replica: str) -> Mapping[str, int]:
-        """Tokens received of every unfinished request at that replica."""
+        """Return the number of tokens received of each unfinished request at that replica."""
         return {
             id_: attempt.num_received
             for id_, attempt in self._attempts.items()
@@ -233,7 +233,7 @@ class RemoteEngines:
     # --- connections ---------------------------------------------------------------------------------------
 
     def _sync(self) -> None:
-        """Connect to replicas that are new; leave those that are gone, when their last stream has ended."""
+        """Connect to new replicas; disconnect from those that are gone once their last stream has ended."""
         addresses = self.fleet.addresses()
         in_use = {attempt.replica for attempt in self._attempts.values()}
         for replica, connection in list(self._connections.items()):
@@ -265,7 +265,7 @@ class RemoteEngines:
                     connection.tick()
                 self._sync()
             except Exception:
-                logger.exception("looking after the engine connections failed")
+                logger.exception("checking the connections to engine replicas failed")
 
 
 def _health_of(connection: WireConnection, is_draining: bool) -> ReplicaHealth:

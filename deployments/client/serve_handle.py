@@ -1,4 +1,4 @@
-"""`Dispatcher` over a Serve handle, whose router picks the replica."""
+"""A `Dispatcher` over a Serve handle, whose router picks the replica."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class ServeHandleDispatcher:
     def generate(self, request: GenerateRequest, ingress_id: str, avoid: tuple[str, ...]) -> ServeHandleCall:
         """Call the replica that the router picks.
 
-        What this task logs from here on, and the replica in the call, bears the client's request id: Serve takes
-        it from this context.
+        Later log lines of this task, and those of the replica in the call, bear the client's request id, which
+        Serve takes from this context.
         """
         _set_request_context(request_id=request.x_request_id)
         return ServeHandleCall(self._handle.generate.remote(request, ingress_id, avoid))
 
 
 class ServeHandleCall:
-    """`ReplicaCall` over a `DeploymentResponse`."""
+    """A `ReplicaCall` over a `DeploymentResponse`."""
 
     def __init__(self, response: Any) -> None:
         self._response = response
 
     async def result(self) -> CallOutcome:
-        """Wait for the end of the call."""
+        """Wait for the end of the call. Raises ReplicaDied when the replica's process is gone."""
         try:
             outcome: CallOutcome = await self._response
         except BackPressureError as error:

@@ -2,8 +2,8 @@
 
     attempt ──feed──▶ journal, [ tokens not read yet, merged ] ──__anext__──▶ API
 
-There is no queue of deltas to bound: what a slow reader has not taken is one delta that grows, at most to the
-request's own length. Which replica the tokens come from, and whether it changed, does not show here.
+There is no queue of deltas to bound: tokens that a slow reader has not taken are merged into one delta, at most as
+long as the request's output. A migration from one replica to another is invisible to the reader.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.stream_delta import StreamDelta
 
 
 class Stream:
-    """A `Generation`. Lives on the ingress's event loop; `on_close` is called once, when a reader leaves early."""
+    """A `Generation`. Lives on the ingress's event loop; calls `on_close` once, when the reader leaves early."""
 
     def __init__(
         self, request: GenerateRequest, on_close: Callable[[Stream], None], turn: Turn | None = None
@@ -30,15 +30,15 @@ class Stream:
         self.request = request
         self.journal = Journal(request)
         self.replica: str | None = None
-        """Id of the replica that generates it; None until one accepted."""
+        """Id of the replica that generates the stream; None until one has accepted."""
         now = time.monotonic()
         self.timeline = Timeline(now, now) if turn is None else Timeline(turn.asked_at, turn.sent_at)
         self._turn = turn
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when an engine accepted; fails with what `EngineClient.generate` raises."""
+        """Done when an engine has accepted; fails with the error that `EngineClient.generate` raises."""
         self.accepted.add_done_callback(retrieve)
         self.ended = asyncio.Event()
-        """No more will come: finished, failed or closed."""
+        """Set when the stream has finished, failed or been closed."""
         self._explain: Callable[[], dict[str, Any] | None] = lambda: None
         self._num_cached = 0
         self._unread = StreamDelta(request.request_id)
@@ -50,27 +50,27 @@ class Stream:
     # --- the engines' side ---------------------------------------------------------------------------------
 
     def accept(self, replica: str, explain: Callable[[], dict[str, Any] | None]) -> None:
-        """A replica took the request (or took it over); `explain` says why that one."""
+        """Record that a replica accepted the request or resumed it; `explain` tells why that one."""
         self.replica, self._explain = replica, explain
         if not self.accepted.done():
             self.accepted.set_result(None)
 
     def begin(self, span: ReplicaSpan, explain: Callable[[], dict[str, Any] | None]) -> None:
-        """A replica has brought its first token: of several that accepted, this is the one that counts."""
+        """Record that a replica sent its first token: of several that accepted, this one generates the stream."""
         self.replica, self._explain = span.replica, explain
         self.timeline.spans.append(span)
 
     def feed(self, delta: StreamDelta, now: float) -> bool:
-        """Take in a delta, which says at which token of the stream it starts; what was received before is skipped.
+        """Append a delta, which states the token of the stream at which it starts; skip tokens received before.
 
-        False when something before it is missing: it has to be asked for again.
+        Return False when tokens before it are missing and have to be requested again.
         """
         if self.ended.is_set():
             return True
         if not self.journal.is_next(delta):
             return False
         if not len(self.journal):
-            self._num_cached = delta.num_cached  # Later ones are hits of what this very stream computed.
+            self._num_cached = delta.num_cached  # Later hits are of pages that this stream itself computed.
         if self._turn is not None and (delta.token_ids or delta.finish_reason is not None):
             turn, self._turn = self._turn, None
             turn.began(delta)
@@ -84,7 +84,7 @@ class Stream:
         return True
 
     def fail(self, error: Exception) -> None:
-        """Nothing more will come: the reader gets what there is, then `error`."""
+        """End the stream with an error: the reader gets the unread tokens, then `error`."""
         if self.ended.is_set():
             return
         self._error = error
@@ -100,14 +100,14 @@ class Stream:
     # --- the reader's side ---------------------------------------------------------------------------------
 
     def explain(self) -> dict[str, Any] | None:
-        """Why it runs where it runs, if that is still known."""
+        """Return the router's record of the last placement, if it is still kept."""
         return self._explain()
 
     def __aiter__(self) -> AsyncIterator[StreamDelta]:
         return self
 
     async def __anext__(self) -> StreamDelta:
-        """What came since the last call, as one delta; waits when nothing did."""
+        """Return what arrived since the last call as one delta; wait when nothing did."""
         while self._unread.is_empty:
             if self._is_exhausted:
                 raise StopAsyncIteration
@@ -123,7 +123,7 @@ class Stream:
         return unread
 
     async def aclose(self) -> None:
-        """Abort in the engine when not finished. Idempotent."""
+        """Abort the request in the engine unless the stream has ended. Idempotent."""
         if not self.ended.is_set():
             self.ended.set()
             self._wake()

@@ -1,9 +1,9 @@
-"""A stream's way through replicas, with times: `timings`, the request log and traces are made of it.
+"""The timeline of a stream through replicas, from which `timings`, the request log and traces are made.
 
     asked_at ── waits here ──▶ sent_at ─▶ span at r0 ── lost ─▶ span at r1 ─▶ end
                                           route | queue | prefill | decode
 
-All clocks are `time.monotonic` of the ingress's process. An engine tells durations of what happened inside it:
+All clocks are `time.monotonic` of the ingress's process. An engine reports durations only, so
 clocks of different machines are never compared.
 """
 
@@ -16,34 +16,34 @@ from engine.stream_delta import StreamDelta, Timings
 
 @dataclass(slots=True)
 class ReplicaSpan:
-    """What one replica did for a stream, from its first token on: a replica that brought none has no span."""
+    """One replica's part of a stream. A replica that sent no token has no span."""
 
     replica: str
     sent_at: float
     first_at: float
-    """Clock when its first token (or the end) came."""
+    """Clock when its first token (or the end) arrived."""
     last_at: float
-    """Clock when its latest token came."""
+    """Clock when its latest token arrived."""
     timings: Timings | None = None
-    """What its engine told last."""
+    """Timings that its engine reported last."""
     has_ended: bool = False
-    """Whether the engine said that it was the end."""
+    """Whether the engine reported the end of the stream."""
 
     def feed(self, delta: StreamDelta, now: float) -> None:
-        """Take note of a delta that came from the replica."""
+        """Record the times of a delta from the replica."""
         self.last_at = now
         self.timings = delta.timings or self.timings
         self.has_ended = delta.finish_reason is not None
 
     @property
     def decode_s(self) -> float:
-        """From the first token to the last: as the engine measured it, or here if it could not say the end."""
+        """Seconds from the first token to the last, by the engine, or by this process if it reported no end."""
         if self.has_ended and self.timings is not None:
             return self.timings.decode
         return self.last_at - self.first_at
 
     def phases(self) -> list[tuple[str, float, float]]:
-        """(name, start, end) on the clock here: what the engine measured, laid out backwards from `last_at`."""
+        """Return (name, start, end) by the local clock: the engine's durations, counted back from `last_at`."""
         decode_at = self.last_at - self.decode_s
         if self.timings is None:
             return [("route", self.sent_at, self.first_at), ("decode", decode_at, self.last_at)]
@@ -59,10 +59,10 @@ class ReplicaSpan:
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """A stream lost its replica after its first token."""
+    """The loss of a stream's replica after its first token."""
 
     at: float
-    """Clock."""
+    """Clock when the replica was lost."""
     replica: str | None
     """The replica that was lost."""
     reason: str
@@ -70,11 +70,11 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Where one stream was, and when."""
+    """Replicas that ran one stream, and when."""
 
     asked_at: float
-    """Clock when the stream was asked for."""
+    """Clock when the stream was requested."""
     sent_at: float
-    """Clock when it no longer waited in this process."""
+    """Clock when its wait in this process ended."""
     spans: list[ReplicaSpan] = field(default_factory=list)
     migrations: list[Migration] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""One model's engines as an ingress process reaches them: connections, router, admission, and what is counted."""
+"""An ingress's link to one model's engines: connections, router, admission and metrics."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WATCH_S = 5.0
 
 
 class ModelLink:
-    """This process's connections to one model's engines, and what it counts of the model's requests."""
+    """Connects this process to one model's engines, and counts the model's requests."""
 
     def __init__(
         self, args: AppArgs, model: ModelArgs, engines: Any, process: str, control: ControllerClient
@@ -59,9 +59,9 @@ class ModelLink:
         self._is_unloaded = not model.load_at_start
 
     async def start(self) -> None:
-        """Connect, on the event loop that will serve requests, and learn what the engines hold.
+        """Connect, on the event loop that will serve requests, and receive the engines' cache contents.
 
-        Reads the tokenizer meanwhile. Raises ValueError when there is none, ModelLoadError when there is no model.
+        Loads the tokenizer meanwhile. Raises ValueError when there is none, ModelLoadError when there is no model.
         """
         directory = await asyncio.to_thread(model_directory, self._model.engine)
         loading = asyncio.to_thread(load_tokenizer, directory)
@@ -80,17 +80,17 @@ class ModelLink:
         )
         await self._connections.start()
         self._watch = asyncio.create_task(self._watch_switch())
-        # The handle's router, which fills the fleet, is made by the first call: do not leave that to a user's.
+        # The first call creates the handle's router, which fills the fleet: do not leave that to a user's request.
         if await self._switch.state() in UNLOADED_STATES:
-            # A call that waits for a replica would be a reason for Serve to start one; a broadcast does not wait.
-            self._first_call = asyncio.create_task(self._meet_nobody())
+            # A call that waits for a replica would make Serve start one; a broadcast does not wait.
+            self._first_call = asyncio.create_task(self._start_router())
             return
-        self._first_call = asyncio.create_task(self._meet_engines())
-        # Requests that come before the engines' prefixes are known would be sent anywhere.
+        self._first_call = asyncio.create_task(self._learn_prefixes())
+        # Requests that arrive before the engines' prefixes are known would miss their caches.
         await asyncio.wait([self._first_call], timeout=self._sync_timeout_s)
 
     def served(self, keys: KeyRing) -> ServedModel:
-        """What the API needs of the model, for the tenants with these keys. Reads its files."""
+        """Return the model as the API serves it to the tenants with these keys. Reads the model's files."""
         assert self._connections is not None and self._tokenizer is not None, "start() comes first"
         tokenizer = self._tokenizer
         config = ModelConfig.from_directory(model_directory(self._model.engine))
@@ -108,7 +108,7 @@ class ModelLink:
         return ServedModel(card, client, codec, self.metrics, self._switch, self._grammars)
 
     def in_cluster(self) -> ClusterModel:
-        """What the cluster's state needs of the model."""
+        """Return the model as the cluster's state reports it."""
         assert self._connections is not None, "start() comes first"
         return ClusterModel(self.name, self._engines.deployment_name, self._connections, self._describe)
 
@@ -122,38 +122,38 @@ class ModelLink:
             await self._connections.aclose()
 
     def prefix_report(self) -> PrefixReport:
-        """What `MetricsHub.report_prefixes` takes."""
+        """Return the report for `MetricsHub.report_prefixes`."""
         prefixes = self._router.placer.hot_prefixes(self._warm_up.max_tokens)
         return PrefixReport(self.name, self._model.engine.block_tokens, self._warm_up.half_life_s, prefixes)
 
     def snapshot(self) -> bytes:
-        """What `MetricsHub.push` takes."""
+        """Return the metrics for `MetricsHub.push`."""
         num_expected = 0 if self._is_unloaded else self._model.engines.num_expected
         self._routing_metrics.collect(self._connections, num_expected)
         return self.metrics.snapshot()
 
     async def _describe(self) -> list[dict[str, Any]]:
-        """What each replica says of itself; one that fails says nothing."""
+        """Return the descriptions of all replicas that answer."""
         answers = await self._engines.broadcast("describe").results_async(return_exceptions=True)
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 
     async def _watch_switch(self) -> None:
-        """Follow whether the model is unloaded. While it has replicas it is not, and Serve is not asked."""
+        """Track whether the model is unloaded, asking Serve only while it has no replicas."""
         while True:
             state = "loaded" if self._router.fleet.names() else await self._switch.state()
             if state is not None:
                 self._is_unloaded = state in UNLOADED_STATES
             await asyncio.sleep(_WATCH_S)
 
-    async def _meet_nobody(self) -> None:
+    async def _start_router(self) -> None:
         with contextlib.suppress(Exception):
             await self._describe()
 
-    async def _meet_engines(self) -> None:
+    async def _learn_prefixes(self) -> None:
         with contextlib.suppress(Exception):
             await self._engines.describe.remote()
             assert self._connections is not None
-            await self._connections.know_prefixes(self._sync_timeout_s)
+            await self._connections.wait_for_prefixes(self._sync_timeout_s)
 
 
 def _card(config: EngineConfig, model: ModelConfig) -> ModelCard:

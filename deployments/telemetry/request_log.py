@@ -1,24 +1,25 @@
-"""The request log: a line for each request to generate when its answer is out, through Ray Serve's logger.
+"""The request log: one line per generating request, written through Ray Serve's logger when its answer ends.
 
 Serve writes the line to the ingress's log file, as text or, with `logging.encoding: json`, as one JSON object with
 Serve's own fields (asctime, levelname, message, ...) and these:
 
     event           "request"
-    request_id      the answer's x-request-id: the client's own, or one that was drawn
+    request_id      the answer's x-request-id: the client's own, or a random one
     response_id     the answer's id, "chatcmpl-..."; engines and the router know choice i as "<response_id>-<i>"
-    trace_id        of its OpenTelemetry trace; null without tracing
+    trace_id        id of its OpenTelemetry trace; null without tracing
     ingress         the replica that answered
     endpoint        "chat_completions" or "completions"
     model, tenant   names from the configuration; model is null when none was found
     outcome         "finished", "aborted" (the client left), "refused" (nothing was generated) or "failed"
     status          HTTP status; 499 when the client left before there was one
     finish_reason   "stop", "length", "tool_calls", "abort" or "error", of the first choice
-    error_type      as the client was told; reason: of a refusal, as `admission_rejections_total` counts it
+    error_type      type of the error sent to the client
+    reason          reason of a refusal, as `admission_rejections_total` counts it
     stream, num_choices
     replica, migrations, preemptions, and all other fields of `timings` (deployments/api/timings.py)
 
-No line has text of prompts or answers, nor keys. What else ingresses and engines log in the course of a request
-bears its request_id, too: see `deployments/telemetry/serve_logging.py`.
+No line contains text of prompts or answers, or keys. All other lines that ingresses and engines log for a request
+also bear its request_id: see `deployments/telemetry/serve_logging.py`.
 """
 
 from __future__ import annotations
@@ -35,22 +36,22 @@ serve_logger = logging.getLogger("ray.serve")
 
 
 class RequestLog:
-    """Hears of each request, and logs it."""
+    """A listener that logs each request."""
 
     def __init__(self, ingress: str) -> None:
         self._ingress = ingress
 
     def __call__(self, record: RequestRecord) -> None:
-        """A request is over."""
+        """Log a request that has ended."""
         fields = request_fields(record)
         level = logging.WARNING if record.outcome == "failed" else logging.INFO
-        # Serve would put the ingress's id in place of the engine's as `replica`.
+        # Otherwise Serve would replace the engine's id in `replica` with the ingress's.
         extra = {**fields, "ingress": self._ingress, "skip_context_filter": True}
         serve_logger.log(level, _line(fields), extra=extra)
 
 
 def request_fields(record: RequestRecord) -> dict[str, Any]:
-    """What is logged of a request: see above."""
+    """Return the fields of a request's log line, which the module's docstring lists."""
     start = record.generation
     timings = msgspec.structs.asdict(timings_of(record))
     del timings["choices"]
@@ -74,7 +75,7 @@ def request_fields(record: RequestRecord) -> dict[str, Any]:
 
 
 def _line(fields: dict[str, Any]) -> str:
-    """The same for people, in short."""
+    """Return a short, readable form of the fields."""
     why = fields["reason"] or fields["error_type"] or fields["finish_reason"] or "no answer"
     where = f" at {fields['replica']}" if fields["replica"] else ""
     work = f"{fields['prompt_tokens']} + {fields['output_tokens']} tokens in {fields['total_s']:.3f} s{where}"

@@ -1,16 +1,16 @@
-"""Traces of requests, made when each is over from the times that were measured anyway: nothing is done before.
+"""Traces of requests, created when a request has ended from the times in its record.
 
-    chat demo                     SERVER: arrival ... answer out       events: migration
+    chat demo                     SERVER: arrival ... answer sent      events: migration
     ├─ prepare                    body, checks, chat template, tokens
     ├─ admission                  wait in the ingress, tenant by tenant
-    ├─ route ─ queue ─ prefill ─ decode       at r0: until the engine has it, then as the engine measured it
+    ├─ route ─ queue ─ prefill ─ decode       at r0: `route` until the engine has it, the rest by the engine
     └─ route ─ queue ─ prefill ─ decode       at r1, when r0 was lost
 
-From `admission` on there is one of each per choice, for the first few choices. An engine tells durations, laid out
-backwards from its last token's arrival here: no clocks of different machines are compared, and what the network
-took falls to `route`. Attributes follow OpenTelemetry's conventions for generative AI (v1.41, in development); our
-own begin with "raydix.". No text of prompts, answers or stop strings is in them. Importing this module imports
-OpenTelemetry's SDK: `deployments/telemetry/tracing.py` does so where it is asked for.
+From `admission` on there is one of each per choice, for the first few choices. An engine reports durations, which
+are laid out backwards from its last token's arrival: clocks of different machines are never compared, and network
+time falls to `route`. Attributes follow OpenTelemetry's conventions for generative AI (v1.41, in development); our
+own begin with "raydix.". They contain no text of prompts, answers or stop strings. Importing this module imports
+OpenTelemetry's SDK, so `deployments/telemetry/tracing.py` does so only when tracing is on.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from deployments.config.settings import TracingSettings
 from deployments.telemetry.serve_logging import log_seldom_through_serve
 
 MAX_CHOICES = 8
-"""Choices that get spans of their own: a request may have hundreds, and each costs the event loop 0.15 ms."""
+"""Most choices with their own spans: a request may have hundreds, and each costs the event loop 0.15 ms."""
 _BATCH = 512
 _OPERATIONS: Mapping[str, str] = {"chat_completions": "chat", "completions": "text_completion"}
 _PATHS: Mapping[str, str] = {endpoint: path for path, endpoint in ENDPOINTS.items()}
 
 
 class OtlpTracer:
-    """Hears of each request, and sends its spans to a collector from a thread of its own, in batches.
+    """A listener that sends each request's spans to a collector, in batches and from its own thread.
 
-    A collector that is slow or away costs requests nothing: spans wait, up to a bound, and then the oldest go.
+    A slow or absent collector does not delay requests: spans are queued up to a bound, then the oldest dropped.
     """
 
     def __init__(self, settings: TracingSettings, ingress: str) -> None:
-        """`settings.otlp_endpoint` is set."""
+        """`settings.otlp_endpoint` must be set."""
         assert settings.otlp_endpoint is not None
         resource = Resource.create({"service.name": settings.service_name, "service.instance.id": ingress})
         sampler = ParentBased(TraceIdRatioBased(settings.sample_ratio))
@@ -71,7 +71,7 @@ class OtlpTracer:
         log_seldom_through_serve("opentelemetry")
 
     def __call__(self, record: RequestRecord) -> None:
-        """Trace a request that is over, if it is sampled."""
+        """Trace a request that has ended, if it is sampled."""
         clock = _Clock(record)
         operation = _OPERATIONS[record.endpoint]
         root = self._tracer.start_span(
@@ -90,11 +90,11 @@ class OtlpTracer:
         root.end(clock.ns(record.ended_at or time.monotonic()))
 
     def close(self) -> None:
-        """Send what is left. Blocks, at most about as long as one export may take. Idempotent."""
+        """Send the remaining spans. Blocks for at most about the timeout of one export. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
-        # The provider would wait three times as long for a collector that is away.
+        # The provider would wait three times as long for an absent collector.
         deadline = threading.Timer(self._timeout_s, self._exporter.shutdown)
         deadline.daemon = True
         deadline.start()
@@ -134,7 +134,7 @@ class OtlpTracer:
 
 
 class _Clock:
-    """A request's monotonic times as Unix time in nanoseconds."""
+    """Converts a request's monotonic times to Unix time in nanoseconds."""
 
     def __init__(self, record: RequestRecord) -> None:
         self._offset = record.arrived_at - record.arrival
@@ -144,7 +144,7 @@ class _Clock:
 
 
 def _attributes(record: RequestRecord) -> dict[str, Any]:
-    """What is known of the request as a whole."""
+    """Return the attributes of the root span."""
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": _OPERATIONS[record.endpoint],
         "gen_ai.provider.name": "raydix",
@@ -164,7 +164,7 @@ def _attributes(record: RequestRecord) -> dict[str, Any]:
 
 
 def _generation(record: RequestRecord, start: GenerationStart) -> dict[str, Any]:
-    """What was asked of the model, and what came of it."""
+    """Return the attributes of the generation: its parameters and results."""
     sampling, choices = start.sampling, start.choices.choices
     usage, first = start.answer.usage(choices), record.first_token_at
     return {

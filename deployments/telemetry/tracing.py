@@ -1,4 +1,4 @@
-"""Whether requests are traced: the door to OpenTelemetry, none of which is imported until tracing is on."""
+"""Opens tracing if it is configured; OpenTelemetry is imported only then."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _NEEDED = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
 
 
 class Tracer(Protocol):
-    """Hears of each request that is over, and sends its trace in its own time."""
+    """A listener that sends a trace of each request that has ended, in the background."""
 
     def __call__(self, record: RequestRecord) -> None:
-        """Take a request in; never waits."""
+        """Queue a request's trace; never waits."""
         ...
 
     def close(self) -> None:
-        """Send what is left, for as long as one export may take. Blocks. Idempotent."""
+        """Send the remaining traces. Blocks for at most about the timeout of one export. Idempotent."""
         ...
 
 
@@ -28,16 +28,16 @@ def check_tracing(settings: TracingSettings) -> None:
     if settings.otlp_endpoint is not None and not all(map(_is_installed, _NEEDED)):
         raise RuntimeError(
             f"tracing.otlp_endpoint is {settings.otlp_endpoint}, but OpenTelemetry's SDK and OTLP exporter are "
-            "not installed here: pip install 'raydix[tracing]', or leave the setting out"
+            "not installed here: pip install 'raydix[tracing]', or remove the setting"
         )
 
 
 def open_tracing(settings: TracingSettings, ingress: str) -> Tracer | None:
-    """The tracer of an ingress process; None when tracing is off. Raises RuntimeError as `check_tracing` does."""
+    """Return an ingress's tracer; None when tracing is off. Raises RuntimeError as `check_tracing` does."""
     if settings.otlp_endpoint is None:
         return None
     check_tracing(settings)
-    from deployments.telemetry.spans import OtlpTracer  # only here: importing it imports the SDK
+    from deployments.telemetry.spans import OtlpTracer  # imported here because it imports the SDK
 
     return OtlpTracer(settings, ingress)
 
@@ -45,5 +45,5 @@ def open_tracing(settings: TracingSettings, ingress: str) -> Tracer | None:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # one of its packages
+    except ModuleNotFoundError:  # a parent package is missing
         return False

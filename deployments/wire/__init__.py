@@ -1,1 +1,1 @@
-"""Tokens, load and cache news between engine replicas and ingresses: msgpack messages over ZeroMQ."""
+"""Tokens, load and cache contents between engine replicas and ingresses: msgpack messages over ZeroMQ."""

@@ -21,45 +21,45 @@ logger = logging.getLogger("ray.serve")
 
 
 RESYNC_S = 3.0
-"""Wait for a snapshot before it is asked for again, in seconds."""
+"""Seconds without a snapshot after which it is requested again."""
 
 
 class WireListener(Protocol):
-    """Who hears what a connection brings; all calls come on the event loop."""
+    """Receives a connection's messages. All methods are called on the event loop."""
 
     def on_deltas(self, replica: str, deltas: list[StreamDelta]) -> None:
-        """Tokens came."""
+        """Handle new tokens."""
         ...
 
     def on_unknown(self, replica: str, request_ids: list[str]) -> None:
-        """The replica does not know these streams."""
+        """Handle streams that the replica does not know."""
         ...
 
     def on_prefix_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
-        """Its cache changed: block hashes."""
+        """Handle a change of the replica's cache, as block hashes."""
         ...
 
     def on_prefix_snapshot(
         self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool
     ) -> None:
-        """Block hashes that its cache holds; the first part replaces all that was known."""
+        """Handle one part of the block hashes that the cache holds; the first part replaces all known ones."""
         ...
 
     def on_load(self, replica: str, load: Load) -> None:
-        """Load news came."""
+        """Handle the replica's current load."""
         ...
 
     def on_answering(self, replica: str, is_answering: bool) -> None:
-        """The replica fell silent for too long, or answers (again)."""
+        """Handle that the replica was silent for too long, or answers (again)."""
         ...
 
     def received(self, replica: str) -> Mapping[str, int]:
-        """Tokens received of every unfinished stream at that replica."""
+        """Return the number of tokens received of each unfinished stream at that replica."""
         ...
 
 
 class WireConnection:
-    """One ingress's connection to one replica. Says hello until answered, and again after each silence."""
+    """One ingress's connection to one replica. Sends hello until answered, and again after each silence."""
 
     def __init__(
         self,
@@ -71,16 +71,16 @@ class WireConnection:
         lost_after_s: float = 3.0,
         model: str = "",
     ) -> None:
-        """`model` is the fingerprint of the model whose tokens this ingress sends; "" is not checked."""
+        """`model` is the fingerprint of the model that this ingress tokenizes for; "" is not checked."""
         self.address = address
         self.load = Load()
         self.is_answering = False
         self.last_heard: float | None = None
         """Clock at the last message; None before the first."""
-        self.news_at = clock()
-        """Clock up to which its cache was known here for the last time; at first when the connection was made."""
+        self.cache_known_at = clock()
+        """Clock at which the replica's cache was last fully known here; initially that of the connection."""
         self.counts: Counter[str] = Counter()
-        """Messages dropped and gaps noticed, by kind."""
+        """Numbers of dropped messages and detected gaps, by kind."""
         self._ingress_id, self._listener = ingress_id, listener
         self._clock, self._lost_after_s = clock, lost_after_s
         self._opened = self._last_hello = clock()
@@ -97,7 +97,7 @@ class WireConnection:
         self.hello()
 
     def hello(self) -> None:
-        """Introduce this ingress; the replica sends again what it has beyond what was received."""
+        """Introduce this ingress; the replica then resends all tokens that were not received."""
         self._last_hello = self._clock()
         received = dict(self._listener.received(self.address.replica))
         self._send(
@@ -107,25 +107,25 @@ class WireConnection:
         )
 
     def abort(self, request_id: str) -> None:
-        """End a request in the engine."""
+        """Abort a request in the engine."""
         self._send(messages.Abort(request_id))
 
     def announce(self, number: int, request_id: str, num_tokens: int) -> None:
-        """A request was sent there through Serve, with so many uncached tokens; see `messages.Announce`."""
+        """Announce a request that was sent to the replica through Serve; see `messages.Announce`."""
         self._send(messages.Announce(number, request_id, num_tokens))
 
     @property
     def is_synced(self) -> bool:
-        """Whether all its prefixes are known here."""
+        """Whether all prefixes in the replica's cache are known here."""
         return self._snapshot == "whole"
 
     def resume(self, received: dict[str, int]) -> None:
-        """Ask for streams again, from where they broke off."""
+        """Request that streams be sent again from the tokens received."""
         self.counts["resumed"] += len(received)
         self._send(messages.Resume(received))
 
     def receive_all(self) -> None:
-        """Handle every message that has come; after each part of a snapshot the event loop has its turn."""
+        """Handle all messages that have arrived; yield to the event loop after each part of a snapshot."""
         while is_readable(self._socket):
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
@@ -142,7 +142,7 @@ class WireConnection:
                 return
 
     def tick(self) -> None:
-        """Call a few times a second: says hello again after silence, notices that a replica is lost."""
+        """Say hello again after silence, and detect that a replica is lost. Call a few times a second."""
         self.receive_all()
         if self._socket.closed:
             return
@@ -156,7 +156,7 @@ class WireConnection:
             self._resync()
 
     def suspect(self) -> None:
-        """The replica counts as lost until it is heard of again."""
+        """Treat the replica as lost until its next message."""
         if not self._was_lost:
             self._was_lost, self.is_answering = True, False
             self._listener.on_answering(self.address.replica, False)
@@ -186,14 +186,14 @@ class WireConnection:
             self._listener.on_unknown(self.address.replica, message.request_ids)
         elif isinstance(message, messages.PrefixSnapshot | messages.PrefixDelta):
             self._take_prefixes(message)
-        # Messages come in order: one without news says that until then there was none to tell.
+        # Messages arrive in order, so each one also says that all earlier changes of the cache are known.
         if self.is_synced:
-            self.news_at = self.last_heard
+            self.cache_known_at = self.last_heard
 
     def _is_next(self, message: messages.Sequenced) -> bool:
-        """Whether to take a message in: not what is old, or of another start of the replica.
+        """Return whether to handle a message, which is false for old ones and those of another epoch.
 
-        A gap means lost messages: ask for all streams again, and for a snapshot. A welcome begins a new count.
+        A gap means lost messages, so all streams and a snapshot are requested again. A welcome restarts the count.
         """
         if isinstance(message, messages.Welcome):
             return self._welcome(message)
@@ -215,10 +215,10 @@ class WireConnection:
     def _welcome(self, message: messages.Welcome) -> bool:
         expected = self.address.epoch
         if expected is not None and message.epoch != expected:
-            self._refuse(f"it is start {message.epoch} of the replica, start {expected} was advertised")
+            self._refuse(f"the replica has epoch {message.epoch}, but epoch {expected} was advertised")
             return False
         if self._model and message.model and message.model != self._model:
-            self._refuse(f"it runs model {message.model}, this ingress serves {self._model}")
+            self._refuse(f"the replica runs model {message.model}, but this ingress serves {self._model}")
             return False
         self._epoch, self._next_seq = message.epoch, message.seq + 1
         self._block_tokens, self._snapshot = message.block_tokens, "awaited"
@@ -228,14 +228,14 @@ class WireConnection:
     def _refuse(self, reason: str) -> None:
         self.counts["refused"] += 1
         if not self._was_lost:
-            logger.error("replica %s and this ingress do not work together: %s", self.address.replica, reason)
+            logger.error("the connection to replica %s was refused: %s", self.address.replica, reason)
         self.suspect()
 
     def _take_prefixes(self, message: messages.PrefixSnapshot | messages.PrefixDelta) -> None:
         replica = self.address.replica
         try:
             if isinstance(message, messages.PrefixDelta):
-                if self.is_synced:  # Else the snapshot to come has it.
+                if self.is_synced:  # Otherwise the coming snapshot contains it.
                     stored, evicted = (
                         messages.unpack_hashes(message.stored),
                         messages.unpack_hashes(message.evicted),
@@ -260,5 +260,5 @@ class WireConnection:
             self._socket.send(messages.encode(message), zmq.NOBLOCK)
         except zmq.Again:
             self.counts["congested"] += 1
-        # Sending may swallow the signal that something came in.
+        # Sending may consume the signal that a message has arrived.
         self._loop.call_soon(self.receive_all)

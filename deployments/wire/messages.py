@@ -1,18 +1,18 @@
-"""What an engine replica and an ingress say to each other over ZeroMQ: msgpack, typed, nothing executable.
+"""The messages between an engine replica and an ingress over ZeroMQ: typed msgpack, nothing executable.
 
     ingress                                replica
-      Hello(secret, received) ───────────▶            who I am, how many tokens of which streams I have
+      Hello(secret, received) ───────────▶            who I am, and the tokens received of each stream
                               ◀─────────── Welcome    or Refused
                               ◀─────────── PrefixSnapshot   the block hashes of all prefixes held, in parts
-                              ◀─────────── Tokens     one per step: the new tokens of all my requests, and the load
+                              ◀─────────── Tokens     one per step: new tokens of all my requests, and the load
                               ◀─────────── Heartbeat  when there was nothing else to send
                               ◀─────────── PrefixDelta      block hashes stored and evicted since the last one
       Announce                ───────────▶            a request is on its way: other ingresses count it too
       Abort, Resume, Resync   ───────────▶
 
-Every delta of a stream says at which of its tokens it starts, so a receiver notices a lost or repeated token
-whatever happened below, and asks again (`Resume`): the replica keeps each request's tokens until it has ended.
-Every message bears (epoch, sequence): a gap also means that a delta may be lost, and `Resync` asks for a snapshot.
+Every delta of a stream states the token at which it starts, so a receiver detects lost and repeated tokens and
+requests the stream again (`Resume`): the replica keeps each request's tokens until it has ended. Every message
+bears (epoch, sequence): after a gap a prefix delta may be lost too, and `Resync` requests a snapshot.
 """
 
 from __future__ import annotations
@@ -32,49 +32,49 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
-"""What an ingress may say of a number of tokens: sums of many still fit into a message."""
+"""Number of tokens as an ingress may send it, bounded so that sums of many fit into a message."""
 
 
 Load = ReplicaLoad
-"""Of a replica, as one ingress needs it."""
+"""A replica's load, as one ingress needs it."""
 
 
 class MalformedMessage(ValueError):
-    """The bytes are not a message of this wire."""
+    """The bytes are not a message of this protocol."""
 
 
 class Hello(msgspec.Struct, tag=0, array_like=True, frozen=True):
-    """First message of an ingress, and again after each reconnect."""
+    """An ingress introduces itself: its first message, repeated after each reconnect."""
 
     version: int
     secret: str
     number: int
-    """Grows with every hello of this ingress: an old one that is sent again is not taken for a new one."""
+    """Increases with every hello of this ingress, so that a replayed hello is recognized."""
     ingress_id: str
     model: str
     """`fingerprint` of the model the ingress tokenizes for; "" is not checked."""
     received: dict[str, Count]
-    """Tokens received of each stream this ingress still waits for."""
+    """Number of tokens received of each stream that this ingress still waits for."""
 
 
 class Abort(msgspec.Struct, tag=1, array_like=True, frozen=True):
-    """The client is gone: end the request."""
+    """Abort the request, because its client is gone."""
 
     request_id: str
 
 
 class Resume(msgspec.Struct, tag=2, array_like=True, frozen=True):
-    """Send these streams again from where they broke off."""
+    """Send these streams again, from the number of tokens received."""
 
     received: dict[str, Count]
 
 
 class Resync(msgspec.Struct, tag=3, array_like=True, frozen=True):
-    """Send a snapshot: a delta may have been lost."""
+    """Send a snapshot, because a delta may have been lost."""
 
 
 class Announce(msgspec.Struct, tag=4, array_like=True, frozen=True):
-    """A request is on its way through Serve, which takes longer than the wire."""
+    """Announces a request that is on its way through Serve, which is slower than the wire."""
 
     number: Count
     """Counts the dispatches of this ingress to this replica, from 1."""
@@ -87,13 +87,13 @@ class Welcome(msgspec.Struct, tag=10, array_like=True, frozen=True):
     """The hello was accepted."""
 
     epoch: int
-    """Differs between starts of a replica."""
+    """Differs between starts of the replica's process."""
     seq: int
     replica: str
     model: str
-    """`fingerprint` of the model it runs; "" when it has none."""
+    """`fingerprint` of the model that the replica runs; "" when it has none."""
     block_tokens: int
-    """Tokens to a block of its prefix hashes."""
+    """Number of tokens per block of its prefix hashes."""
 
 
 class Refused(msgspec.Struct, tag=11, array_like=True, frozen=True):
@@ -103,7 +103,7 @@ class Refused(msgspec.Struct, tag=11, array_like=True, frozen=True):
 
 
 class Unknown(msgspec.Struct, tag=14, array_like=True, frozen=True):
-    """Streams that were asked for and are not known here: aborted meanwhile, or of an earlier start."""
+    """Names requested streams that the replica does not know: aborted since, or from before a restart."""
 
     epoch: int
     seq: int
@@ -111,7 +111,7 @@ class Unknown(msgspec.Struct, tag=14, array_like=True, frozen=True):
 
 
 class Tokens(msgspec.Struct, tag=12, array_like=True, frozen=True):
-    """What a step produced for one ingress."""
+    """The tokens that a step produced for one ingress."""
 
     epoch: int
     seq: int
@@ -120,7 +120,7 @@ class Tokens(msgspec.Struct, tag=12, array_like=True, frozen=True):
 
 
 class Heartbeat(msgspec.Struct, tag=13, array_like=True, frozen=True):
-    """The replica is alive, and this busy."""
+    """Tells that the replica is alive, and its load."""
 
     epoch: int
     seq: int
@@ -128,17 +128,17 @@ class Heartbeat(msgspec.Struct, tag=13, array_like=True, frozen=True):
 
 
 class PrefixSnapshot(msgspec.Struct, tag=15, array_like=True, frozen=True):
-    """Part of the block hashes of all prefixes a replica holds; after the last part they replace all before."""
+    """Part of the block hashes of all prefixes a replica holds; the first part replaces all earlier ones."""
 
     epoch: int
     seq: int
     hashes: bytes
-    """uint64, little endian."""
+    """Block hashes, uint64, little endian."""
     is_last: bool
 
 
 class PrefixDelta(msgspec.Struct, tag=16, array_like=True, frozen=True):
-    """What changed in a replica's cache."""
+    """The change of a replica's cache since the last snapshot or delta."""
 
     epoch: int
     seq: int
@@ -154,12 +154,12 @@ ToIngress = Sequenced | Refused
 encode = msgspec.msgpack.Encoder().encode
 _to_replica: msgspec.msgpack.Decoder[ToReplica] = msgspec.msgpack.Decoder(ToReplica)
 _to_ingress: msgspec.msgpack.Decoder[ToIngress] = msgspec.msgpack.Decoder(ToIngress)
-# RecursionError: a field too many is skipped, however deeply it is nested.
+# RecursionError: the decoder skips surplus fields however deeply they are nested.
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def decode_to_replica(data: bytes) -> ToReplica:
-    """Read what an ingress sent. Raises MalformedMessage."""
+    """Decode a message from an ingress. Raises MalformedMessage."""
     try:
         return _to_replica.decode(data)
     except _UNREADABLE as error:
@@ -167,7 +167,7 @@ def decode_to_replica(data: bytes) -> ToReplica:
 
 
 def decode_to_ingress(data: bytes) -> ToIngress:
-    """Read what a replica sent. Raises MalformedMessage."""
+    """Decode a message from a replica. Raises MalformedMessage."""
     try:
         return _to_ingress.decode(data)
     except _UNREADABLE as error:
@@ -175,7 +175,7 @@ def decode_to_ingress(data: bytes) -> ToIngress:
 
 
 def pack_hashes(hashes: Iterable[int]) -> bytes:
-    """Block hashes as uint64, little endian."""
+    """Pack block hashes as uint64, little endian."""
     packed = array("Q", hashes)
     if sys.byteorder == "big":
         packed.byteswap()
@@ -183,9 +183,9 @@ def pack_hashes(hashes: Iterable[int]) -> bytes:
 
 
 def unpack_hashes(data: bytes) -> array[int]:
-    """The reverse. Raises MalformedMessage when `data` is not a whole number of hashes."""
+    """Unpack block hashes. Raises MalformedMessage when `data` is not a whole number of them."""
     if len(data) % 8:
-        raise MalformedMessage(f"{len(data)} bytes are no whole number of 8-byte hashes")
+        raise MalformedMessage(f"{len(data)} bytes are not a whole number of 8-byte hashes")
     unpacked = array("Q", data)
     if sys.byteorder == "big":
         unpacked.byteswap()
@@ -193,5 +193,5 @@ def unpack_hashes(data: bytes) -> array[int]:
 
 
 def encode_each(structs: Iterable[msgspec.Struct]) -> list[msgspec.Raw]:
-    """Each of them as the wire has it: log-probabilities take an eighth of the objects' memory that way."""
+    """Encode each struct: log-probabilities take an eighth of the objects' memory in this form."""
     return [msgspec.Raw(encode(struct)) for struct in structs]

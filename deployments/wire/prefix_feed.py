@@ -1,4 +1,4 @@
-"""What a replica tells ingresses of its cache: a snapshot to each newcomer, and from then on every change."""
+"""The feed of a replica's cache contents to ingresses: a snapshot for each new one, then every change."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from deployments.wire import messages
 from deployments.wire.session import Session
 
 SNAPSHOT_PART_BYTES = 2**16
-"""Of a snapshot's messages, 8,192 hashes: an ingress stops its other work for no longer than one takes to read."""
+"""Size of a snapshot's messages, 8,192 hashes each, which bounds the time that reading one blocks an ingress."""
 
 Post = Callable[[str, Session, bytes], bool]
-"""Send a message to an ingress; False when it cannot be sent now."""
+"""Sends a message to an ingress; returns False when it cannot be sent now."""
 
 
 class PrefixSource(Protocol):
-    """Which prefixes the engine's cache holds, as block hashes. Thread-safe."""
+    """The prefixes that the engine's cache holds, as block hashes. Thread-safe."""
 
     def drain(self) -> tuple[Collection[int], Collection[int]]:
-        """What was stored and evicted since the last call."""
+        """Return the hashes stored and evicted since the last call."""
         ...
 
     def snapshot(self) -> Collection[int]:
-        """All that was drained so far, summed up."""
+        """Return the hashes held, according to all changes drained so far."""
         ...
 
 
 class PrefixFeed:
-    """Belongs to the wire's thread."""
+    """Sends cache contents to ingresses. Belongs to the wire's thread."""
 
     def __init__(self, source: PrefixSource, period_s: float) -> None:
         self._source, self._period_s = source, period_s
         self._next_at = 0.0
 
-    def tell(self, now: float, epoch: int, sessions: Mapping[str, Session], post: Post) -> None:
-        """When it is time: deltas to those who have a snapshot, and then a snapshot to those who have none."""
+    def send_due(self, now: float, epoch: int, sessions: Mapping[str, Session], post: Post) -> None:
+        """Once a period, send a delta to ingresses that have a snapshot, and a snapshot to the others."""
         if now < self._next_at:
             return
         self._next_at = now + self._period_s
@@ -46,7 +46,7 @@ class PrefixFeed:
             for ingress_id, session in list(sessions.items()):
                 if session.is_synced:
                     delta = messages.PrefixDelta(epoch, session.seq, *packed)
-                    # Who misses one gets a snapshot the next time.
+                    # An ingress that misses a delta gets a snapshot in the next period.
                     session.is_synced = post(ingress_id, session, messages.encode(delta))
         if newcomers:
             packed_all = messages.pack_hashes(self._source.snapshot())

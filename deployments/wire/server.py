@@ -1,7 +1,7 @@
 """The replica's end of the wire: one ROUTER socket that sends every ingress its tokens.
 
-The engine's thread sends what a step produced itself: handing it to another thread would cost a turn at Python's
-interpreter lock, which a busy engine seldom gives. A lock guards the socket, and nothing done under it waits.
+The engine's thread itself sends a step's tokens: another thread would first have to acquire Python's interpreter
+lock, which a busy engine seldom releases. A lock guards the socket, and no code that holds it blocks.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ logger = logging.getLogger("ray.serve")
 
 @dataclass(frozen=True, slots=True)
 class WireTimings:
-    """Periods of the replica's end, in seconds."""
+    """Periods and timeouts of the replica's end, in seconds."""
 
     heartbeat_s: float = 0.05
-    """Oldest load news of a connected ingress."""
+    """Greatest age of the load that a connected ingress knows."""
     keep_ended_s: float = 10.0
-    """How long an ended stream can still be asked for again."""
+    """Time for which an ended stream can still be requested again."""
     absent_ingress_s: float = 10.0
-    """After this time without its ingress, a request is aborted: nobody would read it."""
+    """Time without its ingress after which a request is aborted, as no client would read it."""
     cache_period_s: float = 0.25
-    """Between two deltas of the prefix cache."""
+    """Time between two deltas of the prefix cache."""
     dispatch_s: float = 2.0
-    """How long a dispatched request counts as load before it arrives."""
+    """Time for which an announced request counts as load before it arrives."""
 
 
 class WireServer:
-    """Delivers outputs from `accept` to the end of each request. Every method is callable from any thread."""
+    """Delivers each request's tokens, from `accept` to its end. All methods are callable from any thread."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class WireServer:
         model: str = "",
         ports: tuple[int, int] | None = None,
     ) -> None:
-        """`load` tells the engine's part of the load, `prefixes` its cache in blocks of `block_tokens`; `model` is
-        the model's fingerprint, "" when it has none. `ports` as in `bind_router`.
+        """`load` returns the engine's part of the load, `prefixes` its cache in blocks of `block_tokens`; `model`
+        is the model's fingerprint, "" when it has none. `bind_router` explains `ports`.
         """
         self.replica = replica
         self._block_tokens, self._model = block_tokens, model
@@ -69,7 +69,7 @@ class WireServer:
         self.secret = secrets.token_hex(32)
         self.epoch = secrets.randbits(48)
         self.counts: Counter[str] = Counter()
-        """Messages dropped, by why; sends that had to be repeated."""
+        """Numbers of dropped messages by reason, and of sends that had to be repeated."""
         self._engine_load, self._on_abort = load, on_abort
         self._timings = timings or WireTimings()
         self._cache_feed = None if prefixes is None else PrefixFeed(prefixes, self._timings.cache_period_s)
@@ -87,19 +87,19 @@ class WireServer:
     # --- requests ------------------------------------------------------------------------------------------
 
     def open(self, request_id: str, ingress_id: str) -> None:
-        """Make room for a request's output, before the engine may produce any. ValueError: the id is in use."""
+        """Add a request before the engine produces output for it. Raises ValueError when the id is in use."""
         with self._lock:
             self._logs.open(request_id, ingress_id)
             if ingress_id in self._sessions:
                 self._sessions[ingress_id].arrived(request_id)
 
     def accept(self, request_id: str, ingress_id: str) -> None:
-        """The engine took the request: tell the ingress at once."""
+        """Tell the ingress at once that the engine accepted the request."""
         with self._lock:
             self._flush(ingress_id)
 
     def forget(self, request_id: str) -> None:
-        """The engine did not take it after all."""
+        """Drop a request that the engine did not accept."""
         with self._lock:
             self._logs.forget([request_id])
 
@@ -110,20 +110,20 @@ class WireServer:
             for ingress_id in {self._logs.record(delta, now) for delta in deltas}:
                 if ingress_id is not None:
                     self._flush(ingress_id)
-            # Sending may swallow the signal that something came in.
+            # Sending may consume the signal that a message has arrived.
             self._receive_all()
 
     def is_connected(self, ingress_id: str) -> bool:
-        """Whether an ingress has said hello and its connection holds."""
+        """Return whether an ingress has said hello and is still connected."""
         return ingress_id in self._sessions
 
     @property
     def num_live(self) -> int:
-        """Unfinished requests."""
+        """Number of unfinished requests."""
         return self._logs.num_live
 
     def close(self) -> None:
-        """End the thread and the socket. Idempotent."""
+        """Stop the thread and close the socket. Idempotent."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -135,7 +135,7 @@ class WireServer:
     # --- sending -------------------------------------------------------------------------------------------
 
     def _flush(self, ingress_id: str) -> None:
-        """Send an ingress all it has not got. What cannot be sent now stays where it is, for the next time."""
+        """Send an ingress its unsent tokens. Those that cannot be sent now stay in the outbox."""
         session = self._sessions.get(ingress_id)
         if session is None or self._closing.is_set():
             return
@@ -144,7 +144,7 @@ class WireServer:
             self._logs.mark_sent(ingress_id)
 
     def _send(self, ingress_id: str, session: Session, deltas: list[StreamDelta]) -> bool:
-        """Send deltas, with the load when it is due; without deltas a heartbeat."""
+        """Send deltas, with the load when it is due, or a heartbeat when there are none."""
         now = time.monotonic()
         is_due = now - session.last_load >= self._timings.heartbeat_s / 2 or any(map(_changes_load, deltas))
         load = self._load(ingress_id) if is_due or not deltas else None
@@ -174,15 +174,15 @@ class WireServer:
         return True
 
     def _load(self, ingress_id: str) -> Load:
-        """The engine's load, what is on its way to it included."""
+        """Return the engine's load, including announced requests."""
         session = self._sessions[ingress_id]
         load = self._engine_load()
-        coming = [tokens for other in self._sessions.values() for tokens, _ in other.coming.values()]
+        announced = [tokens for other in self._sessions.values() for tokens, _ in other.announced.values()]
         return replace(
             load,
-            num_requests=self._logs.num_live + len(coming),
-            num_own=self._logs.num_live_of(ingress_id) + len(session.coming),
-            queued_prefill_tokens=load.queued_prefill_tokens + sum(coming),
+            num_requests=self._logs.num_live + len(announced),
+            num_own=self._logs.num_live_of(ingress_id) + len(session.announced),
+            queued_prefill_tokens=load.queued_prefill_tokens + sum(announced),
             dispatches_seen=session.dispatches_seen,
         )
 
@@ -198,8 +198,8 @@ class WireServer:
                 with self._lock:
                     self._receive_all()
                     self._tick(time.monotonic())
-            except Exception:  # the wire must outlive whatever one of its ingresses brings about
-                logger.exception("the wire could not tell its ingresses the news")
+            except Exception:  # an error caused by one ingress must not stop the wire
+                logger.exception("the wire failed to serve its ingresses")
                 self.counts["failed"] += 1
 
     def _receive_all(self) -> None:
@@ -210,7 +210,7 @@ class WireServer:
                 continue
             try:
                 self._handle(frames[0], frames[1])
-            except Exception:  # the wire, and the engine that publishes on it, must outlive any single message
+            except Exception:  # no message may stop the wire, or the engine that publishes on it
                 logger.exception("the wire could not handle a message")
                 self.counts["failed"] += 1
 
@@ -240,16 +240,16 @@ class WireServer:
         if not session.announce(dispatch, time.monotonic() + self._timings.dispatch_s):
             self.counts["replayed"] += 1
         if self._logs.is_known(dispatch.request_id):
-            session.arrived(dispatch.request_id)  # Serve was faster.
+            session.arrived(dispatch.request_id)  # The request arrived before its announcement.
 
     def _greet(self, identity: bytes, hello: Hello) -> None:
         if not hmac.compare_digest(hello.secret.encode(), self.secret.encode()):
             return self._refuse(identity, "the secret is wrong")
         if hello.version != messages.WIRE_VERSION:
-            spoken = f"version {hello.version} of the wire is not spoken here, version {messages.WIRE_VERSION} is"
-            return self._refuse(identity, spoken)
+            expected = f"this replica expects version {messages.WIRE_VERSION}"
+            return self._refuse(identity, f"the hello has wire version {hello.version}, {expected}")
         if hello.model and self._model and hello.model != self._model:
-            return self._refuse(identity, f"it serves model {hello.model}, this replica runs {self._model}")
+            return self._refuse(identity, f"the ingress serves model {hello.model}, not {self._model}")
         if hello.number <= self._last_hello.get(hello.ingress_id, -1):
             self.counts["replayed"] += 1
             return None
@@ -282,7 +282,7 @@ class WireServer:
                 self._send(ingress_id, session, [])
             session.expire(now)
         if self._cache_feed is not None:
-            self._cache_feed.tell(now, self.epoch, self._sessions, self._post)
+            self._cache_feed.send_due(now, self.epoch, self._sessions, self._post)
         self._logs.forget(self._logs.ended_before(now - self._timings.keep_ended_s))
         for ingress_id in self._logs.ingresses() - self._sessions.keys():
             since = self._absent_since.setdefault(ingress_id, now)
@@ -297,5 +297,5 @@ class WireServer:
 
 
 def _changes_load(delta: StreamDelta) -> bool:
-    """Whether it is a request's first token, and its prefill done, or its end."""
+    """Return whether the delta has a request's first token, so that its prefill is done, or its end."""
     return delta.finish_reason is not None or (delta.start == 0 and bool(delta.token_ids))

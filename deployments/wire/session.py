@@ -1,4 +1,4 @@
-"""One ingress's session at a replica's wire: where to send, what was sent, and which requests are on their way."""
+"""One ingress's session at a replica: its address, message count, and requests that are on their way."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from deployments.wire.messages import Announce
 
 @dataclass(slots=True)
 class Session:
-    """From one hello to the next, or to the end of the connection."""
+    """The state of a session, which lasts from one hello to the next, or to the end of the connection."""
 
     identity: bytes
-    """ZeroMQ's name of the connection."""
+    """ZeroMQ's identity of the connection."""
     seq: int = 0
-    """Of the next message."""
+    """Sequence number of the next message."""
     last_load: float = 0.0
     is_synced: bool = False
-    """Whether it has a snapshot of the cache, and every delta since."""
+    """Whether the ingress has a snapshot of the cache and every delta since."""
     dispatches_seen: int = 0
-    """Number of the last dispatch it told of."""
-    coming: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """Requests dispatched and not here yet: uncached tokens, and until when they count."""
+    """Number of the last dispatch that the ingress announced."""
+    announced: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Requests announced but not yet arrived: their uncached tokens, and the clock when they expire."""
 
     def announce(self, dispatch: Announce, expires: float) -> bool:
-        """A request is on its way; it counts as load until it is here or `expires`. False: told before."""
+        """Count a request as load until it arrives or `expires`. Return False when it was announced before."""
         if dispatch.number <= self.dispatches_seen:
             return False
         self.dispatches_seen = dispatch.number
-        self.coming[dispatch.request_id] = (max(0, dispatch.num_tokens), expires)
+        self.announced[dispatch.request_id] = (max(0, dispatch.num_tokens), expires)
         return True
 
     def arrived(self, request_id: str) -> None:
-        """It is here, or will not come. Unknown ids are no error."""
-        self.coming.pop(request_id, None)
+        """Stop counting a request that has arrived. Unknown ids are ignored."""
+        self.announced.pop(request_id, None)
 
     def expire(self, now: float) -> None:
-        """Forget what has not arrived in time."""
-        for request_id in [id_ for id_, (_, expires) in self.coming.items() if expires < now]:
-            del self.coming[request_id]
+        """Forget requests that have not arrived in time."""
+        for request_id in [id_ for id_, (_, expires) in self.announced.items() if expires < now]:
+            del self.announced[request_id]

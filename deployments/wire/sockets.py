@@ -1,7 +1,7 @@
-"""The wire's ZeroMQ sockets: their options, and what of them is easily got wrong.
+"""The wire's ZeroMQ sockets and their options.
 
-A socket's file descriptor signals edges, not levels: after any send, and after each wake-up, `is_readable` has to
-be asked until it says no, or messages lie there unnoticed.
+A socket's file descriptor signals edges, not levels: after each send and each wake-up the caller must receive
+until `is_readable` returns False, or messages stay unnoticed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import zmq
 from deployments.wire.messages import MAX_MESSAGE_BYTES
 
 MAX_HELLO_BYTES = 4 * 2**20
-"""Largest message an ingress may send: a hello that names all its streams."""
+"""Largest message that an ingress may send: a hello that names all its streams."""
 
-_POLLIN = int(zmq.POLLIN)  # as the enum it costs more than the question itself
+_POLLIN = int(zmq.POLLIN)  # converting the enum each time costs more than the query
 _EVENTS = int(zmq.EVENTS)
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -23,12 +23,12 @@ Socket = zmq.Socket[bytes]
 
 
 def bind_router(context: Context, host: str, ports: tuple[int, int] | None = None) -> tuple[Socket, str]:
-    """A replica's socket on a free port of `host`, and its endpoint.
+    """Create a replica's socket on a free port of `host`; return it with its endpoint.
 
-    `ports` are the lowest and the highest that may be taken; None takes any. Raises OSError when none is free.
+    `ports` are the lowest and the highest port allowed; None allows any. Raises OSError when none is free.
     """
     socket = _make(context, zmq.ROUTER)
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say so when a peer is gone or its pipe is full
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # raise when a peer is gone or its pipe is full
     socket.setsockopt(zmq.SNDHWM, 1000)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_HELLO_BYTES)
     address = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
@@ -47,12 +47,12 @@ def _bind_to_first(socket: Socket, address: str, low: int, high: int) -> int:
     socket.close()
     raise OSError(
         f"no port from {low} to {high} is free on {address}: each engine replica of a node takes one; "
-        "widen wire.ports, and what lets it through (k8s/base/network.yaml)"
+        "widen wire.ports, and the firewall rule for it (k8s/base/network.yaml)"
     )
 
 
 def connect_dealer(context: Context, endpoint: str) -> Socket:
-    """An ingress's socket to one replica."""
+    """Create an ingress's socket to one replica."""
     socket = _make(context, zmq.DEALER)
     socket.setsockopt(zmq.IDENTITY, uuid.uuid4().bytes)
     socket.setsockopt(zmq.SNDHWM, 10_000)
@@ -64,12 +64,12 @@ def connect_dealer(context: Context, endpoint: str) -> Socket:
 
 
 def is_readable(socket: Socket) -> bool:
-    """Whether a message can be received without waiting."""
+    """Return whether a message can be received without waiting."""
     return not socket.closed and bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
 
 
 def descriptor(socket: Socket) -> int:
-    """What to poll; readable does not mean that there is a message, see above."""
+    """Return the file descriptor to poll; a readable one does not imply a message, see above."""
     return int(socket.getsockopt(zmq.FD))
 
 
@@ -77,7 +77,7 @@ def _make(context: Context, kind: int) -> Socket:
     socket: Socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.IPV6, 1)
-    # A peer whose machine vanished without closing its connection is noticed by these.
+    # Heartbeats detect a peer whose machine vanished without closing its connection.
     socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
     return socket

@@ -1,7 +1,7 @@
 """The outermost layer: counts every HTTP request, and keeps a record of each one that generates.
 
-A record is opened when its request arrives and goes to the listeners (the request log, traces) when its answer is
-out. Labels of metrics are our own words: a client can make no series by what it sends.
+A record is opened when its request arrives and goes to the listeners (the request log, traces) when its answer has
+been sent. Labels of metrics never contain text from a client, so a client cannot create series.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "/v1/chat/completions": "chat_completions",
     "/v1/completions": "completions",
 }
-"""The endpoints that generate, by path: their requests are recorded."""
+"""The endpoints that generate, by path; their requests are recorded."""
 _RECORD = "raydix.record"
 _KEPT_HEADERS = (b"traceparent", b"tracestate")
 _METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})
@@ -38,7 +38,7 @@ def record_of(request: Request) -> RequestRecord:
 
 
 class Observation:
-    """An ASGI layer."""
+    """The ASGI middleware that counts and records requests."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics | None, listeners: Sequence[Listener]) -> None:
         """`metrics` is None where nothing is counted."""
@@ -46,7 +46,7 @@ class Observation:
         self._num_inflight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and count it and close its record when its answer is over."""
+        """Pass the request on; when its answer has ended, count it and close its record."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -56,7 +56,7 @@ class Observation:
             scope[_RECORD] = record
         status = CLIENT_LEFT
 
-        async def noting(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -64,7 +64,7 @@ class Observation:
 
         self._count_inflight(1)
         try:
-            await self._app(scope, receive, noting)
+            await self._app(scope, receive, send_and_note)
         finally:
             self._count_inflight(-1)
             self._count(scope, status)
@@ -75,8 +75,8 @@ class Observation:
         record.closed()
         record.status = status
         record.request_id, record.tenant = request_id(scope), tenant_of(Request(scope)).name
-        if status >= 400 and status != CLIENT_LEFT:  # what was refused before it came to the routes
-            record.told_error(ApiError(status, "").type)
+        if status >= 400 and status != CLIENT_LEFT:  # refused before it reached the routes
+            record.answered_with_error(ApiError(status, "").type)
         for listener in self._listeners:
             try:
                 listener(record)
@@ -95,7 +95,7 @@ class Observation:
 
 
 def _template(scope: Scope) -> str:
-    """The route that took the request, "/v1/models/{name}" for instance; "other" when none did."""
+    """Return the route that matched, "/v1/models/{name}" for instance; "other" when none did."""
     return str(getattr(scope.get("route"), "path", "other"))
 
 

@@ -348,7 +348,7 @@ def test_a_client_learns_what_replicas_hold_from_a_snapshot_and_then_from_deltas
             other = RemoteEngines(engines, _router_like(engines), 2, timings=TIMINGS)
             try:
                 await other.start()
-                assert await other.know_prefixes(5)
+                assert await other.wait_for_prefixes(5)
                 assert other.placer.uncached_tokens(known) == 1
             finally:
                 await other.aclose()
@@ -447,7 +447,7 @@ def test_ingresses_see_each_others_dispatches() -> None:
             other = RemoteEngines(engines, router, 1, timings=TIMINGS)
             try:
                 await other.start()
-                await other.know_prefixes(5)
+                await other.wait_for_prefixes(5)
                 client.fleet.open("elsewhere")
                 client.placer.place(request("elsewhere", prompt_len=800), ["r0"])
                 await until(lambda: fleet.candidates(["r0"])[0].queued_prefill_tokens == 800)
