@@ -1,4 +1,4 @@
-"""What goes first, how much of it, and at what cost."""
+"""Eviction: which pages are evicted first, how many of them, and at what cost."""
 
 from __future__ import annotations
 

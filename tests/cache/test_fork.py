@@ -15,7 +15,7 @@ def checked_cache(num_pages: int = 400, page_size: int = 3, *, prefix_cache: boo
 
 
 def go_on(checked: CheckedCache, client: Client, tokens: list[int]) -> None:
-    """Tokens of its own: a fork's first page is the copy."""
+    """Compute tokens of the client's own: a fork's first page is the copy."""
     client.tokens.extend(tokens)
     checked.compute(client, 1)
     checked.compute(client, len(client.tokens))
@@ -144,7 +144,7 @@ def test_what_cannot_be_forked(prefix_cache: bool) -> None:
         checked.cache.fork(client.lease, range(5), 1.0)
 
 
-def test_without_a_prefix_cache_forks_are_found_by_nobody_and_told_to_nobody() -> None:
+def test_without_a_prefix_cache_forks_are_neither_found_nor_reported() -> None:
     checked = CheckedCache(KVCacheManager(40, 3, prefix_cache=False, block_tokens=3))
     first = checked.start(range(12))
     fork = checked.fork(first, 12)

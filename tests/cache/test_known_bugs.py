@@ -152,7 +152,7 @@ def test_7_an_abort_leaks_nothing_at_any_stage(stage: int) -> None:
     assert checked.cache.account() == (64, 0, 0, 0)
 
 
-def test_7_chunks_leak_nothing_whoever_else_inserts_in_between() -> None:
+def test_7_chunks_leak_nothing_whatever_else_is_inserted_in_between() -> None:
     checked = checked_cache()
     prompt = list(range(30))
     clients = [checked.admit(NS, prompt) for _ in range(3)]
@@ -172,7 +172,7 @@ def test_7_chunks_leak_nothing_whoever_else_inserts_in_between() -> None:
 
 
 def test_8_hits_are_counted_at_admission_and_nowhere_else() -> None:
-    """Not when a request is matched while it waits, nor when its chunks meet what its own earlier chunks left."""
+    """Neither matches of a waiting request nor its chunks' meeting its own earlier chunks count as hits."""
     checked = checked_cache()
     for _ in range(5):
         checked.cache.match(NS, range(20), 0.0)

@@ -1,4 +1,4 @@
-"""What evicted pages tell of their age: true to the clock, sampled, and bounded."""
+"""The ages that are reported of evicted pages: true to the clock, sampled, and bounded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NS = Namespace("m")
 
 
 def hold(cache: KVCacheManager, tokens: list[int], now: float, until: float) -> None:
-    """A request computes `tokens` from `now` on and ends at `until`; they stay in the tree."""
+    """Run a request that computes `tokens` from `now` on and ends at `until`; they stay in the tree."""
     lease = cache.lock(cache.match(NS, tokens, now))
     cache.extend(lease, len(tokens), now)
     cache.finish(lease, tokens, until)

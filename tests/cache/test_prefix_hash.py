@@ -1,4 +1,4 @@
-"""Chained hashes of prefixes: what they depend on, that they go on, and that their values never change."""
+"""Chained hashes of prefixes: what they depend on, that they can be extended, and that they never change."""
 
 from __future__ import annotations
 

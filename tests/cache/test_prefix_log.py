@@ -1,4 +1,4 @@
-"""What the cache tells of its blocks, against a walk over all that the tree holds."""
+"""The cache's log of stored and evicted blocks, compared with a walk over all that the tree holds."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def listener(num_pages: int, page_size: int, block_tokens: int) -> Listener:
     num_pages=st.integers(6, 60),
     drain_weight=st.sampled_from((1, 10, 100)),
 )
-def test_any_history_is_told_as_it_was(
+def test_any_history_is_reported_as_it_was(
     seed: int, page_size: int, block_tokens: int, num_pages: int, drain_weight: int
 ) -> None:
     checked = listener(num_pages, page_size, block_tokens)
@@ -125,7 +125,7 @@ def test_a_leaf_that_goes_back_into_its_parent_takes_its_blocks_along() -> None:
     assert set(checked.log.snapshot()) == set(block_hashes(range(6), prefix_root(NAMESPACES[0]), 2))
 
 
-def test_what_came_and_went_between_two_drains_is_not_told() -> None:
+def test_blocks_that_came_and_went_between_two_drains_are_not_reported() -> None:
     checked = listener(num_pages=8, page_size=4, block_tokens=4)
     checked.serve(range(8))
     checked.reset()
@@ -182,7 +182,7 @@ def test_a_publisher_in_another_thread_hears_it_all() -> None:
 
 
 def test_blocks_with_one_hash_do_no_harm() -> None:
-    """Two prefixes collide: what is told of the hash may be wrong, what is told of others is right."""
+    """Two prefixes collide: reports of that hash may be wrong, those of others are right."""
     log = PrefixLog()
     log.store([1, 2])
     log.store([1])

@@ -109,7 +109,7 @@ def test_samples_of_one_prompt_that_agree_for_a_while_lose_nothing(shared: int) 
 
 
 def test_a_page_that_the_tree_holds_in_full_elsewhere_is_given_up() -> None:
-    """As above, but both agree to the end of the page and beyond: one of the two pages is freed."""
+    """Both samples agree to the end of the page and beyond: one of the two pages is freed."""
     checked = checked_cache()
     a = checked.start(range(6))
     checked.insert(a, 6)
@@ -124,7 +124,7 @@ def test_a_page_that_the_tree_holds_in_full_elsewhere_is_given_up() -> None:
     assert checked.cache.account().evictable == 3, "one of the two last pages is enough, as well"
 
 
-def test_a_page_that_somebody_copies_is_not_taken_from_under_the_copy() -> None:
+def test_a_page_that_is_being_copied_is_not_taken_from_under_the_copy() -> None:
     """The insert that would need it is put off, and done the next time."""
     checked = checked_cache(page_size=8)
     a = checked.start(range(10))

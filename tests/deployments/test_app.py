@@ -1,4 +1,4 @@
-"""What `build` refuses before anything is deployed."""
+"""Mistakes that `build` refuses before anything is deployed."""
 
 from __future__ import annotations
 

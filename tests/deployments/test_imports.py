@@ -1,4 +1,4 @@
-"""What processes import decides how soon they answer, and what they weigh: torch is for engines alone."""
+"""Imports decide how soon a process answers and how much memory it takes: only engines import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/kubernetes.md names of k8s/ and the Dockerfile exists."""
+"""The files and names of k8s/ and the Dockerfile that docs/kubernetes.md mentions exist."""
 
 from __future__ import annotations
 

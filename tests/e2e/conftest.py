@@ -37,7 +37,7 @@ class Service:
         return {replica["replica"]: replica for replica in self.health()["replicas"]}
 
     def metric(self, name: str, **labels: str) -> float:
-        """Sum of the samples of a metric whose labels match."""
+        """Return the sum of a metric's samples whose labels match."""
         page = httpx.get(f"{self.url}/metrics", timeout=60).text
         wanted = [f'{label}="{value}"' for label, value in labels.items()]
         return sum(

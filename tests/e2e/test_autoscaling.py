@@ -1,4 +1,4 @@
-"""One replica becomes two under load and one again after it, and no client notices more than its own speed."""
+"""One replica becomes two under load and one again after it, and clients notice only how fast they are served."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def story(client: httpx.AsyncClient, number: int, max_tokens: int) -> str:
 def test_one_two_one_without_a_dropped_stream(scaled: Service) -> None:
     async def scenario() -> None:
         async with httpx.AsyncClient(base_url=scaled.url, timeout=120) as client:
-            # So long that users are in the engine rather than on their way to it, on a fast machine too.
+            # Long enough that requests are in the engine rather than on their way to it, on a fast machine too.
             alone = [await story(client, number, 120) for number in range(4)]
             texts: list[tuple[int, str]] = []
             is_enough = asyncio.Event()

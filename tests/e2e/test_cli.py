@@ -100,7 +100,7 @@ def _wait_for(text: str, log: Path, server: subprocess.Popen[bytes]) -> None:
         time.sleep(0.2)
 
 
-def test_top_tells_of_the_running_service(base_url: str) -> None:
+def test_top_shows_the_running_service(base_url: str) -> None:
     body = {"model": "demo", "prompt": "What does itertools.chain do?", "max_tokens": 8, "ignore_eos": True}
     httpx.post(f"{base_url}/v1/completions", json=body, timeout=60).raise_for_status()
     command = [*RAYDIX, "top", "--url", base_url, "--once", "--interval", "1"]

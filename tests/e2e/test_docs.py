@@ -51,7 +51,7 @@ def guarded(service: Service) -> Iterator[Service]:
 def test_the_commands_of_a_page_work(
     path: Path, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """All that is not marked; one after the other, as blocks build on those before them."""
+    """All unmarked blocks run one after the other, as they build on those before them."""
     sandbox = Sandbox(tmp_path, KEYS)
     monkeypatch.chdir(tmp_path)
     missing: dict[str, list[str]] = {}

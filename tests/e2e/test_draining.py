@@ -1,4 +1,4 @@
-"""Serve 2.60 says nowhere in public that it is stopping a replica: what we read instead has to be there."""
+"""Serve 2.60 has no public sign that it is stopping a replica: the private field we read must exist."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ pytestmark = pytest.mark.e2e
 
 
 class Watcher:
-    """A replica that says what it sees."""
+    """A replica that reports what it sees."""
 
     def __init__(self) -> None:
         self.is_watching = False
 
     async def watch(self) -> tuple[bool, bool]:
-        """Whether it was being stopped at first, and in the end."""
+        """Return whether the replica was being stopped at first, and in the end."""
         at_first, self.is_watching = serve_is_stopping(), True
         deadline = time.monotonic() + 15
         while not serve_is_stopping() and time.monotonic() < deadline:

@@ -120,7 +120,7 @@ async def check_recovery(app: App) -> None:
 
 
 def test_streams_go_on_whatever_is_lost(tmp_path: Path) -> None:
-    """Each of these once, on three Ray nodes and with two ingresses; an engine that stays silent is below."""
+    """Each fault occurs once, on three Ray nodes with two ingresses; a silent engine has a test below."""
     faults = ["kill", "pause", "ingress", "cut", "node"]
     path = tmp_path / "report.json"
     size = ["--nodes", "3", "--replicas", "2", "--ingresses", "2", "--streams", "16", "--asks", "16"]
@@ -138,7 +138,7 @@ def test_streams_go_on_whatever_is_lost(tmp_path: Path) -> None:
 def test_streams_go_on_when_their_replica_is_killed_which_is_replaced(
     service: Service, app: App, known: Known
 ) -> None:
-    """Meanwhile the service is degraded, and answers."""
+    """The service is degraded meanwhile, and answers."""
     names, victim = set(service.replicas()), app.engines()[0]
 
     async def is_degraded() -> bool:

@@ -74,7 +74,7 @@ def test_counters_rise_by_what_a_request_used(base_url: str) -> None:
     assert rise("engine_steps_total") == rise("engine_graph_replays_total", mode="eager") >= 24
 
 
-def test_streamed_requests_and_errors_are_told_apart(base_url: str) -> None:
+def test_streamed_requests_and_errors_are_counted_apart(base_url: str) -> None:
     before = read_when_settled(base_url)
     complete(base_url, stream=True)
     assert httpx.post(f"{base_url}/v1/completions", json={"model": "no-such"}, timeout=60).is_client_error
@@ -91,7 +91,7 @@ def test_streamed_requests_and_errors_are_told_apart(base_url: str) -> None:
     assert not any("no-such" in value for series in after["request_errors_total"] for _, value in series)
 
 
-def test_latencies_lie_in_buckets_that_can_tell_them(base_url: str) -> None:
+def test_latencies_lie_in_buckets_that_resolve_them(base_url: str) -> None:
     """Counts are cumulative and end in +Inf, and what a laptop takes does not fall into the first bucket."""
     complete(base_url, stream=False)
     page = read_until(base_url, lambda page: sum_of(page, "inter_token_latency_seconds_count") > 0)

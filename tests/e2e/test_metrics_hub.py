@@ -67,7 +67,7 @@ def test_promtool_finds_no_fault_with_the_real_page(base_url: str) -> None:
 
 
 def test_ray_exports_what_is_mirrored(service: Service) -> None:
-    """Totals told twice are not counted twice, and a gauge is there."""
+    """Totals that are reported twice are not counted twice, and a gauge is there."""
     import ray
 
     metrics, mirror = Metrics("demo", "mirrored", "engine"), RayMirror()

@@ -28,14 +28,14 @@ ADMIN = {"authorization": f"Bearer {KEY}"}
 
 @pytest.fixture(scope="module")
 def sink() -> Iterator[Collector]:
-    """Where the application's traces go."""
+    """The collector of the application's traces."""
     with collector() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where its logs go."""
+    """The directory of the application's logs."""
     return tmp_path_factory.mktemp("logs")
 
 
@@ -169,7 +169,7 @@ def test_a_model_is_unloaded_when_its_streams_have_ended_and_comes_back(models: 
     models.wait_until(lambda: states(models)["demo-short"] == "loaded")
 
 
-def test_the_cluster_is_told_as_it_is(models: Service) -> None:
+def test_the_cluster_is_reported_as_it_is(models: Service) -> None:
     for path in ("status", "nodes"):
         assert httpx.get(f"{models.url}/v1/cluster/{path}", timeout=60).status_code == 401
     models.wait_until(lambda: models.health()["status"] == "healthy")

@@ -1,4 +1,4 @@
-"""An application whose engine replicas have two ranks each answers as one with one rank, whatever is lost."""
+"""An application with two ranks per engine replica answers as one with a single rank, whatever is lost."""
 
 from __future__ import annotations
 

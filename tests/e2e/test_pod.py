@@ -1,4 +1,4 @@
-"""What a pod's probe looks at, on a real application."""
+"""The readiness probe of an ingress's pod, on a real application."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def config() -> dict[str, Any]:
 
 @pytest.fixture
 def upgraded(service: Service, config: dict[str, Any]) -> Iterator[Service]:
-    """That application, running."""
+    """The application of `config`, running."""
     deploy(config)
     running = Service(f"{service.url}/upgraded")
     running.wait_until(lambda: running.health().get("status") == "healthy", timeout=300)
@@ -42,7 +42,7 @@ def upgraded(service: Service, config: dict[str, Any]) -> Iterator[Service]:
 
 
 def deploy(config: dict[str, Any]) -> None:
-    """What `serve deploy` has Serve's controller do."""
+    """Deploy a config as `serve deploy` does, through Serve's controller."""
     _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config), _blocking=False)
 
 

@@ -117,7 +117,7 @@ def test_under_preemption_it_ends_with_the_same_result(
     for job, events in zip(jobs[:5], found, strict=False):
         assert_found(model, job, events)
     assert [t for event in found[5] for t in event.token_ids] == oracle_greedy(model, jobs[5][0], 20)
-    # Of pages so large, admission leaves none to fight for.
+    # With pages so large, admission leaves none to compete for.
     assert engine.loop.load().num_preemptions > 0 or page_size == 16
 
 

@@ -57,7 +57,7 @@ def test_tokens_and_scores_are_those_of_transformers(
 
 
 def test_the_ends_of_text_play_a_part(model: Path) -> None:
-    """Else the test above would say nothing of them."""
+    """The test above would otherwise not cover ends of text."""
     found = search(model, [1, 2, 3], BeamParams(4, 4), 9, BEAM_EOS)
     ended = [hypothesis for hypothesis in found if hypothesis.token_ids[-1] in BEAM_EOS]
     assert ended and any(len(hypothesis.token_ids) < 9 for hypothesis in ended)
@@ -75,7 +75,7 @@ def test_what_is_impossible_is_no_candidate() -> None:
 
 
 def test_beams_that_would_all_rather_end_go_on_beside_what_ended() -> None:
-    """With three ends and two beams: six candidates end, two more go on."""
+    """There are three ends and two beams: six candidates end, two more go on."""
     stops = frozenset((1, 2, 3))
     search = BeamSearch(BeamParams(2), stops, 5)
     best = [(1, -0.1), (2, -0.2), (3, -0.3), (4, -5.0), (5, -6.0), (6, -7.0), (7, -8.0), (8, -9.0)]

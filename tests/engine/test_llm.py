@@ -100,7 +100,7 @@ assert engine.loop.has_work
 
 
 def test_the_offline_api_needs_nothing_that_a_bare_machine_lacks() -> None:
-    """It imports neither what serves nor what only faster values, several ranks and grammars need."""
+    """The API imports no package that only serving, faster hashes, several ranks or grammars need."""
     script = textwrap.dedent("""
         import sys
         for name in ("msgspec", "xxhash", "llguidance", "ray", "zmq", "pydantic"):

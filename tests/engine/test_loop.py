@@ -84,7 +84,7 @@ def test_a_defect_ends_the_loop_visibly() -> None:
 def test_a_lost_rank_ends_the_loop_and_none_of_its_requests(
     monkeypatch: pytest.MonkeyPatch, overlap: bool
 ) -> None:
-    """They can go on elsewhere, where a failed step would have ended them. `on_failure` is called once."""
+    """Requests can resume elsewhere; a failed step would have ended them. `on_failure` is called once."""
     script = Script(overlap=overlap)
 
     def lost(plan: StepPlan) -> NoReturn:
@@ -116,7 +116,7 @@ def test_load_counts_what_waits_and_runs() -> None:
 
 
 def test_load_shows_the_work_of_a_step_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an operator sees of an engine that hangs in the first step after a pause."""
+    """An operator sees the work of an engine that hangs in the first step after a pause."""
     script = Script(limits={"max_running": 1})
     shown = []
     run = script.runner.run

@@ -1,4 +1,4 @@
-"""Which cores are an engine's, and how its threads wait: on machines as they are found."""
+"""Which cores an engine uses, and how its threads wait, on the machines that are found in practice."""
 
 from __future__ import annotations
 

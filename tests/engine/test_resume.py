@@ -105,7 +105,7 @@ def test_stop_tokens_end_it_on_either_side(model: Path) -> None:
 
 @st.composite
 def engines(draw: st.DrawFn) -> Script:
-    """An engine with room for the request at least, and other requests in it that may push it out of memory."""
+    """An engine with room for the request at least, and other requests in it that may preempt it."""
     page_size = draw(st.sampled_from([1, 3, 4, 16]))
     room = 64 // page_size + 1  # the longest request below
     script = Script(
@@ -160,7 +160,7 @@ def test_memory_and_steps_on_either_side_do_not_matter(data: st.DataObject, firs
 def test_a_request_that_had_ended_ends_at_once(
     output_ids: list[int], options: dict[str, Any], reason: str
 ) -> None:
-    """Its replica was lost between the last token and word of the end: not a token more is computed."""
+    """The replica was lost between the last token and the report of the end: no further token is computed."""
     script = Script()
     a = script.arrive(range(1, 11), output_ids=output_ids, **options)
     script.run()

@@ -1,4 +1,4 @@
-"""What an engine says of a request's time, and of what it did twice, against what the runner was asked to do."""
+"""A request's reported timings and recomputed tokens, compared with the steps that the runner executed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from engine.stream_delta import Timings
 from tests.engine.support.script import Script
 
 
-def told(script: Script, name: str) -> dict[int, Timings]:
-    """Timings by the number of tokens after which they were told."""
+def timings_of(script: Script, name: str) -> dict[int, Timings]:
+    """Return timings by the number of tokens after which they were reported."""
     by_tokens, count = {}, 0
     for event in script.events[name]:
         count += len(event.token_ids)
@@ -27,11 +27,11 @@ def num_computed(script: Script, name: str) -> int:
     )
 
 
-def test_the_first_token_tells_and_so_does_the_last() -> None:
+def test_the_first_delta_has_timings_and_so_has_the_last() -> None:
     script = Script(limits={"max_step_tokens": 4})
     a = script.arrive(range(1, 11), max_tokens=5)
     script.run()
-    timings = told(script, a)
+    timings = timings_of(script, a)
     assert list(timings) == [1, 5]
     assert (timings[1].prefill, timings[1].decode) == (2, 0)  # three steps, admitted at the first
     assert (timings[5].prefill, timings[5].decode) == (2, 4)
@@ -39,19 +39,21 @@ def test_the_first_token_tells_and_so_does_the_last() -> None:
     assert num_computed(script, a) == 10 + 5 - 1
 
 
-def test_a_preempted_request_tells_what_was_computed_again() -> None:
+def test_a_preempted_request_reports_what_was_computed_again() -> None:
     script = Script(num_pages=24, page_size=4)
     a = script.arrive(range(1, 33), max_tokens=30)
     b = script.arrive(range(100, 132), max_tokens=30)
     script.run()
-    timings = told(script, b)
+    timings = timings_of(script, b)
     assert min(timings) == 1 and max(timings) == 30
     last = timings[30]
     assert last.num_preemptions == script.requests[b].num_preemptions > 0
     assert last.num_recomputed == num_computed(script, b) - (32 + 30 - 1) > 0
     # A client that stops at the first token after the preemption knows of it as well.
-    assert any(0 < count < 30 and told.num_preemptions == last.num_preemptions for count, told in timings.items())
-    assert told(script, a)[30].num_preemptions == told(script, a)[30].num_recomputed == 0
+    assert any(
+        0 < count < 30 and timing.num_preemptions == last.num_preemptions for count, timing in timings.items()
+    )
+    assert timings_of(script, a)[30].num_preemptions == timings_of(script, a)[30].num_recomputed == 0
 
 
 def test_what_another_engine_had_computed_counts_as_computed_again() -> None:
@@ -61,40 +63,44 @@ def test_what_another_engine_had_computed_counts_as_computed_again() -> None:
     script.run()
     resumed = script.arrive(range(1, 41), output_ids=[50, 51, 52, 53, 54], max_tokens=8)
     script.run()
-    (last,) = [timings for count, timings in told(script, resumed).items() if count == 3]
+    (last,) = [timings for count, timings in timings_of(script, resumed).items() if count == 3]
     assert script.requests[resumed].num_cached == 17
     assert last.num_recomputed == 40 + 5 - 1 - 17
     assert num_computed(script, resumed) == last.num_recomputed + 1 + 3 - 1
 
 
-def test_an_aborted_request_was_told_all_but_its_decode() -> None:
+def test_an_aborted_request_has_all_timings_but_its_decode() -> None:
     script = Script()
     a = script.arrive(range(1, 11), max_tokens=50)
     script.run(until=lambda: len(script.tokens(a)) == 7)
-    assert list(told(script, a)) == [1]
+    assert list(timings_of(script, a)) == [1]
     script.abort(a)
     script.run()
     assert script.reason(a) == "abort"
     assert script.events[a][-1].timings is not None
 
 
-def test_the_most_pages_that_a_request_held_are_told_though_it_gave_them_up() -> None:
+def test_the_most_pages_that_a_request_held_are_reported_though_it_gave_them_up() -> None:
     """Shared pages count: the second request finds the first one's prompt in the cache."""
     script = Script(num_pages=24, page_size=4)
     a = script.arrive(range(1, 33), max_tokens=30)
     b = script.arrive(range(100, 132), max_tokens=30)
     script.run()
     assert script.requests[b].num_preemptions > 0
-    assert told(script, a)[1].kv_pages_peak == 32 // 4
-    assert told(script, a)[30].kv_pages_peak == told(script, b)[30].kv_pages_peak == -(-(32 + 30 - 1) // 4)
+    assert timings_of(script, a)[1].kv_pages_peak == 32 // 4
+    assert (
+        timings_of(script, a)[30].kv_pages_peak
+        == timings_of(script, b)[30].kv_pages_peak
+        == -(-(32 + 30 - 1) // 4)
+    )
     again = script.arrive(range(1, 33), max_tokens=1)
     script.run()
-    assert told(script, again)[1].kv_pages_peak == 32 // 4
+    assert timings_of(script, again)[1].kv_pages_peak == 32 // 4
 
 
 def test_beams_share_pages_and_each_page_counts_once() -> None:
     script = Script(page_size=4)
     name = script.arrive(range(1, 33), max_tokens=4, beams=BeamParams(3, 1))
     script.run()
-    (peak,) = (timings.kv_pages_peak for timings in told(script, name).values())
+    (peak,) = (timings.kv_pages_peak for timings in timings_of(script, name).values())
     assert 32 // 4 < peak <= 32 // 4 + 3

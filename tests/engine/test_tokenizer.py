@@ -1,4 +1,4 @@
-"""Loading tokenizers: the short way must lead to where the long one does."""
+"""Loading tokenizers: the fast path must give the same tokenizer as the slow one."""
 
 from __future__ import annotations
 

@@ -54,6 +54,6 @@ def test_no_secret_is_kept_here() -> None:
             assert not re.search(r"^kind: Secret$|hf_[A-Za-z0-9]{20}|secretGenerator", text, re.M), path
 
 
-def test_ray_still_drains_on_sigterm_as_long_as_it_is_told() -> None:
+def test_ray_still_drains_on_sigterm_for_as_long_as_it_is_set_to() -> None:
     """Ray reads the variable that the pods set; a new version of Ray may rename it."""
     assert hasattr(ray_constants, DRAIN)

@@ -26,20 +26,20 @@ needs_promtool = pytest.mark.skipif(
 
 
 def promtool(*arguments: object) -> tuple[bool, str]:
-    """Whether it was content, and what it said."""
+    """Return whether promtool succeeded, and its output."""
     done = subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=600)
     return done.returncode == 0, done.stdout + done.stderr
 
 
 def misfits(path: Path = RULES) -> list[str]:
-    """What does not fit the table of metrics."""
+    """Return the parts of the rules that do not fit the table of metrics."""
     rules = load_rules(path)
     recorded = recorded_labels(rules)
     return [f"{rule.name}: {problem}" for rule in rules for problem in problems(rule.expr, recorded)]
 
 
 def thresholds(rule: Rule) -> list[str]:
-    """What its expression compares with, and how: "> 14.4 * 0.01" for instance."""
+    """Return the comparisons in a rule's expression, such as "> 14.4 * 0.01"."""
     return re.findall(r"(?:[=!<>]=|[<>])\s*\d[\d.]*(?:\s*\*\s*[\d.]+)?", rule.expr)
 
 

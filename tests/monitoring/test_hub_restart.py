@@ -1,4 +1,4 @@
-"""The hub dies, as processes do: on the page, no counter and no bucket ever runs backwards."""
+"""When the hub dies and restarts, no counter and no bucket on its page ever runs backwards."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Application:
             self.ingresses[i] = before
 
     def wait(self, i: int, amount: int) -> None:
-        """Long enough for all that live to report, and for some to be taken for gone."""
+        """Wait long enough for all live processes to report, and for some to be taken for gone."""
         for _ in range(amount):
             self.now += 4.0
             for j, _ in enumerate(self.processes[:2]):
@@ -160,7 +160,7 @@ class Application:
 
 
 def check(before: dict[str, float], after: dict[str, float]) -> None:
-    """No total that is still there is smaller, and none that is gone is missing from the sum over replicas."""
+    """Check that no total has shrunk, and that those that are gone still count in the sum over replicas."""
     for series, old in before.items():
         assert after.get(series, old) >= old, series
     after_sums = sums(after)
@@ -169,7 +169,7 @@ def check(before: dict[str, float], after: dict[str, float]) -> None:
 
 
 def sums(totals: dict[str, float]) -> Counter[str]:
-    """Summed over replicas, in millionths: the floats are added here in any order."""
+    """Sum over replicas, in millionths, as the order in which floats are added is arbitrary."""
     total: Counter[str] = Counter()
     for series, number in totals.items():
         total[re.sub(r',?replica="[^"]*"', "", series)] += round(number * 1e6)
@@ -191,7 +191,7 @@ def test_no_total_ever_runs_backwards(steps: list[tuple[str, int, int]]) -> None
     app.render(1, 1)
 
 
-def test_sums_of_seconds_do_not_depend_on_who_reported_last() -> None:
+def test_sums_of_seconds_do_not_depend_on_the_order_of_reports() -> None:
     """0.1 + 0.2 + 0.3 is more than 0.3 + 0.2 + 0.1, and Prometheus would take that for a restart."""
     hub, processes = Hub(), {name: Metrics("demo", name, "engine") for name in "abc"}
     for seconds, metrics in zip((0.1, 0.2, 0.3), processes.values(), strict=True):

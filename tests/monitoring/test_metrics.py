@@ -1,4 +1,4 @@
-"""One process's values: the table is sound, misuse is told at once, numbers land where they belong."""
+"""One process's values: the table is sound, misuse is an error at once, numbers land where they belong."""
 
 import re
 import threading
@@ -81,7 +81,7 @@ def test_a_total_kept_elsewhere_never_lowers_a_counter() -> None:
         (lambda m: m.set("build_info", 1, version=3, attention="", device="", dtype=""), "a string"),
     ],
 )
-def test_misuse_is_told(use: Callable[[Metrics], None], expected: str) -> None:
+def test_misuse_is_an_error(use: Callable[[Metrics], None], expected: str) -> None:
     with pytest.raises((KeyError, ValueError), match=expected):
         use(Metrics("m", "r"))
 

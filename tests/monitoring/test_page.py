@@ -1,4 +1,4 @@
-"""What else the page must be: clean by Prometheus' own judgement, the gateway's gauges, and bounded."""
+"""The metrics page passes Prometheus' own checks, has the gateway's gauges, and stays bounded."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_inference_gateways_gauges_sum_over_replicas_by_model() -> None:
     assert len([name for name, _ in samples if name.startswith("vllm:")]) == 2 * 5
 
 
-def test_without_engines_the_gateway_is_told_nothing() -> None:
+def test_without_engines_the_gateway_gets_no_gauges() -> None:
     hub = Hub(mirrors=[gateway_gauges])
     assert not [name for name, _ in page_of(hub, 0.0) if name.startswith("vllm:")]
 

@@ -1,4 +1,4 @@
-"""What an expression asks for is found, and what cannot be right in it is told."""
+"""The metrics and labels of an expression are found, and what cannot be right in it is reported."""
 
 import pytest
 
@@ -74,6 +74,6 @@ def test_what_fits_the_table_is_no_problem(expression: str) -> None:
         ('rate(raydix_preemptions_total{replica=~".+"}[5m])', 'needs replica!="gone"'),
     ],
 )
-def test_what_cannot_be_right_is_told(expression: str, problem: str) -> None:
+def test_expressions_that_cannot_be_right_are_reported(expression: str, problem: str) -> None:
     [found] = problems(expression, {"raydix:own": {"own"}})
     assert problem in found

@@ -1,4 +1,4 @@
-"""The cost: what must hold of it for any replica and any prompt."""
+"""The cost: properties that hold for any replica and any prompt."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def blocks(prefixes: Sequence[HotPrefix]) -> set[tuple[int, ...]]:
 
 
 def uses_of(prompts: Sequence[Sequence[int]]) -> Counter[tuple[int, ...]]:
-    """How many prompts have each beginning of whole blocks, counted one by one."""
+    """Count one by one how many prompts have each beginning of whole blocks."""
     return Counter(tuple(prompt[:end]) for prompt in prompts for end in range(BLOCK, len(prompt) + 1, BLOCK))
 
 
@@ -111,7 +111,7 @@ def test_what_is_used_stays_when_much_else_passes_by() -> None:
     assert list(prefix.token_ids) == system
 
 
-def test_salted_prompts_are_told_apart_and_keep_their_namespace() -> None:
+def test_salted_prompts_are_kept_apart_and_keep_their_namespace() -> None:
     hot = made()
     salted = Namespace("m", salt="tenant")
     for namespace, count in ((M, 2), (salted, 3), (Namespace("m", salt="other"), 1)):

@@ -1,4 +1,4 @@
-"""Placing requests by what is cached where and who is busy, and being able to say why."""
+"""Requests are placed by cached prefixes and load, and each decision can be explained."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_prompts_with_another_salt_or_model_share_nothing() -> None:
 
 
 def test_a_prompt_whose_logits_are_wanted_counts_on_no_cache() -> None:
-    """It goes where there is least to do, and counts there with all its tokens."""
+    """The request goes to the least busy replica, and counts there with all its tokens."""
     fleet, placer = made("a", "b")
     prompt = Prompt("r", list(range(400)))
     placer.replace("b", held(prompt))
@@ -114,7 +114,7 @@ def test_a_dispatch_counts_at_once_as_load_and_as_prefix() -> None:
     assert fleet.loads()[home] == 0
 
 
-def test_the_next_turn_of_a_short_conversation_finds_the_last_one_before_the_replica_tells() -> None:
+def test_the_next_turn_of_a_short_conversation_finds_the_last_one_before_the_replica_reports_it() -> None:
     fleet, placer = made(*"abcdefgh")
     for number in range(20):
         first = Prompt(f"{number}-1", [number * 100, 1, 2])  # shorter than a block

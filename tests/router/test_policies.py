@@ -1,4 +1,4 @@
-"""Policies: what holds of all of them, and what each does that the others do not."""
+"""Policies: properties that all of them have, and what each does that the others do not."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_decision_survives_serialisation(name: str) -> None:
     assert msgspec.json.decode(msgspec.json.encode(decision), type=Decision) == decision
 
 
-def test_an_unknown_policy_is_told_the_known_ones() -> None:
+def test_an_unknown_policy_is_answered_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="unknown routing policy 'best'; there are cost, session"):
         policy_named("best")
 

@@ -1,4 +1,4 @@
-"""Policies by name: which are taken, which are refused with which words, and what is checked of one's own."""
+"""Policies by name: those that are accepted, the errors for others, and the checks on a custom policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index of who holds which blocks, against a dictionary of sets."""
+"""The index of the blocks that each replica holds, compared with a dictionary of sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXPECT_S = 10.0
 
 
 class Model:
-    """What the index ought to know, by brute force."""
+    """The blocks that the index ought to know, by brute force."""
 
     def __init__(self) -> None:
         self.held: dict[str, set[int]] = {}
@@ -44,7 +44,7 @@ class Model:
         self.expected.pop(replica, None)
 
     def known(self, replica: str, chain: Sequence[int], now: float) -> list[bool]:
-        """Which blocks of `chain` the replica holds or is expected to hold."""
+        """Return which blocks of `chain` the replica holds or is expected to hold."""
         held = self.held[replica]
         expected = {block for block, until in self.expected.get(replica, {}).items() if until > now}
         return [block in held or block in expected for block in chain]
@@ -99,7 +99,7 @@ class Driver:
                 assert not depth or known[depth - 1]
 
     def step_whole(self) -> None:
-        """What a replica can tell: it stores a prefix whole, and evicts a block with all that follow it."""
+        """Apply a delta as replicas send it: a whole prefix stored, or a block evicted with all that follow it."""
         self.now += self.draw.choice((0.0, 0.5, 4.0))
         replica, chain = self.draw.choice(self.replicas), self.draw.choice(self.chains)
         start, stop = sorted(self.draw.randint(0, len(chain)) for _ in range(2))
@@ -145,7 +145,7 @@ def test_prefixes_that_are_whole_are_matched_exactly(seed: int, num_replicas: in
 
 
 def test_a_hole_does_not_hide_what_lies_behind_it() -> None:
-    """A delta was lost: whoever holds a block holds all before it."""
+    """A delta was lost: a replica that holds a block holds all before it."""
     index = PrefixIndex(16)
     index.apply("a", [1, 2, 4, 5], [])
     index.apply("b", [5, 4, 3, 2, 1], [])
@@ -186,7 +186,7 @@ def test_a_full_index_knows_less_but_nothing_wrong() -> None:
     assert index.match(first, 0.0) == {"a": 80, "b": 80}
 
 
-def test_what_nobody_holds_any_more_makes_room() -> None:
+def test_blocks_that_no_replica_holds_any_more_make_room() -> None:
     """Replicas come, are filled and go, a hundred times: neither blocks nor slots pile up."""
     index = PrefixIndex(16, max_blocks=4000)
     for generation in range(100):
@@ -212,7 +212,7 @@ def test_snapshots_do_not_use_up_slots() -> None:
 
 
 def test_expectations_are_bounded() -> None:
-    """The oldest of too many go first; what replicas told of is not touched by that."""
+    """The oldest of too many are dropped first; blocks that replicas reported stay."""
     index = PrefixIndex(16, expect_s=1e9, max_expected=100)
     index.apply("a", [1, 2], [])
     index.expect("a", [1, 2, 3, 4], now=0.0)

@@ -1,4 +1,4 @@
-"""One state per deployment and process, with one set of settings, made by the first that asks."""
+"""Each process has one state per deployment, with one set of settings, made on the first request for it."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class CheckedCache:
     # Whole stories, for tests that are about something else
 
     def start(self, tokens: Sequence[int], namespace: Namespace = NAMESPACES[0]) -> Client:
-        """A request that has all of `tokens` computed, and nothing inserted yet."""
+        """Start a request that has all of `tokens` computed, and nothing inserted yet."""
         client = self.admit(namespace, list(tokens))
         assert client is not None, "no room"
         self.compute(client, len(client.tokens))
@@ -200,7 +200,7 @@ class CheckedCache:
         self.check_locks()
 
     def serve(self, tokens: Sequence[int], namespace: Namespace = NAMESPACES[0]) -> int:
-        """A request from arrival to end. Returns how many tokens it found."""
+        """Run a request from arrival to end, and return how many tokens it found."""
         client = self.start(tokens, namespace)
         found = client.lease.num_cached
         self.end(client)
@@ -236,7 +236,7 @@ class CheckedCache:
                 stack.extend((child, tokens) for child in node.children.values())
 
     def check(self) -> None:
-        """All that must be true after every operation."""
+        """Check all that must be true after every operation."""
         account = self.cache.account()
         assert account.total == self.cache.num_pages
         assert self.cache.available == account.free + account.evictable
@@ -256,7 +256,7 @@ class CheckedCache:
         self.check_pages([node for node, _ in nodes])
 
     def check_client(self, client: Client) -> None:
-        """Its table leads to its own KV, and what it shares is what the tree has."""
+        """The client's table leads to its own KV, and the pages that it shares are the tree's."""
         lease, page_size = client.lease, self.cache.page_size
         assert lease.node is not None and lease.num_shared == -(-lease.node.end // page_size)
         assert lease.pages[: lease.num_shared] == self.cache._tree.table(lease.node)
@@ -271,14 +271,14 @@ class CheckedCache:
             assert self.memory[client.copy.source, client.copy.num_tokens - 1] == content[lease.num_cached - 1]
 
     def check_tails(self, node: Node) -> None:
-        """A page that a node ends in, with others behind it, is one that a client writes on in or copies."""
+        """Check that a page in which an inner node ends is one that a client writes on in or copies."""
         slot, inside = divmod(node.end, self.cache.page_size)
         if inside and node.children and not any(child.first_slot > slot for child in node.children.values()):
             is_held = node.pins > sum(child.is_locked for child in node.children.values())
             assert is_held or self.is_copying
 
     def check_node(self, node: Node) -> None:
-        """The shape of the tree, its locks and its queue."""
+        """Check the shape of the tree, its locks and its queue."""
         page_size = self.cache.page_size
         assert node.tokens or node.parent is None
         assert node.first_slot in (node.start // page_size, -(-node.start // page_size))
@@ -291,7 +291,7 @@ class CheckedCache:
         assert node.parent is not None or node.children or node.pins
 
     def check_pages(self, nodes: list[Node]) -> None:
-        """Each page is in one place, and the counters say how many are where."""
+        """Check that each page is in one place, and that the counters say how many are where."""
         account = self.cache.account()
         evictable = [page for node in nodes if not node.pins for page in node.pages]
         locked = [page for node in nodes if node.pins for page in node.pages]
@@ -303,7 +303,7 @@ class CheckedCache:
         assert not set(owned) & set(private) and len(set(private)) == len(private)
 
     def check_locks(self) -> None:
-        """Exactly what the clients hold is locked, and the paths above it. Between operations only."""
+        """Check that exactly the clients' paths are locked. Call between operations only."""
         pins: dict[Node, int] = {}
         for client in self.clients:
             for node in (client.lease.node, client.lease.source):

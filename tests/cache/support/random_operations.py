@@ -85,7 +85,7 @@ class RandomOperations:
                 self.checked.insert(other, other.computed)
 
     def fork(self) -> None:
-        """Some of its tokens, or all; the fork goes on as it likes, as the first does."""
+        """Fork some of a client's tokens, or all; both then go on independently."""
         if (client := self.client()) and len(self.checked.clients) < 40:
             shorter = self.draw.choice((0, 0, 0, 1, 3))
             fork = self.checked.fork(client, max(client.computed - shorter, 0))

@@ -1,4 +1,4 @@
-"""Chat completions through the openai client, on an engine that says what the test scripts."""
+"""Chat completions through the openai client, on an engine with scripted answers."""
 
 from __future__ import annotations
 

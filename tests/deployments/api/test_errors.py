@@ -1,4 +1,4 @@
-"""Every bad input has its own 400-class error that names the field, and no engine hears of it."""
+"""Every bad input has its own 400-class error that names the field, and never reaches an engine."""
 
 from __future__ import annotations
 

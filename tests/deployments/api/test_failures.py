@@ -1,4 +1,4 @@
-"""What a client gets when engines refuse, fail or disappear; a client that disconnects costs nothing."""
+"""The answers when engines refuse, fail or disappear; a client that disconnects costs nothing."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_engine_that_says_nothing_is_given_up(service: ApiService, engine: Sc
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_client_who_leaves_ends_the_generation(
+def test_a_client_that_disconnects_ends_the_generation(
     service: ApiService, engine: ScriptedEngine, metrics: Metrics, stream: bool, n: int
 ) -> None:
     engine.hangs = True

@@ -1,4 +1,4 @@
-"""Two models behind one API: which one answers, what is reported of each, loading and unloading."""
+"""Two models behind one API: which one answers, the reports about each, loading and unloading."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 @dataclass
 class ScriptedSwitch:
-    """Does at once what it is told, or refuses."""
+    """A switch that obeys at once, or refuses."""
 
     now: ModelState | None = "loaded"
     refuse_with: Exception | None = None
@@ -51,7 +51,7 @@ class ScriptedSwitch:
 
 @dataclass
 class ScriptedCluster:
-    """Says that it is there."""
+    """A cluster that reports that it is there."""
 
     async def status(self) -> dict[str, Any]:
         return {"object": "cluster.status", "versions": {"ray": "9"}, "missing": {}}
@@ -124,7 +124,7 @@ def test_each_model_has_its_own_limits(two: Two) -> None:
 @pytest.mark.parametrize(
     "asked, status, code", [("huge", 404, "model_not_found"), (None, 400, None), (7, 400, None)]
 )
-def test_without_a_known_model_the_list_is_told(
+def test_an_unknown_model_is_answered_with_the_list(
     two: Two, path: str, body: dict[str, Any], asked: object, status: int, code: str | None
 ) -> None:
     refused = two.client().post(path, body | ({"model": asked} if asked else {}))

@@ -36,7 +36,7 @@ KEY = "key-of-acme"
 
 
 class Lines:
-    """What Serve's two kinds of handler write, without its files."""
+    """The lines that Serve's two kinds of handler write, without its files."""
 
     def __init__(self) -> None:
         self.json, self.text = io.StringIO(), io.StringIO()
@@ -129,7 +129,7 @@ def test_failed_requests(client: Client, engine: ScriptedEngine, lines: Lines) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_who_left(service: ApiService, engine: ScriptedEngine, lines: Lines, stream: bool) -> None:
+def test_a_lost_client(service: ApiService, engine: ScriptedEngine, lines: Lines, stream: bool) -> None:
     engine.hangs = True
     asyncio.run(hang_up(replace(service, listeners=(RequestLog("i"),)), ASK | {"stream": stream}))
     (line,) = lines.all

@@ -58,13 +58,13 @@ def test_the_session_survives_errors_and_forgets_the_failed_turn(
     assert [m["content"].strip() for m in fake_server.bodies[-1]["messages"]] == ["hello", "hello", "goes on"]
 
 
-def test_unknown_commands_are_told_and_not_sent(fake_server: Server) -> None:
+def test_unknown_commands_are_reported_and_not_sent(fake_server: Server) -> None:
     result = chat(fake_server.url, "/rest", "/help", "")
     assert "No such command: /rest" in result.stdout and "/stats" in result.stdout
     assert fake_server.bodies == []
 
 
-def test_nobody_there_is_one_line_on_stderr() -> None:
+def test_a_server_that_is_not_there_is_one_line_on_stderr() -> None:
     result = chat("http://127.0.0.1:9", "hello")
     assert result.returncode == 1 and result.stdout == ""
     assert len(result.stderr.splitlines()) == 1 and "is `raydix serve` running there?" in result.stderr

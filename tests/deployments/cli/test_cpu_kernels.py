@@ -1,4 +1,4 @@
-"""What `raydix info` says of attention and the native kernels on this machine."""
+"""The report of `raydix info` on attention and the native kernels of this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.engine.support.attention_packages import flash_module
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """Nothing is remembered of what other tests loaded, nor by those that follow."""
+    """Forget the libraries that other tests loaded, before the test and after it."""
     native.forget()
     yield
     native.forget()
@@ -60,7 +60,7 @@ def test_with_the_library_info_says_what_is_used(monkeypatch: pytest.MonkeyPatch
 
 
 def test_of_a_gpu_it_says_what_would_run_and_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is none too: then nothing is asked of it, and only what is installed decides."""
+    """The report needs no GPU: none is queried, and only the installed packages decide."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for module in ("flash_attn_interface", "vllm.vllm_flash_attn", "vllm_flash_attn", "flash_attn", "flashinfer"):
         monkeypatch.setitem(sys.modules, module, None)

@@ -1,4 +1,4 @@
-"""`raydix generate`, `raydix info` and the command's manners: instant help, one line for a mistake."""
+"""`raydix generate` and `raydix info`; help comes at once, and a mistake is reported in one line."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ def test_info_shows_what_the_embedded_model_costs() -> None:
     assert "32 tokens" in result.stdout and "KV pages here" in result.stdout
 
 
-def test_info_tells_all_weights_from_those_a_token_uses() -> None:
+def test_info_distinguishes_all_weights_from_those_a_token_uses() -> None:
     facts = planned_model("Qwen3-30B-A3B").facts
     assert facts.experts is not None
     mixed = replace(facts, experts=replace(facts.experts, layers=frozenset(range(2, 48))))

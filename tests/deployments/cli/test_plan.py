@@ -145,7 +145,7 @@ def test_the_tables_keep_to_the_terminal(width: int) -> None:
         (["demo", "--yaml", "/no/such/dir/x.yaml"], "--yaml /no/such/dir/x.yaml"),
     ],
 )
-def test_mistakes_are_told(arguments: list[str], message: str) -> None:
+def test_mistakes_are_reported(arguments: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         RUNNER.invoke(app, ["plan", *arguments], catch_exceptions=False)
 

@@ -1,4 +1,4 @@
-"""What `raydix serve` hands to Serve, and what it refuses before anything has started."""
+"""The configuration that `raydix serve` hands to Serve, and mistakes that it refuses before anything starts."""
 
 import socket
 from pathlib import Path
@@ -124,6 +124,6 @@ def test_a_taken_port_is_found_and_a_free_one_passes() -> None:
     check_port("127.0.0.1", port)
 
 
-def test_an_address_that_is_not_ours_is_told() -> None:
+def test_an_address_that_is_not_ours_is_reported() -> None:
     with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1:8000"):
         check_port("192.0.2.1", 8000)

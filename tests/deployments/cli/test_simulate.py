@@ -1,4 +1,4 @@
-"""raydix simulate: from a trace file to a table, JSON and a picture."""
+"""`raydix simulate`: from a trace file to a table, JSON and a picture."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_trace_without_prefixes_comes_with_a_warning(tmp_path: Path) -> None:
         (["--calibration", "missing.json"], "missing.json: expected"),
     ],
 )
-def test_mistakes_are_told(trace: Path, arguments: list[str], message: str) -> None:
+def test_mistakes_are_reported(trace: Path, arguments: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         RUNNER.invoke(app, ["simulate", str(trace), *arguments], catch_exceptions=False)
 

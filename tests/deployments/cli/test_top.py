@@ -1,4 +1,4 @@
-"""`raydix top`: from recorded pages to values, from values to screens, and when there is nothing to see."""
+"""`raydix top`: from recorded pages to values, from values to screens, and screens without any values."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_states_come_from_heartbeats_first_and_from_serve_where_there_are_none()
     assert {r.model for r in view.replicas} == {"demo"}
 
 
-def test_without_health_nobody_is_declared_gone() -> None:
+def test_without_health_no_replica_is_declared_gone() -> None:
     service, watch = Recorded("r1"), ViewBuilder(URL)
     watch.see(service.read())
     view = watch.see(service.read(1.0, health={}))
@@ -169,7 +169,7 @@ def test_without_health_nobody_is_declared_gone() -> None:
     assert view.service.status is None and view.models[0].model == "demo"
 
 
-def test_decisions_tell_what_was_predicted_and_what_came_of_it() -> None:
+def test_decisions_show_what_was_predicted_and_what_came_of_it() -> None:
     record = {
         "request_id": "cmpl-1", "at": 1.7e9, "model": "demo", "reason": "holder", "num_tokens": 600,
         "replica": "r1", "predicted_cached": 512, "actual_cached": None, "terms": {"r1": {"total": 0.25}},
@@ -185,7 +185,7 @@ def test_decisions_tell_what_was_predicted_and_what_came_of_it() -> None:
 
 
 def shown(screen: Screen, width: int = 80, height: int = 24, encoding: str = "utf-8") -> str:
-    """What a console of that size prints, checked to stay within it."""
+    """Return what a console of that size prints, checking that it stays within it."""
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding)
     console = Console(file=file, width=width, height=height, color_system=None, legacy_windows=False)

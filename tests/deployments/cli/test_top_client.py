@@ -1,4 +1,4 @@
-"""What `raydix top` reads of the real API: with the admin key, with a wrong one, and without."""
+"""`raydix top` reads the real API with the admin key, with a wrong one, and without."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def metrics() -> Metrics:
 
 @pytest.fixture
 def closed(service: ApiService, metrics: Metrics) -> ApiService:
-    """With a tenant, an admin key, and a real metrics page."""
+    """A service with a tenant, an admin key, and a real metrics page."""
     args = AppArgs.model_validate({"tenants": [TENANT], "admin_key_hash": KEY_HASH})
     hub = Hub()
 
@@ -114,7 +114,7 @@ def test_a_protected_page_needs_the_key(closed: ApiService) -> None:
     assert source(protected, KEY).read().decisions == []
 
 
-def test_where_there_is_no_admin_key_the_reason_is_told(closed: ApiService) -> None:
+def test_without_an_admin_key_the_reason_is_shown(closed: ApiService) -> None:
     opened = dataclasses.replace(closed, access=AccessControl(), admin_key_hash=None)
     reading = source(opened, KEY).read()
     assert "admin_key_hash" in reading.hidden["router decisions"]

@@ -67,7 +67,7 @@ def test_mistakes_are_named(arguments: dict[str, Any], complaint: str) -> None:
         AppArgs.model_validate(arguments)
 
 
-def test_an_engine_on_a_gpu_takes_one_unless_told_otherwise() -> None:
+def test_an_engine_on_a_gpu_takes_one_unless_set_otherwise() -> None:
     assert ModelArgs.model_validate({"engine": {"device": "cuda"}}).gpus_per_engine == 1
     half = {"engine": {"device": "cuda"}, "engines": {"num_gpus": 0.5}}
     assert ModelArgs.model_validate(half).gpus_per_engine == 0.5

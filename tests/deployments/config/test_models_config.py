@@ -85,7 +85,7 @@ def options(**model: Any) -> Any:
     return deployment._deployment_config
 
 
-def test_a_model_that_is_not_loaded_at_the_start_has_no_replica_until_it_is_told_to() -> None:
+def test_a_model_that_is_not_loaded_at_the_start_has_no_replica_until_it_is_loaded() -> None:
     config = options(load_at_start=False, engines={"count": 3}).autoscaling_config
     assert (config.min_replicas, config.initial_replicas, config.max_replicas) == (0, 0, 3)
     assert config.policy.policy_function == "deployments.replica.autoscaling:keep"
@@ -115,7 +115,7 @@ def test_each_model_writes_calls_in_its_own_way() -> None:
     assert (alone.chat.tools, alone.chat.reasoning) == ("auto", "none")
 
 
-def test_autoscaled_models_begin_as_before_and_not_at_all_when_told_so() -> None:
+def test_autoscaled_models_begin_as_before_and_not_at_all_when_set_so() -> None:
     for least, load_at_start, initial in ((2, True, 2), (2, False, 0), (0, True, 0)):
         config = options(engines={"autoscaling": {"min": least, "max": 5}}, load_at_start=load_at_start)
         assert config.autoscaling_config.initial_replicas == initial

@@ -1,4 +1,4 @@
-"""A typo in a Serve config is reported, which Serve itself would not do."""
+"""Typos in a Serve config are reported, which Serve itself would not do."""
 
 from __future__ import annotations
 

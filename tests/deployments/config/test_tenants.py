@@ -71,7 +71,7 @@ def test_every_key_is_compared_wherever_the_right_one_is(monkeypatch: pytest.Mon
         ({"admission": {"ttft_target_s": 0}}, "ttft_target_s"),
     ],
 )
-def test_mistakes_are_told(arguments: dict[str, Any], complaint: str) -> None:
+def test_mistakes_are_reported(arguments: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
         AppArgs.model_validate(arguments)
 

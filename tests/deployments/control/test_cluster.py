@@ -1,4 +1,4 @@
-"""The cluster's state is truthful, bounded in time, and leaves out what no source reported."""
+"""The cluster's state is correct, collected in bounded time, and leaves out what no source reported."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[Any]:
-    """In fp32, on one thread: at this size threads mostly wait for each other, on a busy machine for long."""
+    """The model in float32, on one thread: so small a model's threads would mostly wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()

@@ -1,4 +1,4 @@
-"""The board sums up what ingresses report of hot prefixes, and forgets what has faded."""
+"""The board sums up the hot prefixes that ingresses report, and forgets those that have faded."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def from_file(tmp_path: Path, content: Any, **arguments: Any) -> AppArgs:
     return with_access_file(AppArgs.model_validate({"access_file": str(path), **arguments}))
 
 
-def test_the_file_says_who_may_ask(tmp_path: Path) -> None:
+def test_the_file_says_which_keys_may_ask(tmp_path: Path) -> None:
     args = from_file(tmp_path, {"tenants": [TENANT], "admin_key_hash": ADMIN}, protect_metrics=True)
     keys = KeyRing(args.tenants, args.admin_key_hash)
     assert not keys.is_open

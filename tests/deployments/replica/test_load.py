@@ -47,7 +47,7 @@ def test_the_share_of_time_spent_on_prefill_fades() -> None:
     assert engine.reporter.read().prefill_share < 0.01
 
 
-def test_a_full_queue_and_a_full_batch_are_told() -> None:
+def test_a_full_queue_and_a_full_batch_are_reported() -> None:
     assert not ReportedEngine(num_waiting=1).reporter.read().is_full
     full = ReportedEngine(num_waiting=2, num_running=8, decode_seconds=0.02).reporter.read()
     assert (full.is_full, full.max_running, full.decode_rate) == (True, 8, 400)

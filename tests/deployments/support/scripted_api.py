@@ -1,4 +1,4 @@
-"""A service on the embedded model's tokenizer, with an engine that says what the test scripts."""
+"""A service on the embedded model's tokenizer, with an engine whose answers the test scripts."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def client(transport: httpx.ASGITransport) -> Client:
 
 
 async def hang_up(service: ApiService, body: dict[str, Any]) -> bytes:
-    """A client that sends a request, waits until the engine has spoken, and closes the connection."""
+    """A client that sends a request, waits for the engine's first output, and closes the connection."""
     content = json.dumps(body).encode()
     sent = bytearray()
     inbox = [{"type": "http.request", "body": content, "more_body": False}]

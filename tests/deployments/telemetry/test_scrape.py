@@ -123,7 +123,7 @@ def test_quantiles_of_several_models_together_and_alone() -> None:
     assert interval.quantile("h", 0.25) == pytest.approx(1.0)
 
 
-def test_a_page_of_another_server_is_told_from_ours() -> None:
+def test_a_page_of_another_server_is_distinguished_from_ours() -> None:
     assert not parsed("# TYPE python_info gauge", "python_info 1.0").is_raydix
     assert parsed("# TYPE raydix_x gauge").is_raydix
 

@@ -91,7 +91,7 @@ class Sandbox:
 
 
 def missing_tools(block: Block) -> list[str]:
-    """Those of `TOOLS` that a block needs and this machine lacks."""
+    """Return those of `TOOLS` that a block needs and this machine lacks."""
     words = {word for line in shell_lines(block.text) for word in line}
     return [tool for tool in TOOLS if tool in words and shutil.which(tool) is None]
 
@@ -131,7 +131,7 @@ def validate_yaml(text: str) -> None:
 
 
 def marker_problem(block: Block) -> str | None:
-    """What is wrong with a marked block's marker."""
+    """Return what is wrong with a block's marker; None when it is right."""
     assert block.marker is not None
     kind, value = block.marker
     if kind == "needs":

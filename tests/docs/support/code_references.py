@@ -1,4 +1,4 @@
-"""Finds what pages name of the code: files, folders, modules, and the definitions in them."""
+"""Finds the parts of the code that pages name: files, folders, modules, and the definitions in them."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def find_command(words: list[str]) -> tuple[Any, list[str]]:
 
 
 def command_problem(words: list[str]) -> str | None:
-    """What is wrong with the arguments of a `raydix` command line; None when it is accepted."""
+    """Return what is wrong with the arguments of a `raydix` command line; None when it is accepted."""
     try:
         command, arguments = find_command(words)
         command.make_context(command.name, list(arguments))

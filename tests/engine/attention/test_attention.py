@@ -45,7 +45,7 @@ def test_the_reference_backend(
     free_padding: int,
     seed: int,
 ) -> None:
-    """It computes any mix of rows, also rows of one token behind prefill rows."""
+    """The backend computes any mix of rows, also rows of one token behind prefill rows."""
     case = Paged(rows, heads, page_size, window, torch.float64, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("engine.attention.reference._MAX_SCORES", max_scores)

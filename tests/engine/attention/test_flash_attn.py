@@ -78,7 +78,7 @@ def test_a_layer_is_one_call_for_decodes_and_one_for_the_rest(install: Install, 
     assert decode.get("max_seqlen_q", 1) == 1 and prefill["max_seqlen_q"] == 6
 
 
-def test_vllm_is_told_the_generation_of_kernels_that_the_gpu_has(install: Install) -> None:
+def test_vllm_gets_the_generation_of_kernels_that_the_gpu_has(install: Install) -> None:
     double = install("vllm.vllm_flash_attn")
     case = Paged([(12, 1)], Heads(2, 1, 8), 16, None, BF16)
     for best in (3, 2):

@@ -254,7 +254,7 @@ def test_a_request_without_draft_tokens_is_planned_ahead() -> None:
     assert 8 <= sum(needed) < 40
 
 
-def test_steps_tell_how_many_draft_tokens_they_held() -> None:
+def test_steps_report_how_many_draft_tokens_they_held() -> None:
     script = Script(num_pages=200, drafter=ScriptedDrafts(0.5))
     stats: list[StepStats] = []
     script.loop._on_step = stats.append

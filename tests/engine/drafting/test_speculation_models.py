@@ -142,7 +142,7 @@ def test_speculation_changes_no_token(models: dict[str, Path], speculation: Spec
 
 
 def test_it_resumes_at_any_token(models: dict[str, Path], speculation: Speculation) -> None:
-    """Cut anywhere, also inside accepted tokens, the rest is the same on an engine with or without speculation."""
+    """A request cut anywhere, even inside accepted tokens, resumes the same with or without speculation."""
     config = EngineConfig(model=str(models["model"]), device="cpu", kv_pages=200, speculation=speculation)
     sampling = SamplingParams(max_tokens=14, **DRAWN, **FEW)
     plain = Run(dataclasses.replace(config, speculation=None))
@@ -258,7 +258,7 @@ PEOPLE = """{"type": "array", "minItems": 2, "maxItems": 2, "items": {"type": "o
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_structured_answers_are_the_same_with_drafts(drafter: str) -> None:
-    """JSON that repeats its keys. Cut at any token, the rest is the same too."""
+    """The output is JSON that repeats its keys. Cut at any token, the rest is the same too."""
     config = EngineConfig(kv_pages=600, threads=1)
     people = Grammar("json_schema", PEOPLE)
     sampling = SamplingParams(temperature=1.3, seed=4, max_tokens=300, grammar=people)

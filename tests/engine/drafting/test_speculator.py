@@ -1,4 +1,4 @@
-"""For which requests the speculator asks, for how many draft tokens, and what it does when the drafter fails."""
+"""The requests for which the speculator drafts, how many tokens it drafts, and failures of the drafter."""
 
 from __future__ import annotations
 

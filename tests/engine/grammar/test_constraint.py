@@ -46,7 +46,7 @@ def allowed(*rows: SamplingRow, width: int = NUM_TOKENS) -> list[set[int]]:
 
 
 def test_wherever_it_was_before_it_allows_what_a_fresh_one_does() -> None:
-    """It moves forwards by any number of tokens, and back over wrong draft tokens."""
+    """The constraint moves forwards by any number of tokens, and back over wrong draft tokens."""
     draw, tokens = random.Random(5), ids(TEXT)
     wandering = constraint()
     num_certain = 0

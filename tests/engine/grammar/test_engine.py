@@ -125,8 +125,8 @@ def test_outputs_match_and_end_by_themselves(model: Path, temperature: float) ->
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("pages", [900, 45], ids=["room for all", "preempted"])
-def test_any_company_any_memory(model: Path, overlap: bool, pages: int) -> None:
-    """They run beside each other and requests without a grammar, arrive at any time, preempted or not."""
+def test_any_mix_of_requests_in_any_memory(model: Path, overlap: bool, pages: int) -> None:
+    """Requests with and without a grammar run together, arrive at any time, and are preempted or not."""
     draw = random.Random(3)
     run = Run(engine(model, overlap=overlap, kv_pages=pages, max_step_tokens=64, max_running=24))
     wanted = []

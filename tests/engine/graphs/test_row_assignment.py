@@ -192,7 +192,7 @@ def words_sent(world: World, requests: list[Request]) -> int:
     return sent[0]
 
 
-def test_a_steady_step_is_told_nothing_and_a_new_page_in_a_word() -> None:
+def test_a_steady_step_copies_nothing_and_a_new_page_one_word() -> None:
     world = World(page_size=4)
     requests = decoding(world, 3, length=5)
     world.decode(requests)
@@ -210,7 +210,7 @@ def test_only_the_last_row_moves_when_one_leaves() -> None:
 
 
 def test_a_request_that_comes_back_under_its_name_has_other_pages() -> None:
-    """It returns at once, into the row it had, whose former contents are no longer valid."""
+    """The request returns at once, into the row it had, whose former contents are no longer valid."""
     world = World(page_size=4)
     first, second = decoding(world, 2, length=9)
     world.decode([first, second])

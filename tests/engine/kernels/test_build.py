@@ -71,7 +71,7 @@ def test_an_instruction_set_that_is_not_known_is_left_out(
     assert library.exists() and library.with_suffix(".log").read_text(encoding="utf-8") == missing + "\n"
 
 
-def test_threads_that_are_not_torchs_are_told(
+def test_threads_that_are_not_torchs_are_reported(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", compiler(tmp_path, version="some clang"))

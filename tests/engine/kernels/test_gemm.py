@@ -135,7 +135,7 @@ def test_any_number_of_outputs(any_kernels: native.Kernels, outputs: int) -> Non
 
 @pytest.mark.parametrize("is_int8", [False, True])
 def test_a_row_does_not_depend_on_its_batch(any_kernels: native.Kernels, is_int8: bool) -> None:
-    """Its result is equal bit for bit among any number of rows, at any place."""
+    """A row's result is equal bit for bit among any number of rows, at any place."""
     torch.manual_seed(0)
     matrix = Matrix(any_kernels, 96, 352, TO_FLOATS, True, is_int8)
     x = rows_of(any_kernels, 300, 352)
@@ -156,7 +156,7 @@ def test_a_row_does_not_depend_on_its_batch(any_kernels: native.Kernels, is_int8
 
 
 def test_results_too_large_for_caches(any_kernels: native.Kernels) -> None:
-    """They are streamed past the caches, in several blocks of rows; all arrive, and nothing else is written."""
+    """Results are streamed past the caches, in several blocks of rows; all arrive, and nothing else is written."""
     torch.manual_seed(1)
     matrix = Matrix(any_kernels, 480, 32, TO_FLOATS, True)
     x = rows_of(any_kernels, 1200, 32)
@@ -164,7 +164,7 @@ def test_results_too_large_for_caches(any_kernels: native.Kernels) -> None:
 
 
 def test_an_output_without_weights_is_its_bias(any_kernels: native.Kernels) -> None:
-    """Its scale would otherwise be zero divided by zero."""
+    """The output's scale would otherwise be zero divided by zero."""
     matrix = Matrix(any_kernels, 32, 32, TO_FLOATS, True)
     zeros, packed, scales = (
         torch.zeros(32, 32, dtype=any_kernels.dtype),

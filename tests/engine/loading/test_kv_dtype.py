@@ -63,7 +63,7 @@ def test_a_warm_prompt_gives_what_a_cold_one_does() -> None:
 
 
 def scales_of(decoder: Decoder) -> KVScales:
-    """Of its first layer."""
+    """Return the KV scales of the first layer."""
     return cast("Layer", decoder.layers[0]).attention.kv_scales
 
 

@@ -91,7 +91,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def attentions() -> list[str]:
-    """Both decoders, where there are both."""
+    """The attention backends of both decoders, where both can run."""
     try:
         native.kernels(torch.float32)
     except native.NativeUnavailable:
@@ -125,7 +125,7 @@ def test_a_released_tensor_is_in_memory_no_more(checkpoint: Path) -> None:
 
 @linux
 def test_kv_pages_take_memory_as_they_are_written() -> None:
-    """Not when they are allocated, and then at most a huge page for the keys of a layer, and for its values."""
+    """Allocation takes no memory; writing takes at most a huge page for a layer's keys, and one for its values."""
     before = resident("RssAnon")
     pages = KVPages(4, 4096, 16, 8, 64, torch.float32, torch.device("cpu"))
     assert pages.data.nbytes >= 2**30

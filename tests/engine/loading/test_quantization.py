@@ -59,7 +59,7 @@ def test_what_cannot_compute_with_them_says_so(settings: dict[str, Any]) -> None
 
 
 def test_experts_are_not_for_the_native_kernels(tmp_path: Path) -> None:
-    """Their attention is; all else is torch's, which has no weights of eight bits."""
+    """Only their attention is native; torch computes the rest, and has no weights of eight bits."""
     needs_kernels()
     model = str(save_tiny("mixtral", tmp_path))
     assert load_model(EngineConfig(model=model, device="cpu", kv_pages=16)).attention_name == "native"

@@ -1,4 +1,4 @@
-"""Checkpoints that are quantized already: the models they stand for, and what broken ones are answered."""
+"""Checkpoints that are quantized already: the models they stand for, and the errors for broken ones."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_engine_says_what_the_model_of_plain_weights_says(name: str, tmp_pat
 
 @pytest.mark.parametrize("name", ["fp8 by outputs", "fp8 with biases", "fp8 with one scale", "fp8 in blocks"])
 def test_fp8_models_are_plain_ones_with_rounded_activations(name: str, tmp_path: Path) -> None:
-    """What transformers computes when inputs of its layers are rounded. A number between two that fp8
+    """Compare with transformers whose layers' inputs are rounded. A number between two that fp8
     knows may be rounded either way: that is a sixteenth of it, of few."""
     made = MAKERS[name](tmp_path)
     prompt = random_ids(3, 30)
@@ -120,13 +120,13 @@ def test_fp8_models_are_plain_ones_with_rounded_activations(name: str, tmp_path:
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """Each row to multiples of its largest number / 448 that float8_e4m3fn has."""
+    """Round each row to multiples of its largest number / 448 that float8_e4m3fn has."""
     unit = x.abs().amax(-1, keepdim=True) / 448
     return (x / unit).to(torch.float8_e4m3fn).float() * unit
 
 
 def engine_logits(directory: Path, prompt: list[int], **settings: Any) -> torch.Tensor:
-    """After the prompt."""
+    """Return the engine's logits after the prompt."""
     config = EngineConfig(model=str(directory), device="cpu", kv_pages=8, threads=1, **settings)
     runner = load_model(config)
     request = Request.make("r", prompt, SamplingParams(), arrival=0.0, seed=0, namespace=Namespace("m"))
@@ -305,7 +305,7 @@ def test_a_broken_checkpoint_is_explained(name: str, tmp_path: Path) -> None:
         load(model)
 
 
-def test_zero_biases_that_nobody_needs_are_no_fault(tmp_path: Path) -> None:
+def test_superfluous_zero_biases_are_no_fault(tmp_path: Path) -> None:
     model = MAKERS["gptq 1"](tmp_path).quantized
     rewrite(model, lambda t: t.update({f"{FIRST}.bias": torch.zeros(384)}))
     load(model)

@@ -31,7 +31,7 @@ def sharded(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def streamed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Has `load_decoder` stream weights with these settings."""
+    """Make `load_decoder` stream weights with these settings."""
     settings: dict[str, Any] = {"num_threads": 3, "chunk_bytes": 1000, "ahead_bytes": 50_000}
 
     def copy(tensors: dict[str, Any], groups: list[TensorGroup]) -> None:
@@ -77,7 +77,7 @@ def test_the_same_bytes_as_by_mapping(
     sizes: tuple[int, int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Chunks smaller than a row and larger than all; one thread and more than there are tensors of a file."""
+    """Chunks are smaller than a row or larger than all, threads one or more than a file has tensors."""
     dtype, options = CASES[case]
     streamed |= dict(zip(("num_threads", "chunk_bytes", "ahead_bytes"), sizes, strict=True))
     streamed["paths"] = weights.weight_files(sharded)
@@ -105,7 +105,7 @@ def test_quantized_checkpoints_are_read_too(
 def test_what_the_model_holds_as_the_file_does_is_copied_once(
     sharded: Path, streamed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Straight into its rows: only norms that are repeated for each head are staged."""
+    """Tensors go straight into their rows: only norms that are repeated for each head are staged."""
     streamed["paths"] = weights.weight_files(sharded)
     stored: list[int] = []
     finish = weight_streaming._finish
@@ -122,7 +122,7 @@ def test_what_the_model_holds_as_the_file_does_is_copied_once(
 def test_memory_ahead_of_the_work_is_bounded(
     sharded: Path, streamed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everything is converted here; what is read and not yet stored is never more than was said, or one tensor."""
+    """All tensors are converted; those read and not yet stored never exceed the limit, or one tensor."""
     streamed["paths"] = weights.weight_files(sharded)
     streamed["ahead_bytes"] = 200_000
     waiting, most = [0], [0]
@@ -153,7 +153,7 @@ def test_memory_ahead_of_the_work_is_bounded(
 def test_a_file_that_ends_early_is_named(
     sharded: Path, streamed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After it was opened, as when it is being written: before, it is not opened at all."""
+    """The file ends early after it was opened, as when it is being written."""
     paths = streamed["paths"] = weights.weight_files(sharded)
     stored = weight_streaming.stored_tensors
 
@@ -169,7 +169,9 @@ def test_a_file_that_ends_early_is_named(
     assert not threads()
 
 
-def test_a_read_error_is_told(sharded: Path, streamed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_error_is_reported(
+    sharded: Path, streamed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     streamed["paths"] = weights.weight_files(sharded)
     calls, preadv = [0], os.preadv
 

@@ -1,4 +1,4 @@
-"""Loading: what is read, and what every kind of broken model directory is answered."""
+"""Loading: what is read, and the error for every kind of broken model directory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_sharded_and_single_files_are_the_same_model(model: Path, tmp_path: Path
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe_mixed"])
 def test_experts_are_stacked(family: str, tmp_path: Path) -> None:
-    """As transformers has them in memory; it saves them one by one, as both families were published."""
+    """Transformers has experts stacked in memory, and saves them one by one, as both families were published."""
     ours = load(save_tiny(family, tmp_path)).get_submodule("layers.1.mlp")
     theirs = oracle_model(tmp_path).model.layers[1].mlp
     assert torch.equal(ours.get_parameter("gate_up_proj"), theirs.experts.gate_up_proj)

@@ -1,4 +1,4 @@
-"""Which part is whose, and which sizes are refused."""
+"""Which part of a matrix each rank holds, and which sizes are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks are told of a step is what rank 0 prepared, on whatever device."""
+"""Ranks receive a step as rank 0 prepared it, on whatever device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def step() -> PreparedStep:
-    """A decode whose token is in flight, and a prompt that is scored."""
+    """Return a decode whose token is in flight, and a prompt that is scored."""
     sampling = [SamplingParams(temperature=0), SamplingParams(temperature=0, prompt_logprobs=2)]
     requests = [
         Request.make(f"r{n}", list(range(9)), params, arrival=0.0, seed=0, namespace=Namespace("m"))

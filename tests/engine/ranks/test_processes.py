@@ -36,7 +36,7 @@ class Watched(LocalProcesses):
 
     @property
     def pids(self) -> list[int]:
-        """Of the ranks after the first."""
+        """Process ids of the ranks after the first."""
         return [process.pid for process in self.children.processes]
 
 
@@ -49,7 +49,7 @@ def is_alive(pid: int) -> bool:
 
 
 def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Generous: it is there so that a test ends, not to say how fast something must be."""
+    """Wait until a condition holds; the generous limit only makes sure that the test ends."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -72,7 +72,7 @@ def test_the_offline_api_answers_alike_and_leaves_no_process() -> None:
 
 @pytest.mark.parametrize("is_busy", [True, False])
 def test_a_killed_rank_ends_the_engine_at_once(is_busy: bool) -> None:
-    """Its requests are not failed: whoever asked takes them elsewhere. No operation waits for its time limit."""
+    """Its requests do not fail: clients resume them elsewhere. No operation waits for its timeout."""
     launcher = Watched()
     engine = Engine.from_config(EngineConfig(tensor_parallel_size=4, **SETTINGS), launcher=launcher)
     events: list[StreamDelta] = []
@@ -100,7 +100,7 @@ def test_offline_a_killed_rank_is_an_error() -> None:
 
 
 def test_ranks_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
-    """Nothing tells them: their connection closes. The script is not run anew for them."""
+    """Ranks get no message: their connection closes. The script is not run anew for them."""
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent("""
@@ -131,7 +131,7 @@ def test_a_rank_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_rank_that_ends_on_its_way_to_the_others_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had reported that it is ready, and torch would wait for it as long as for a slow one."""
+    """The rank had reported that it is ready, and torch would wait for it as long as for a slow one."""
     python = tmp_path / "python"
     code = (
         "import os, sys, msgspec; from engine.ranks import worker; worker.join = lambda *_: os._exit(3); "

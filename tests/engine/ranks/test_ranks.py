@@ -26,7 +26,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_gives_the_same_greedy_tokens(tiny: Tiny, family: str, size: int) -> None:
-    """On four ranks two key-value heads, or one, are held by several."""
+    """Each of four ranks holds one of two key-value heads, or the only one, as others do."""
     alone, _ = run_on_ranks(tiny(family), 1, PROMPTS)
     shared, _ = run_on_ranks(tiny(family), size, PROMPTS)
     assert tokens_of_each(shared) == tokens_of_each(alone)
@@ -34,7 +34,7 @@ def test_every_family_gives_the_same_greedy_tokens(tiny: Tiny, family: str, size
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_sampled_tokens_and_their_logprobs_are_the_same(tiny: Tiny, overlap: bool) -> None:
-    """Drawn with noise, under penalties; the next step begins with tokens that only rank 0 chose."""
+    """Tokens are drawn with noise, under penalties; the next step begins with tokens that only rank 0 chose."""
     params = SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.1, max_tokens=12, seed=3, logprobs=2)
     alone, _ = run_on_ranks(tiny("qwen3"), 1, PROMPTS, params, overlap=overlap)
     shared, _ = run_on_ranks(tiny("qwen3"), 2, PROMPTS, params, overlap=overlap)
@@ -49,7 +49,7 @@ def test_sampled_tokens_and_their_logprobs_are_the_same(tiny: Tiny, overlap: boo
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_preempted_requests_continue_with_the_same_tokens(tiny: Tiny, preemption: Any) -> None:
-    """Memory for about two of six requests: every rank swaps its own pages out and in, or computes them again."""
+    """Memory holds about two of six requests: every rank swaps its own pages out and in, or recomputes them."""
     prompts = [random_ids(20 + index, 25 + index) for index in range(6)]
     params = SamplingParams(temperature=0, max_tokens=20)
     memory = {"kv_pages": 14, "page_size": 8, "preemption": preemption, "host_kv_gib": 2**-9, "max_running": 6}
@@ -86,16 +86,16 @@ def scores_of(prompt: list[int], events: Sequence[StreamDelta]) -> list[float]:
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
-def test_guesses_are_verified_by_all_ranks(tiny: Tiny, method: Any) -> None:
+def test_draft_tokens_are_verified_by_all_ranks(tiny: Tiny, method: Any) -> None:
     """The draft model is rank 0's alone."""
     model = tiny("llama_tied")
-    guessing = Speculation(method=method, model=str(model) if method == "draft_model" else None, adaptive=False)
+    speculation = Speculation(method=method, model=str(model) if method == "draft_model" else None, adaptive=False)
     repeated = [random_ids(1, 7) * 5, random_ids(2, 30)]
     params = SamplingParams(temperature=0, max_tokens=20)
     alone, _ = run_on_ranks(model, 1, repeated, params)
-    shared, engine = run_on_ranks(model, 2, repeated, params, speculation=guessing)
+    shared, engine = run_on_ranks(model, 2, repeated, params, speculation=speculation)
     assert tokens_of_each(shared) == tokens_of_each(alone)
-    if method == "draft_model":  # the same model: its guesses are right
+    if method == "draft_model":  # the same model: its draft tokens are right
         assert engine.loop.load().num_steps < 20
 
 
@@ -106,7 +106,7 @@ def test_kv_in_eight_bits_is_scaled_by_all_ranks_together(tiny: Tiny) -> None:
 
 
 def test_pages_are_as_many_as_the_poorest_rank_has(tiny: Tiny) -> None:
-    """And those of a rank hold its heads only: a quarter of the model's takes a quarter of the memory."""
+    """A rank's pages hold its heads only: a quarter of the model's heads takes a quarter of the memory."""
     _, engine = run_on_ranks(tiny("llama2"), 4, PROMPTS[:1], kv_pages=None, kv_memory_share=1e-4, max_running=4)
     runner: Any = engine.runner
     whole = 2 * 2 * 8 * 32 * 4

@@ -25,7 +25,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_transformers(tiny: Tiny, family: str) -> None:
-    """A prompt in two chunks, then token by token: the logits at every border are within 1e-4."""
+    """A prompt is computed in two chunks, then token by token: logits at every border are within 1e-4."""
     tokens = random_prompt(90, seed=1)
     expected = oracle_logits(tiny(family), tokens)
     runner = load_runner(tiny(family))
@@ -147,7 +147,7 @@ def test_settings_that_cannot_be_met_are_refused(tiny: Tiny, settings: dict[str,
 
 
 def test_the_worst_step_runs(tiny: Tiny) -> None:
-    """What GPU memory is measured with must be a plan any runner can run."""
+    """The plan with which GPU memory is measured must be one that any runner can run."""
     from engine.loading.step_memory import worst_step
 
     runner = load_runner(tiny("llama2"))

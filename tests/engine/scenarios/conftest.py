@@ -1,4 +1,4 @@
-"""What all scenarios have in common: they run with overlap and without, and this is how each of them ends."""
+"""The engine that all scenarios share: each runs with overlap and without, and ends with the same checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Make = Callable[..., Script]
 
 @pytest.fixture(params=[False, True], ids=["in turn", "overlapped"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Make]:
-    """Makes engines. In the end their requests are served, everyone as if alone, and nothing is held."""
+    """Makes engines. In the end each request was served as if alone, and nothing is held."""
     scripts: list[Script] = []
 
     def make(**options: Any) -> Script:

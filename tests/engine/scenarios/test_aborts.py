@@ -1,4 +1,4 @@
-"""Clients that go away, at every moment at which they can."""
+"""Clients that disconnect, at every moment at which they can."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.engine.scenarios.conftest import Make
 from tests.engine.support import hash_model
 
 
-def test_who_waits_is_never_computed(engine: Make) -> None:
+def test_an_aborted_request_that_waits_is_never_computed(engine: Make) -> None:
     script = engine(limits={"max_running": 1})
     script.arrive(range(1, 20))
     b = script.arrive(range(50, 60))
@@ -18,7 +18,7 @@ def test_who_waits_is_never_computed(engine: Make) -> None:
     assert (event.finish_reason, event.timings, script.chunks(b)) == ("abort", None, [])
 
 
-def test_who_came_and_went_between_two_steps_has_one_event(engine: Make) -> None:
+def test_a_request_that_came_and_went_between_two_steps_has_one_event(engine: Make) -> None:
     script = engine()
     a = script.arrive(range(1, 20))
     script.abort(a)
@@ -40,7 +40,7 @@ def test_what_a_prompt_had_computed_is_found_by_the_next(engine: Make) -> None:
 
 
 def test_the_token_that_a_step_in_flight_samples_falls_away(engine: Make) -> None:
-    """And those of the requests beside it stay where they belong."""
+    """The tokens of the requests beside it stay where they belong."""
     script = engine()
     names = [script.arrive([i + 1] * 9, max_tokens=12) for i in range(3)]
     script.run(until=lambda: len(script.tokens(names[1])) == 4)
@@ -88,7 +88,7 @@ def test_an_id_can_come_again_with_another_prompt_while_its_old_step_is_in_fligh
     assert len(script.tokens("again")) == 9 and len(script.tokens(b)) == 20
 
 
-def test_who_waits_for_an_aborted_prompts_page_computes_it_itself(engine: Make) -> None:
+def test_a_request_that_waits_for_an_aborted_prompts_page_computes_it_itself(engine: Make) -> None:
     script = engine(num_pages=100, limits={"max_step_tokens": 8, "max_running": 4})
     a, b = script.arrive(range(1, 61)), script.arrive([*range(1, 31), 99])
     script.run(until=lambda: script.requests[a].num_computed >= 8)
@@ -111,7 +111,7 @@ def test_all_at_once_frees_everything_within_a_step(engine: Make) -> None:
     assert all(script.reason(name) == "abort" for name in names)
 
 
-def test_who_was_pushed_out_comes_back_when_who_did_it_goes(engine: Make) -> None:
+def test_a_preempted_request_comes_back_when_its_preemptor_is_aborted(engine: Make) -> None:
     script = engine(limits={"max_running": 1})
     low = script.arrive(range(1, 20), max_tokens=20)
     script.run(until=lambda: len(script.tokens(low)) == 3)
@@ -125,7 +125,7 @@ def test_who_was_pushed_out_comes_back_when_who_did_it_goes(engine: Make) -> Non
 
 
 def test_a_page_that_was_to_be_copied_is_let_go(engine: Make) -> None:
-    """The second prompt parts from the first inside a page, and its client goes while that is copied."""
+    """The second prompt diverges from the first inside a page, and is aborted while that is copied."""
     script = engine()
     script.arrive(range(1, 19))
     script.run()
@@ -138,7 +138,7 @@ def test_a_page_that_was_to_be_copied_is_let_go(engine: Make) -> None:
     assert script.cache.reset() > 0
 
 
-def test_scores_told_until_then_are_right(engine: Make) -> None:
+def test_scores_reported_until_then_are_right(engine: Make) -> None:
     script = engine(limits={"max_step_tokens": 8, "max_running": 2})
     a = script.arrive(range(1, 60), prompt_logprobs=2)
     script.run(until=lambda: script.scores(a) is not None)

@@ -7,7 +7,7 @@ from tests.engine.support import hash_model
 
 
 def test_several_answers_to_one_question_compute_it_once(engine: Make) -> None:
-    """Eight times 4,000 tokens would be 2,000 pages; eight answers have room in the memory of one question."""
+    """Eight times 4,000 tokens would be 2,000 pages; eight answers fit in the memory of one question."""
     script = engine(num_pages=300, page_size=16, limits={"max_step_tokens": 512})
     names = [script.arrive([5] * 4000, max_tokens=12, seed=seed) for seed in range(8)]
     script.run()
@@ -33,7 +33,7 @@ def test_a_burst_larger_than_the_batch_is_served_from_what_the_first_left(engine
     assert [script.events[name][-1].num_cached for name in names][2:] == [32] * 5
 
 
-def test_tenants_that_share_nothing_wait_for_nobody_elses_page(engine: Make) -> None:
+def test_tenants_that_share_nothing_wait_for_no_others_page(engine: Make) -> None:
     script = engine(num_pages=100, limits={"max_step_tokens": 64})
     names = [script.arrive(range(1, 25), max_tokens=2, salt=salt) for salt in ("a", "b", "a", "b")]
     script.step()
@@ -65,7 +65,7 @@ def test_two_prompts_that_are_scored_are_computed_twice(engine: Make) -> None:
 
 
 def test_what_was_scored_elsewhere_is_not_scored_again_and_may_be_found(engine: Make) -> None:
-    """A resumed request: 20 tokens' scores were told, so their KV is of use, and the others' is not."""
+    """A resumed request had 20 tokens' scores reported, so their KV is of use, and the others' is not."""
     script = engine(limits={"max_step_tokens": 8, "max_running": 4})
     script.arrive(range(1, 34), max_tokens=1)
     script.run()
@@ -75,7 +75,7 @@ def test_what_was_scored_elsewhere_is_not_scored_again_and_may_be_found(engine: 
     assert script.num_computed(a) == 33 - 19 + 2
 
 
-def test_who_comes_while_the_first_one_speaks_finds_its_prompt(engine: Make) -> None:
+def test_a_request_that_comes_while_the_first_one_decodes_finds_its_prompt(engine: Make) -> None:
     script = engine()
     a = script.arrive(range(1, 22), max_tokens=12)
     script.run(until=lambda: len(script.tokens(a)) == 4)
@@ -94,7 +94,7 @@ def test_two_ways_to_go_on_with_one_conversation_at_once(engine: Make) -> None:
     assert [script.events[name][-1].num_cached for name in names] == [30, 30]
 
 
-def test_who_waited_for_a_page_of_one_that_was_pushed_out_computes_it(engine: Make) -> None:
+def test_a_request_that_waited_for_a_preempted_ones_page_computes_it(engine: Make) -> None:
     script = engine(num_pages=30, limits={"max_step_tokens": 8, "max_running": 3})
     a = script.arrive(range(1, 61), max_tokens=2)
     b = script.arrive([*range(1, 31), 99], max_tokens=2)

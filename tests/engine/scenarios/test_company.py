@@ -42,7 +42,7 @@ def test_a_search_beside_the_same_prompt_that_goes_on_inside_its_last_page(engin
     assert script.events[found][-1].num_cached == 9
 
 
-def test_a_search_that_is_pushed_out_finds_the_same_afterwards(engine: Make) -> None:
+def test_a_search_that_is_preempted_finds_the_same_afterwards(engine: Make) -> None:
     script = engine(num_pages=200, limits={"max_running": 4})
     found = script.arrive(range(1, 11), max_tokens=12, beams=BeamParams(4), ignore_eos=True)
     script.run(until=lambda: len(script.requests[found].beams) == 4)

@@ -42,8 +42,8 @@ def test_an_end_as_the_last_token_is_an_end_by_that_token(engine: Make) -> None:
     assert (script.reason(a), len(script.tokens(a))) == ("stop", 5)
 
 
-def test_what_is_planned_beyond_a_stop_token_moves_nobody_elses_tokens(engine: Make) -> None:
-    """They end one after the other, from the middle of the batch outwards."""
+def test_tokens_planned_beyond_a_stop_token_move_no_other_requests_tokens(engine: Make) -> None:
+    """Requests end one after the other, from the middle of the batch outwards."""
     script = engine()
     names = [script.arrive([i + 1] * 7, max_tokens=12, eos_after=end) for i, end in enumerate((6, 4, 2, 5, 7))]
     script.run()
@@ -79,7 +79,7 @@ def test_stop_tokens_before_the_least_length_are_tokens(engine: Make) -> None:
     assert (script.reason(b), len(script.tokens(b))) == ("stop", 1)
 
 
-def test_who_comes_with_all_of_its_output_takes_no_step_beside_others(engine: Make) -> None:
+def test_a_request_that_comes_with_all_of_its_output_takes_no_step_beside_others(engine: Make) -> None:
     script = engine(limits={"max_running": 1})
     a = script.arrive(range(1, 10), max_tokens=6)
     script.step()
@@ -89,7 +89,7 @@ def test_who_comes_with_all_of_its_output_takes_no_step_beside_others(engine: Ma
     assert (script.reason(b), script.tokens(b), script.chunks(b)) == ("length", [], [])
 
 
-def test_who_comes_with_all_of_its_output_and_goes_at_once_has_ended_as_it_had(engine: Make) -> None:
+def test_a_request_that_comes_with_all_of_its_output_ends_as_it_had_though_aborted(engine: Make) -> None:
     script = engine()
     whole, _ = hash_model.alone(range(1, 10), 7, SamplingParams(max_tokens=3))
     a = script.arrive(range(1, 10), max_tokens=3, output_ids=whole)
@@ -115,7 +115,7 @@ def test_an_output_longer_than_its_prompt_is_resumed(engine: Make, page_size: in
 
 
 def test_a_resumed_request_finds_what_it_left_here(engine: Make) -> None:
-    """Its replica was thought lost: the output so far is in the tree."""
+    """The request's replica was thought lost: the output so far is in the tree."""
     script = engine(num_pages=100)
     a = script.arrive(range(1, 20), max_tokens=20)
     script.run(until=lambda: len(script.tokens(a)) == 9)
@@ -137,8 +137,8 @@ def test_all_that_a_context_holds_and_not_a_token_more(engine: Make) -> None:
     del script.requests["long"]
 
 
-def test_who_ends_makes_room_in_the_next_plan(engine: Make) -> None:
-    """A place in the batch, and pages: the next one begins in the step after the last token is known."""
+def test_a_request_that_ends_makes_room_in_the_next_plan(engine: Make) -> None:
+    """The end frees pages and a place in the batch: the next request begins in the step after the last token."""
     script = engine(num_pages=4, limits={"max_running": 1})
     a, b = script.arrive(range(1, 9), max_tokens=8), script.arrive(range(50, 58), max_tokens=8)
     script.run(until=lambda: script.reason(a) is not None)

@@ -20,7 +20,7 @@ def test_two_in_a_row_end_those_that_are_in_them(engine: Make) -> None:
     assert [script.reason(name) for name in (a, b, c)] == ["error", "error", "length"]
 
 
-def test_the_step_planned_after_it_ends_nobody_twice(engine: Make) -> None:
+def test_the_step_planned_after_it_ends_no_request_twice(engine: Make) -> None:
     """The next request gets the same pages while that step still writes to them."""
     script = engine(num_pages=10)
     names = [script.arrive([i + 1] * 9, max_tokens=9) for i in range(2)]
@@ -33,8 +33,8 @@ def test_the_step_planned_after_it_ends_nobody_twice(engine: Make) -> None:
         assert "failed to compute" in (script.events[name][-1].error or "")
 
 
-def test_what_a_failed_chunk_should_have_written_is_found_by_nobody(engine: Make) -> None:
-    """Another prompt waited for it: it finds the chunks before, and computes the rest."""
+def test_the_kv_that_a_failed_chunk_should_have_written_is_never_found(engine: Make) -> None:
+    """Another prompt waited for the chunk: it finds the chunks before, and computes the rest."""
     script = engine(num_pages=100, limits={"max_step_tokens": 8, "max_running": 4})
     a, b = script.arrive(range(1, 61)), script.arrive([*range(1, 31), 99])
     script.run(until=lambda: script.requests[a].num_computed == 16)
@@ -86,8 +86,8 @@ def test_what_cannot_even_be_prepared_has_failed(engine: Make) -> None:
     assert (script.reason(a), script.reason(b)) == ("error", "length")
 
 
-def test_who_goes_away_before_it_is_known_went_away(engine: Make) -> None:
-    """With a step in flight that will fail, an abort comes first; without, there is no such moment."""
+def test_a_request_aborted_before_the_failure_is_known_ends_as_aborted(engine: Make) -> None:
+    """An abort comes before the result of a failing step in flight; without overlap there is no such moment."""
     script = engine()
     a, b = script.arrive(range(1, 9), max_tokens=9), script.arrive(range(50, 59), max_tokens=9)
     script.run(until=lambda: len(script.tokens(a)) == 3)
@@ -98,7 +98,7 @@ def test_who_goes_away_before_it_is_known_went_away(engine: Make) -> None:
     assert len([event for event in script.events[a] if event.finish_reason]) == 1
 
 
-def test_scores_of_a_failed_chunk_are_not_told(engine: Make) -> None:
+def test_scores_of_a_failed_chunk_are_not_reported(engine: Make) -> None:
     script = engine(limits={"max_step_tokens": 8, "max_running": 2})
     a = script.arrive(range(1, 60), prompt_logprobs=1)
     script.run(until=lambda: script.scores(a) is not None)

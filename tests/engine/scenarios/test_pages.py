@@ -1,4 +1,4 @@
-"""Pages that run out, prefixes that end anywhere, and what is given up for whom."""
+"""Pages that run out, prefixes that end anywhere, and which pages are given up for which request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.engine.support.script import Script
 
 
 def held(script: Script, tokens: list[int]) -> int:
-    """How many of the tokens, and one more, the tree would give."""
+    """Return how many of the tokens a prompt that continues them would find in the tree."""
     return script.cache.peek(Namespace("m"), [*tokens, 999])
 
 
@@ -23,8 +23,8 @@ def test_of_two_prompts_that_do_not_fit_together_the_second_waits(engine: Make) 
     assert all(script.requests[name].num_preemptions == 0 for name in (a, b))
 
 
-def test_what_was_just_matched_is_not_evicted_for_who_matched_it(engine: Make) -> None:
-    """All eight pages are wanted: four of them are found, and what else the first one left has to go."""
+def test_a_prefix_just_matched_is_not_evicted_for_the_request_that_matched_it(engine: Make) -> None:
+    """The request needs all eight pages: four of them are found, and the rest of the first one's are evicted."""
     script = engine(num_pages=8)
     script.arrive(range(1, 17), max_tokens=8)
     script.run()
@@ -35,7 +35,7 @@ def test_what_was_just_matched_is_not_evicted_for_who_matched_it(engine: Make) -
 
 
 def test_a_match_inside_a_page_is_given_up_where_its_copy_finds_no_room(engine: Make) -> None:
-    """Beside a request that runs: the page it ends in would be one more to keep."""
+    """Another request runs: the page in which the match ends would be one more to keep."""
     script = engine(num_pages=8)
     script.arrive(range(1, 12), max_tokens=1)
     script.run()
@@ -46,7 +46,7 @@ def test_a_match_inside_a_page_is_given_up_where_its_copy_finds_no_room(engine: 
     assert script.events[b][-1].num_cached == 8
 
 
-def test_who_was_used_last_goes_last(engine: Make) -> None:
+def test_the_prefix_used_last_is_evicted_last(engine: Make) -> None:
     script = engine(num_pages=12)
     first, second = list(range(1, 14)), list(range(50, 63))
     for prompt in (first, second, first):
@@ -102,7 +102,7 @@ def test_two_that_part_inside_a_page_get_a_copy_each(engine: Make) -> None:
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
 def test_prompts_that_end_beside_the_border_of_a_page(engine: Make, page_size: int, beyond: int) -> None:
-    """Fresh, again, and as the beginning of another one: all but the last token is found."""
+    """A prompt runs fresh, again, and as the beginning of another: all but its last token is found."""
     script = engine(num_pages=200 // page_size, page_size=page_size)
     prompt = list(range(1, 2 * page_size + beyond + 1)) or [1]
     found = []
@@ -127,7 +127,7 @@ def test_a_conversation_computes_every_token_once(engine: Make, page_size: int) 
 
 
 def test_what_two_computed_alike_is_kept_once(engine: Make) -> None:
-    """Equal to the last token, side by side; neither could share what the other was about to compute."""
+    """Equal prompts run side by side; neither could share what the other was about to compute."""
     script = engine()
     names = [script.arrive(range(1, 4), max_tokens=20) for _ in range(2)]
     script.run()

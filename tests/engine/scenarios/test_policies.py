@@ -22,7 +22,7 @@ def test_first_come_first_served_whatever_the_priorities(engine: Make) -> None:
     assert first_tokens(script) == names
 
 
-def test_priorities_and_among_equals_who_came_first(engine: Make) -> None:
+def test_priorities_and_among_equals_the_order_of_arrival(engine: Make) -> None:
     script = engine(num_pages=200, limits={"max_running": 1})
     names = [script.arrive([i + 1] * 9, max_tokens=3, priority=p) for i, p in enumerate((0, -1, 2, 0, 2, -1))]
     assert first_tokens(script) == [names[i] for i in (2, 4, 0, 3, 1, 5)]
@@ -38,18 +38,18 @@ def test_tenants_take_turns_and_within_one_priorities_count(engine: Make) -> Non
     assert [name in red for name in order] in ([True, False] * 3, [False, True] * 3)
 
 
-@pytest.mark.parametrize(("tenant", "pushed_out"), [("red", 1), ("blue", 0)])
-def test_a_tenant_pushes_out_nobody_elses_request(engine: Make, tenant: str, pushed_out: int) -> None:
+@pytest.mark.parametrize(("tenant", "num_preemptions"), [("red", 1), ("blue", 0)])
+def test_a_tenant_preempts_no_other_tenants_request(engine: Make, tenant: str, num_preemptions: int) -> None:
     script = engine(num_pages=200, limits={"max_running": 1, "policy": "fair"})
     a = script.arrive([1] * 9, max_tokens=8, tenant="red")
     script.step()
     b = script.arrive([2] * 9, max_tokens=2, tenant=tenant, priority=9)
     script.run(until=lambda: bool(script.tokens(b)))
-    assert (script.reason(a) is None) == bool(pushed_out)
-    assert script.requests[a].num_preemptions == pushed_out
+    assert (script.reason(a) is None) == bool(num_preemptions)
+    assert script.requests[a].num_preemptions == num_preemptions
 
 
-def test_who_has_waited_long_enough_goes_before_a_higher_priority(engine: Make) -> None:
+def test_a_request_that_has_waited_long_enough_goes_before_a_higher_priority(engine: Make) -> None:
     """A half-life of four steps: after eight, an older request stands before a new one two levels above it."""
     script = engine(num_pages=200, limits={"max_running": 1, "priority_half_life_s": 4.0})
     script.arrive([1] * 9, max_tokens=12, priority=5)
@@ -62,8 +62,8 @@ def test_who_has_waited_long_enough_goes_before_a_higher_priority(engine: Make) 
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "fair", "priority"])
-def test_nobody_overtakes_into_the_memory_that_another_one_waits_for(engine: Make, policy: str) -> None:
-    """However small: of equals, the large request is the next to get in."""
+def test_no_request_overtakes_into_the_memory_that_another_one_waits_for(engine: Make, policy: str) -> None:
+    """Among equals the large request is admitted next, however small the others are."""
     script = engine(num_pages=16, limits={"policy": policy})
     script.arrive([1] * 30, max_tokens=10)
     script.step()

@@ -60,7 +60,7 @@ def test_an_abort_on_the_way_back_from_the_host(engine: Make) -> None:
     assert script.swap.account().held == 0
 
 
-def test_who_goes_while_swapped_out_leaves_its_prompt_to_the_next(engine: Make) -> None:
+def test_a_request_aborted_while_swapped_out_leaves_its_prompt_to_the_next(engine: Make) -> None:
     script, _, b = pressed(engine, host_pages=24)
     kept = script.cache.peek(script.requests[b].namespace, [*B, 0])
     script.abort(b)
@@ -71,7 +71,7 @@ def test_who_goes_while_swapped_out_leaves_its_prompt_to_the_next(engine: Make) 
 
 
 @pytest.mark.parametrize(("preemption", "host_pages"), MODES)
-def test_scores_are_told_once_however_often_the_prompt_is_begun(
+def test_scores_are_reported_once_however_often_the_prompt_is_begun(
     engine: Make, preemption: str, host_pages: int
 ) -> None:
     script = engine(
@@ -90,7 +90,7 @@ def test_scores_are_told_once_however_often_the_prompt_is_begun(
     assert script.scores(a) == hash_model.scores(range(1, 81), 1, 2)
 
 
-def test_a_prompt_pushed_out_half_way_goes_on_half_way(engine: Make) -> None:
+def test_a_prompt_preempted_half_way_goes_on_half_way(engine: Make) -> None:
     script = engine(num_pages=40, limits={"max_step_tokens": 8, "max_running": 1})
     a = script.arrive(range(1, 61), max_tokens=2)
     script.run(until=lambda: script.requests[a].num_computed >= 32)
@@ -101,7 +101,7 @@ def test_a_prompt_pushed_out_half_way_goes_on_half_way(engine: Make) -> None:
     assert script.requests[a].num_recomputed == 0
 
 
-def test_who_was_pushed_out_right_after_its_page_was_copied(engine: Make) -> None:
+def test_a_request_preempted_right_after_its_page_was_copied(engine: Make) -> None:
     script = engine(num_pages=12, limits={"max_running": 1})
     script.arrive(range(1, 12), max_tokens=1)
     script.run()
@@ -114,7 +114,7 @@ def test_who_was_pushed_out_right_after_its_page_was_copied(engine: Make) -> Non
     assert script.events[low][-1].num_cached == 10
 
 
-def test_every_preemption_is_told_with_the_next_token(engine: Make) -> None:
+def test_every_preemption_is_reported_with_the_next_token(engine: Make) -> None:
     script = engine(num_pages=40, limits={"max_running": 1})
     low = script.arrive(range(1, 20), max_tokens=30)
     for round_ in range(1, 4):
@@ -126,7 +126,7 @@ def test_every_preemption_is_told_with_the_next_token(engine: Make) -> None:
     assert told == [0, 1, 2, 3, 3]
 
 
-def test_a_full_queue_takes_who_was_preempted(engine: Make) -> None:
+def test_a_full_queue_takes_a_preempted_request(engine: Make) -> None:
     script = engine(num_pages=24, limits={"max_waiting": 1})
     a = script.arrive(A, max_tokens=30)
     script.step()
@@ -164,8 +164,8 @@ def test_drafts_are_given_up_before_any_request_is_preempted(engine: Make, right
     assert sum(plan.num_drafts for plan in drafting.runner.plans) > 0
 
 
-def test_nobody_is_preempted_for_a_page_that_an_end_makes_free(engine: Make) -> None:
-    """The older one needs it in the step after the younger one's stop token; a token later it is too late."""
+def test_no_request_is_preempted_for_a_page_that_an_end_makes_free(engine: Make) -> None:
+    """The older request needs it in the step after the younger one's stop token; a token later is too late."""
     preemptions = []
     for stops in (False, True):
         script = engine(num_pages=20)

@@ -19,7 +19,7 @@ def search(script: Script, prompt: range | list[int], width: int, max_tokens: in
 
 
 def most_pages(num_prompt: int, max_tokens: int, width: int, page_size: int) -> int:
-    """The prompt's whole pages once, and everything behind them for each beam."""
+    """Count the prompt's whole pages once, and everything behind them for each beam."""
     shared = num_prompt // page_size
     return shared + width * (-(-(num_prompt + max_tokens) // page_size) - shared)
 
@@ -141,7 +141,7 @@ def test_whatever_happens_a_search_finds_what_it_would_alone(
 def test_what_the_door_lets_in_can_be_done_and_a_page_less_is_refused(
     num_prompt: int, max_tokens: int, width: int, page_size: int, prefix_cache: bool
 ) -> None:
-    """In exactly the memory that a search may need at most, with a younger request to preempt first."""
+    """The memory is exactly what a search may need at most, with a younger request to preempt first."""
     num_pages = most_pages(num_prompt, max_tokens, width, page_size)
     script = Script(num_pages, page_size, prefix_cache=prefix_cache)
     search(script, [7] * num_prompt, width, max_tokens)
@@ -156,7 +156,7 @@ def test_what_the_door_lets_in_can_be_done_and_a_page_less_is_refused(
 def test_a_search_alone_gets_the_page_that_the_tree_holds_its_prompts_end_in(
     num_prompt: int, num_pages: int
 ) -> None:
-    """All the memory that it needs, but the end of its prompt lies in another one's page, which its beams copy."""
+    """The end of the prompt lies in another request's page, which the beams copy."""
     script = Script(num_pages, page_size=16)
     script.arrive([1] * num_prompt, max_tokens=1)
     script.run()
@@ -187,8 +187,8 @@ def test_a_search_takes_its_width_of_the_places_in_the_batch() -> None:
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_search_of_higher_priority_pushes_out_as_many_as_it_has_beams_or_nobody(others: int) -> None:
-    """Of four places, equals hold two or none: three beams take three of them or, where that cannot be, wait."""
+def test_a_search_of_higher_priority_preempts_as_many_as_it_has_beams_or_none(others: int) -> None:
+    """Equals hold two of four places, or none: three beams take three places or, where that cannot be, wait."""
     script = Script(num_pages=400, limits={"max_running": 4})
     equal = [script.arrive([i + 1] * 9, max_tokens=9, priority=1) for i in range(2 * others)]
     low = [script.arrive([i + 5] * 9, max_tokens=9) for i in range(4 - 2 * others)]
@@ -264,7 +264,7 @@ def test_eight_beams_on_a_long_prompt_take_its_pages_and_eight_tails(
 def test_eight_choices_of_a_long_prompt_take_its_pages_and_eight_tails(
     page_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the API makes them: eight requests of one prompt, at once."""
+    """Eight requests of one prompt arrive at once, as the API makes them."""
     num_prompt, max_tokens = 4001, 40
     script = Script(6000 // page_size, page_size)
     names = [script.arrive(range(num_prompt), max_tokens=max_tokens, seed=seed) for seed in range(8)]

@@ -1,4 +1,4 @@
-"""What each policy promises, in steps, tokens and simulated seconds: no clock decides."""
+"""The promises of each policy, in steps, tokens and simulated seconds: no clock decides."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def token_time(plan: StepPlan) -> float:
 
 
 def test_short_prompts_have_their_first_token_five_times_sooner_than_first_come_whole_prompts() -> None:
-    """Prompts of 2,000, 50 and 100 tokens at once, 256 tokens a step."""
+    """Prompts of 2,000, 50 and 100 tokens arrive at once; a step has 256 tokens."""
     whole = SimulatedEngine(token_time, policy="fcfs", max_running=1, max_step_tokens=4096)
     chunked = SimulatedEngine(token_time, max_step_tokens=256)
     for engine in (whole, chunked):
@@ -102,7 +102,7 @@ def test_streams_keep_within_twice_the_time_per_token_while_a_long_prompt_is_com
     assert beside <= 2 * alone
 
 
-def test_nobody_is_admitted_to_a_step_that_is_full() -> None:
+def test_no_request_is_admitted_to_a_step_that_is_full() -> None:
     """The step has room for tokens but not for time: only prompts that make progress take a row."""
     engine = SimulatedEngine(machine, max_step_ms=20.0)
     engine.arrive(100, max_tokens=1000)
@@ -168,7 +168,7 @@ def test_a_higher_priority_takes_a_place_in_a_full_batch_from_the_last_in_order(
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_higher_priority_takes_as_much_memory_as_it_needs_and_no_more(overlap: bool) -> None:
-    """Three hold 8 pages each of 28; one that needs 16 takes those of two of them."""
+    """Three requests hold 8 of 28 pages each; one that needs 16 takes those of two of them."""
     script = Script(num_pages=28, page_size=4, overlap=overlap)
     low = [script.arrive([i + 1] * 28, max_tokens=8, priority=-1) for i in range(3)]
     for _ in range(2):
@@ -183,7 +183,7 @@ def test_a_higher_priority_takes_as_much_memory_as_it_needs_and_no_more(overlap:
 
 
 @pytest.mark.parametrize(("policy", "priority"), [("priority", 0), ("fcfs", 1), ("fair", 0)])
-def test_who_may_push_out_nobody_waits(policy: str, priority: int) -> None:
+def test_a_request_that_may_preempt_none_waits(policy: str, priority: int) -> None:
     script = Script(num_pages=200, limits={"max_running": 2, "policy": policy})
     first = [script.arrive([i + 1] * 12, max_tokens=10, tenant="a") for i in range(2)]
     script.step()
@@ -192,8 +192,8 @@ def test_who_may_push_out_nobody_waits(policy: str, priority: int) -> None:
     assert all(script.requests[name].num_preemptions == 0 for name in first)
 
 
-def test_nobody_is_pushed_out_for_one_that_would_still_not_fit() -> None:
-    """Of 12 pages an equal holds 9: the 3 of a lower one would not do."""
+def test_no_request_is_preempted_for_one_that_would_still_not_fit() -> None:
+    """An equal request holds 9 of 12 pages: the 3 of a lower one would not suffice."""
     script = Script(num_pages=12, page_size=4)
     equal = script.arrive([1] * 30, max_tokens=6, priority=1)
     low = script.arrive([2] * 8, max_tokens=3, priority=0)
@@ -280,7 +280,7 @@ def test_one_tenants_flood_hardly_delays_another_ones_prompt() -> None:
 
 
 def test_places_in_the_batch_go_round_too() -> None:
-    """Four places, and a tenant that keeps ten requests waiting: another one's next is let in when one ends."""
+    """One tenant keeps ten requests waiting for four places: another's is admitted as soon as one ends."""
     engine = SimulatedEngine(policy="fair", max_running=4, fair_quantum_tokens=16)
     flood = [engine.arrive(20, max_tokens=5, tenant="flood") for _ in range(10)]
     engine.step()

@@ -79,7 +79,7 @@ def test_everybody_gets_the_tokens_it_would_get_alone(
 @settings(max_examples=60, deadline=None)
 @given(ACTIONS.map(lambda actions: [a for a in actions if a[0] not in ("abort", "fail")]))
 def test_the_synchronous_twin_gives_the_same_tokens_and_ends(actions: list[tuple[Any, ...]]) -> None:
-    """Without aborts and failures, whose moment differs, all is the same."""
+    """All is the same without aborts and failures, whose moment differs."""
     overlapped = play(actions, overlap=True, num_pages=16, page_size=4)
     twin = play(actions, overlap=False, num_pages=16, page_size=4)
     for name in overlapped.requests:
@@ -90,7 +90,7 @@ def test_the_synchronous_twin_gives_the_same_tokens_and_ends(actions: list[tuple
 
 
 def test_a_step_is_planned_while_another_one_runs() -> None:
-    """Its decode begins with a token that only the device knows."""
+    """The planned step's decode begins with a token that only the device knows."""
     script = Script(overlap=True)
     script.arrive(range(1, 11), max_tokens=4)
     assert script.step() == []
@@ -102,7 +102,7 @@ def test_a_step_is_planned_while_another_one_runs() -> None:
     assert len(script.runner.plans) == 4, "no step is planned beyond max_tokens"
 
 
-def test_who_arrives_while_a_step_runs_is_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_arrives_while_a_step_runs_is_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next step is planned late, as the step in flight is expected to take long."""
     script = Script(overlap=True)
     a = script.arrive(range(1, 11), max_tokens=4)
@@ -165,7 +165,7 @@ def test_pages_are_taken_from_a_running_request_only_with_nothing_in_flight() ->
 def test_a_step_that_cannot_be_prepared_ends_its_own_requests_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the real runner: the step after it was planned with tokens that never came."""
+    """The real runner fails a step; the step after it was planned with tokens that never came."""
     model = save_tiny("llama3.1", tmp_path)
     engine = Engine.from_config(EngineConfig(model=str(model), device="cpu", page_size=8, kv_pages=64))
     events: list[StreamDelta] = []

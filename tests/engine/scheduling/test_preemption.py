@@ -113,7 +113,7 @@ def test_what_the_tree_still_has_is_not_copied_back() -> None:
 
 
 def test_what_others_hold_as_well_is_not_copied_out() -> None:
-    """Of 32 + 11 tokens, 24 are shared with the older request: six pages of eleven stay where they are."""
+    """24 of 32 + 11 tokens are shared with the older request: six pages of eleven stay where they are."""
     script = Script(num_pages=18, page_size=4, host_pages=24)
     common = list(range(1, 25))
     script.arrive([*common, *range(50, 58)], max_tokens=30)
@@ -169,8 +169,8 @@ def test_what_a_failed_step_should_have_copied_is_computed_again(overlap: bool, 
     assert script.nothing_held()
 
 
-def test_who_is_preempted_while_it_waits_for_its_turn_keeps_its_place() -> None:
-    """A newcomer, however small, does not get in before it."""
+def test_a_request_preempted_while_it_waits_for_its_turn_keeps_its_place() -> None:
+    """No newcomer, however small, is admitted before it."""
     script, _, b = pressed()
     c = script.arrive([7, 8, 9], max_tokens=2)
     script.run(until=lambda: bool(script.tokens(c)))
@@ -178,7 +178,7 @@ def test_who_is_preempted_while_it_waits_for_its_turn_keeps_its_place() -> None:
     finish(script)
 
 
-def test_who_was_preempted_comes_back_only_with_room_to_grow() -> None:
+def test_a_preempted_request_comes_back_only_with_room_to_grow() -> None:
     """Twelve requests, of which one and a quarter fit to their ends: let in for a token or so, some would lose
     what they hold five times."""
     script = Script(num_pages=200, page_size=1, preemption="recompute")

@@ -28,7 +28,7 @@ requests = st.builds(request, st.integers(0, 200).map(float), st.integers(-5, 5)
 
 @given(requests, requests, st.integers(0, 500))
 def test_positions_order_as_claims_do_at_any_time(one: Request, other: Request, since: int) -> None:
-    """Claims by their definition, in exact powers of two, at a moment at which both have come."""
+    """Claims are computed by definition, in exact powers of two, at a moment at which both have come."""
     now = max(one.arrival, other.arrival) + since
     claim, rival = (r.priority + (now - r.arrival) / HALF_LIFE for r in (one, other))  # log2
     queue_policy = PriorityWithAgeing(HALF_LIFE)
@@ -78,7 +78,7 @@ def test_first_come_first_served_is_deaf_to_priorities() -> None:
     assert position(request(1.0, -9)) < position(request(2.0, 9))
 
 
-def test_long_half_lives_and_large_clocks_still_tell_arrivals_apart() -> None:
+def test_long_half_lives_and_large_clocks_still_distinguish_arrivals() -> None:
     position = policy_named("priority", 1e6).position
     early, late = request(1e6, 100), request(1e6 + 1e-6, 100)
     assert position(early) < position(late)

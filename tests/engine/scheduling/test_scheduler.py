@@ -23,7 +23,7 @@ def test_one_request_gets_its_tokens_and_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 256])
 def test_the_next_turn_finds_the_whole_conversation(page_size: int) -> None:
-    """All of the first turn is reused but its last token, whose KV was never computed."""
+    """The first turn is reused except for its last token, whose KV was never computed."""
     script = Script(num_pages=256, page_size=page_size)
     a = script.arrive(range(1, 20), max_tokens=9)
     script.run()
@@ -55,7 +55,7 @@ def test_a_burst_that_begins_alike_computes_the_common_part_once() -> None:
     assert all(script.tokens(name) == script.undisturbed(name) for name in names)
 
 
-def test_who_waits_for_another_ones_page_is_told_from_who_waits_for_room() -> None:
+def test_waiting_for_another_requests_page_is_distinguished_from_waiting_for_room() -> None:
     script = Script(num_pages=512, limits={"max_step_tokens": 120, "max_running": 2})
     system = list(range(1, 101))
     for i in range(4):

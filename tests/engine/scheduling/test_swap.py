@@ -61,7 +61,7 @@ def test_a_full_pool_leaves_the_request_to_be_computed_again() -> None:
     assert len(swap_out(swap, "c", [3], 0, 4)) == 1
 
 
-def test_who_is_preempted_before_it_read_its_pages_still_has_them() -> None:
+def test_a_request_preempted_before_it_read_its_pages_still_has_them() -> None:
     swap = space()
     swap_out(swap, "a", [1, 2], 0, 8)
     assert swap_out(swap, "a", [], 0, 0) == []
@@ -112,7 +112,7 @@ moves = st.lists(
 def test_no_page_is_lost_shared_or_written_before_it_was_read(
     script: list[tuple[str, int, int, int]], num_pages: int, page_size: int
 ) -> None:
-    """A model of the memory: page i of request r holds (r, i), and a step's copies out go before those in."""
+    """In a model of memory, page i of request r holds (r, i); a step's copies out go before those in."""
     swap, away, host = (
         SwapSpace(HostMemory(num_pages), page_size, "swap"),
         dict[str, int](),

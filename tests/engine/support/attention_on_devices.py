@@ -14,7 +14,7 @@ from tests.engine.support.paged_kv import Paged
 
 
 def batch_on(device: torch.device, batch: AttentionBatch) -> AttentionBatch:
-    """The batch with its tensors there."""
+    """Return the batch with its tensors on the device."""
     parts = {field.name: getattr(batch, field.name) for field in fields(batch)}
     there: dict[str, Any] = {
         name: part.to(device) for name, part in parts.items() if isinstance(part, torch.Tensor)
@@ -23,7 +23,7 @@ def batch_on(device: torch.device, batch: AttentionBatch) -> AttentionBatch:
 
 
 def attend_on(device: torch.device, case: Paged, backend: AttentionBackend) -> torch.Tensor:
-    """What `backend` makes of the case there, [N, num_heads * head_dim]."""
+    """Return the output of `backend` for the case on the device, [N, num_heads * head_dim]."""
     case.attend(ReferenceAttention(case.shape))  # the step's own KV is in the pages now
     step = backend.prepare(batch_on(device, case.batch), case.pages.null_page)
     query = torch.cat(case._queries).to(device)

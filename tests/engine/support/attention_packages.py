@@ -1,6 +1,6 @@
 """Doubles of the packages with kernels for GPUs: their documented signatures and rules, computed in plain torch.
 
-What they are told is checked as their documentation and the checks in their sources have it; the result is
+Arguments are checked as the packages' documentation and sources require; the result is
 computed query by query from the pages.
 """
 
@@ -51,7 +51,7 @@ _TOLD = {"softmax_scale", "causal", "window_size", "max_seqlen_q", "max_seqlen_k
 
 
 def signature(text: str) -> inspect.Signature:
-    """Of "name name=default ... * name=default"."""
+    """Parse a signature from "name name=default ... * name=default"."""
     kind: Any = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = []
     for word in text.split():
@@ -203,7 +203,7 @@ _RUN = "q paged_kv_cache * q_scale=None k_scale=None v_scale=None out=None lse=N
 
 
 class FlashInferWrapper:
-    """What both wrappers have in common."""
+    """Base of both wrappers."""
 
     made: list[FlashInferWrapper]
     is_decode: bool

@@ -33,14 +33,14 @@ ROWS = [(3, 1)] * 40 + [(0, 130)]
 def attention(
     dtype: torch.dtype, kv_dtype: torch.dtype, heads: Heads, page_size: int, window: int | None = None
 ) -> None:
-    """The work list, decodes and their merging, extends."""
+    """Launch the kernels of the work list, of decodes and their merging, and of extends."""
     case = Paged(ROWS, heads, page_size, window, dtype)
     step = TritonAttention(case.shape).prepare(case.batch, case.pages.null_page)
     step.attend(case.pages.layer(0).to(kv_dtype), case.query(), window)
 
 
 def experts(num_tokens: int) -> None:
-    """As many as Qwen3-30B-A3B has, but small."""
+    """Launch the expert kernels with as many experts as Qwen3-30B-A3B has, but small ones."""
     hidden, inner, num_experts, per_token = 256, 128, 128, 8
     gate_up, down = torch.zeros(num_experts, 2 * inner, hidden), torch.zeros(num_experts, hidden, inner)
     chosen, x = torch.zeros(num_tokens, per_token, dtype=torch.int64), torch.zeros(num_tokens, hidden)
@@ -55,7 +55,7 @@ def int4(num_rows: int, dtype: torch.dtype) -> None:
 
 
 def operations(dtype: torch.dtype, kv_dtype: torch.dtype, hidden: int, heads: Heads) -> None:
-    """With and without a norm of queries and keys, in pages of one position and of several."""
+    """Launch fused operations with and without a norm of queries and keys, in pages of one or more positions."""
     x = torch.zeros(3, hidden, dtype=dtype)
     add_norm(x, None, x[0], 1e-6)
     add_norm(x, x.clone(), x[0], 1e-6)

@@ -1,6 +1,6 @@
 """Kernels compiled for a GPU that is not there, by our own launches of them.
 
-To be used in a process of its own, in which Triton is not set to interpret: see compile_all.py.
+Use it in a process of its own, in which Triton is not set to interpret: see compile_triton.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227}
 
 
 def name_of(kernel: JITFunction) -> str:
-    """Its module's name and its own."""
+    """Return the kernel's name behind its module's."""
     return f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}"
 
 

@@ -1,4 +1,4 @@
-"""The embedded model's vocabulary, for grammars, and a model that has no idea what to do with it."""
+"""The embedded model's vocabulary, for grammars, and an untrained model with the same tokenizer."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.engine.support.oracle import VOCAB
 
 
 def sampling_of(rng: random.Random) -> SamplingParams:
-    """Mostly what graphs hold: greedy and temperature; now and then something that they do not."""
+    """Draw parameters that graphs mostly support: greedy and temperature; sometimes ones they do not."""
     if rng.random() < 0.8:
         temperature = rng.choice([0.0, 0.0, 0.7, 1.3])
         min_tokens = rng.choice([0, 0, 5])
@@ -57,5 +57,5 @@ def greedy_request(name: str, length: int, **params: Any) -> Request:
 
 
 def last_chunk_of(request: Request, pages: list[int]) -> Chunk:
-    """Its last token, all others computed."""
+    """Return the chunk of the request's last token, with all others computed."""
     return Chunk(request, request.num_tokens - 1, 1, request.tokens[-1:], pages, samples=True)

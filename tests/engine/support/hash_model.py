@@ -1,4 +1,4 @@
-"""The model of scripted scenarios: it says a hash of all tokens before, so any mistake in them shows."""
+"""The model of scripted scenarios: a token is a hash of all tokens before it, so any mistake in them shows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def alone(
 
 
 def says(prompt: Sequence[int], max_tokens: int, stop: int | None = None, min_tokens: int = 0) -> list[int]:
-    """What it says after a prompt with the scripts' seed, the token that stops it included."""
+    """Return the output for a prompt with the scripts' seed, the token that stops it included."""
     stops = () if stop is None else (stop,)
     params = SamplingParams(max_tokens=max_tokens, stop_token_ids=stops, min_tokens=min_tokens, ignore_eos=True)
     return alone(prompt, SEED, params)[0]
@@ -66,7 +66,7 @@ def continuations(context: Sequence[int], seed: int, count: int) -> list[tuple[i
 
 
 def search_alone(prompt: Sequence[int], seed: int, params: SamplingParams) -> list[Hypothesis]:
-    """What a beam search finds in an engine of its own."""
+    """Return what a beam search finds in an engine of its own."""
     assert params.beams is not None
     stop_ids = _stop_ids(params)
     search = BeamSearch(params.beams, stop_ids, params.max_tokens)

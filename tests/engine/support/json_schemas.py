@@ -35,7 +35,7 @@ def record(*required: str, **properties: Schema) -> dict[str, Any]:
 
 
 def schemas() -> dict[str, Schema]:
-    """By name."""
+    """Return all schemas by name."""
     parts = (
         _types, _enums, _strings, _numbers, _arrays, _objects, _combined, _references, _composed,
     )  # fmt: skip
@@ -281,7 +281,7 @@ def _references() -> Named:
 
 
 def _composed() -> Named:
-    """What people really ask for."""
+    """Schemas such as people really use."""
     yield (
         "a person",
         record(

@@ -1,4 +1,4 @@
-"""A runner for scripted scenarios: it computes nothing, but notices everything."""
+"""A runner for scripted scenarios, which computes nothing but checks every page that it reads or writes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MemoryRunner:
         return lambda: self.run(plan, tables)
 
     def _check_writes(self, plan: StepPlan) -> None:
-        """No two requests write in one page."""
+        """Check that no two requests write in one page."""
         written = Counter[int]()
         for chunk in plan.chunks:
             last = (chunk.start + chunk.num_tokens - 1) // self.page_size
@@ -105,7 +105,7 @@ class MemoryRunner:
         return StepResult(tokens, logprobs, counts, prompt_logprobs=scores)
 
     def _context(self, chunk: Chunk, table: list[int], ids: list[int]) -> list[int]:
-        """What the pages hold of a request; it has to be the tokens it has."""
+        """Return the context that a request's pages hold, which must be its tokens."""
         held = []
         for position in range(chunk.start + chunk.num_tokens):
             page, slot = divmod(position, self.page_size)
@@ -125,7 +125,7 @@ class MemoryRunner:
 
 
 def _candidates(request: Request, context: list[int]) -> TokenLogprobs | None:
-    """What a beam search may go on with."""
+    """Return the candidates with which a beam search may continue."""
     if (beams := request.sampling.beams) is None:
         return None
     best = hash_model.continuations(context, request.seed, beams.num_candidates(len(request.stop_ids)))

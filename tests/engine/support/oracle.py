@@ -1,4 +1,4 @@
-"""The tests' oracle: tiny random models of every family, and what `transformers` makes of them."""
+"""The tests' oracle: tiny random models of every family, and what `transformers` computes with them."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def oracle_greedy(directory: Path, prompt_ids: Sequence[int], n: int) -> list[in
 def oracle_beams(
     directory: Path, prompt_ids: Sequence[int], params: BeamParams, n: int, eos: Sequence[int] = (), **options: Any
 ) -> list[Hypothesis]:
-    """What transformers' beam search finds within `n` tokens, best first. `options` are those of `generate`."""
+    """Hypotheses of transformers' beam search within `n` tokens, best first. `options` are those of `generate`."""
     prompt = torch.tensor([list(prompt_ids)])
     found = oracle_model(directory).generate(
         prompt,
@@ -183,6 +183,6 @@ def random_ids(seed: int, length: int) -> list[int]:
 
 
 def assert_same_hypotheses(ours: Sequence[Hypothesis], theirs: Sequence[Hypothesis]) -> None:
-    """The same tokens and ends in the same order, with scores that differ by rounding alone."""
+    """Assert the same tokens and ends in the same order, with scores that differ by rounding alone."""
     assert [(h.token_ids, h.finish_reason) for h in ours] == [(h.token_ids, h.finish_reason) for h in theirs]
     assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], rel=1e-4, abs=1e-4)

@@ -27,7 +27,7 @@ def chunk(start: int, num_tokens: int, pages: list[int]) -> Chunk:
 
 @dataclass(frozen=True)
 class Heads:
-    """Of an attention layer."""
+    """Number and size of the heads of an attention layer."""
 
     group: int
     """Queries a KV head."""
@@ -66,11 +66,11 @@ class Paged:
         self._fill(generator)
 
     def alone(self, row: int) -> Paged:
-        """One of its rows."""
+        """Return a case with one of the rows."""
         return self._with(self._held[row : row + 1], self._queries[row : row + 1])
 
     def after(self, start: int) -> Paged:
-        """Its only row, as if the positions before `start` were there already."""
+        """The case's only row, as if the positions before `start` were computed already."""
         (held,), (query,) = self._held, self._queries
         return self._with([held], [query[start - held.shape[1] :]])
 
@@ -102,7 +102,7 @@ class Paged:
             yield held.shape[1] - len(query), held, query
 
     def attend(self, backend: AttentionBackend) -> torch.Tensor:
-        """What `backend` makes of it, [N, num_heads * head_dim]."""
+        """Return the output of `backend`, [N, num_heads * head_dim]."""
         store_kv(self.pages.layer(0), self.batch.slot_mapping, *self.new())
         step = backend.prepare(self.batch, self.pages.null_page)
         return step.attend(self.pages.layer(0), self.query(), self.window)
@@ -117,7 +117,7 @@ class Paged:
         return torch.cat(self._queries)
 
     def expected(self) -> torch.Tensor:
-        """The same in float64."""
+        """Return the expected output, computed in float64."""
         return torch.cat([self._row(start, held.double(), query.double()) for start, held, query in self._rows()])
 
     def _row(self, start: int, held: torch.Tensor, query: torch.Tensor) -> torch.Tensor:

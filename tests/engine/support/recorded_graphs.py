@@ -76,7 +76,7 @@ class Recording:
 
 
 def graphed(config: EngineConfig) -> tuple[ModelRunner, Recording]:
-    """A runner whose plain decodes are replayed, with `config.kv_pages` pages; and what recorded them."""
+    """Return a runner with `config.kv_pages` pages whose plain decodes are replayed, and the recording."""
     loaded = load_model(config)
     runner = loaded.with_pages(loaded.num_pages + 1)
     model = runner.model_config

@@ -120,14 +120,14 @@ class Script:
         return [token for event in self.events[name] for token in event.token_ids]
 
     def undisturbed(self, name: str) -> list[int]:
-        """Return what it would be sent by an engine of its own, if it did not stop."""
+        """Return the tokens that a request would get from an engine of its own, if it did not stop."""
         request = self.requests[name]
         forever = SamplingParams(max_tokens=request.sampling.max_tokens, ignore_eos=True)
         tokens, _ = hash_model.alone(request.prompt_ids, request.seed, forever)
         return tokens[request.num_resumed :]
 
     def alone(self, name: str) -> tuple[list[int], str]:
-        """Return what it would be sent, and why it would end, in an engine of its own."""
+        """Return the tokens that a request would get, and why it would end, in an engine of its own."""
         request = self.requests[name]
         if request.sampling.beams is not None:
             best = self.found_alone(name)[0]
@@ -168,7 +168,7 @@ class Script:
         return sum(chunk.num_tokens for name in names for chunk in self.chunks(name))
 
     def is_running(self, name: str) -> bool:
-        """Whether it holds pages."""
+        """Whether the request holds pages."""
         return self.requests[name].status is Status.RUNNING
 
     def nothing_held(self) -> bool:

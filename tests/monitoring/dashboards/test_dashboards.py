@@ -1,4 +1,4 @@
-"""The dashboards say what they show, ask only for what there is, and their files are the code's."""
+"""Panels say what they show and query only metrics that exist, and the files are what the code generates."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_every_panel_says_what_it_is(dashboard: Dashboard) -> None:
 
 
 @dashboards
-def test_legends_tell_all_series_of_a_query_apart(dashboard: Dashboard) -> None:
-    """What an expression groups by is in its legend, or two lines would bear one name."""
+def test_legends_distinguish_all_series_of_a_query(dashboard: Dashboard) -> None:
+    """Labels that an expression groups by are in its legend, or two lines would have one name."""
     for panel in dashboard.panels():
         for target in panel.targets:
             grouping = re.match(
@@ -121,6 +121,6 @@ def test_queries_are_as_prometheus_takes_them() -> None:
 
 
 def test_sparse_queries_are_few() -> None:
-    """What is not expected to have data is not checked against a real Prometheus."""
+    """Queries that are not expected to have data are not checked against a real Prometheus."""
     sparse = [query.source for query in dashboard_queries() if not query.expects_data]
     assert len(sparse) <= 6, sparse

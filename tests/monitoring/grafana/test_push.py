@@ -63,7 +63,7 @@ def test_the_first_push_makes_everything_and_the_second_writes_nothing(grafana: 
 
 
 def test_only_what_changed_is_written(grafana: FakeGrafana, push: Push) -> None:
-    """As after an update of Raydix: one dashboard is an older one of ours, and a rule was another."""
+    """After an update of Raydix, one dashboard is an older one of ours, and a rule has changed."""
     assert push().returncode == 0
     older = grafana.dashboards["raydix-engine"][-1]["dashboard"]
     older["panels"][1]["title"] = "An older title"
@@ -167,7 +167,7 @@ def test_a_grafana_below_a_path() -> None:
     ],
 )
 def test_a_token_that_may_not(push: Push, token: str, message: str) -> None:
-    """And it is never shown, though the server repeats it."""
+    """The token is never shown, though the server repeats it."""
     refused = push(token=token)
     assert refused.returncode == 1 and message in refused.stderr and len(refused.stderr.splitlines()) == 1
     assert token not in refused.stderr + refused.stdout
@@ -175,7 +175,7 @@ def test_a_token_that_may_not(push: Push, token: str, message: str) -> None:
 
 def test_no_grafana_there() -> None:
     with closing(socket.socket()) as taken:
-        taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         refused = cli("dashboards", "push", "--url", url, "--rules", str(RULES), token="admin-token")
     assert refused.returncode == 1 and f"cannot reach Grafana at {url}" in refused.stderr
@@ -203,14 +203,14 @@ def test_https_where_there_is_none(push: Push, grafana: FakeGrafana) -> None:
         ),
     ],
 )
-def test_mistakes_are_told_before_anything_is_sent(options: list[str], token: str, message: str) -> None:
+def test_mistakes_are_reported_before_anything_is_sent(options: list[str], token: str, message: str) -> None:
     refused = cli("dashboards", "push", *options, token=token)
     assert refused.returncode in (1, 2) and message in refused.stderr
     assert len(refused.stderr.splitlines()) == 1 and "secret" not in refused.stderr
 
 
 def test_without_the_client_the_message_says_how_to_get_it() -> None:
-    """In Ray's environment, where it must not be installed."""
+    """The client must not be installed in Ray's environment."""
     refused = cli("dashboards", "push", "--url", "http://g", token="admin-token", python=Path(sys.executable))
     assert refused.returncode == 1
     assert f"pip install -r {ROOT / 'monitoring' / 'grafana' / 'requirements.txt'}" in refused.stderr

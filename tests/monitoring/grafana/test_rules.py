@@ -66,7 +66,7 @@ def test_the_cases_of_the_alerts_hold_for_what_grafana_asks(case: Path, tmp_path
 
 
 def test_a_value_of_0_fires_too() -> None:
-    """What Prometheus returns fires whatever its value; the threshold is on whether there is one."""
+    """Any series that Prometheus returns fires, whatever its value; the threshold is on whether there is one."""
     steps = {step["refId"]: step for rule in converted() for step in rule["data"]}
     assert "is_number($query)" in steps["exists"]["model"]["expression"]
     assert steps["threshold"]["model"]["expression"] == "exists"

@@ -80,7 +80,7 @@ def test_the_head_of_the_queue_waits_for_memory() -> None:
     assert second.first_token_at == pytest.approx(end + 0.2)
 
 
-def test_what_is_not_used_is_evicted_and_told() -> None:
+def test_unused_prefixes_are_evicted_and_reported() -> None:
     one = replica(4)
     one.submit(job(200, 1, 1, 2), 0.0)
     run(one)
@@ -118,7 +118,7 @@ def test_a_lost_replica_gives_back_what_it_had_not_finished() -> None:
     assert end == pytest.approx(1.0 + 0.121 + 28 * 0.02)
 
 
-def test_reports_tell_the_load_at_each_change() -> None:
+def test_reports_give_the_load_at_each_change() -> None:
     one = replica()
     one.submit(job(500, 1, 1, 2, 3, 4, 5), 0.0)
     one.submit(job(300, 1, 6, 7, 8), 0.1)

@@ -1,4 +1,4 @@
-"""Whole runs: what a simulation must say whatever the traffic, and that the cost wins where it should."""
+"""Whole runs: what a simulation must report whatever the traffic, and that the cost wins where it should."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading traces: both formats, and what is said of a line that is wrong."""
+"""Reading traces: both formats, and the errors for wrong lines."""
 
 from __future__ import annotations
 

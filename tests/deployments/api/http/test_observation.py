@@ -1,4 +1,4 @@
-"""What requests leave in the metrics: by route, never by what a client sent."""
+"""Requests are counted in the metrics by route, never by anything that a client sent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def values(metrics: Metrics, name: str) -> dict[tuple[str, ...], float]:
 
 
 def observed(metrics: Metrics, name: str) -> list[float]:
-    """Count and sum."""
+    """Return a histogram's count and sum."""
     [(_, histogram)] = snapshot_of(metrics).histograms[name]
     return [sum(histogram.counts), histogram.sum]
 

@@ -1,4 +1,4 @@
-"""An ingress's streams share the chunks it may write; what comes meanwhile is merged, and nothing is lost."""
+"""An ingress's streams share the chunks it may write; deltas that come meanwhile are merged, none is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.deployments.support.virtual_time import now, run
 
 
 async def _write(turns: Turns, every_s: float, until: float) -> list[float]:
-    """When a stream writes whose tokens come every so often."""
+    """Return the times at which a stream writes that gets a token every `every_s` seconds."""
     written = []
     while now() < until:
         written.append(now())
@@ -79,6 +79,6 @@ def test_without_a_limit_nothing_waits() -> None:
     assert run(scenario()) == 0.0
 
 
-def test_few_cores_write_fewer_chunks_unless_told_how_many() -> None:
+def test_few_cores_write_fewer_chunks_unless_the_number_is_set() -> None:
     assert [chunks_per_s("auto", cores) for cores in (1, 2, 4, 64)] == [250, 500, 1000, 1000]
     assert (chunks_per_s(30.0, 2), chunks_per_s(None, 2)) == (30, None)

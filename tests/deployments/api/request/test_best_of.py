@@ -54,7 +54,7 @@ def texts(answer: dict[str, Any]) -> Sequence[str]:
 
 
 def test_the_likeliest_per_token_are_given_best_first(client: Client, ranked: ScriptedEngine) -> None:
-    """By the mean: a sum would prefer the short ones."""
+    """Answers are ranked by the mean: a sum would prefer short ones."""
     assert texts(complete(client, best_of=4)) == ["beta gamma delta"]
     assert texts(complete(client, best_of=4, n=3)) == ["beta gamma delta", "epsilon", "alpha"]
 
@@ -77,7 +77,7 @@ def test_each_prompt_has_its_own_best(client: Client, ranked: ScriptedEngine) ->
     assert [choice["prompt_tokens"] for choice in timings["choices"]] == [1] * 8
 
 
-def test_log_probabilities_are_shown_only_to_who_asks(client: Client, ranked: ScriptedEngine) -> None:
+def test_log_probabilities_are_shown_only_on_request(client: Client, ranked: ScriptedEngine) -> None:
     assert complete(client, best_of=4)["choices"][0]["logprobs"] is None
     assert [request.sampling.logprobs for request in ranked.requests] == [0] * 4
     shown = complete(client, best_of=4, logprobs=2)["choices"][0]["logprobs"]

@@ -1,4 +1,4 @@
-"""What an answer must match: from the request's fields to the grammar that engines get, and every bad input."""
+"""Structured output: from the request's fields to the grammar that engines get, and every bad input."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_schema_may_be_so_deep_and_no_deeper(client: Client) -> None:
 
 
 def run(limits: Limits, work: Callable[[GrammarCheck], Awaitable[None]]) -> dict[tuple[str, ...], float]:
-    """What was counted while `work` was done with a check of its own, whose processes end with it."""
+    """Do `work` with a grammar check of its own, end its processes, and return what was counted meanwhile."""
     metrics = Metrics(MODEL, "i", "ingress")
 
     async def main() -> None:
@@ -220,7 +220,7 @@ def test_no_more_than_so_many_wait() -> None:
     run(STRICT, work)
 
 
-def test_one_that_takes_too_long_holds_up_nobody_but_those_behind_it_and_leaves_nothing() -> None:
+def test_one_that_takes_too_long_delays_only_those_behind_it_and_leaves_nothing() -> None:
     before = set(psutil.Process().children(recursive=True))
 
     async def work(check: GrammarCheck) -> None:

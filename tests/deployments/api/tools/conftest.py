@@ -40,7 +40,7 @@ TOOLS = [WEATHER, CLOCK]
 
 @dataclass
 class Talk:
-    """A client, and the engine that says what the test scripts."""
+    """A client, and the engine with scripted answers."""
 
     service: ApiService
     engine: ScriptedEngine
@@ -80,11 +80,11 @@ class Talk:
         return self.client.run(collect)
 
     def prompt(self) -> str:
-        """What the engine was last given, as text."""
+        """The prompt that the engine got last, as text."""
         return self.engine.codec.decode(self.engine.requests[-1].prompt_ids)
 
     def refused(self, **change: Any) -> dict[str, Any]:
-        """The error of a bad request, of which no engine heard."""
+        """Return the error of a bad request, which must not have reached any engine."""
         heard = len(self.engine.requests)
         response = self.client.post("/v1/chat/completions", {**ASK, **change})
         assert response.status_code == 400, response.text

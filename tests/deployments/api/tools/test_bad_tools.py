@@ -1,4 +1,4 @@
-"""Every bad request for tools has its own 400 that names the field, and no engine hears of it."""
+"""Every bad request for tools has its own 400 that names the field, and never reaches an engine."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_what_looks_odd_and_is_allowed(talk: Make) -> None:
     it.whole(**chat({**calls(), "content": None, "refusal": None, "function_call": None, "audio": None}, RESULT))
 
 
-def test_a_model_whose_format_nobody_knows_has_no_tools(talk: Make) -> None:
+def test_a_model_of_an_unknown_format_has_no_tools(talk: Make) -> None:
     for it in (talk("{{ tools }}{{ messages[0].content }}"), talk(HERMES, tools="none")):
         assert it.refused(tools=TOOLS)["param"] == "tools"
         it.whole(tools=TOOLS, tool_choice="none")

@@ -1,4 +1,4 @@
-"""Tool calls through the openai client, on an engine that says what the test scripts."""
+"""Tool calls through the openai client, on an engine with scripted answers."""
 
 from __future__ import annotations
 

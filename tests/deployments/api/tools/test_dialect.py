@@ -1,4 +1,4 @@
-"""What a chat template says of how its model writes calls, and whether it thinks."""
+"""The format of a model's calls, and whether it thinks, are read from its chat template."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.deployments.support.chat_templates import HERMES, LLAMA3, THINKING
 
 
 class Tokenizer:
-    """With these templates and words."""
+    """A tokenizer with this template and these words."""
 
     def __init__(self, template: str | None, *words: str) -> None:
         self.template, self.words = template, words

@@ -1,4 +1,4 @@
-"""Calls that are forced, or have to match: what the grammar lets a model write, and what a real engine writes."""
+"""Forced and strict calls: what the grammar lets a model write, and what a real engine writes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LETTER = {"type": "json_schema", "json_schema": {"name": "n", "schema": {
 
 
 def grammar_of(it: Talk, **options: Any) -> Grammar:
-    """What the engine was asked to hold its answer to."""
+    """Return the grammar that the engine got with the request."""
     it.whole(**options)
     grammar = it.engine.requests[-1].sampling.grammar
     assert grammar is not None
@@ -61,7 +61,7 @@ def takes(grammar: Grammar, text: str, codec: Any = None, vocabulary: Vocabulary
 
 
 def written(grammar: Grammar, seed: int) -> str:
-    """An answer that the grammar allows, drawn token by token, ended where it may end."""
+    """Draw an answer that the grammar allows, token by token, until it may end."""
     drawn, matcher, ids = random.Random(seed), compiler().compile(grammar).deep_copy(), list[int]()
     while True:
         bits = numpy.unpackbits(numpy.frombuffer(matcher.compute_bitmask(), numpy.uint8), bitorder="little")

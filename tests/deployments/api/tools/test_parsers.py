@@ -31,7 +31,7 @@ def found(parser: Parser[None], chunks: Iterable[str]) -> list[Segment]:
 
 
 def calls(segments: Iterable[Segment]) -> list[tuple[str, str]]:
-    """(name, arguments) of all calls."""
+    """Return (name, arguments) of all calls."""
     told: list[tuple[str, str]] = []
     for segment in segments:
         if segment.kind == "call":

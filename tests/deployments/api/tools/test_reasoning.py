@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, told apart from the answer."""
+"""Reasoning, which a model writes before its answer, is separated from the answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ THOUGHT = "<think>\nRain? In Oslo.\n</think>\n\n"
 
 
 def streamed(it: Talk, **options: Any) -> tuple[str, str]:
-    """(reasoning, content) of a stream."""
+    """Return (reasoning, content) of a stream."""
     deltas = [chunk.choices[0].delta for chunk in it.chunks(**options)]
     return "".join(getattr(d, "reasoning", None) or "" for d in deltas), "".join(d.content or "" for d in deltas)
 

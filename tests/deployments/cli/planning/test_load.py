@@ -82,7 +82,7 @@ def test_a_lower_target_needs_more() -> None:
     assert replicas_for(REPLICA, request, 5.0, Targets(0.2)) > replicas_for(REPLICA, request, 5.0, Targets(5.0))
 
 
-def test_what_cannot_be_carried_is_told() -> None:
+def test_a_load_that_cannot_be_carried_is_reported() -> None:
     with pytest.raises(
         ValueError, match=r"a request of 140,000 tokens does not fit: a replica has room for 131,072"
     ):

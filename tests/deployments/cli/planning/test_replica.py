@@ -1,4 +1,4 @@
-"""What fits on a GPU: by hand for two models, and as the engine itself counts and allocates."""
+"""What fits on a GPU: computed by hand for two models, and as the engine itself counts and allocates."""
 
 from __future__ import annotations
 

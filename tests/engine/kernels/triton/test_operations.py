@@ -139,7 +139,7 @@ def test_rotate_into_pages_of_any_strides_from_heads_of_any() -> None:
 
 
 def test_a_token_without_a_slot_stores_nothing() -> None:
-    """Padding rows of a graph's batch have none; their queries are rotated like any other."""
+    """Padding rows of a graph's batch have no slot; their queries are rotated like any other."""
     case, dtype = Heads(slots=(-1, 2)), torch.float32
     pages, heads = case.pages(dtype), case.heads(dtype)
     operations = TritonOperations(case.rotary(dtype), case.batch())
