@@ -50,7 +50,7 @@ class ChoiceDelta:
     """Parts of tool calls added."""
 
     @property
-    def says_something(self) -> bool:
+    def has_content(self) -> bool:
         """Whether the delta has anything that is sent to the client."""
         return bool(self.text or self.logprobs or self.finish_reason or self.reasoning or self.calls)
 

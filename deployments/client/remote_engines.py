@@ -79,7 +79,9 @@ class RemoteEngines:
     async def wait_for_prefixes(self, timeout_s: float) -> bool:
         """Wait until the prefixes of all answering replicas are known. Return False after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        while not all(c.is_synced for c in self._connections.values() if c.is_answering or c.last_heard is None):
+        while not all(
+            c.is_synced for c in self._connections.values() if c.is_answering or c.last_message_at is None
+        ):
             if time.monotonic() > deadline:
                 return False
             await asyncio.sleep(0.01)
@@ -269,11 +271,11 @@ class RemoteEngines:
 
 
 def _health_of(connection: WireConnection, is_draining: bool) -> ReplicaHealth:
-    heard, load = connection.last_heard, connection.load
+    last_at, load = connection.last_message_at, connection.load
     return ReplicaHealth(
         replica=connection.address.replica,
         is_connected=connection.is_answering,
-        heartbeat_age_s=None if heard is None else time.monotonic() - heard,
+        heartbeat_age_s=None if last_at is None else time.monotonic() - last_at,
         num_running=load.num_running,
         num_waiting=load.num_waiting,
         waiting_prefill_tokens=load.queued_prefill_tokens,

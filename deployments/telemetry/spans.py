@@ -114,7 +114,7 @@ class OtlpTracer:
             choice = {"raydix.choice": index} if len(timelines) > 1 else {}
             add("admission", timeline.asked_at, timeline.sent_at, choice)
             for span in timeline.spans:
-                told = (
+                reported = (
                     {}
                     if span.timings is None
                     else {
@@ -123,7 +123,7 @@ class OtlpTracer:
                     }
                 )
                 for name, start, end in span.phases():
-                    add(name, start, end, {"raydix.replica": span.replica, **told, **choice})
+                    add(name, start, end, {"raydix.replica": span.replica, **reported, **choice})
             for lost in timeline.migrations:
                 what: dict[str, Any] = {
                     "raydix.replica": lost.replica or "",

@@ -75,7 +75,7 @@ class WireConnection:
         self.address = address
         self.load = Load()
         self.is_answering = False
-        self.last_heard: float | None = None
+        self.last_message_at: float | None = None
         """Clock at the last message; None before the first."""
         self.cache_known_at = clock()
         """Clock at which the replica's cache was last fully known here; initially that of the connection."""
@@ -147,7 +147,7 @@ class WireConnection:
         if self._socket.closed:
             return
         now = self._clock()
-        silence = now - (self._opened if self.last_heard is None else self.last_heard)
+        silence = now - (self._opened if self.last_message_at is None else self.last_message_at)
         if silence > 0.5 and now - self._last_hello > 0.5:
             self.hello()
         if silence > self._lost_after_s:
@@ -173,7 +173,7 @@ class WireConnection:
             return
         if not self._is_next(message):
             return
-        self.last_heard = self._clock()
+        self.last_message_at = self._clock()
         if not self.is_answering:
             self.is_answering, self._was_lost = True, False
             self._listener.on_answering(self.address.replica, True)
@@ -188,7 +188,7 @@ class WireConnection:
             self._take_prefixes(message)
         # Messages arrive in order, so each one also says that all earlier changes of the cache are known.
         if self.is_synced:
-            self.cache_known_at = self.last_heard
+            self.cache_known_at = self.last_message_at
 
     def _is_next(self, message: messages.Sequenced) -> bool:
         """Return whether to handle a message, which is false for old ones and those of another epoch.

@@ -1,7 +1,7 @@
 """The messages between an engine replica and an ingress over ZeroMQ: typed msgpack, nothing executable.
 
     ingress                                replica
-      Hello(secret, received) ───────────▶            who I am, and the tokens received of each stream
+      Hello(secret, received) ───────────▶            the secret, and the tokens received of each stream
                               ◀─────────── Welcome    or Refused
                               ◀─────────── PrefixSnapshot   the block hashes of all prefixes held, in parts
                               ◀─────────── Tokens     one per step: new tokens of all my requests, and the load
@@ -120,7 +120,7 @@ class Tokens(msgspec.Struct, tag=12, array_like=True, frozen=True):
 
 
 class Heartbeat(msgspec.Struct, tag=13, array_like=True, frozen=True):
-    """Tells that the replica is alive, and its load."""
+    """Reports that the replica is alive, and its load."""
 
     epoch: int
     seq: int

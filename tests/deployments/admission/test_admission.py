@@ -1,4 +1,4 @@
-"""Late binding in virtual time: who waits, who goes, who is refused, and what remains of those who left."""
+"""Late binding in virtual time: which requests wait, are sent or refused, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from deployments.client.model_client import ModelClient
 from deployments.client.protocol import Engines, Generation, Overloaded, Rejected
 from deployments.config.settings import AdmissionSettings
 from deployments.config.tenants import Tenant
-from tests.deployments.support.virtual_time import HeardFleet, VirtualFleet, now, request, run
+from tests.deployments.support.virtual_time import ObservedFleet, VirtualFleet, now, request, run
 
 TENANTS = {"a": Tenant("a", priority=0), "b": Tenant("b", priority=0), "heavy": Tenant("heavy", 3.0, priority=5)}
 
 
 class Admitting(ModelClient):
-    """A client, and the admission in front of it."""
+    """A client with its admission."""
 
     def __init__(
         self, fleet: Engines, load: LoadView, settings: AdmissionSettings, tenants: Mapping[str, Tenant] = TENANTS
@@ -42,7 +42,7 @@ def admitting(fleet: VirtualFleet, **settings: Any) -> Admitting:
 
 
 async def finish(generation: Generation) -> float:
-    """When its first token came."""
+    """Return the clock when the first token arrived."""
     try:
         async for _ in generation:
             pass
@@ -52,7 +52,7 @@ async def finish(generation: Generation) -> float:
 
 
 async def ask(client: Any, *args: Any, **fields: Any) -> float:
-    """Seconds to the first token."""
+    """Return the seconds to the first token."""
     began = now()
     return await finish(await client.generate(request(*args, **fields))) - began
 
@@ -79,7 +79,7 @@ def test_requests_pass_while_an_engine_has_room_and_wait_when_none_has() -> None
 
 
 def test_engines_get_no_more_than_the_target_however_slowly_they_accept() -> None:
-    """What was let go and is not accepted yet counts."""
+    """Requests that were sent but not accepted yet count."""
 
     async def scenario() -> None:
         fleet = VirtualFleet(1, rate=1000, accept_s=0.4)
@@ -91,19 +91,19 @@ def test_engines_get_no_more_than_the_target_however_slowly_they_accept() -> Non
     run(scenario())
 
 
-def test_a_slow_way_to_idle_engines_holds_nobody_back() -> None:
-    """Prompts that are cached but for some tokens: when their first tokens come tells nothing of the room."""
+def test_a_slow_path_to_idle_engines_delays_no_request() -> None:
+    """Prompts are mostly cached, so the time of their first tokens says nothing about the room."""
 
     async def scenario() -> None:
         fleet = VirtualFleet(2, rate=10_000, accept_s=0.4)
-        heard = HeardFleet(fleet)
-        client = Admitting(heard, FleetLoad(heard.known, fleet.uncached_tokens), AdmissionSettings())
-        telling = asyncio.create_task(heard.tell())
-        for number in range(5):  # the first ones could teach something wrong
+        observed = ObservedFleet(fleet)
+        client = Admitting(observed, FleetLoad(observed.known, fleet.uncached_tokens), AdmissionSettings())
+        heartbeats = asyncio.create_task(observed.send_heartbeats())
+        for number in range(5):  # the first ones could mislead the estimate
             await ask(client, f"one {number}", tokens=10)
         tasks = [asyncio.create_task(ask(client, f"r{n}", tokens=10)) for n in range(100)]
         assert max(await asyncio.gather(*tasks)) < 0.6
-        telling.cancel()
+        heartbeats.cancel()
 
     run(scenario())
 
@@ -152,7 +152,7 @@ def test_own_priority_orders_a_tenants_requests_and_the_operators_the_engines() 
 
 
 def test_a_client_that_leaves_leaves_nothing_behind() -> None:
-    """At any moment: before, while or after its turn comes, or while an engine makes up its mind."""
+    """A client may leave before, while or after its turn comes, or before an engine accepts or refuses."""
 
     async def scenario(seed: int) -> None:
         draw = random.Random(seed)
@@ -167,7 +167,7 @@ def test_a_client_that_leaves_leaves_nothing_behind() -> None:
             await asyncio.sleep(0)
             assert client.num_waiting <= before
         await asyncio.gather(*tasks, return_exceptions=True)
-        # Who left cost the rest no more than what had been sent.
+        # Clients that left cost the others no more than what had been sent.
         assert now() <= sum(len(sent.prompt_ids) for sent in fleet.order) / 1000 + 1
         assert_nothing_is_left(client, fleet)
 
@@ -189,7 +189,7 @@ def test_waiting_too_long_is_refused_with_a_time_to_come_back() -> None:
     run(scenario())
 
 
-def test_who_cannot_meet_a_deadline_is_told_at_once_from_the_measured_rate() -> None:
+def test_a_request_that_cannot_meet_its_deadline_by_the_measured_rate_is_refused_at_once() -> None:
     async def scenario() -> None:
         fleet = VirtualFleet(1, rate=1000)
         client = admitting(fleet, ttft_target_s=0.5, max_wait_s=100)
@@ -199,9 +199,9 @@ def test_who_cannot_meet_a_deadline_is_told_at_once_from_the_measured_rate() -> 
         with pytest.raises(Overloaded, match=r"about (29|30|31) s") as refused:
             await client.generate(request("late", "a", 100, max_wait_s=5))
         assert now() == began
-        # 30 prompts of a second each remain: in 25 s the rest can be waited for.
+        # 30 prompts of a second each remain, so in 25 s the rest fits the limit.
         assert refused.value.retry_after_s == pytest.approx(24, abs=4)
-        # Another tenant shares the engine with the first, and can.
+        # Another tenant shares the engine with the first, so its request fits the limit.
         assert await ask(client, "other", "b", 100, max_wait_s=5) < 5
         await asyncio.gather(*tasks)
 
@@ -222,7 +222,7 @@ def test_a_tenants_flood_is_refused_and_others_are_not() -> None:
     run(scenario())
 
 
-def test_what_an_engine_refuses_is_not_charged_and_holds_nobody_up() -> None:
+def test_a_request_that_an_engine_refuses_is_not_charged_and_delays_no_other() -> None:
     async def scenario() -> None:
         fleet = VirtualFleet(1, rate=1000)
         client = admitting(fleet, ttft_target_s=0.1)
@@ -239,7 +239,7 @@ def test_what_an_engine_refuses_is_not_charged_and_holds_nobody_up() -> None:
     run(scenario())
 
 
-def test_nobody_starves_behind_heavier_tenants() -> None:
+def test_no_tenant_starves_behind_heavier_ones() -> None:
     async def scenario() -> None:
         fleet = VirtualFleet(1, rate=10_000)
         tenants = {"light": Tenant("light", 0.1), **{f"t{n}": Tenant(f"t{n}", 10.0) for n in range(5)}}
@@ -263,13 +263,13 @@ def percentile(values: list[float], share: float) -> float:
 
 
 async def quiet_p95(flood: float, target_s: float) -> float:
-    """TTFT p95 of a tenant that asks for a tenth of the fleet, beside one that asks for `flood` times as much."""
+    """Return the TTFT p95 of a tenant with a tenth of the load, beside one that sends `flood` times as much."""
     draw = random.Random(5)
     fleet = VirtualFleet(4, rate=12_000)
-    heard = HeardFleet(fleet)
-    view: LoadView = FleetLoad(heard.known, fleet.uncached_tokens)
-    client = Admitting(heard, view, AdmissionSettings(ttft_target_s=target_s))
-    telling = asyncio.create_task(heard.tell())
+    observed = ObservedFleet(fleet)
+    view: LoadView = FleetLoad(observed.known, fleet.uncached_tokens)
+    client = Admitting(observed, view, AdmissionSettings(ttft_target_s=target_s))
+    heartbeats = asyncio.create_task(observed.send_heartbeats())
     per_second = 0.1 * 4 * 12_000 / 4250
     times: dict[str, list[float]] = {"a": [], "b": []}
     numbers = count()
@@ -291,7 +291,7 @@ async def quiet_p95(flood: float, target_s: float) -> float:
         group.create_task(arrivals("a", per_second))
         if flood:
             group.create_task(arrivals("b", per_second * flood))
-    telling.cancel()
+    heartbeats.cancel()
     assert len(times["a"]) > 200
     return percentile(times["a"], 0.95)
 
@@ -301,4 +301,4 @@ def test_a_flood_at_20_times_leaves_anothers_ttft_within_half_again_of_alone() -
     flooded = run(quiet_p95(20, 0.15))
     unfair = run(quiet_p95(20, 1e9))
     assert flooded <= 1.5 * alone, (alone, flooded)
-    assert unfair > 10 * alone  # the test can tell
+    assert unfair > 10 * alone  # so the test would detect a failure

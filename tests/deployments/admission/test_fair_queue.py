@@ -1,4 +1,4 @@
-"""Deficit round robin: nobody waits while there is room, shares follow weights, and idleness earns nothing."""
+"""Deficit round robin: no request waits while there is room, shares follow weights, idleness earns no credit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def grant(tenant: str) -> float:
 
 
 class Queue(RuleBasedStateMachine):
-    """Any order of events. The model is the set of requests that wait."""
+    """Events occur in any order. The model is the set of requests that wait."""
 
     waiting = Bundle("waiting")
 
@@ -59,7 +59,7 @@ class Queue(RuleBasedStateMachine):
 
     @rule()
     def pop(self) -> None:
-        """Work conserving; the first of the highest priority of whoever's turn it is."""
+        """The queue is work conserving, and returns the first request of the tenant's highest priority."""
         popped = self.queue.pop()
         assert (popped is None) == (not self.inside)
         if popped is not None:
@@ -95,7 +95,7 @@ TestQueue = Queue.TestCase
 @given(st.lists(st.tuples(st.sampled_from([*WEIGHTS]), COSTS), min_size=1, max_size=200), st.randoms())
 @settings(max_examples=200)
 def test_shares_follow_weights_while_tenants_wait(load: list[tuple[str, int]], draw: random.Random) -> None:
-    """At every moment until one runs dry: within a quantum and one request of each."""
+    """Until one tenant's queue is empty, shares always differ by at most a quantum and one request of each."""
     queue: FairQueue[str] = FairQueue(WEIGHTS, SETTINGS)
     tenants = {tenant for tenant, _ in load}
     for tenant, cost in load:
@@ -105,7 +105,7 @@ def test_shares_follow_weights_while_tenants_wait(load: list[tuple[str, int]], d
     while all(queue.waiting_of(tenant) for tenant in tenants):
         popped = queue.pop()
         assert popped is not None
-        correction = draw.choice((0, 0, 5, -popped.cost // 2))  # it computed more, or less
+        correction = draw.choice((0, 0, 5, -popped.cost // 2))  # the request computed more or less
         queue.charge(popped.tenant, correction)
         sent[popped.tenant] += popped.cost + correction
         largest[popped.tenant] = max(largest[popped.tenant], popped.cost + correction)
@@ -152,7 +152,7 @@ def test_a_large_request_holds_another_tenant_up_for_one_turn_only() -> None:
     assert "small" in {popped.tenant for popped in following if popped}
 
 
-def test_who_asks_for_less_than_its_share_goes_first_but_only_once_a_round() -> None:
+def test_a_tenant_below_its_share_goes_first_but_only_once_a_round() -> None:
     queue: FairQueue[str] = FairQueue({}, SETTINGS)
     for tenant in ("x", "y", "z"):
         for _ in range(100):
@@ -173,7 +173,7 @@ def test_who_asks_for_less_than_its_share_goes_first_but_only_once_a_round() -> 
 
 
 def test_what_turns_out_to_be_cached_is_given_back() -> None:
-    """Equal prompts, but one tenant's lie in the cache: it is sent more of them for the same computed tokens."""
+    """Prompts are equal, but one tenant's are cached, so more of them are sent for the same computed tokens."""
     queue: FairQueue[str] = FairQueue({}, SETTINGS)
     for _ in range(400):
         queue.push(entry("cached", 100))

@@ -1,4 +1,4 @@
-"""What admission knows of the engines is what the router knows."""
+"""Admission computes the engines' load from the router's state."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def test_full_queues_are_waited_for_and_lost_engines_are_not() -> None:
     known = fleet(a=ReplicaLoad(is_full=True))
     assert view(known).queue_seconds({}) == math.inf
     known.mark_lost("a")
-    assert view(known).queue_seconds({}) == 0  # the client says that none is up
+    assert view(known).queue_seconds({}) == 0  # the client reports that none is up
     assert view(Fleet()).queue_seconds({}) == 0

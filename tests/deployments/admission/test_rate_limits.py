@@ -1,4 +1,4 @@
-"""Buckets that refill, prompts charged once, and limits that say when they end."""
+"""Rate limits: buckets refill, prompts are charged once, and errors say when to retry."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_bucket_gives_no_more_than_its_rate_and_one_minutes_worth(
         now += pause
         wait = bucket.seconds_until(amount, now)
         if wait:
-            # What it says is true; asked of a copy, as to ask is to let time pass.
+            # The time it returns is right; a copy is asked, because asking advances the bucket's time.
             assert copy(bucket).seconds_until(amount, now + wait) == 0
             continue
         bucket.take(amount, now)

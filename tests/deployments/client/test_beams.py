@@ -1,4 +1,4 @@
-"""The one event of a beam search on its way: over the wire, from a second replica when one is lost, to answers."""
+"""The single delta of a beam search: over the wire, from a second replica after a loss, and in answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log-probabilities on their way: of outputs and prompts, merged, lost, sent again, and from another replica."""
+"""Delivery of log-probabilities of outputs and prompts: merged, lost, sent again, and from another replica."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def request(request_id: str = "a") -> GenerateRequest:
 
 
 def part(start: int, end: int) -> PackedLogprobs:
-    """Scores of the tokens at `start` to `end`: their bytes say where they belong."""
+    """Return scores of the tokens from `start` to `end`, whose bytes encode their positions."""
     return PackedLogprobs(start, 0, b"".join(at.to_bytes(8, "little") for at in range(start, end)))
 
 
 def check(events: list[StreamDelta]) -> None:
-    """Every prompt token's and every output token's, once and in order, prompts first."""
+    """Assert that each prompt and output token has its log-probability once and in order, prompts first."""
     scores = None
     for event in events:
         if event.prompt_logprobs is not None:
@@ -66,7 +66,7 @@ def test_all_come_in_order_and_merge_for_a_slow_reader() -> None:
 
 @pytest.mark.parametrize("num_steps", [3, 15])
 def test_another_replica_goes_on_with_log_probabilities_where_the_first_was_lost(num_steps: int) -> None:
-    """In the midst of the prompt, and in the midst of the output."""
+    """The replica is lost in the middle of the prompt, and in the middle of the output."""
 
     async def scenario() -> None:
         async with ClientAndEngines(2, **SMALL_STEPS) as (client, engines):
@@ -84,7 +84,7 @@ def test_another_replica_goes_on_with_log_probabilities_where_the_first_was_lost
     run_scenario(scenario())
 
 
-def test_scores_lost_on_the_way_are_asked_for_again() -> None:
+def test_lost_scores_are_requested_again() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1, **SMALL_STEPS) as (client, engines):
             engines.runners[0].step_s = 0.01
@@ -109,7 +109,7 @@ def test_scores_lost_on_the_way_are_asked_for_again() -> None:
 
 
 def hang_after(runner: CountingRunner, num_steps: int) -> None:
-    """It computes about so many steps and no more."""
+    """Make the runner hang after about `num_steps` steps."""
     prepare, steps = runner.prepare, iter(range(num_steps))
 
     def counted(plan: StepPlan) -> Step:
@@ -123,7 +123,7 @@ def hang_after(runner: CountingRunner, num_steps: int) -> None:
 # --- what a replica keeps -------------------------------------------------------------------------------------
 
 
-def test_a_log_sends_scores_once_and_again_only_to_who_has_no_token() -> None:
+def test_a_log_sends_scores_again_only_to_an_ingress_without_tokens() -> None:
     logs = Outbox()
     logs.open("a", "ingress")
     logs.record(StreamDelta("a", prompt_logprobs=part(1, 5)), 0.0)
@@ -163,7 +163,7 @@ def test_scores_that_are_no_whole_records_are_a_malformed_message() -> None:
         messages.decode_to_ingress(msgspec.msgpack.encode([12, 1, 2, [delta], None]))
 
 
-# --- what an ingress takes in ---------------------------------------------------------------------------------
+# --- what an ingress accepts ------------------------------------------------------------------------------------
 
 
 def test_a_journal_takes_nothing_before_what_is_missing() -> None:

@@ -1,4 +1,4 @@
-"""A stream that cannot go on ends with an error object in it, and is counted."""
+"""A stream that cannot continue ends with an error object and is counted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.metric_values import count_of
     ("health", "outcome"), [({"max_migrations": 0}, "gave_up"), ({"migration_wait_s": 0.3}, "no_replica")]
 )
 def test_a_stream_that_cannot_go_on_ends_with_an_error(health: dict[str, Any], outcome: str) -> None:
-    """Its tries are used up, or the only replica is gone."""
+    """The limit of migrations is reached, or the only replica is gone."""
 
     async def scenario() -> None:
         metrics = Metrics("m", "ingress", "ingress")

@@ -72,7 +72,7 @@ def test_leaving_a_stream_frees_its_pages_within_a_step() -> None:
             steps = scheduler.load(0).num_steps
             await stream.aclose()
             await until(lambda: scheduler.account().locked + scheduler.account().private == 0)
-            # One step was running when it left, the next one no longer holds it.
+            # One step was running when the client disconnected; the next one no longer holds the request.
             assert scheduler.load(0).num_steps - steps <= 2
             await until(lambda: client.num_streams == 0)
             assert engines.fleet.loads() == {"r0": 0}
@@ -157,7 +157,7 @@ def test_a_replica_lost_after_the_first_token_costs_its_streams_a_pause() -> Non
     run_scenario(scenario())
 
 
-def test_a_stream_migrates_at_most_so_often() -> None:
+def test_the_migrations_of_a_stream_are_limited() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(2, health={"max_migrations": 0}) as (client, engines):
             engines.runners[0].step_s = 0.02
@@ -239,7 +239,7 @@ def test_a_stream_that_loses_one_replica_after_the_other_goes_on() -> None:
     run_scenario(scenario())
 
 
-def test_a_request_that_is_slow_to_begin_is_asked_of_a_second_replica() -> None:
+def test_a_request_that_is_slow_to_begin_is_sent_to_a_second_replica() -> None:
     async def scenario() -> None:
         hedging = {"hedge_after_s": 0.1, "hedge_share": 1.0}
         async with ClientAndEngines(2, health=hedging) as (client, engines):
@@ -276,7 +276,7 @@ def test_hedging_stays_within_its_budget() -> None:
             engines.runners[0].gate.clear()
             streams = [await client.generate(request(f"s{n}", max_tokens=3)) for n in range(4)]
             await asyncio.sleep(0.3)
-            assert engines.calls.count("r1") == 1  # what every client may do once
+            assert engines.calls.count("r1") == 1  # the initial credit of the budget
             engines.runners[0].gate.set()
             for stream in streams:
                 assert await tokens_of(stream) == [1, 2, 3]
@@ -315,7 +315,7 @@ def test_many_streams_over_two_replicas_keep_apart() -> None:
     run_scenario(scenario())
 
 
-def test_tokens_lost_on_the_way_are_asked_for_again() -> None:
+def test_lost_tokens_are_requested_again() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1) as (client, engines):
             engines.runners[0].step_s = 0.01
@@ -356,7 +356,7 @@ def test_a_client_learns_what_replicas_hold_from_a_snapshot_and_then_from_deltas
     run_scenario(scenario())
 
 
-def test_a_lost_delta_is_made_good_by_a_snapshot() -> None:
+def test_a_lost_delta_is_replaced_by_a_snapshot() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1) as (client, _):
             connection = await _connected(client)
@@ -379,21 +379,21 @@ def test_a_lost_delta_is_made_good_by_a_snapshot() -> None:
     run_scenario(scenario())
 
 
-def test_the_index_lags_while_a_replica_says_nothing_and_while_its_news_cannot_be_used() -> None:
+def test_the_index_lags_while_a_replica_is_silent_and_while_its_deltas_cannot_be_applied() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1) as (client, engines):
             connection = await _connected(client)
             await until(lambda: connection.is_synced)
             await until(lambda: client.index_lag() < 1.0)  # heartbeats, though nothing changes
-            connection._handle = lambda message: None  # it says nothing any more, and counts as connected still
+            connection._handle = lambda message: None  # messages stop, but it counts as connected
             before = client.index_lag()
             await asyncio.sleep(0.05)
             assert client.index_lag() >= before + 0.05
             del connection._handle
-            # News comes, but one was lost and the snapshot that makes it good has not come yet.
+            # Deltas arrive, but one was lost and the snapshot that replaces it has not arrived yet.
             connection._snapshot, connection._asked_at = "awaited", connection._clock() + 100
-            heard, before = connection.last_heard, client.index_lag()
-            await until(lambda: connection.last_heard != heard)
+            last_at, before = connection.last_message_at, client.index_lag()
+            await until(lambda: connection.last_message_at != last_at)
             assert client.index_lag() > before
             engines.fleet.update({})
             await until(lambda: client.index_lag() == 0.0)
@@ -401,7 +401,7 @@ def test_the_index_lags_while_a_replica_says_nothing_and_while_its_news_cannot_b
     run_scenario(scenario())
 
 
-def test_what_is_sent_twice_or_by_another_start_is_dropped_and_counted() -> None:
+def test_messages_sent_twice_or_in_another_epoch_are_dropped_and_counted() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1) as (client, _):
             connection = await _connected(client)
@@ -459,7 +459,7 @@ def test_ingresses_see_each_others_dispatches() -> None:
 
 
 def _router_like(engines: Any, epoch_shift: int = 0) -> RouterState:
-    """The same replicas, as another ingress knows them."""
+    """Return a client of the same replicas in another ingress."""
     fleet = Fleet()
     fleet.update(
         {
@@ -481,5 +481,5 @@ def _is_idle(replica: Any) -> bool:
 
 
 def _fall_silent(replica: Any) -> None:
-    """As a machine that hangs does: the connection stays, nothing is sent."""
+    """Simulate a machine that hangs: the connection stays open, but nothing is sent."""
     replica._wire._post = lambda *_: False

@@ -1,6 +1,6 @@
-"""What evaluation harnesses send, on the embedded model: sums of log-probabilities are those of transformers.
+"""Requests of evaluation harnesses to the embedded model: sums of log-probabilities are those of transformers.
 
-The requests and what is read from the answers are those of lm-evaluation-harness 0.4 (`local-completions`).
+The requests and the fields read from the answers are those of lm-evaluation-harness 0.4 (`local-completions`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAIRS = [
     ("Return the largest item in", " zebra ☃ crossings"),
     ("a", "b"),
 ]
-"""Contexts and continuations, likely and unlikely ones."""
+"""Contexts with likely and unlikely continuations."""
 
 
 async def ask(api: Api, prompts: list[list[int]], **options: Any) -> list[Any]:
@@ -44,7 +44,7 @@ async def ask(api: Api, prompts: list[list[int]], **options: Any) -> list[Any]:
 
 
 def expected(ids: list[int], num_context: int) -> tuple[float, bool]:
-    """The continuation's log-likelihood, and whether greedy decoding would have said it."""
+    """Return the continuation's log-likelihood, and whether greedy decoding would have generated it."""
     logprobs = torch.log_softmax(oracle_logits(MODEL, ids), dim=-1)[num_context - 1 : -1]
     targets = torch.tensor(ids[num_context:])
     is_greedy = bool((logprobs.argmax(-1) == targets).all())

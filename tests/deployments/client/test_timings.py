@@ -1,4 +1,4 @@
-"""`timings`: what a client is told, against what really happened to its request."""
+"""`timings` agrees with what really happened to its request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIELDS = {
 
 
 def check(timings: dict[str, Any]) -> None:
-    """What is true of every request that ended: its phases come one after the other, before and after it moved."""
+    """Assert that the phases of a request that ended follow each other, before and after a migration."""
     assert all(timings[name] >= 0 for name in FIELDS if name.endswith("_s"))
     phases = timings["queue_s"] + timings["prefill_s"] + timings["decode_s"]
     assert phases <= timings["total_s"] + 1e-5
@@ -49,7 +49,7 @@ def test_a_whole_answer_says_where_its_time_went() -> None:
 
 
 @pytest.mark.parametrize("with_usage", [True, False])
-def test_a_stream_says_it_in_its_last_event(with_usage: bool) -> None:
+def test_a_stream_has_timings_in_its_last_event(with_usage: bool) -> None:
     async def scenario() -> None:
         async with api_over() as api:
             options: dict[str, Any] = {"stream_options": {"include_usage": True}} if with_usage else {}
@@ -63,7 +63,7 @@ def test_a_stream_says_it_in_its_last_event(with_usage: bool) -> None:
     run_scenario(scenario())
 
 
-def test_of_several_choices_it_tells_all_and_each() -> None:
+def test_several_choices_have_timings_together_and_each() -> None:
     async def scenario() -> None:
         async with api_over() as api:
             answer = (await api.complete(n=3, prompt=[PROMPT, PROMPT[:7]])).json()
@@ -102,7 +102,7 @@ def test_a_stream_that_moved_sums_its_parts() -> None:
             check(timings)
             assert (timings["replica"], timings["migrations"], timings["output_tokens"]) == ("r1", 1, 200)
             assert timings["cached_tokens"] == timings["preemptions"] == 0
-            # r1 knew nothing: it computed the prompt and all but the last of r0's tokens once more.
+            # r1's cache was empty: it computed the prompt and all but the last of r0's tokens once more.
             assert second.timings is not None and first.timings is not None
             moved = timings["recomputed_tokens"] - (20 - 1)
             assert 20 <= moved < 200
@@ -115,8 +115,8 @@ def test_a_stream_that_moved_sums_its_parts() -> None:
     run_scenario(scenario())
 
 
-def test_a_preempted_request_says_so() -> None:
-    """Two requests, memory for one and a half."""
+def test_a_preempted_request_reports_its_preemption() -> None:
+    """There are two requests, and memory for one and a half."""
 
     async def scenario() -> None:
         async with api_over(kv_pages=24, page_size=4) as api:
@@ -124,7 +124,7 @@ def test_a_preempted_request_says_so() -> None:
             prompts = [list(range(1, 33)), list(range(100, 132))]
             asked = [asyncio.create_task(api.complete(prompt=prompt, max_tokens=30)) for prompt in prompts]
             await until(lambda: len(api.engines.calls) == 2)
-            await asyncio.sleep(0.05)  # both are with the engine, none has been computed
+            await asyncio.sleep(0.05)  # both have reached the engine, neither has been computed
             api.engines.runners[0].step_s = 0.005
             api.engines.runners[0].gate.set()
             both = [(await one).json()["timings"] for one in asked]
@@ -136,7 +136,7 @@ def test_a_preempted_request_says_so() -> None:
     run_scenario(scenario())
 
 
-def test_a_stop_string_ends_it_before_the_engine_can_tell_its_end() -> None:
+def test_a_stop_string_ends_a_stream_before_the_engine_reports_its_end() -> None:
     async def scenario() -> None:
         async with api_over() as api:
             api.engines.runners[0].step_s = 0.01
@@ -163,7 +163,7 @@ def test_what_was_never_generated_has_no_phases() -> None:
 
 
 @pytest.mark.parametrize("value", ["yes", 1, [True]])
-def test_only_a_boolean_asks_for_it(value: object) -> None:
+def test_include_timings_must_be_a_boolean(value: object) -> None:
     async def scenario() -> None:
         async with api_over() as api:
             refused = await api.complete(include_timings=value)

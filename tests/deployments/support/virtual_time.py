@@ -102,7 +102,7 @@ class VirtualFleet:
         return len(request.prompt_ids)
 
 
-class HeardFleet:
+class ObservedFleet:
     """A `VirtualFleet` as the router's `Fleet` knows it: own requests at once, everything else from heartbeats."""
 
     def __init__(self, fleet: VirtualFleet, heartbeat_s: float = 0.05) -> None:
@@ -131,7 +131,7 @@ class HeardFleet:
     def decisions(self, limit: int) -> list[dict[str, Any]]:
         return []
 
-    async def tell(self) -> None:
+    async def send_heartbeats(self) -> None:
         """Send heartbeats until cancelled."""
         while True:
             for replica in self._fleet.replicas:

@@ -1,4 +1,4 @@
-"""Speaks to a replica's socket as a bare peer, with any message, with the right secret or without."""
+"""A bare peer that sends arbitrary messages to a replica's socket, with the right secret or without."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class BarePeer:
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(endpoint)
 
-    def say(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         self.socket.send(message if isinstance(message, bytes) else messages.encode(message))
 
-    def hear(self, kind: type, timeout: float = 60.0) -> Any:
+    def receive(self, kind: type, timeout: float = 60.0) -> Any:
         """Wait for the next message of a kind. Raises TimeoutError."""
         deadline = time.monotonic() + timeout
         while self.socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):

@@ -1,4 +1,4 @@
-"""Messages that nobody should send: dropped, counted, and of no consequence to anybody else, on both ends."""
+"""Malformed and hostile messages are dropped and counted on both ends, and do not affect other peers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from router.fleet import ReplicaAddress
 from tests.deployments.support.wire_peer import BarePeer, hello, wait_until
 
 NESTED = b"\x92\x03" + b"\x91" * 200_000 + b"\xc0"
-"""A well-formed Resync with one field too many, which is an array in an array in an array ..."""
+"""A well-formed Resync with a surplus field, which is a deeply nested array."""
 MALFORMED = {
     "empty": b"",
     "no message": b"\xff" * 100,
@@ -45,11 +45,11 @@ values = st.recursive(
     max_leaves=12,
 )
 shapeless = st.binary(max_size=100) | st.lists(values, max_size=7).map(msgspec.msgpack.encode)
-"""Bytes, and msgpack of any shape."""
+"""Arbitrary bytes, and arbitrary msgpack."""
 tagged = st.tuples(st.integers(0, 16), st.lists(values, max_size=6)).map(
     lambda parts: msgspec.msgpack.encode([parts[0], *parts[1]])
 )
-"""What begins as a message does."""
+"""Arrays that begin with a message's tag."""
 
 
 # --- the replica's end --------------------------------------------------------------------------------------
@@ -71,15 +71,15 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 
 @pytest.fixture
 def friend(server: WireServer, context: zmq.Context[zmq.Socket[bytes]]) -> BarePeer:
-    """An ingress that behaves."""
+    """A well-behaved ingress."""
     made = BarePeer(context, server.endpoint)
-    made.say(hello(server, "friend"))
-    made.hear(messages.Welcome)
+    made.send(hello(server, "friend"))
+    made.receive(messages.Welcome)
     return made
 
 
 def catch_up(friend: BarePeer) -> None:
-    """Read all that has come: an ingress that does not read, on a slow machine, is given up."""
+    """Read all messages that have arrived, because the server drops an ingress that does not read."""
     while friend.socket.poll(0):
         friend.socket.recv()
 
@@ -95,25 +95,25 @@ def test_a_malformed_message_is_counted_and_that_is_all(
 ) -> None:
     sender = friend if is_known else BarePeer(context, server.endpoint)
     before = server.counts["malformed"]
-    sender.say(MALFORMED[name])
+    sender.send(MALFORMED[name])
     wait_until(lambda: server.counts["malformed"] == before + 1)
-    friend.hear(messages.Heartbeat)
+    friend.receive(messages.Heartbeat)
     assert server.counts["failed"] == 0
 
 
 def test_a_malformed_message_does_not_end_the_engine_s_thread(
     server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer
 ) -> None:
-    """`publish`, which the engine's own thread calls, takes in what has come."""
+    """`publish`, which the engine's own thread calls, also receives messages."""
     stranger = BarePeer(context, server.endpoint)
     server.open("s", "friend")
     before = server.counts["malformed"]
     for number in range(50):
-        stranger.say(NESTED)
+        stranger.send(NESTED)
         server.publish([StreamDelta("s", [number])])
     tokens: list[int] = []
     while len(tokens) < 50:
-        tokens += [token for output in friend.hear(messages.Tokens).deltas for token in output.token_ids]
+        tokens += [token for output in friend.receive(messages.Tokens).deltas for token in output.token_ids]
     assert tokens == list(range(50))
     wait_until(lambda: server.counts["malformed"] == before + 50)
 
@@ -126,7 +126,7 @@ def test_whatever_a_stranger_says_is_counted(
     stranger = BarePeer(context, server.endpoint)
     before = rejected(server)
     for message in batch:
-        stranger.say(message)
+        stranger.send(message)
     wait_until(lambda: rejected(server) == before + len(batch))
     stranger.socket.close()
     assert server.counts["failed"] == 0
@@ -139,14 +139,14 @@ def test_whatever_a_stranger_says_is_counted(
 def test_whatever_an_ingress_says_others_are_served(
     server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer, batch: list[bytes]
 ) -> None:
-    """Even with the secret: it can spoil its own session, not the server."""
+    """Even an ingress with the secret can break only its own session, not the server."""
     confused = BarePeer(context, server.endpoint)
-    confused.say(hello(server, f"confused {time.time_ns()}"))
-    confused.hear(messages.Welcome)
+    confused.send(hello(server, f"confused {time.time_ns()}"))
+    confused.receive(messages.Welcome)
     for message in batch:
-        confused.say(message)
-    confused.say(hello(server, f"confused again {time.time_ns()}"))
-    confused.hear(messages.Welcome)  # all before it was handled
+        confused.send(message)
+    confused.send(hello(server, f"confused again {time.time_ns()}"))
+    confused.receive(messages.Welcome)  # all earlier messages have been handled
     assert server.counts["failed"] == 0
     confused.socket.close()
     assert server.is_connected("friend")
@@ -157,9 +157,9 @@ def test_a_message_larger_than_any_hello_ends_its_own_connection(
     server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer
 ) -> None:
     stranger = BarePeer(context, server.endpoint)
-    stranger.say(b"\x00" * (MAX_HELLO_BYTES + 1))
+    stranger.send(b"\x00" * (MAX_HELLO_BYTES + 1))
     for _ in range(5):
-        friend.hear(messages.Heartbeat)
+        friend.receive(messages.Heartbeat)
     assert server.counts["failed"] == 0
 
 
@@ -167,43 +167,43 @@ def test_a_hello_in_another_s_name_needs_the_secret(
     server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer
 ) -> None:
     thief = BarePeer(context, server.endpoint)
-    thief.say(messages.Hello(messages.WIRE_VERSION, "guess", time.time_ns(), "friend", "", {}))
-    assert "secret" in thief.hear(messages.Refused).reason
+    thief.send(messages.Hello(messages.WIRE_VERSION, "guess", time.time_ns(), "friend", "", {}))
+    assert "secret" in thief.receive(messages.Refused).reason
     server.open("private", "friend")
     server.publish([StreamDelta("private", [1, 2])])
-    assert friend.hear(messages.Tokens).deltas[0].token_ids == [1, 2]
+    assert friend.receive(messages.Tokens).deltas[0].token_ids == [1, 2]
     with pytest.raises(TimeoutError):
-        thief.hear(messages.Tokens, timeout=0.1)
+        thief.receive(messages.Tokens, timeout=0.1)
 
 
 # --- the ingress's end --------------------------------------------------------------------------------------
 
 
 class Silence:
-    """A listener that is to hear nothing."""
+    """A listener whose methods should not be called."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.calls: list[str] = []
 
     def on_deltas(self, replica: str, deltas: list[StreamDelta]) -> None:
-        self.heard.append("outputs")
+        self.calls.append("outputs")
 
     def on_unknown(self, replica: str, request_ids: list[str]) -> None:
-        self.heard.append("unknown")
+        self.calls.append("unknown")
 
     def on_prefix_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
-        self.heard.append("delta")
+        self.calls.append("delta")
 
     def on_prefix_snapshot(
         self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool
     ) -> None:
-        self.heard.append("snapshot")
+        self.calls.append("snapshot")
 
     def on_load(self, replica: str, load: messages.Load) -> None:
-        self.heard.append("load")
+        self.calls.append("load")
 
     def on_answering(self, replica: str, is_answering: bool) -> None:
-        self.heard.append("answering")
+        self.calls.append("answering")
 
     def received(self, replica: str) -> Mapping[str, int]:
         return {}
@@ -220,7 +220,7 @@ UNWELCOME: dict[str, bytes] = {
 
 
 async def say_to_ingress(batch: list[bytes]) -> tuple[WireConnection, Silence]:
-    """A connection that was sent all of `batch` by whoever listens where its replica should."""
+    """Return a connection to which an impostor at its replica's address sent all of `batch`."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     impostor = context.socket(zmq.ROUTER)
     impostor.setsockopt(zmq.LINGER, 0)
@@ -248,7 +248,7 @@ async def say_to_ingress(batch: list[bytes]) -> tuple[WireConnection, Silence]:
 @pytest.mark.parametrize("name", sorted(MALFORMED.keys() - {"of the other direction"}))
 def test_a_malformed_message_of_a_replica_is_counted(name: str) -> None:
     connection, listener = asyncio.run(say_to_ingress([MALFORMED[name]]))
-    assert (connection.counts, listener.heard) == ({"malformed": 1}, [])
+    assert (connection.counts, listener.calls) == ({"malformed": 1}, [])
 
 
 @pytest.mark.parametrize("name", UNWELCOME)
@@ -257,7 +257,7 @@ def test_nothing_is_taken_from_a_replica_that_has_not_said_which_it_is(name: str
     assert sum(connection.counts.values()) == 1
     assert connection.counts["malformed"] == 0
     assert not connection.is_answering
-    assert set(listener.heard) <= {"answering"}  # that it does not
+    assert set(listener.calls) <= {"answering"}  # that it does not answer
 
 
 @settings(max_examples=60, deadline=None)
@@ -265,4 +265,4 @@ def test_nothing_is_taken_from_a_replica_that_has_not_said_which_it_is(name: str
 def test_whatever_an_impostor_says_is_counted(batch: list[bytes]) -> None:
     connection, listener = asyncio.run(say_to_ingress(batch))
     assert sum(connection.counts.values()) == len(batch)
-    assert set(listener.heard) <= {"answering"}
+    assert set(listener.calls) <= {"answering"}

@@ -1,4 +1,4 @@
-"""What travels on the wire, and what bytes that are something else do to it: nothing."""
+"""Messages and outboxes of the wire, and bytes that are not messages."""
 
 from __future__ import annotations
 

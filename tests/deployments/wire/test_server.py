@@ -1,4 +1,4 @@
-"""The replica's socket, spoken to as a stranger or a broken ingress would."""
+"""The replica's end of the wire, tested with well-behaved, broken and unauthenticated ingresses."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def peer(server: WireServer) -> Iterator[Peer]:
 
 def test_a_wrong_secret_is_refused_and_hears_nothing_else(server: WireServer, peer: Peer) -> None:
     stranger = peer()
-    stranger.say(messages.Hello(messages.WIRE_VERSION, "guess", 1, "i", "", {}))
-    assert "secret" in stranger.hear(messages.Refused).reason
+    stranger.send(messages.Hello(messages.WIRE_VERSION, "guess", 1, "i", "", {}))
+    assert "secret" in stranger.receive(messages.Refused).reason
     with pytest.raises(TimeoutError):
-        stranger.hear(messages.Heartbeat, timeout=0.1)
+        stranger.receive(messages.Heartbeat, timeout=0.1)
 
 
 def test_another_version_is_refused_with_both_named(server: WireServer, peer: Peer) -> None:
     old = peer()
-    old.say(messages.Hello(0, server.secret, 1, "i", "", {}))
-    assert old.hear(messages.Refused).reason.count("version") == 2
+    old.send(messages.Hello(0, server.secret, 1, "i", "", {}))
+    assert old.receive(messages.Refused).reason.count("version") == 2
 
 
 def test_garbage_and_messages_before_a_hello_are_dropped_and_counted(
@@ -63,22 +63,22 @@ def test_garbage_and_messages_before_a_hello_are_dropped_and_counted(
     stranger = peer()
     server.open("a", "i")
     for message in (b"", b"\xff" * 100, b"\x93\x01", messages.Abort("a"), messages.Resume({"a": 0})):
-        stranger.say(message)
+        stranger.send(message)
     stranger.socket.send_multipart([b"three", b"frames"])
     wait_until(lambda: sum(server.counts.values()) == 6)
     assert server.counts == {"malformed": 4, "unauthenticated": 2}
     assert aborted == []
     friend = peer()
-    friend.say(hello(server))
-    assert friend.hear(messages.Welcome).replica == "r0"
+    friend.send(hello(server))
+    assert friend.receive(messages.Welcome).replica == "r0"
 
 
-def test_heartbeats_come_as_long_as_somebody_listens(server: WireServer, peer: Peer) -> None:
+def test_heartbeats_arrive_while_an_ingress_is_connected(server: WireServer, peer: Peer) -> None:
     ingress = peer()
-    ingress.say(hello(server))
-    first = ingress.hear(messages.PrefixSnapshot)
+    ingress.send(hello(server))
+    first = ingress.receive(messages.PrefixSnapshot)
     for number in range(5):
-        assert ingress.hear(messages.Heartbeat).seq == first.seq + 1 + number
+        assert ingress.receive(messages.Heartbeat).seq == first.seq + 1 + number
     ingress.socket.close()
     wait_until(lambda: not server.is_connected("i"))
 
@@ -88,64 +88,64 @@ def test_tokens_produced_before_the_hello_wait_for_it(server: WireServer, peer: 
     server.publish([StreamDelta("a", [1, 2])])
     server.publish([StreamDelta("a", [3], finish_reason="length")])
     ingress = peer()
-    ingress.say(hello(server))
-    (output,) = ingress.hear(messages.Tokens).deltas
+    ingress.send(hello(server))
+    (output,) = ingress.receive(messages.Tokens).deltas
     assert (output.start, output.token_ids, output.finish_reason) == (0, [1, 2, 3], "length")
 
 
 def test_a_reconnecting_ingress_gets_what_it_missed(server: WireServer, peer: Peer) -> None:
     ingress = peer()
-    ingress.say(hello(server))
-    ingress.hear(messages.Welcome)
+    ingress.send(hello(server))
+    ingress.receive(messages.Welcome)
     server.open("a", "i")
     server.accept("a", "i")
-    assert ingress.hear(messages.Tokens).deltas[0].token_ids == []
+    assert ingress.receive(messages.Tokens).deltas[0].token_ids == []
     server.publish([StreamDelta("a", [1, 2, 3])])
     ingress.socket.close()
     again = peer()
-    again.say(hello(server, a=1))
-    (output,) = again.hear(messages.Tokens).deltas
+    again.send(hello(server, a=1))
+    (output,) = again.receive(messages.Tokens).deltas
     assert (output.start, output.token_ids) == (1, [2, 3])
 
 
 def test_timings_travel_with_the_tokens_they_were_told_at(server: WireServer, peer: Peer) -> None:
     ingress = peer()
-    ingress.say(hello(server))
-    ingress.hear(messages.Welcome)
+    ingress.send(hello(server))
+    ingress.receive(messages.Welcome)
     first, last = Timings(0.1, 0.2, 0.0), Timings(0.1, 0.2, 0.3, 1, 5)
     server.open("a", "i")
     for token, timings in ((1, first), (2, None)):
         server.publish([StreamDelta("a", [token], timings=timings)])
-        (output,) = ingress.hear(messages.Tokens).deltas
+        (output,) = ingress.receive(messages.Tokens).deltas
         assert (output.token_ids, output.timings) == ([token], timings)
-    ingress.say(messages.Resume({"a": 0}))
-    (again,) = ingress.hear(messages.Tokens).deltas
+    ingress.send(messages.Resume({"a": 0}))
+    (again,) = ingress.receive(messages.Tokens).deltas
     assert (again.token_ids, again.timings) == ([1, 2], first)
     server.publish([StreamDelta("a", [3], finish_reason="stop", timings=last)])
-    (end,) = ingress.hear(messages.Tokens).deltas
+    (end,) = ingress.receive(messages.Tokens).deltas
     assert (end.token_ids, end.timings) == ([3], last)
 
 
 def test_a_step_is_one_message_per_ingress(server: WireServer, peer: Peer) -> None:
     one, two = peer(), peer()
-    one.say(hello(server, "one"))
-    two.say(hello(server, "two"))
-    one.hear(messages.Welcome), two.hear(messages.Welcome)
+    one.send(hello(server, "one"))
+    two.send(hello(server, "two"))
+    one.receive(messages.Welcome), two.receive(messages.Welcome)
     for number in range(6):
         server.open(f"s{number}", "one" if number < 4 else "two")
     server.publish([StreamDelta(f"s{number}", [number]) for number in range(6)])
-    assert [output.token_ids for output in one.hear(messages.Tokens).deltas] == [[0], [1], [2], [3]]
-    assert [output.token_ids for output in two.hear(messages.Tokens).deltas] == [[4], [5]]
+    assert [output.token_ids for output in one.receive(messages.Tokens).deltas] == [[0], [1], [2], [3]]
+    assert [output.token_ids for output in two.receive(messages.Tokens).deltas] == [[4], [5]]
 
 
 def test_an_ingress_ends_only_its_own_requests(server: WireServer, peer: Peer, aborted: list[str]) -> None:
     one = peer()
-    one.say(hello(server, "one"))
-    one.hear(messages.Welcome)
+    one.send(hello(server, "one"))
+    one.receive(messages.Welcome)
     server.open("mine", "one")
     server.open("theirs", "two")
-    one.say(messages.Abort("theirs"))
-    one.say(messages.Abort("mine"))
+    one.send(messages.Abort("theirs"))
+    one.send(messages.Abort("mine"))
     wait_until(lambda: "mine" in aborted)
     assert "theirs" not in aborted
 
@@ -157,28 +157,28 @@ def test_requests_of_an_ingress_that_never_comes_back_are_aborted(server: WireSe
 
 def test_a_stream_that_was_forgotten_is_reported_lost(server: WireServer, peer: Peer) -> None:
     ingress = peer()
-    ingress.say(hello(server))
-    ingress.hear(messages.Welcome)
-    ingress.say(messages.Resume({"ghost": 7}))
-    assert ingress.hear(messages.Unknown).request_ids == ["ghost"]
+    ingress.send(hello(server))
+    ingress.receive(messages.Welcome)
+    ingress.send(messages.Resume({"ghost": 7}))
+    assert ingress.receive(messages.Unknown).request_ids == ["ghost"]
 
 
 def test_another_model_is_refused(server: WireServer, peer: Peer) -> None:
     stranger = peer()
-    stranger.say(messages.Hello(messages.WIRE_VERSION, server.secret, 1, "i", "another", {}))
-    assert "model" in stranger.hear(messages.Refused).reason
+    stranger.send(messages.Hello(messages.WIRE_VERSION, server.secret, 1, "i", "another", {}))
+    assert "model" in stranger.receive(messages.Refused).reason
 
 
-def test_a_hello_that_is_sent_again_by_somebody_else_is_dropped(server: WireServer, peer: Peer) -> None:
+def test_a_replayed_hello_is_dropped(server: WireServer, peer: Peer) -> None:
     friend, thief = peer(), peer()
     recorded = hello(server)
-    friend.say(recorded)
-    friend.hear(messages.Welcome)
-    thief.say(recorded)
+    friend.send(recorded)
+    friend.receive(messages.Welcome)
+    thief.send(recorded)
     wait_until(lambda: server.counts["replayed"] == 1)
-    friend.hear(messages.Heartbeat)
+    friend.receive(messages.Heartbeat)
     with pytest.raises(TimeoutError):
-        thief.hear(messages.Heartbeat, timeout=0.1)
+        thief.receive(messages.Heartbeat, timeout=0.1)
 
 
 def test_a_newcomer_gets_a_snapshot_and_then_every_change(
@@ -186,13 +186,13 @@ def test_a_newcomer_gets_a_snapshot_and_then_every_change(
 ) -> None:
     prefixes.store([1, 2, 3])
     ingress = peer()
-    ingress.say(hello(server))
-    assert ingress.hear(messages.Welcome).block_tokens == 16
-    snapshot = ingress.hear(messages.PrefixSnapshot)
+    ingress.send(hello(server))
+    assert ingress.receive(messages.Welcome).block_tokens == 16
+    snapshot = ingress.receive(messages.PrefixSnapshot)
     assert (list(messages.unpack_hashes(snapshot.hashes)), snapshot.is_last) == ([1, 2, 3], True)
     prefixes.store([2**64 - 1])
     prefixes.evict([2])
-    delta = ingress.hear(messages.PrefixDelta)
+    delta = ingress.receive(messages.PrefixDelta)
     assert list(messages.unpack_hashes(delta.stored)) == [2**64 - 1]
     assert list(messages.unpack_hashes(delta.evicted)) == [2]
 
@@ -200,35 +200,35 @@ def test_a_newcomer_gets_a_snapshot_and_then_every_change(
 def test_a_large_snapshot_comes_in_parts(server: WireServer, peer: Peer, prefixes: PrefixLog) -> None:
     prefixes.store(range(300_000))
     ingress = peer()
-    ingress.say(hello(server))
-    parts = [ingress.hear(messages.PrefixSnapshot)]
+    ingress.send(hello(server))
+    parts = [ingress.receive(messages.PrefixSnapshot)]
     while not parts[-1].is_last:
-        parts.append(ingress.hear(messages.PrefixSnapshot))
+        parts.append(ingress.receive(messages.PrefixSnapshot))
     assert len(parts) > 10
     assert [hash_ for part in parts for hash_ in messages.unpack_hashes(part.hashes)] == list(range(300_000))
 
 
 def test_an_ingress_that_asks_gets_another_snapshot(server: WireServer, peer: Peer, prefixes: PrefixLog) -> None:
     ingress = peer()
-    ingress.say(hello(server))
-    assert ingress.hear(messages.PrefixSnapshot).hashes == b""
+    ingress.send(hello(server))
+    assert ingress.receive(messages.PrefixSnapshot).hashes == b""
     prefixes.store([7])
-    ingress.hear(messages.PrefixDelta)
-    ingress.say(messages.Resync())
-    assert list(messages.unpack_hashes(ingress.hear(messages.PrefixSnapshot).hashes)) == [7]
+    ingress.receive(messages.PrefixDelta)
+    ingress.send(messages.Resync())
+    assert list(messages.unpack_hashes(ingress.receive(messages.PrefixSnapshot).hashes)) == [7]
 
 
-def test_what_one_ingress_dispatches_the_other_hears_of(server: WireServer, peer: Peer) -> None:
+def test_an_ingress_learns_of_another_ingress_s_dispatches(server: WireServer, peer: Peer) -> None:
     one, two = peer(), peer()
-    one.say(hello(server, "one"))
-    two.say(hello(server, "two"))
-    one.hear(messages.Welcome), two.hear(messages.Welcome)
-    one.say(messages.Announce(1, "a", 500))
+    one.send(hello(server, "one"))
+    two.send(hello(server, "two"))
+    one.receive(messages.Welcome), two.receive(messages.Welcome)
+    one.send(messages.Announce(1, "a", 500))
 
     def load_at(ingress: BarePeer, condition: Callable[[messages.Load], bool]) -> messages.Load:
         deadline = time.monotonic() + 60
         while True:
-            load: messages.Load = ingress.hear(messages.Heartbeat).load
+            load: messages.Load = ingress.receive(messages.Heartbeat).load
             if condition(load):
                 return load
             assert time.monotonic() < deadline, load
@@ -237,17 +237,17 @@ def test_what_one_ingress_dispatches_the_other_hears_of(server: WireServer, peer
     assert (seen.queued_prefill_tokens, seen.num_own, seen.dispatches_seen) == (500, 0, 0)
     seen = load_at(one, lambda load: load.dispatches_seen == 1)
     assert (seen.queued_prefill_tokens, seen.num_own) == (500, 1)
-    one.say(messages.Announce(1, "a", 500))
+    one.send(messages.Announce(1, "a", 500))
     wait_until(lambda: server.counts["replayed"] == 1)
-    server.open("a", "one")  # it has arrived: the engine counts it from now on
+    server.open("a", "one")  # the request has arrived, so the engine counts it
     load_at(two, lambda load: (load.queued_prefill_tokens, load.num_requests) == (0, 1))
-    one.say(messages.Announce(2, "b", 70))  # never arrives
+    one.send(messages.Announce(2, "b", 70))  # this request never arrives
     load_at(two, lambda load: load.queued_prefill_tokens == 70)
     load_at(two, lambda load: load.queued_prefill_tokens == 0)
 
 
 def test_replicas_of_a_node_take_free_ports_of_the_range() -> None:
-    """What lets the wire through a firewall: nothing listens outside the range, and a full one says what to do."""
+    """Sockets stay within the range that a firewall may allow; the error of a full range says what to do."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with context:
         first, endpoint = bind_router(context, "127.0.0.1")
@@ -256,7 +256,7 @@ def test_replicas_of_a_node_take_free_ports_of_the_range() -> None:
         ports = (taken, taken + 20)
         bound = [bind_router(context, "127.0.0.1", ports) for _ in range(3)]
         found = [int(endpoint.rsplit(":", 1)[1]) for _, endpoint in bound]
-        # Not always in order: others on this machine take and leave ports meanwhile.
+        # Not always in order: other processes on this machine take and release ports meanwhile.
         assert len(set(found)) == 3 and ports[0] <= min(found) and max(found) <= ports[1]
         with pytest.raises(OSError, match=r"widen wire\.ports"):
             bind_router(context, "127.0.0.1", (found[0], found[0]))
