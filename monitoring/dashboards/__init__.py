@@ -1,4 +1,4 @@
-"""The dashboards as code. `python -m monitoring.dashboards` writes their JSON, which is what is published."""
+"""The dashboards as code. `python -m monitoring.dashboards` writes their JSON, which is published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m monitoring.dashboards`: write the JSON files anew."""
+"""`python -m monitoring.dashboards`: regenerate the JSON files."""
 
 from monitoring.dashboards import DASHBOARDS
 from monitoring.dashboards.grafana_json import as_text

@@ -13,7 +13,7 @@ _ACTIVE = ENGINES.share(
 
 
 def _quantiles(name: str, *quantiles: float, by: str = "", legend: str = "") -> tuple[Target, ...]:
-    """Targets of a histogram that has data whenever requests are served."""
+    """Return targets of a histogram that has data whenever requests are served."""
     prefix = f"{{{{{by}}}}} " if by else f"{legend} " if legend else ""
     labels = (by,) if by else ()
     return tuple(Target(ENGINES.quantile(q, name, *labels), f"{prefix}p{q * 100:g}") for q in quantiles)

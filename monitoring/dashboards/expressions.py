@@ -1,6 +1,6 @@
-"""PromQL over Raydix' metrics. A name that is not in the table of metrics is a KeyError here.
+"""Build PromQL over Raydix's metrics. A name that is not in the table of metrics raises KeyError.
 
-The replica "gone" holds what replicas that went had counted. It jumps when one goes, so no rate takes it in.
+The replica "gone" holds the counts of replicas that ended. It jumps when one ends, so rates leave it out.
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ WINDOW = "$__rate_interval"
 
 
 class Expressions:
-    """Expressions within what a dashboard's variables choose.
+    """Expressions restricted to what a dashboard's variables choose.
 
-    `per_replica`: what engines count or gauge is that of the chosen replicas. Histograms are merged over
-    replicas, and what ingresses count is of no replica.
+    `per_replica` restricts the engines' counters and gauges to the chosen replicas. Histograms are merged over
+    replicas, and the ingresses' metrics belong to no replica.
     """
 
     def __init__(self, *, per_replica: bool = False) -> None:
         self._per_replica = per_replica
 
     def gauge(self, name: str, *by: str, how: str = "sum", **labels: str) -> str:
-        """A gauge, summed (or otherwise merged) by labels."""
+        """Return a gauge, summed (or otherwise merged) by labels."""
         return f"{how}{_by(by)}({self._series(name, **labels)})"
 
     def rate(self, name: str, *by: str, **labels: str) -> str:
-        """A counter's growth per second."""
+        """Return a counter's growth per second."""
         return f"sum{_by(by)}(rate({self._series(name, **labels)}[{WINDOW}]))"
 
     def total(self, name: str, *by: str, **labels: str) -> str:
-        """What a counter has reached: for those that are done growing when the first request comes."""
+        """Return a counter's value, for counters that stop growing before the first request arrives."""
         return f"max{_by(by)}(max_over_time({self._series(name, **labels)}[{WINDOW}]))"
 
     def share(self, part: str, whole: str) -> str:
-        """One expression over another that is grouped by the same labels."""
+        """Return one expression over another that is grouped by the same labels."""
         return f"{part} / {whole}"
 
     def quantile(self, q: float, name: str, *by: str, **labels: str) -> str:
-        """A histogram's quantile, interpolated within its bucket. NaN where nothing was observed."""
+        """Return a histogram's quantile, interpolated within its bucket; NaN where nothing was observed."""
         buckets = f"rate({self._series(name, '_bucket', **labels)}[{WINDOW}])"
         return f"histogram_quantile({q}, sum{_by(('le', *by))}({buckets}))"
 
     def mean(self, name: str, *by: str, **labels: str) -> str:
-        """A histogram's mean. NaN where nothing was observed."""
+        """Return a histogram's mean; NaN where nothing was observed."""
         total, count = (
             f"sum{_by(by)}(rate({self._series(name, suffix, **labels)}[{WINDOW}]))"
             for suffix in ("_sum", "_count")
@@ -51,7 +51,7 @@ class Expressions:
         return f"{total} / {count}"
 
     def observations(self, name: str, *by: str, **labels: str) -> str:
-        """How often a histogram is observed, per second."""
+        """Return a histogram's observations per second."""
         return f"sum{_by(by)}(rate({self._series(name, '_count', **labels)}[{WINDOW}]))"
 
     def _series(self, name: str, suffix: str = "", **labels: str) -> str:

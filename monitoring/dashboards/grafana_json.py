@@ -1,4 +1,4 @@
-"""A dashboard as Grafana's JSON (the classic model, which Grafana 9 to 13 read)."""
+"""Convert a dashboard to Grafana's JSON (the classic model, which Grafana 9 to 13 read)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from monitoring.grafana.names import DATASOURCE_NAME, DATASOURCE_UID, JsonObject
 
 SCHEMA_VERSION = 42
 TAG = "raydix"
-"""By it the dashboards link to each other."""
+"""Tag by which the dashboards link to each other."""
 
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def to_json(dashboard: Dashboard) -> JsonObject:
-    """The dashboard, without the id and version that a server gives it."""
+    """Return the dashboard's JSON, without the id and version that a server assigns."""
     return {
         "uid": dashboard.uid,
         "title": dashboard.title,
@@ -35,12 +35,12 @@ def to_json(dashboard: Dashboard) -> JsonObject:
 
 
 def as_text(dashboard: Dashboard) -> str:
-    """The dashboard's file; the same for the same dashboard."""
+    """Return the text of the dashboard's file; equal dashboards give equal texts."""
     return json.dumps(to_json(dashboard), indent=2, ensure_ascii=False) + "\n"
 
 
 def _links() -> JsonObject:
-    """One link for each dashboard with our tag; what is chosen here stays chosen there."""
+    """Return a link to each dashboard with our tag, which keeps the chosen variables and time range."""
     return {
         "type": "dashboards",
         "title": "Raydix",
@@ -61,7 +61,7 @@ def _datasource_variable() -> JsonObject:
         "name": "datasource",
         "label": "Prometheus",
         "query": "prometheus",
-        # Where there is none of that uid, Grafana takes another.
+        # Without a datasource of that uid, Grafana takes another.
         "current": {"selected": False, "text": DATASOURCE_NAME, "value": DATASOURCE_UID},
         "hide": 0,
         "includeAll": False,
@@ -93,7 +93,7 @@ def _variable(variable: Variable) -> JsonObject:
 
 
 def _panels(dashboard: Dashboard) -> list[JsonObject]:
-    """Rows and panels in one list, as Grafana wants them, with places on the grid."""
+    """Return rows and panels in one list, as Grafana expects, with their places on the grid."""
     found: list[JsonObject] = []
     y = 0
     for row in dashboard.rows:

@@ -1,4 +1,4 @@
-"""What a dashboard is, before it is Grafana's JSON or a picture: rows of panels on a grid of 24 columns."""
+"""The model of a dashboard: rows of panels on a grid of 24 columns. Becomes Grafana's JSON or a picture."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ COLUMNS = 24
 
 
 class Unit(Enum):
-    """What a panel's numbers are, by Grafana's name for it."""
+    """Unit of a panel's numbers; the value is Grafana's name for it."""
 
     SECONDS = "s"
     SHARE = "percentunit"
-    """0 to 1, shown as per cent."""
+    """A share from 0 to 1, shown as per cent."""
     COUNT = "short"
     REQUESTS_PER_SECOND = "reqps"
     EVENTS_PER_SECOND = "ops"
@@ -35,12 +35,12 @@ class Target:
     legend: str
     """A series' name; {{label}} stands for a label's value."""
     is_sparse: bool = False
-    """Whether it has no data until something happens that a healthy application may never see."""
+    """Whether the query has no data until an event that a healthy application may never see."""
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """From this value on, a panel shows this colour."""
+    """A value from which on a panel shows a colour."""
 
     value: float
     color: Literal["green", "orange", "red"]
@@ -52,11 +52,11 @@ class Panel:
 
     title: str
     description: str
-    """What it shows, what is good, and where to look when it is not."""
+    """What the panel shows, what is good, and where to look when it is not."""
     unit: Unit
     targets: tuple[Target, ...]
     width: int = 8
-    """In columns of 24."""
+    """Width in columns, of which the grid has 24."""
     kind: Literal["timeseries", "stat"] = "timeseries"
     is_stacked: bool = False
     base: Literal["green", "orange", "red"] = "green"
@@ -66,7 +66,7 @@ class Panel:
     max: float | None = None
     """End of the axis."""
     soft_min: float = 0.0
-    """Its beginning, unless a value is smaller."""
+    """Start of the axis, unless a value is smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ class PanelRow:
     title: str
     panels: tuple[Panel, ...]
     height: int = 8
-    """Of each line, in Grafana's grid units of 30 pixels."""
+    """Height of each line, in Grafana's grid units of 30 pixels."""
 
     def __post_init__(self) -> None:
         self.positions()
 
     def positions(self) -> list[tuple[Panel, int, int]]:
-        """Each panel with its column and its line's offset below the heading. ValueError for a ragged line."""
+        """Return each panel, its column and its line's offset. Raises ValueError for a ragged line."""
         placed, column, line = [], 0, 0
         for panel in self.panels:
             placed.append((panel, column, line))
@@ -111,13 +111,13 @@ class Dashboard:
     """A page."""
 
     uid: str
-    """Ours for ever: by it a dashboard is found again."""
+    """Identity of the dashboard in every Grafana, which never changes."""
     title: str
     description: str
     variables: tuple[Variable, ...]
     rows: tuple[PanelRow, ...]
 
     def panels(self) -> Iterator[Panel]:
-        """All panels, as one reads them."""
+        """Yield all panels in reading order."""
         for row in self.rows:
             yield from row.panels

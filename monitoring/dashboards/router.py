@@ -11,7 +11,7 @@ _COMPUTED = ENGINES.rate("prompt_tokens_total", "replica", source="computed")
 
 
 def _skew(by_replica: str) -> str:
-    """The fullest replica over the mean. NaN while all are empty."""
+    """Return the fullest replica over the mean; NaN while all are empty."""
     return f"max({by_replica}) / avg({by_replica})"
 
 

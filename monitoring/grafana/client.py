@@ -1,4 +1,4 @@
-"""Grafana's HTTP API through grafana-client; what goes wrong there ends in one message that says what to do."""
+"""Grafana's HTTP API through grafana-client; every failure becomes one message that says what to do."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ REQUIREMENTS = Path(str(files("monitoring.grafana"))) / "requirements.txt"
 
 
 class GrafanaError(Exception):
-    """Something that whoever publishes can put right; the message says what and how."""
+    """A failure that the user can correct; the message says what went wrong and what to do."""
 
 
 class ConflictError(GrafanaError):
-    """What was read has changed since (HTTP 412)."""
+    """The object has changed since it was read (HTTP 412)."""
 
 
 class Grafana:
-    """An open connection. `api` is grafana-client's GrafanaApi; every call to it belongs within `doing`."""
+    """An open connection. `api` is grafana-client's GrafanaApi; make every call to it within `doing`."""
 
     def __init__(self, url: str, token: str) -> None:
-        """Nothing is sent yet. Raises GrafanaError for a URL that cannot be one, or when the client is missing."""
+        """Open no connection yet. Raises GrafanaError for an invalid URL, or when grafana-client is missing."""
         try:
             from grafana_client import GrafanaApi
         except ImportError:
@@ -34,16 +34,16 @@ class Grafana:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise GrafanaError(f"--url {url!r} is not a URL such as https://grafana.example.com")
         if parts.username or parts.password:
-            raise GrafanaError("--url holds a password: make a service account token and give that instead")
+            raise GrafanaError("--url contains a password: create a service account token and pass that instead")
         self.url = url.rstrip("/")
         self._token = token
-        # grafana-client joins the path and "api" as they are.
+        # grafana-client joins the path and "api" without a slash.
         base = f"{self.url}/" if parts.path.strip("/") else self.url
         self.api: Any = GrafanaApi.from_url(base, credential=token, timeout=TIMEOUT_S)
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """Turn all that can go wrong into GrafanaError. `what` completes "may not …", e.g. "read folders"."""
+        """Turn every failure into a GrafanaError. `what` completes "may not …", e.g. "read folders"."""
         import niquests.exceptions as http
         from grafana_client.client import GrafanaException, GrafanaTimeoutError
 
@@ -51,19 +51,19 @@ class Grafana:
             yield
         except GrafanaTimeoutError:
             raise GrafanaError(
-                f"{self.url} did not answer within {TIMEOUT_S:g} s: is it Grafana, and up?"
+                f"{self.url} did not answer within {TIMEOUT_S:g} s: check that it is Grafana and up"
             ) from None
         except http.Timeout:
             raise GrafanaError(
-                f"{self.url} did not answer within {TIMEOUT_S:g} s: is it Grafana, and up?"
+                f"{self.url} did not answer within {TIMEOUT_S:g} s: check that it is Grafana and up"
             ) from None
         except GrafanaException as error:
             raise self._explained(error.status_code, self._message(error), what) from None
         except http.SSLError as error:
             raise GrafanaError(
-                f"no TLS connection to {self.url} ({self._reason(error)}): is it http rather than https, or is "
-                "its certificate of an authority that this machine does not know? REQUESTS_CA_BUNDLE names a "
-                "file of such."
+                f"no TLS connection to {self.url} ({self._reason(error)}): use http if it serves no TLS; if "
+                "this machine does not know its certificate's authority, let REQUESTS_CA_BUNDLE name a "
+                "file with it"
             ) from None
         except http.JSONDecodeError:
             raise self._not_grafana() from None
@@ -74,13 +74,13 @@ class Grafana:
 
     def check(self) -> None:
         """Ask whether this is Grafana, before anything is written."""
-        # Not /health: Amazon's has none. Not `api.health.check`: it takes any page for an answer.
+        # /health does not exist at Amazon's Grafana, and `api.health.check` accepts any page as an answer.
         settings = self.found("settings", self.api.client.GET, "/frontend/settings")
         if not isinstance(settings, dict) or "buildInfo" not in settings:
             raise self._not_grafana()
 
     def found(self, what: str, read: Any, *args: Any) -> Any:
-        """What a reading call returns; None where there is no such thing (404)."""
+        """Return the result of a reading call; None if the object does not exist (404)."""
         with self.doing(f"read {what}"):
             try:
                 answer = read(*args)
@@ -95,8 +95,8 @@ class Grafana:
     def _explained(self, status: int, message: str, what: str) -> GrafanaError:
         if status == 401:
             return GrafanaError(
-                f"{self.url} does not accept the token: it may be mistyped, expired or of another Grafana. Make "
-                "one under Administration, Service accounts."
+                f"{self.url} does not accept the token: it may be mistyped, expired or of another Grafana. "
+                "Create one under Administration, Service accounts."
             )
         if status == 403:
             return GrafanaError(
@@ -114,17 +114,17 @@ class Grafana:
         )
 
     def _redacted(self, error: object) -> str:
-        """An error's text in one line, without the token."""
+        """Return an error's text in one line, without the token."""
         text = " ".join(str(error).split()).replace(self._token, "***")
         return text if len(text) <= 200 else text[:200] + "…"
 
     def _reason(self, error: Exception) -> str:
-        """The system's words at the end of a connection error, after those of three libraries."""
+        """Return the system's message, which follows those of three libraries in a connection error."""
         return self._redacted(str(error).rpartition(": ")[2].strip("()'\"")) or type(error).__name__
 
     def _not_grafana(self) -> GrafanaError:
         return GrafanaError(
-            f"{self.url} does not answer as Grafana's API does: check --url, its path included, e.g. "
+            f"{self.url} does not answer like Grafana's API: check --url, including its path, e.g. "
             "https://example.com/grafana"
         )
 
@@ -132,7 +132,7 @@ class Grafana:
 def _how_to_install() -> str:
     return (
         "publishing needs grafana-client, which must not be installed beside Ray because it replaces urllib3. "
-        "Make an environment for it, and run the command there:\n"
+        "Create an environment for it, and run the command there:\n"
         "  python3 -m venv raydix-publisher\n"
         f"  raydix-publisher/bin/pip install -r {REQUIREMENTS}\n"
         f"  raydix-publisher/bin/pip install --no-deps {_ourselves()}\n"
@@ -141,7 +141,7 @@ def _how_to_install() -> str:
 
 
 def _ourselves() -> str:
-    """What pip installs Raydix from: the source tree we run from, or the version that is installed."""
+    """Return what pip installs Raydix from: this source tree, or the installed version."""
     from importlib.metadata import PackageNotFoundError, version
 
     root = Path(__file__).parents[2]

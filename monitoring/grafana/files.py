@@ -1,4 +1,4 @@
-"""The content to publish, read from this package's files, and the same as files for Grafana's provisioning."""
+"""Read the content to publish from the repository's files, and write it as files for Grafana's provisioning."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from monitoring.grafana.rules import rule_group
 from monitoring.rules import RULES
 
 _MONITORING = Path(__file__).parent.parent
-# The files are published, not what the code would make: they are what was reviewed.
+# The files are published, rather than what the code generates, because the files were reviewed.
 DASHBOARDS = _MONITORING / "dashboards" / "json"
 PROVISIONING = _MONITORING / "provisioning"
 
 
 def dashboards() -> list[JsonObject]:
-    """The dashboards as they are published, by uid."""
+    """Return the dashboards to publish, by uid."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(DASHBOARDS.glob("*.json"))]
 
 
 def datasource(url: str | None) -> JsonObject:
-    """Our datasource, for a Prometheus at `url` as Grafana's server reaches it; None leaves that as it is."""
+    """Return our datasource; Grafana's server reaches Prometheus at `url`, and None leaves its URL unchanged."""
     wanted = {
         "uid": DATASOURCE_UID,
         "name": DATASOURCE_NAME,
@@ -36,7 +36,7 @@ def datasource(url: str | None) -> JsonObject:
 
 
 def using(dashboard: JsonObject, uid: str, name: str) -> JsonObject:
-    """The dashboard with another datasource chosen at first."""
+    """Return the dashboard with another datasource chosen by default."""
     copy: JsonObject = json.loads(json.dumps(dashboard))
     for variable in copy["templating"]["list"]:
         if variable["type"] == "datasource":
@@ -45,9 +45,9 @@ def using(dashboard: JsonObject, uid: str, name: str) -> JsonObject:
 
 
 def write(directory: Path, rules: Path = RULES) -> Iterator[Path]:
-    """Write dashboards/ and provisioning/ below `directory`; yields what was written.
+    """Write dashboards/ and provisioning/ below `directory`; yields each path written.
 
-    ValueError or OSError as `rule_group`.
+    Raises ValueError and OSError as `rule_group` does.
     """
     for source in (*sorted(DASHBOARDS.glob("*.json")), *sorted(PROVISIONING.glob("*/*.yaml"))):
         below = "dashboards" / Path(source.name) if source.suffix == ".json" else source.relative_to(_MONITORING)
@@ -56,11 +56,11 @@ def write(directory: Path, rules: Path = RULES) -> Iterator[Path]:
 
 
 def _alerting(rules: Path) -> str:
-    """The alert rules in the format of files, which names folders by title and groups by name."""
+    """Return the alert rules in the file format, which names folders by title and groups by name."""
     group = rule_group(rules, datasource_uid=DATASOURCE_UID, folder_uid=FOLDER_UID)
     for rule in group["rules"]:
         del rule["folderUID"], rule["ruleGroup"]
-        # In files Grafana puts environment variables into labels, though not into annotations and queries.
+        # In files, Grafana expands environment variables in labels, but not in annotations and queries.
         rule["labels"] = {name: text.replace("$", "$$") for name, text in rule["labels"].items()}
     content = {
         "apiVersion": 1,

@@ -1,4 +1,4 @@
-"""The uids by which every Grafana knows what Raydix publishes, which never change, and the type of its JSON."""
+"""The uids of everything that Raydix publishes to Grafana, which never change, and the type of its JSON."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Publishing to Grafana: wanted and existing content are compared, and written where they differ.
+"""Publish to Grafana: compare the wanted with the existing content, and write where they differ.
 
-Everything is found again by its uid. What Grafana adds of itself (ids, versions, defaults) is no difference, so a
+Every object is found by its uid. Fields that Grafana adds (ids, versions, defaults) are no difference, so a
 second run writes nothing.
 """
 
@@ -15,7 +15,7 @@ from monitoring.grafana.names import FOLDER_UID, RULE_GROUP, JsonObject
 from monitoring.grafana.rules import seconds
 
 MESSAGE = "raydix dashboards push"
-"""What our versions of a dashboard say in its history; other ones were saved by somebody else."""
+"""Message of our versions in a dashboard's history; versions without it were saved by somebody else."""
 
 DEFAULT_PROMETHEUS = "http://localhost:9090"
 
@@ -24,7 +24,7 @@ PublishOutcome = Literal["created", "updated", "no change"]
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What became of one thing."""
+    """Outcome of publishing one object."""
 
     kind: Literal["datasource", "folder", "dashboard", "alert rules"]
     name: str
@@ -32,14 +32,14 @@ class Published:
 
 
 class Publisher:
-    """Publishes to one Grafana. Every method raises GrafanaError; what was published before stays."""
+    """Publishes to one Grafana. Every method raises GrafanaError; objects published before it stay."""
 
     def __init__(self, grafana: Grafana) -> None:
         self._grafana = grafana
         self._api = grafana.api
 
     def datasource(self, wanted: JsonObject) -> Published:
-        """A datasource with a uid; settings that `wanted` does not mention are left as they are."""
+        """Publish a datasource by its uid; settings that `wanted` does not mention stay unchanged."""
         uid, api = wanted["uid"], self._api.datasource
         existing = self._grafana.found("datasources", api.get_datasource_by_uid, uid)
         outcome = _outcome(existing, existing is not None and contains(existing, wanted))
@@ -52,30 +52,30 @@ class Publisher:
         return Published("datasource", wanted["name"], outcome)
 
     def existing_datasource(self, uid: str) -> JsonObject:
-        """The datasource with that uid."""
+        """Return the datasource with that uid."""
         existing = self._grafana.found("datasources", self._api.datasource.get_datasource_by_uid, uid)
         if existing is None:
             raise GrafanaError(
-                f"--datasource {uid}: there is no such datasource; its uid is in its page's address"
+                f"--datasource {uid}: there is no such datasource; its uid is in the address of its page"
             )
         return dict(existing)
 
     def folder(self, title: str) -> Published:
-        """Our folder, by its title."""
+        """Publish our folder under this title."""
         return self._twice(lambda: self._folder(title), f"the folder {title!r}")
 
     def dashboard(self, wanted: JsonObject, *, force: bool = False) -> Published:
-        """A dashboard in our folder. What somebody else saved since is overwritten only with `force`."""
+        """Publish a dashboard in our folder. Edits that somebody else saved are overwritten only with `force`."""
         return self._twice(lambda: self._dashboard(wanted, force), f"the dashboard {wanted['title']!r}")
 
     def rules(self, wanted: JsonObject) -> Published:
-        """All rules of our group; the group's other rules go."""
+        """Publish all rules of our group; the group's other rules are deleted."""
         api = self._api.alertingprovisioning
         existing = self._grafana.found("alert rules", api.get_rule_group, FOLDER_UID, RULE_GROUP)
         outcome = _outcome(existing, existing is not None and contains(existing, wanted))
         if outcome != "no change":
             with self._grafana.doing("write alert rules"):
-                # Without provenance they can be silenced and looked at in Grafana like others.
+                # Without provenance the rules can be silenced and viewed in Grafana like others.
                 api.update_rule_group(FOLDER_UID, RULE_GROUP, wanted, disable_provenance=True)
         return Published("alert rules", f"{len(wanted['rules'])} in group {RULE_GROUP}", outcome)
 
@@ -123,7 +123,7 @@ class Publisher:
             )
 
     def _twice(self, write: Any, what: str) -> Published:
-        """Once more after a conflict: somebody wrote between our reading and our writing."""
+        """Write, and try once more after a conflict: somebody else wrote between our read and our write."""
         try:
             return self._once(write)
         except ConflictError:
@@ -133,7 +133,7 @@ class Publisher:
         except ConflictError as error:
             raise GrafanaError(
                 f"Grafana refuses {what} twice ({error}): another one has its name, or it is being written at the "
-                "same time. Rename the other one, or try again."
+                "same time. Rename the other one, or try again"
             ) from None
 
     @staticmethod
@@ -143,7 +143,7 @@ class Publisher:
 
 
 def contains(existing: Any, wanted: Any) -> bool:
-    """Whether `existing` says all that `wanted` says; it may say more."""
+    """Whether `existing` contains all that `wanted` contains; it may contain more."""
     if isinstance(wanted, dict):
         return isinstance(existing, dict) and all(
             _same_duration(existing.get(key), value) if key == "for" else contains(existing.get(key), value)
@@ -155,7 +155,7 @@ def contains(existing: Any, wanted: Any) -> bool:
 
 
 def _same_duration(existing: object, wanted: str) -> bool:
-    """5m and 300s are the same; Grafana answers with its own notation."""
+    """Whether two durations are equal, as 5m and 300s are; Grafana answers in its own notation."""
     try:
         return seconds(str(existing)) == seconds(wanted)
     except ValueError:

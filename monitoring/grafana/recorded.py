@@ -1,4 +1,4 @@
-"""Recording rules written out: the Prometheus that Grafana asks need not have loaded them."""
+"""Inline recording rules into expressions, as the Prometheus that Grafana queries need not have loaded them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 
 STEP, LONG_STEP = "1m", "5m"
-"""How often Prometheus would have recorded, by default; and for days, where that would be many points."""
+"""Prometheus's default recording interval; and a longer one for days, which would have too many points."""
 
-# Only names of recording rules hold a colon.
+# Only names of recording rules contain a colon.
 _RECORDED = re.compile(
     r"(?P<name>\b[a-zA-Z_]\w*:[\w:]+)(?P<matchers>\{[^}]*\})?(?P<range>\[[^\]]*\])?(?P<offset>\s+offset\b)?"
 )
@@ -16,11 +16,11 @@ _SELECTOR = re.compile(r"\b(?P<name>raydix_\w+)(?P<matchers>\{[^}]*\})?")
 
 
 def written_out(expr: str, recorded: Mapping[str, str]) -> str:
-    """`expr` with every recorded name replaced by its expression, and by theirs.
+    """Return `expr` with every recorded name replaced by its expression, recursively.
 
-    A condition on a recorded series moves to all series it was made of, so it must be on a label they keep. A
-    range of one becomes a subquery. Raises ValueError for a name that is not recorded, and for an offset without
-    a range, which PromQL cannot express.
+    A condition on a recorded series moves to all series that it is computed from, so it must be on a label that
+    they keep. A range of a recorded series becomes a subquery. Raises ValueError for a name that is not
+    recorded, and for an offset without a range, which PromQL cannot express.
     """
 
     def replacement(found: re.Match[str]) -> str:

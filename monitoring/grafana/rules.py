@@ -1,8 +1,8 @@
-"""Prometheus' alert rules as Grafana-managed ones.
+"""Convert Prometheus's alert rules to Grafana-managed ones.
 
-Prometheus fires for every series that an expression returns; Grafana for every one whose value is not 0, and takes
-no series for missing data. So a rule has three steps, as Grafana's own import makes them: the query, "is there a
-value", and a threshold on that.
+Prometheus fires for every series that an expression returns; Grafana fires for every series whose value is not 0,
+and treats an empty result as missing data. A rule therefore has three steps, as Grafana's own import creates them:
+the query, "is there a value", and a threshold on that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DURATION = re.compile(r"(?:\d+(?:ms|[smhdwy]))+")
 
 
 def rule_group(path: Path, *, datasource_uid: str, folder_uid: str) -> JsonObject:
-    """All alerts of a Prometheus rule file as one group, as Grafana's provisioning API takes it.
+    """Return all alerts of a Prometheus rule file as one group, for Grafana's provisioning API.
 
     Raises ValueError for a file that is no rule file; OSError when it cannot be read.
     """
@@ -45,7 +45,7 @@ def rule_group(path: Path, *, datasource_uid: str, folder_uid: str) -> JsonObjec
 
 
 def seconds(duration: str) -> float:
-    """Prometheus' and Go's notation of a duration, e.g. 1h30m. Raises ValueError."""
+    """Parse a duration in the notation of Prometheus and Go, e.g. 1h30m. Raises ValueError."""
     if duration == "0":
         return 0.0
     if not _DURATION.fullmatch(duration):
@@ -92,5 +92,5 @@ def _step(name: str, datasource_uid: str, model: JsonObject) -> JsonObject:
 
 
 def _template(text: str) -> str:
-    """Grafana's $value is a text that lists all steps; the number that Prometheus means is the query's."""
+    """Replace $value, in Grafana a text that lists all steps, by the query's value, which Prometheus means."""
     return re.sub(r"\$value\b", "$values.query.Value", text)

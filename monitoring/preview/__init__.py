@@ -1,6 +1,7 @@
-"""Pictures of the dashboards with a real Prometheus' data, where no Grafana is at hand.
+"""Draw pictures of the dashboards with data of a real Prometheus, without Grafana.
 
     python -m monitoring.preview --prometheus http://127.0.0.1:9090 --out docs
 
-The same panels, queries, units and thresholds in the same places; matplotlib draws them (extra `plots`).
+The pictures show the same panels, queries, units and thresholds in the same places; matplotlib draws them (extra
+`plots`).
 """

@@ -20,10 +20,10 @@ DPI = 110
 
 def main() -> None:
     """Draw all dashboards."""
-    parser = argparse.ArgumentParser(description="Draw the dashboards from a Prometheus' data.")
+    parser = argparse.ArgumentParser(description="Draw the dashboards with the data of a Prometheus.")
     parser.add_argument("--prometheus", default="http://127.0.0.1:9090", help="its URL")
     parser.add_argument("--out", type=Path, default=Path("docs"), help="folder for the PNGs")
-    parser.add_argument("--minutes", type=float, default=5.0, help="how much time to show, until now")
+    parser.add_argument("--minutes", type=float, default=5.0, help="time span to show, ending now")
     parser.add_argument("--rate-interval", default="30s", help="window of rates")
     options = parser.parse_args()
     end = time.time()

@@ -14,7 +14,7 @@ from monitoring.dashboards.model import Panel
 from monitoring.queries import with_variables
 
 STEPS = 240
-"""Points of a line."""
+"""Number of points of a line."""
 
 Values = NDArray[np.float64]
 
@@ -29,21 +29,21 @@ class PanelLine:
 
 @dataclass(frozen=True, slots=True)
 class PrometheusView:
-    """A Prometheus, and the time to be shown."""
+    """A Prometheus server, and the time span to show."""
 
     client: httpx.Client
     start: float
-    """Seconds since 1970."""
+    """End of the time span, in seconds since 1970."""
     end: float
     variables: Mapping[str, str]
 
     @property
     def times(self) -> Values:
-        """The moments of every series."""
+        """Return the moments of every series."""
         return np.linspace(self.start, self.end, STEPS)
 
     def series(self, panel: Panel) -> list[PanelLine]:
-        """What the panel's queries return. httpx.HTTPError when Prometheus refuses."""
+        """Return the results of the panel's queries. Raises httpx.HTTPError when Prometheus refuses one."""
         step = (self.end - self.start) / (STEPS - 1)
         found = []
         for target in panel.targets:
@@ -63,6 +63,6 @@ class PrometheusView:
 
 
 def _name(legend: str, labels: Mapping[str, str]) -> str:
-    """A legend's text with the labels' values, replicas' ids shortened."""
+    """Return a legend's text with the labels' values filled in and replicas' ids shortened."""
     filled = re.sub(r"{{(\w+)}}", lambda found: labels.get(found[1], ""), legend)
     return filled if len(filled) <= 32 else f"{filled[:31]}…"

@@ -1,4 +1,4 @@
-"""Rows, panels, lines and legends on a page."""
+"""Draw a dashboard's rows, panels, lines and legends on a page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Box = tuple[float, float, float, float]
 
 
 def draw(dashboard: Dashboard, source: PrometheusView) -> Figure:
-    """The whole page."""
+    """Draw the whole page."""
     height = sum(1 + max(below for _, _, below in row.positions()) + row.height for row in dashboard.rows)
     canvas = _Canvas(COLUMNS * COLUMN_PX, height * ROW_PX + HEAD_PX)
     canvas.text(GAP_PX, 26, dashboard.title, size=17, weight="bold")
@@ -43,7 +43,7 @@ def draw(dashboard: Dashboard, source: PrometheusView) -> Figure:
 
 
 class _Canvas:
-    """A figure on which places are pixels from the top left."""
+    """A figure whose coordinates are pixels from the top left."""
 
     def __init__(self, width: float, height: float) -> None:
         self.width, self.height = width, height
@@ -121,12 +121,12 @@ def _draw_graph(canvas: _Canvas, box: Box, panel: Panel, series: list[PanelLine]
 
 
 def _draw_lines(axes: Axes, panel: Panel, series: list[PanelLine], source: PrometheusView) -> float:
-    """All series, one upon the other where the panel stacks them; returns the highest value."""
+    """Draw all series, stacked if the panel stacks them; returns the highest value."""
     highest, floor = 0.0, np.zeros(STEPS)
     for number, one in enumerate(series):
         color = PALETTE[number % len(PALETTE)]
         top = floor + np.nan_to_num(one.values) if panel.is_stacked else one.values
-        # What adds nothing to a stack would only cover the line below it.
+        # A series that adds nothing to a stack would only cover the line below it.
         line = np.where(top > floor, top, np.nan) if panel.is_stacked else top
         axes.plot(source.times, line, color=color, linewidth=1.1)
         alpha = 0.4 if panel.is_stacked else 0.08
@@ -161,7 +161,7 @@ def _color(panel: Panel, value: float) -> str:
 
 
 def _legend(series: list[PanelLine], chars: int, most_lines: int = 2) -> list[list[tuple[str, str]]]:
-    """Names with their colours in lines of at most `chars`; those that are always 0 come last."""
+    """Return names and their colours in lines of at most `chars`; series that are always 0 come last."""
     numbered = sorted(enumerate(series), key=lambda item: not np.nan_to_num(item[1].values).any())
     lines: list[list[tuple[str, str]]] = [[]]
     used = 0

@@ -1,4 +1,4 @@
-"""Numbers as Grafana writes them."""
+"""Format numbers as Grafana does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SUFFIXES = {Unit.REQUESTS_PER_SECOND: "req/s", Unit.EVENTS_PER_SECOND: "/s", Un
 
 
 def format_value(value: float, unit: Unit) -> str:
-    """A value with its unit, as Grafana shows it: about three digits."""
+    """Return a value with its unit in about three digits, as Grafana shows it."""
     if not math.isfinite(value):
         return "-"
     if unit is Unit.SHARE:

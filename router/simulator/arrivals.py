@@ -1,4 +1,4 @@
-"""When the requests of a trace reach the fleet: its ticks spread out, its clock compressed to an offered load."""
+"""Compute when requests reach the fleet: spread out a trace's ticks, and scale its clock to an offered load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from router.simulator.trace import Trace, TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Requests with their times, in order."""
+    """Requests with their arrival times, in order."""
 
     times: tuple[float, ...]
     """Seconds."""
@@ -21,9 +21,9 @@ class Arrivals:
 
 
 def tick_of(trace: Trace) -> float:
-    """Seconds by which a trace's clock advances, if requests share its readings; else 0.
+    """Return the seconds by which a trace's clock advances, if requests share its readings; else 0.
 
-    Recorders that write a time every few seconds make bursts that never were.
+    A recorder whose clock advances every few seconds records bursts that did not exist.
     """
     times = sorted({request.time for request in trace.requests})
     if len(times) < 2 or 2 * len(times) > len(trace.requests):
@@ -32,10 +32,10 @@ def tick_of(trace: Trace) -> float:
 
 
 def arrivals(trace: Trace, load: float, fleet_rate: float, seed: int) -> Arrivals:
-    """Spread a trace's ticks evenly by chance and scale its clock.
+    """Spread the requests of each tick uniformly at random, and scale the trace's clock.
 
-    `load`: prompt tokens offered per second, as a share of `fleet_rate` (prefill tokens/s of all replicas): what
-    the fleet would have to compute without any cache.
+    `load`: prompt tokens offered per second, which the fleet would have to compute without any cache, as a share
+    of `fleet_rate` (prefill tokens/s of all replicas).
     """
     rng = random.Random(f"{seed}/arrivals")
     tick = tick_of(trace)

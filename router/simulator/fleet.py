@@ -19,7 +19,7 @@ from router.simulator.trace import Trace
 
 
 class _Due(IntEnum):
-    """What an entry of the event queue is about."""
+    """Kind of an entry of the event queue."""
 
     WORK = 0
     KILL = 1
@@ -27,7 +27,7 @@ class _Due(IntEnum):
 
 
 def simulate(trace: Trace, scenario: Scenario, name: str, policy: Callable[[], Policy]) -> Result:
-    """Run a trace through a fleet whose ingresses each have a policy of their own making.
+    """Run a trace through a fleet whose ingresses each create a policy of their own.
 
     Deterministic: the same arguments give the same result.
     """
@@ -52,7 +52,7 @@ class _Fleet:
         self._members = [KnownReplica(r.name, r.reports[0], self._num_pages) for r in self._replicas]
         self._by_name = {member.name: member for member in self._members}
         self.prefill_seconds = [0.0] * scenario.num_replicas
-        """By replica, those that died included."""
+        """Prefill time by replica, including replicas that died."""
         self._ingresses = self._new_ingresses(policy)
         self._news: list[CacheNews] = []
         self._parked: list[Job] = []
@@ -61,7 +61,7 @@ class _Fleet:
         self._next_work = [float("inf")] * scenario.num_replicas
 
     def run(self, offered: Arrivals) -> list[Job]:
-        """All requests, to the end of the last one that can end."""
+        """Run all requests, until the last one that can end has ended."""
         rng = random.Random(f"{self._scenario.seed}/entry")
         root, jobs = prefix_root(NAMESPACE), []
         for kill in self._scenario.kills:
@@ -97,7 +97,7 @@ class _Fleet:
         heapq.heappush(self._heap, (time, self._num_pushed, due, index))
 
     def _changed(self, index: int, now: float) -> None:
-        """The replica did something: plan its next event, publish its news."""
+        """Plan a replica's next event and publish its news after it has changed."""
         replica = self._replicas[index]
         due = replica.next_event()
         if due != self._next_work[index]:
@@ -124,7 +124,7 @@ class _Fleet:
         self._changed(index, now)
 
     def _deliver_reports(self, now: float) -> None:
-        """Each replica's latest report that is as old as news must be."""
+        """Deliver each replica's latest report that has reached the delay of news."""
         until = now - self._scenario.load_delay
         for replica, member in zip(self._replicas, self._members, strict=True):
             reports = replica.reports
@@ -134,7 +134,7 @@ class _Fleet:
     # Failures
 
     def _kill(self, index: int, now: float) -> None:
-        """Its requests' ingresses notice at once, by the broken connection, and place them again."""
+        """Kill a replica. Ingresses notice the broken connection at once, and place its requests again."""
         member, replica = self._members[index], self._replicas[index]
         if not member.is_alive:
             return

@@ -5,7 +5,7 @@
 
 The tree's tokens are the trace's blocks (page size 1), so 12,000 tokens of prompt are some 24 tokens of tree.
 A request takes the pages of its prompt and its answer when its prefill begins, and waits at the head of the queue
-while they cannot be had. What it generates is not found again later: traces do not name those tokens.
+until they are available. The tokens that it generates cannot be found later, because traces do not identify them.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from router.simulator.trace import TraceRequest
 
 NAMESPACE = Namespace("simulated")
 LAST_TOKEN = -1
-"""Stands behind a prompt's blocks, so that all of them may be found: a match leaves one token over."""
+"""Token after a prompt's blocks, so that all blocks can be found: a match always leaves one token to compute."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request on its way, and what became of it. Times in seconds, sizes in tokens."""
+    """State and outcome of one request. Times are in seconds, sizes in tokens."""
 
     request: TraceRequest
     chain: tuple[int, ...]
-    """Hashes of its blocks."""
+    """Hashes of the prompt's blocks."""
     ingress: int
     arrived: float
     emitted: int = 0
-    """Tokens its client has already: more than 0 at a second replica."""
+    """Tokens that its client already has; more than 0 after a migration."""
     moves: int = 0
     expected_tokens: int = 0
-    """Uncached tokens, as the replica expected when it came."""
+    """Uncached tokens, as the replica expected when the request arrived."""
     hit_tokens: int | None = None
-    """Found in the cache when it was first admitted; None before that."""
+    """Tokens found in the cache when the request was first admitted; None before that."""
     regret_tokens: int = 0
-    """Held by the best replica its ingress knew of, beyond what the chosen one held; when it was last placed."""
+    """Tokens that the best replica known to the ingress held beyond the chosen one, at the last placement."""
     first_token_at: float | None = None
     lease: Lease | None = field(default=None, repr=False)
     decode_start: float = 0.0
 
     @property
     def num_tokens(self) -> int:
-        """To have in memory before the next token: the prompt and what was emitted elsewhere."""
+        """Tokens needed in memory before the next one: the prompt and those emitted elsewhere."""
         return self.request.num_tokens + self.emitted
 
 
@@ -57,27 +57,27 @@ class LoadReport:
 
     time: float
     waiting_tokens: float
-    """Uncached prompt tokens that wait, as expected when they came."""
+    """Uncached prompt tokens that wait, as expected when their requests arrived."""
     prefill_ends: float
-    """When the prompt in work will be done."""
+    """Time at which the current prefill ends."""
     num_running: int
     num_decoding: int
     pages_free: int
     eviction_age: float | None
-    """How long ago that was last used which goes next; None while pages are free."""
+    """Time since the last use of the next page to be evicted; None while pages are free."""
 
 
 class SimulatedReplica:
-    """Time is the caller's: `next_event` says when `advance` has something to do."""
+    """A replica on the caller's clock: `next_event` says when `advance` has something to do."""
 
     def __init__(
         self, name: str, service: ServiceModel, num_pages: int, block_tokens: int, now: float = 0.0
     ) -> None:
         self.name = name
         self.prefill_seconds = 0.0
-        """Spent computing prompts."""
+        """Time spent on prefill."""
         self.reports: deque[LoadReport] = deque()
-        """One for each change, oldest first; the reader takes them out."""
+        """One report for each change, oldest first; the reader removes them."""
         self._cache = KVCacheManager(num_pages, 1, block_tokens=1)
         self._service = service
         self._block_tokens = block_tokens
@@ -85,18 +85,18 @@ class SimulatedReplica:
         self._waiting_tokens = 0.0
         self._prefilling: Job | None = None
         self._prefill_ends = 0.0
-        self._decoding: list[tuple[float, int, Job]] = []  # by the decode position at which it is done
-        self._position = 0.0  # tokens that a request decoding since the start would have
+        self._decoding: list[tuple[float, int, Job]] = []  # ordered by the decode position at which each is done
+        self._position = 0.0  # number of tokens of a request that decodes since the start
         self._position_at = now
         self._count = 0
         self._report(now)
 
     def fits(self, job: Job) -> bool:
-        """Whether it can ever run here."""
+        """Whether the request can ever run on this replica."""
         return self._pages(job) <= self._cache.num_pages
 
     def submit(self, job: Job, now: float) -> None:
-        """Put it in the queue."""
+        """Put the request in the queue."""
         held = self._cache.peek(NAMESPACE, (*job.request.blocks, LAST_TOKEN)) * self._block_tokens
         job.expected_tokens = max(job.num_tokens - held, 1)
         self._waiting.append(job)
@@ -105,12 +105,12 @@ class SimulatedReplica:
         self._report(now)
 
     def next_event(self) -> float:
-        """When something ends; infinity when nothing goes on."""
+        """Return the time of the next event; infinity while the replica is idle."""
         prefill = self._prefill_ends if self._prefilling is not None else float("inf")
         return min(prefill, self._next_finish())
 
     def advance(self, now: float) -> list[Job]:
-        """Do what is due; returns the requests that are done."""
+        """Process the events that are due; returns the requests that are done."""
         done = []
         while self._decoding and self._next_finish() <= now:
             self._move_position(self._next_finish())
@@ -127,7 +127,7 @@ class SimulatedReplica:
         return done
 
     def lose(self, now: float) -> list[Job]:
-        """The replica dies: what it had not finished, with the tokens their clients have."""
+        """Let the replica die; returns its unfinished requests, each with the number of tokens its client has."""
         self._move_position(now)
         lost = [*self._waiting, *([self._prefilling] if self._prefilling else ())]
         for ends, _, job in sorted(self._decoding, key=lambda entry: entry[1]):
@@ -153,7 +153,7 @@ class SimulatedReplica:
         lease = cache.lock(match)
         num_pages = self._pages(job)
         if cache.pages_needed(lease, num_pages) > cache.available:
-            cache.finish(lease, (), now)  # until a request that runs gives its pages back
+            cache.finish(lease, (), now)  # wait until a running request frees its pages
             return
         cache.extend(lease, num_pages)
         self._waiting.popleft()
@@ -169,7 +169,7 @@ class SimulatedReplica:
     # Decode
 
     def _begin_decode(self, job: Job, now: float) -> bool:
-        """The first token is there; whether that was all."""
+        """Emit the first token; returns whether it was the last."""
         assert job.lease is not None
         self._cache.insert(job.lease, job.request.blocks, now)
         if job.first_token_at is None:
@@ -200,10 +200,10 @@ class SimulatedReplica:
             self._position = min(self._position + passed, self._decoding[0][0])
         self._position_at = now
 
-    # News
+    # Cache deltas
 
     def drain_news(self) -> tuple[list[int], list[int]]:
-        """Blocks stored and evicted since the last call."""
+        """Return the blocks stored and evicted since the last call."""
         assert self._cache.prefix_log is not None
         return self._cache.prefix_log.drain()
 

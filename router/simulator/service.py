@@ -1,4 +1,4 @@
-"""How fast a replica works: the service model of the simulator, and the file it is calibrated from."""
+"""The simulator's model of a replica's speed, and the calibration file that it is read from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ServiceModel:
     prefill_rate: float = 12_000.0
     """Uncached prompt tokens computed per second."""
     decode_base_s: float = 0.012
-    """Seconds of a decode step whatever the batch: reading the weights."""
+    """Seconds of a decode step for any batch: reading the weights."""
     decode_per_request_s: float = 0.00025
     """Seconds that each decoding request adds to a step: reading its KV."""
 
@@ -30,23 +30,23 @@ class ServiceModel:
         if self.decode_base_s < 0.0 or self.decode_per_request_s < 0.0:
             raise ValueError("decode times must be at least 0 s")
         if self.decode_base_s + self.decode_per_request_s <= 0.0:
-            raise ValueError("a decode step must take some time")
+            raise ValueError("a decode step must take more than 0 s")
 
     def prefill_seconds(self, num_uncached: int) -> float:
-        """To compute so many prompt tokens."""
+        """Return the seconds to compute so many prompt tokens."""
         return num_uncached / self.prefill_rate
 
     def step_seconds(self, num_decoding: int) -> float:
-        """Of a decode step with so many requests."""
+        """Return the seconds of a decode step with so many requests."""
         return self.decode_base_s + self.decode_per_request_s * num_decoding
 
 
 class CalibrationError(ValueError):
-    """A calibration file that is not one."""
+    """An invalid calibration file."""
 
 
 def read_calibration(path: Path) -> ServiceModel:
-    """The service model in a JSON file as `benchmarks/calibrate.py` writes it. Raises CalibrationError."""
+    """Read the service model from a file that `benchmarks/calibrate.py` wrote. Raises CalibrationError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Calibration).service
     except (OSError, msgspec.MsgspecError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Recorded traffic: when requests came, how long they were and which prompts began alike.
+"""Recorded traffic: when requests arrived, how long they were and which prompts shared prefixes.
 
 Two formats, each plain or gzipped, told apart by their first character:
 
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 BLOCK_TOKENS = 512
-"""Tokens to a block in the published Mooncake traces."""
+"""Tokens per block in the published Mooncake traces."""
 
 
 class TraceError(ValueError):
-    """A trace that cannot be read: says the file, the line and what was expected there."""
+    """An unreadable trace; the message names the file, the line and what was expected there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class TraceRequest:
     time: float
     """Seconds since the trace's first request."""
     num_tokens: int
-    """Of the prompt."""
+    """Prompt tokens."""
     num_output: int
     """Tokens generated."""
     blocks: tuple[int, ...]
@@ -44,7 +44,7 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in order of time."""
+    """Requests ordered by time."""
 
     name: str
     requests: tuple[TraceRequest, ...]
@@ -54,16 +54,16 @@ class Trace:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of all requests."""
+        """Prompt tokens of all requests."""
         return sum(request.num_tokens for request in self.requests)
 
     def head(self, count: int) -> Trace:
-        """The first `count` requests."""
+        """Return a trace of the first `count` requests."""
         return Trace(self.name, self.requests[:count], self.block_tokens, self.has_prefixes)
 
 
 def read_trace(path: Path, block_tokens: int = BLOCK_TOKENS) -> Trace:
-    """Read and check a trace. Raises TraceError at the first line that is not as it should be."""
+    """Read and check a trace. Raises TraceError at the first invalid line."""
     text = _text(path)
     records = _Records(path, block_tokens)
     if text.lstrip().startswith("{"):
@@ -95,7 +95,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 class _Records:
-    """Turns lines into requests. Block numbers are given out anew: small, whatever the file has."""
+    """Turns lines into requests. Block numbers are renumbered, so they are small whatever the file has."""
 
     def __init__(self, path: Path, block_tokens: int) -> None:
         self._path = path
@@ -103,7 +103,7 @@ class _Records:
         self._numbers: dict[Any, int] = {}
 
     def mooncake(self, line_number: int, line: str) -> TraceRequest:
-        """One JSON line."""
+        """Parse one JSON line."""
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
@@ -127,7 +127,7 @@ class _Records:
         return TraceRequest(float(time) / 1000, int(num_tokens), int(num_output), blocks)
 
     def azure(self, text: str) -> Iterator[TraceRequest]:
-        """All rows of a CSV file with a header."""
+        """Parse all rows of a CSV file with a header."""
         reader = csv.DictReader(io.StringIO(text))
         missing = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} - set(reader.fieldnames or ())
         if missing:

@@ -153,7 +153,7 @@ def test_a_grafana_below_a_path() -> None:
         assert done.returncode == 0, done.stderr
         wrong = url.removesuffix("/grafana")
         page = cli("dashboards", "push", "--url", wrong, "--rules", str(RULES), token="admin-token")
-        assert page.returncode == 1 and "does not answer as Grafana's API does: check --url" in page.stderr
+        assert page.returncode == 1 and "does not answer like Grafana's API: check --url" in page.stderr
     finally:
         fake.stop()
 
