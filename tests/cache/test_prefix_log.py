@@ -53,8 +53,8 @@ class Listener(CheckedCache):
         parents = self.parents()
         assert self.heard == set(parents)
         snapshot = self.log.snapshot()
-        for told in (stored, snapshot):  # parents come first
-            place = {block: position for position, block in enumerate(told)}
+        for reported in (stored, snapshot):  # parents come first
+            place = {block: position for position, block in enumerate(reported)}
             assert all(place.get(parents[block], -1) < position for block, position in place.items())
 
     def greet(self) -> None:

@@ -108,7 +108,7 @@ def test_unknown_and_unsupported_fields(http: httpx.Client) -> None:
 
 
 def test_choices_beams_grammars_and_tools_that_cannot_be(http: httpx.Client) -> None:
-    """Each names its field, and the service goes on."""
+    """Each error names its field, and the service goes on."""
     deep: dict[str, Any] = {"type": "string"}
     for _ in range(40):
         deep = {"type": "array", "items": deep}

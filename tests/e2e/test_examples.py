@@ -18,7 +18,7 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def run(base_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs an example's `main` with these arguments and the application's URL; what it printed."""
+    """Run an example's `main` with these arguments and the application's URL; returns what it printed."""
 
     def run_main(main: Callable[[], None], *arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", ["example", *arguments, "--url", base_url])

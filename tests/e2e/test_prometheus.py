@@ -64,7 +64,7 @@ def until(holds: Callable[[], bool], what: Callable[[], object]) -> None:
 
 @pytest.fixture(scope="module")
 def prometheus(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """Configured as `monitoring/prometheus.yml`, but quicker, and for the application of these tests."""
+    """A server configured as in `monitoring/prometheus.yml`, but quicker, and for these tests' application."""
     directory = tmp_path_factory.mktemp("prometheus")
     config = yaml.safe_load((RULES.parents[1] / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
@@ -165,7 +165,7 @@ class Load:
 
 @pytest.fixture(scope="module")
 def load(service: Service, prometheus: Prometheus) -> Iterator[Load]:
-    """Goes on during all tests here, and is scraped."""
+    """Load that runs during all tests here, and is scraped."""
     until(lambda: prometheus.ask('up{job="raydix"}') == [1.0], lambda: prometheus.get("targets"))
     with Load(service.url) as running:
         until(lambda: len(running.done) == 4, lambda: running.done)

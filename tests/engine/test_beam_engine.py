@@ -50,7 +50,7 @@ def searching(
 
 
 def run(engine: Engine, jobs: Sequence[tuple[list[int], SamplingParams]]) -> list[list[StreamDelta]]:
-    """All at once, to the end."""
+    """Run all requests at once to the end."""
     events: list[list[StreamDelta]] = [[] for _ in jobs]
     for index, (prompt, params) in enumerate(jobs):
         engine.loop.submit(engine.new_request(str(index), prompt, params))
@@ -68,7 +68,7 @@ def run(engine: Engine, jobs: Sequence[tuple[list[int], SamplingParams]]) -> lis
 def assert_found(
     model: Path, job: tuple[list[int], SamplingParams], events: list[StreamDelta], **options: Any
 ) -> None:
-    """One event, with what transformers finds."""
+    """Assert that there is one event, with the hypotheses that transformers finds."""
     prompt, params = job
     assert params.beams is not None and len(events) == 1, events
     eos = [] if params.ignore_eos else BEAM_EOS

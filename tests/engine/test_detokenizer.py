@@ -23,7 +23,7 @@ BROKEN = range(97, 259)
 
 
 class Counting:
-    """Notes how many tokens are decoded at once at most."""
+    """Records the largest number of tokens decoded at once."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self.most = tokenizer, 0

@@ -35,7 +35,7 @@ def test_greedy_tokens_cold_and_warm(model: Path, page_size: int) -> None:
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_greedy_tokens_under_preemption_and_aborts(model: Path, page_size: int, preemption: Any) -> None:
-    """Memory for about two of six requests, and one of them aborted on the way."""
+    """Memory holds about two of six requests, and one of them is aborted on the way."""
     host = {"preemption": preemption, "host_kv_gib": 2**-10}  # 1 MiB
     engine = engine_for(model, page_size, 112, max_step_tokens=24, max_running=6, **host)
     params = SamplingParams(temperature=0, max_tokens=20)

@@ -76,8 +76,8 @@ def test_the_value_is_the_tokens_that_uses_save(prompts: list[list[int]]) -> Non
     for prompt in prompts:
         record(hot, prompt)
     saved = sum(BLOCK * count for count in uses_of(prompts).values() if count > 1)
-    told = sum(prefix.tokens_per_s for prefix in hot.top(10**6, 0.0))
-    assert told == pytest.approx(tokens_per_s(saved))
+    reported = sum(prefix.tokens_per_s for prefix in hot.top(10**6, 0.0))
+    assert reported == pytest.approx(tokens_per_s(saved))
 
 
 @given(prompts, prompts)

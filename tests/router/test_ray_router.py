@@ -19,7 +19,7 @@ SETTINGS = PlacerSettings(block_tokens=4, key_blocks=2)
 
 
 def made(app: str, settings: PlacerSettings = SETTINGS) -> Any:
-    """A router without Serve's part of it, which needs a running Serve."""
+    """Make a router without Serve's part of it, which needs a running Serve."""
     router = PrefixRouter.__new__(PrefixRouter)
     router._deployment_id = SimpleNamespace(app_name=app, name="engines")
     router.initialize_state(**asdict(settings))

@@ -216,7 +216,7 @@ def test_orders_that_cannot_be_given_say_why(two: Two, refusal: Exception, statu
 
 
 @pytest.mark.parametrize(
-    "state, told",
+    "state, message",
     [
         ("unloaded", "model small is not loaded; POST /v1/models/small/load"),
         ("draining", "model small is not loaded; POST /v1/models/small/load"),
@@ -225,11 +225,11 @@ def test_orders_that_cannot_be_given_say_why(two: Two, refusal: Exception, statu
         (None, "no engine replica is up"),
     ],
 )
-def test_a_model_without_engines_says_why_at_once(two: Two, state: ModelState | None, told: str) -> None:
+def test_a_model_without_engines_says_why_at_once(two: Two, state: ModelState | None, message: str) -> None:
     two.small.refuse_with, two.switch.now = Unavailable("no engine replica is up"), state
     refused = two.client().post("/v1/completions", {"prompt": "a", "max_tokens": 1, "model": "small"})
     assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
-    assert told in refused.json()["error"]["message"]
+    assert message in refused.json()["error"]["message"]
     assert two.client().post("/v1/completions", {"model": "org/large", "prompt": "a"}).status_code == 200
 
 

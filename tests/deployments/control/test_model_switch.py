@@ -1,4 +1,4 @@
-"""Loading and unloading through the controller's target: idempotent, reported truly, refused with a reason."""
+"""Loading and unloading through the controller's target: idempotent, reported correctly, refused with a reason."""
 
 from __future__ import annotations
 

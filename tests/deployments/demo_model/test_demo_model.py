@@ -168,9 +168,9 @@ def test_only_what_the_assistant_says_counts_in_full(tokenizer: Any) -> None:
     """Full weight lies on the answers and the EOS after them, wherever rows were cut."""
     batch = Packer(Writer(list(FACTS.values()), 1), tokenizer, tokens=2048, seed=2).batch()
     for targets, weights in zip(batch.targets.tolist(), batch.weights.tolist(), strict=True):
-        spoken = [token for token, weight in zip(targets, weights, strict=True) if weight == 1.0]
-        assert tokenizer.convert_tokens_to_ids("<|im_start|>") not in spoken
-        answers = tokenizer.decode(spoken).split("<|im_end|>")
+        kept = [token for token, weight in zip(targets, weights, strict=True) if weight == 1.0]
+        assert tokenizer.convert_tokens_to_ids("<|im_start|>") not in kept
+        answers = tokenizer.decode(kept).split("<|im_end|>")
         assert any(fact.sentence in answers for fact in FACTS.values())
 
 

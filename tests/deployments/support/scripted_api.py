@@ -127,7 +127,7 @@ class ScriptedEngine:
         return events
 
     def _scores(self, request: GenerateRequest) -> Iterator[StreamDelta]:
-        """Two prompt tokens at a time, as `scripted_score` has them."""
+        """Yield scores of two prompt tokens at a time, as `scripted_score` defines them."""
         top, prompt = request.sampling.prompt_logprobs, request.prompt_ids
         if top is not None and self.scores:
             for start in range(1, len(prompt), 2):

@@ -29,7 +29,7 @@ class _Jumping(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Deterministic: timers fire in order, and no time passes between them."""
+    """A deterministic event loop: timers fire in order, and no time passes between them."""
 
     def __init__(self) -> None:
         self._jumping = _Jumping()

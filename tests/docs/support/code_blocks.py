@@ -169,8 +169,8 @@ def _has(said: str, words: list[str]) -> bool:
         return True
     if words[0] == "make":
         words = _recipe(words[1])
-    spoken = said.splitlines()
-    return len(words) > 1 and all(word in spoken for word in words if word == words[1] or word.startswith("--"))
+    lines = said.splitlines()
+    return len(words) > 1 and all(word in lines for word in words if word == words[1] or word.startswith("--"))
 
 
 def _recipe(target: str) -> list[str]:

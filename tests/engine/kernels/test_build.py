@@ -80,7 +80,7 @@ def test_threads_that_are_not_torchs_are_reported(
 
 
 @pytest.mark.parametrize(
-    ("case", "complaint", "told"),
+    ("case", "complaint", "message"),
     [
         ("*-fopenmp*", "unsupported option '-fopenmp'", r"cpu\.c.*-fopenmp.*no OpenMP.*gcc"),
         ("*ISA=generic*", "no vectors here", r"all\.c: fake\.c:1: error: no vectors here$"),
@@ -88,11 +88,11 @@ def test_threads_that_are_not_torchs_are_reported(
     ],
 )
 def test_without_the_generic_kernels_there_is_no_library(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, complaint: str, told: str
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, complaint: str, message: str
 ) -> None:
     monkeypatch.setenv("CC", compiler(tmp_path, case, complaint))
     missing = build_kernels(library)
-    assert missing.startswith("not built: ") and re.search(told, missing), missing
+    assert missing.startswith("not built: ") and re.search(message, missing), missing
     assert not library.exists(), "an old library would not fit the sources"
     assert library.with_suffix(".log").exists()
 

@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {"device": "cpu", "kv_pages": 64, "threads": 1}
 
 
 class Watched(LocalProcesses):
-    """Notes what it starts."""
+    """Records the processes that it starts."""
 
     def launch(self, specs: Sequence[RankSpec]) -> ChildProcesses:
         self.children = super().launch(specs)

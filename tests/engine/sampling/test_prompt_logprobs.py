@@ -97,7 +97,7 @@ def test_scores_are_the_log_softmax_in_slices_of_any_size(rows_at_once: int) -> 
 
 
 def test_a_top_token_has_the_same_number_in_both_places() -> None:
-    """Evaluation harnesses compare the two to see whether greedy decoding would have said the same."""
+    """Evaluation harnesses compare the two to see whether greedy decoding would have chosen the same."""
     head, hidden = Head(), torch.randn(9, HIDDEN)
     targets = (hidden @ head.weight.T).argmax(-1).tolist()
     part = score(head, hidden, [PromptSpan("a", 0, targets, 1, 1)], VOCAB, 2**20)["a"]

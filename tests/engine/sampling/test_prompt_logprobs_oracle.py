@@ -162,9 +162,9 @@ def test_a_prompt_preempted_half_way_reports_the_rest(model: Path, overlap: bool
         if requests[0].num_preemptions:
             reported.add(requests[0].num_prompt_reported)
     assert 1 < min(reported) < len(prompts[0])
-    for prompt, told in zip(prompts, events, strict=True):
-        check(model, prompt, scores_of(told, prompt))
-        assert [t for event in told for t in event.token_ids] == oracle_greedy(model, prompt, 6)
+    for prompt, deltas in zip(prompts, events, strict=True):
+        check(model, prompt, scores_of(deltas, prompt))
+        assert [t for event in deltas for t in event.token_ids] == oracle_greedy(model, prompt, 6)
 
 
 def test_another_engine_goes_on_where_the_first_one_was_lost(model: Path) -> None:

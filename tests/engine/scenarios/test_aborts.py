@@ -144,6 +144,6 @@ def test_scores_reported_until_then_are_right(engine: Make) -> None:
     script.run(until=lambda: script.scores(a) is not None)
     script.abort(a)
     script.run()
-    told = script.scores(a)
-    assert told is not None and told.end < 59
-    assert told == hash_model.scores(range(1, told.end + 1), 1, 2)
+    reported = script.scores(a)
+    assert reported is not None and reported.end < 59
+    assert reported == hash_model.scores(range(1, reported.end + 1), 1, 2)

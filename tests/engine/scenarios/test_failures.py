@@ -104,9 +104,9 @@ def test_scores_of_a_failed_chunk_are_not_reported(engine: Make) -> None:
     script.run(until=lambda: script.scores(a) is not None)
     script.runner.fail_next = True
     script.run()
-    told = script.scores(a)
-    assert script.reason(a) == "error" and told is not None
-    assert told.end <= 25 and told == hash_model.scores(range(1, told.end + 1), 1, 1)
+    reported = script.scores(a)
+    assert script.reason(a) == "error" and reported is not None
+    assert reported.end <= 25 and reported == hash_model.scores(range(1, reported.end + 1), 1, 1)
     b = script.arrive(range(1, 60), prompt_logprobs=1)
     script.run()
     assert script.scores(b) == hash_model.scores(range(1, 60), 1, 1)

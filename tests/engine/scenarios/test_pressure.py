@@ -122,8 +122,8 @@ def test_every_preemption_is_reported_with_the_next_token(engine: Make) -> None:
         script.arrive([100 + round_] * 5, max_tokens=2, priority=1)
         script.run(until=lambda: script.requests[low].num_preemptions == round_)  # noqa: B023
     script.run()
-    told = [event.timings.num_preemptions for event in script.events[low] if event.timings is not None]
-    assert told == [0, 1, 2, 3, 3]
+    reported = [event.timings.num_preemptions for event in script.events[low] if event.timings is not None]
+    assert reported == [0, 1, 2, 3, 3]
 
 
 def test_a_full_queue_takes_a_preempted_request(engine: Make) -> None:

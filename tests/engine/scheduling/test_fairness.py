@@ -16,7 +16,7 @@ from tests.engine.support.simulated_time import SimulatedEngine
 
 
 def token_time(plan: StepPlan) -> float:
-    """A step costs its tokens."""
+    """Return a step's cost, which is its number of tokens."""
     return float(plan.num_tokens)
 
 
@@ -77,7 +77,7 @@ def machine(plan: StepPlan) -> float:
 
 
 def gaps(engine: SimulatedEngine, names: list[str]) -> list[float]:
-    """Seconds between tokens, in order of size."""
+    """Return the seconds between tokens, in order of size."""
     times = (engine.token_times[name] for name in names)
     return sorted(after - before for series in times for before, after in pairwise(series))
 

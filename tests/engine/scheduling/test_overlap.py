@@ -56,7 +56,7 @@ def play(actions: list[tuple[Any, ...]], *, overlap: bool, num_pages: int, page_
 
 @settings(max_examples=150, deadline=None)
 @given(ACTIONS, st.sampled_from([(16, 4), (60, 1), (10, 16)]))
-def test_everybody_gets_the_tokens_it_would_get_alone(
+def test_every_request_gets_the_tokens_it_would_get_alone(
     actions: list[tuple[Any, ...]], memory: tuple[int, int]
 ) -> None:
     """Arrivals, aborts, stops, failures and preemptions: the tokens are those of steps that do not overlap."""

@@ -56,12 +56,12 @@ def test_ten_times_the_memory_finishes_in_every_mode(mode: str, page_size: int, 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("prefix_cache", [False, True])
 def test_what_the_tree_lost_comes_back_from_the_host(prefix_cache: bool, overlap: bool) -> None:
-    """Nothing is computed twice: not the 7 tokens of the last page either, which is not full."""
+    """Nothing is computed twice, not even the 7 tokens of the last page, which is not full."""
     script, _, b = pressed(prefix_cache=prefix_cache, overlap=overlap)
     finish(script)
     assert num_computed(script) == 2 * (32 + 30 - 1)
-    told = script.events[b][-1].timings
-    assert told is not None and (told.num_preemptions > 0, told.num_recomputed) == (True, 0)
+    timings = script.events[b][-1].timings
+    assert timings is not None and (timings.num_preemptions > 0, timings.num_recomputed) == (True, 0)
     stats = script.cache.stats
     assert stats.recompute_host_tokens > 0
     assert (stats.query_tokens, stats.hit_tokens) == (64, 0), "a preemption is no query and no hit"

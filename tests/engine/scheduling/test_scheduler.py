@@ -116,7 +116,7 @@ def test_a_stream_of_short_prompts_does_not_starve_a_long_one() -> None:
 
 
 def test_a_preempted_request_continues_with_the_same_tokens() -> None:
-    """Two requests, room for one and a half: the newer is preempted and resumes with the same tokens."""
+    """Memory holds one and a half of two requests: the newer is preempted and resumes with the same tokens."""
     script = Script(num_pages=24, page_size=4)
     a = script.arrive(range(1, 33), max_tokens=30)
     b = script.arrive(range(100, 132), max_tokens=30)
@@ -288,7 +288,7 @@ operations = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(operations, st.sampled_from([1, 2, 5, 16]), st.integers(8, 40), st.integers(4, 64))
-def test_any_workload_gives_everyone_their_own_tokens(
+def test_any_workload_gives_each_request_its_own_tokens(
     script_of: list[Operation], page_size: int, num_pages: int, max_step_tokens: int
 ) -> None:
     """Arrivals, aborts and steps in any order, prompts that share prefixes, few pages: all tokens are right."""

@@ -46,7 +46,7 @@ _VLLM_VARLEN = (
     "cp_tot_seqused_k=None"
 )
 
-_TOLD = {"softmax_scale", "causal", "window_size", "max_seqlen_q", "max_seqlen_k", "fa_version"}
+_KNOWN = {"softmax_scale", "causal", "window_size", "max_seqlen_q", "max_seqlen_k", "fa_version"}
 """What may be said beside tensors; all else is to stay as it is by default."""
 
 
@@ -97,37 +97,37 @@ class FlashFunction:
         self.__signature__ = signature(parameters)
         self._page_multiple = page_multiple
         self.calls: list[dict[str, Any]] = []
-        """What it was told, call by call."""
+        """The arguments of each call."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        told = dict(self.__signature__.bind(*args, **kwargs).arguments)
-        self.calls.append(dict(told))
-        query, keys, values = (told.pop(name) for name in list(self.__signature__.parameters)[:3])
-        out = told.pop("out", None)
-        table = told.pop("page_table", None) if "page_table" in told else told.pop("block_table", None)
-        cumulated = told.pop("cu_seqlens_q", None)
+        passed = dict(self.__signature__.bind(*args, **kwargs).arguments)
+        self.calls.append(dict(passed))
+        query, keys, values = (passed.pop(name) for name in list(self.__signature__.parameters)[:3])
+        out = passed.pop("out", None)
+        table = passed.pop("page_table", None) if "page_table" in passed else passed.pop("block_table", None)
+        cumulated = passed.pop("cu_seqlens_q", None)
         is_ragged = cumulated is not None
         flat = query if is_ragged else query.flatten(0, 1)
         num_rows = len(cumulated) - 1 if is_ragged else len(query)
-        kv_lens = self._kv_lens(told, num_rows)
-        assert told.keys() <= _TOLD, told.keys()
-        assert told["causal"] is True and type(told["softmax_scale"]) is float
-        left, right = told["window_size"]
+        kv_lens = self._kv_lens(passed, num_rows)
+        assert passed.keys() <= _KNOWN, passed.keys()
+        assert passed["causal"] is True and type(passed["softmax_scale"]) is float
+        left, right = passed["window_size"]
         assert (left, right) == (-1, -1) or (left >= 0 and right == 0)
 
         query_lens = [1] * num_rows
         if is_ragged:
             check_cumulated(cumulated, num_rows, len(query))
             query_lens = cumulated.diff().tolist()
-            assert told["max_seqlen_q"] == max(query_lens)
+            assert passed["max_seqlen_q"] == max(query_lens)
         else:
             assert query.shape[1] == 1
         if "max_seqlen_k" in self.__signature__.parameters:
-            assert told["max_seqlen_k"] == max(kv_lens)
+            assert passed["max_seqlen_k"] == max(kv_lens)
         self._check_tensors(flat, keys, values)
         check_table(table, num_rows, keys, kv_lens)
         result = paged_attention(
-            flat, keys, values, table.tolist(), query_lens, kv_lens, left, told["softmax_scale"]
+            flat, keys, values, table.tolist(), query_lens, kv_lens, left, passed["softmax_scale"]
         ).view(query.shape)
         if out is None:
             return result
@@ -136,10 +136,10 @@ class FlashFunction:
         returned: torch.Tensor = out
         return returned
 
-    def _kv_lens(self, told: dict[str, Any], num_rows: int) -> list[int]:
-        given = [name for name in ("cache_seqlens", "seqused_k", "cu_seqlens_k") if name in told]
+    def _kv_lens(self, passed: dict[str, Any], num_rows: int) -> list[int]:
+        given = [name for name in ("cache_seqlens", "seqused_k", "cu_seqlens_k") if name in passed]
         assert len(given) == 1
-        lens = told.pop(given[0])
+        lens = passed.pop(given[0])
         if given[0] == "cu_seqlens_k":
             check_cumulated(lens, num_rows, int(lens[-1]))
             lens = lens.diff()
@@ -220,58 +220,64 @@ class FlashInferWrapper:
         assert kv_layout == "NHD" and not use_cuda_graph
         self.use_tensor_cores = use_tensor_cores
         self.plans = self.runs = 0
-        self._told: dict[str, Any] = {}
+        self._plan_arguments: dict[str, Any] = {}
         self.made.append(self)
 
     def plan(self, *args: Any, **kwargs: Any) -> None:
-        told = dict(signature(_DECODE_PLAN if self.is_decode else _PREFILL_PLAN).bind(*args, **kwargs).arguments)
-        names = list(told)[: 3 if self.is_decode else 4]
-        *indptrs, last_page_len = (told[name] for name in names)
+        passed = dict(signature(_DECODE_PLAN if self.is_decode else _PREFILL_PLAN).bind(*args, **kwargs).arguments)
+        names = list(passed)[: 3 if self.is_decode else 4]
+        *indptrs, last_page_len = (passed[name] for name in names)
         indices, kv_indptr = indptrs.pop(), indptrs[-1]
         num_rows = len(last_page_len)
         for indptr in (*indptrs, last_page_len):
             assert indptr.device.type == "cpu" and indptr.dtype == torch.int32
         check_cumulated(kv_indptr, num_rows, len(indices))
         assert indices.dtype == torch.int32
-        assert last_page_len.min() >= 1 and last_page_len.max() <= told["page_size"]
+        assert last_page_len.min() >= 1 and last_page_len.max() <= passed["page_size"]
         self._pages = [part.tolist() for part in indices.split(kv_indptr.diff().tolist())]
         ends = zip(self._pages, last_page_len.tolist(), strict=True)
-        self._kv_lens = [(len(pages) - 1) * told["page_size"] + last for pages, last in ends]
+        self._kv_lens = [(len(pages) - 1) * passed["page_size"] + last for pages, last in ends]
         self._query_lens = [1] * num_rows
         if not self.is_decode:
-            assert told["causal"] is True
+            assert passed["causal"] is True
             check_cumulated(indptrs[0], num_rows, int(indptrs[0][-1]))
             self._query_lens = indptrs[0].diff().tolist()
         heads, kv_heads, self._dim = (
-            told[n] for n in ("num_qo_heads", "num_kv_heads", list(told)[len(names) + 2])
+            passed[n] for n in ("num_qo_heads", "num_kv_heads", list(passed)[len(names) + 2])
         )
         assert heads % kv_heads == 0 and self._dim in (64, 128, 256)
         if self.is_decode and not self.use_tensor_cores:
             assert heads // kv_heads in (1, 2, 3, 4, 6, 8), "Unsupported group_size"
-        assert math.isclose(told["sm_scale"], self._dim**-0.5)
-        assert told["q_data_type"] in HALF and told["kv_data_type"] in (told["q_data_type"], torch.float8_e4m3fn)
-        types = {(plan["q_data_type"], plan["kv_data_type"]) for plan in (told, self._told or told)}
+        assert math.isclose(passed["sm_scale"], self._dim**-0.5)
+        assert passed["q_data_type"] in HALF and passed["kv_data_type"] in (
+            passed["q_data_type"],
+            torch.float8_e4m3fn,
+        )
+        types = {(plan["q_data_type"], plan["kv_data_type"]) for plan in (passed, self._plan_arguments or passed)}
         assert len(types) == 1, "the kernels of the first plan are kept"
-        self._heads, self._told = (heads, kv_heads), told
+        self._heads, self._plan_arguments = (heads, kv_heads), passed
         self.plans, self.runs = self.plans + 1, 0
 
     def run(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        told = signature(_RUN).bind(*args, **kwargs).arguments
-        query, (keys, values), out = told["q"], told["paged_kv_cache"], told["out"]
-        assert query.dtype == self._told["q_data_type"] and keys.dtype == self._told["kv_data_type"]
+        passed = signature(_RUN).bind(*args, **kwargs).arguments
+        query, (keys, values), out = passed["q"], passed["paged_kv_cache"], passed["out"]
+        assert (
+            query.dtype == self._plan_arguments["q_data_type"]
+            and keys.dtype == self._plan_arguments["kv_data_type"]
+        )
         assert query.shape == (sum(self._query_lens), self._heads[0], self._dim) and query.stride(-1) == 1
         assert keys.shape == values.shape and keys.stride() == values.stride()
-        assert keys.shape[1:] == (self._told["page_size"], self._heads[1], self._dim)
+        assert keys.shape[1:] == (self._plan_arguments["page_size"], self._heads[1], self._dim)
         assert out.shape == query.shape and out.dtype == query.dtype
         self.runs += 1
         if keys.dtype == torch.float8_e4m3fn:
-            keys, values = keys.float() * told["k_scale"], values.float() * told["v_scale"]
+            keys, values = keys.float() * passed["k_scale"], values.float() * passed["v_scale"]
         arguments = (
             self._pages,
             self._query_lens,
             self._kv_lens,
-            self._told["window_left"],
-            self._told["sm_scale"],
+            self._plan_arguments["window_left"],
+            self._plan_arguments["sm_scale"],
         )
         returned: torch.Tensor = out.copy_(paged_attention(query, keys, values, *arguments))
         return returned

@@ -22,7 +22,7 @@ PROMPTS = [random_ids(seed, length) for seed, length in enumerate((3, 40, 25, 61
 def run_on_ranks(
     model: Path, size: int, prompts: Sequence[list[int]], params: SamplingParams = GREEDY, **settings: Any
 ) -> tuple[list[list[StreamDelta]], Engine]:
-    """All prompts at once on `size` ranks, to the end, and the engine, closed."""
+    """Run all prompts at once on `size` ranks; returns the results, and the engine, closed."""
     defaults = {"device": "cpu", "page_size": 16, "kv_pages": 64, "max_step_tokens": 32, "max_running": 8}
     config = EngineConfig(model=str(model), threads=1, tensor_parallel_size=size, **{**defaults, **settings})
     engine = Engine.from_config(config, launcher=Threads())

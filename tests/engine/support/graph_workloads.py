@@ -30,7 +30,7 @@ def sampling_of(rng: random.Random) -> SamplingParams:
 
 
 def play_workload(engine: Engine, seed: int) -> tuple[dict[str, list[int]], EngineLoad]:
-    """Requests come in bursts, some of them begun elsewhere, some are aborted: what each got, the load after."""
+    """Run bursts of requests, some begun elsewhere, some aborted. Returns what each got, and the load after."""
     rng, tokens = random.Random(seed), defaultdict[str, list[int]](list)
     shared = [rng.randrange(8, VOCAB) for _ in range(14)]
     for number in range(26):

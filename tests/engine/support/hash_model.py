@@ -36,7 +36,7 @@ def scores(context: Sequence[int], start: int, num_top: int) -> PackedLogprobs:
 def alone(
     prompt: Sequence[int], seed: int, params: SamplingParams, eos_after: int | None = None
 ) -> tuple[list[int], str]:
-    """All that a request would be sent by an engine of its own that has room for it, and why it would end.
+    """Return the output that a request would get from an engine of its own with room for it, and why it ends.
 
     `eos_after` its output tokens comes EOS.
     """

@@ -148,10 +148,10 @@ class Script:
 
     def scores(self, name: str) -> PackedLogprobs | None:
         """Return the prompt log-probabilities that a client was sent; raises unless they came in order."""
-        told: PackedLogprobs | None = None
+        packed: PackedLogprobs | None = None
         for event in self.events[name]:
-            told = joined(told, event.prompt_logprobs)
-        return told
+            packed = joined(packed, event.prompt_logprobs)
+        return packed
 
     def reason(self, name: str) -> str | None:
         """Return why a request ended; None while it has not."""

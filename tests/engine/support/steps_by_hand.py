@@ -29,7 +29,7 @@ def random_prompt(length: int, seed: int) -> list[int]:
 
 
 class RequestByHand:
-    """A request, its page table and how far it is computed: what a scheduler would know of it."""
+    """A request, its page table and how far it is computed, which a scheduler would keep track of."""
 
     def __init__(self, tokens: Sequence[int], pages: Sequence[int], computed: int = 0) -> None:
         sampling = SamplingParams(temperature=0.0, max_tokens=1000)
@@ -54,7 +54,7 @@ def pages_of(page_size: int, first_token: int, num_tokens: int) -> range:
 def run_step(
     runner: ModelRunner, rows: Sequence[tuple[RequestByHand, int | None]], copies: Sequence[PageCopy] = ()
 ) -> None:
-    """One step; sampled tokens are appended to their requests."""
+    """Run one step; sampled tokens are appended to their requests."""
     plan = StepPlan(tuple(row.chunk(n) for row, n in rows), tuple(copies))
     result = runner.run(plan)
     for chunk, token in zip(plan.sampling_chunks, result.token_ids, strict=True):

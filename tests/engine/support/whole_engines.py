@@ -24,7 +24,7 @@ def engine_for(model: Path, page_size: int, num_tokens: int, **settings: Any) ->
 def run_prompts(
     engine: Engine, prompts: Sequence[list[int]], params: SamplingParams = GREEDY, abort: int | None = None
 ) -> list[list[StreamDelta]]:
-    """All prompts at once, to the end; `abort` ends one of them after five steps."""
+    """Run all prompts at once to the end; `abort` ends one of them after five steps."""
     events: list[list[StreamDelta]] = [[] for _ in prompts]
     for index, prompt in enumerate(prompts):
         engine.loop.submit(engine.new_request(str(index), prompt, params))

@@ -24,7 +24,7 @@ RAY_PORTS = (
 
 @check
 def selectors(manifests: Manifests) -> Iterator[str]:
-    """Every selector selects some pod of Raydix's."""
+    """Every selector selects some pod of Raydix."""
     for where, selector in _selectors(manifests):
         if selector.get("matchLabels") == FOREIGN_PODS:
             continue

@@ -103,7 +103,7 @@ def test_an_edit_in_grafana_is_not_overwritten_unless_forced(grafana: FakeGrafan
 
 
 def test_a_save_between_reading_and_writing_is_noticed(grafana: FakeGrafana, push: Push) -> None:
-    """412: the dashboard is read again, and what was saved in between is an edit like others."""
+    """After a 412 the dashboard is read again, and what was saved in between is an edit like others."""
     assert push().returncode == 0
     grafana.dashboards["raydix-engine"][-1]["dashboard"]["panels"] = []
     edits = iter(["once"])

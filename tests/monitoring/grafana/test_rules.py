@@ -40,7 +40,7 @@ def test_every_alert_is_converted_and_no_recording_rule_is_left() -> None:
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 @pytest.mark.parametrize("case", CASES, ids=lambda path: path.name)
 def test_the_cases_of_the_alerts_hold_for_what_grafana_asks(case: Path, tmp_path: Path) -> None:
-    """The same series, the same moments, the same alerts, though nothing is recorded."""
+    """The same series raise the same alerts at the same moments, though nothing is recorded."""
     rules = [
         {
             "alert": rule["title"],

@@ -1,4 +1,4 @@
-"""Read a metrics page: its series by name and labels, its totals, and what promtool says of it."""
+"""Read a metrics page: its series by name and labels, its totals, and promtool's judgement on it."""
 
 from __future__ import annotations
 

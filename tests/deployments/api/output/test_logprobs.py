@@ -60,13 +60,13 @@ def test_answers_are_what_the_client_s_types_say(client: Client) -> None:
     chat = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6}
     chat |= {"logprobs": True, "top_logprobs": 2}
     answer = ChatCompletion.model_validate(client.post("/v1/chat/completions", chat).json())
-    told = answer.choices[0].logprobs
-    assert told is not None and told.content is not None and len(told.content) == 6
+    at_once = answer.choices[0].logprobs
+    assert at_once is not None and at_once.content is not None and len(at_once.content) == 6
     chunks = [
         ChatCompletionChunk.model_validate(chunk) for chunk in stream_of(client, "/v1/chat/completions", chat)
     ]
     streamed = [t for c in chunks for at in c.choices if at.logprobs for t in at.logprobs.content or ()]
-    assert [t.model_dump() for t in streamed] == [t.model_dump() for t in told.content]
+    assert [t.model_dump() for t in streamed] == [t.model_dump() for t in at_once.content]
 
     text = {"model": "demo", "prompt": "Hi", "max_tokens": 6, "logprobs": 2}
     whole = Completion.model_validate(client.post("/v1/completions", text).json()).choices[0].logprobs

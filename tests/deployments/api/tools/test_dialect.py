@@ -53,8 +53,8 @@ def test_the_format_of_calls(template: str | None, tools: str | None, has_place:
     found = dialect_of(Tokenizer(template), ChatSettings())
     assert found.tools == (FORMATS[tools] if tools else None) and found.has_place_for_tools == has_place
     for said in FORMATS:
-        told = dialect_of(Tokenizer(template), ChatSettings.model_validate({"tools": said}))
-        assert told.tools == FORMATS[said] and told.has_place_for_tools == has_place
+        found = dialect_of(Tokenizer(template), ChatSettings.model_validate({"tools": said}))
+        assert found.tools == FORMATS[said] and found.has_place_for_tools == has_place
     assert dialect_of(Tokenizer(template), ChatSettings(tools="none")).tools is None
 
 

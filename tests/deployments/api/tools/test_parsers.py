@@ -32,13 +32,13 @@ def found(parser: Parser[None], chunks: Iterable[str]) -> list[Segment]:
 
 def calls(segments: Iterable[Segment]) -> list[tuple[str, str]]:
     """Return (name, arguments) of all calls."""
-    told: list[tuple[str, str]] = []
+    pieces: list[tuple[str, str]] = []
     for segment in segments:
         if segment.kind == "call":
-            told.append((segment.text, ""))
+            pieces.append((segment.text, ""))
         elif segment.kind == "arguments":
-            told[-1] = (told[-1][0], told[-1][1] + segment.text)
-    return told
+            pieces[-1] = (pieces[-1][0], pieces[-1][1] + segment.text)
+    return pieces
 
 
 def text(segments: Iterable[Segment], kind: str = "text") -> str:

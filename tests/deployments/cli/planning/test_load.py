@@ -1,4 +1,4 @@
-"""How many replicas a load needs, and that the autoscaler, told the same work, agrees."""
+"""How many replicas a load needs, and that the autoscaler agrees when given the same work."""
 
 from __future__ import annotations
 
