@@ -2,7 +2,7 @@
 
     start ── a request ─▶ admit ── its prompts, its generations ─▶ generated, generated, ... ─▶ close
 
-A prompt is charged when it is admitted and refunded when the engines refuse it; generated tokens are charged as
+A prompt is charged when it is admitted and refunded when its request is refused; generated tokens are charged as
 they arrive, which may leave a debt that the next request waits for. A request larger than a whole bucket needs a
 full one. Time is an argument. Limits hold per process: with several ingresses, each enforces its share.
 """
@@ -142,7 +142,7 @@ class Ticket:
         self._take(count)
 
     def refuse(self) -> None:
-        """Refund the prompt of a request that the engines refused. Idempotent."""
+        """Refund the prompt of a request that was refused. Idempotent."""
         self._take(-self._prompt_tokens)
         self._prompt_tokens = 0
 

@@ -22,7 +22,7 @@ class GenerateRequest:
     """One prompt to continue, with everything that an engine needs and nothing of HTTP."""
 
     request_id: str
-    """Unique in the application; an HTTP request for several choices becomes several of these."""
+    """Unique in the application. An HTTP request for several choices becomes several engine requests."""
     model: str
     """The model's name in the API."""
     prompt_ids: list[int]
@@ -211,7 +211,7 @@ class ReplicaHealth:
 
 @dataclass(frozen=True, slots=True)
 class FleetHealth:
-    """All engine replicas: "healthy" when as many are up as configured, "degraded" when fewer are."""
+    """All engine replicas: "healthy" when as many are up as configured, "degraded" when only some are."""
 
     state: HealthState
     num_expected: int
@@ -284,5 +284,5 @@ class ModelSwitch(Protocol):
         ...
 
     async def unload(self) -> ModelState:
-        """Order an unload, after running streams. Idempotent. Raises `NotSwitchable` or `Unavailable`."""
+        """Order an unload; running streams may finish. Idempotent. Raises `NotSwitchable` or `Unavailable`."""
         ...

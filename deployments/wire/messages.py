@@ -4,7 +4,7 @@
       Hello(secret, received) ───────────▶            the secret, and the tokens received of each stream
                               ◀─────────── Welcome    or Refused
                               ◀─────────── PrefixSnapshot   the block hashes of all prefixes held, in parts
-                              ◀─────────── Tokens     one per step: new tokens of all my requests, and the load
+                              ◀─────────── Tokens     one per step: the load, and new tokens of its requests
                               ◀─────────── Heartbeat  when there was nothing else to send
                               ◀─────────── PrefixDelta      block hashes stored and evicted since the last one
       Announce                ───────────▶            a request is on its way: other ingresses count it too

@@ -73,7 +73,7 @@ class WireServer:
         self._engine_load, self._on_abort = load, on_abort
         self._timings = timings or WireTimings()
         self._cache_feed = None if prefixes is None else PrefixFeed(prefixes, self._timings.cache_period_s)
-        self._logs = Outbox()
+        self._outbox = Outbox()
         self._sessions: dict[str, Session] = {}  # ingress -> session
         self._ingress_of: dict[bytes, str] = {}  # authenticated identity -> ingress
         self._absent_since: dict[str, float] = {}
@@ -89,7 +89,7 @@ class WireServer:
     def open(self, request_id: str, ingress_id: str) -> None:
         """Add a request before the engine produces output for it. Raises ValueError when the id is in use."""
         with self._lock:
-            self._logs.open(request_id, ingress_id)
+            self._outbox.open(request_id, ingress_id)
             if ingress_id in self._sessions:
                 self._sessions[ingress_id].arrived(request_id)
 
@@ -101,13 +101,13 @@ class WireServer:
     def forget(self, request_id: str) -> None:
         """Drop a request that the engine did not accept."""
         with self._lock:
-            self._logs.forget([request_id])
+            self._outbox.forget([request_id])
 
     def publish(self, deltas: Sequence[StreamDelta]) -> None:
         """Send a step's deltas: one message per ingress, now."""
         now = time.monotonic()
         with self._lock:
-            for ingress_id in {self._logs.record(delta, now) for delta in deltas}:
+            for ingress_id in {self._outbox.record(delta, now) for delta in deltas}:
                 if ingress_id is not None:
                     self._flush(ingress_id)
             # Sending may consume the signal that a message has arrived.
@@ -120,7 +120,7 @@ class WireServer:
     @property
     def num_live(self) -> int:
         """Number of unfinished requests."""
-        return self._logs.num_live
+        return self._outbox.num_live
 
     def close(self) -> None:
         """Stop the thread and close the socket. Idempotent."""
@@ -139,9 +139,9 @@ class WireServer:
         session = self._sessions.get(ingress_id)
         if session is None or self._closing.is_set():
             return
-        deltas = self._logs.unsent(ingress_id)
+        deltas = self._outbox.unsent(ingress_id)
         if deltas and self._send(ingress_id, session, deltas):
-            self._logs.mark_sent(ingress_id)
+            self._outbox.mark_sent(ingress_id)
 
     def _send(self, ingress_id: str, session: Session, deltas: list[StreamDelta]) -> bool:
         """Send deltas, with the load when it is due, or a heartbeat when there are none."""
@@ -180,8 +180,8 @@ class WireServer:
         announced = [tokens for other in self._sessions.values() for tokens, _ in other.announced.values()]
         return replace(
             load,
-            num_requests=self._logs.num_live + len(announced),
-            num_own=self._logs.num_live_of(ingress_id) + len(session.announced),
+            num_requests=self._outbox.num_live + len(announced),
+            num_own=self._outbox.num_live_of(ingress_id) + len(session.announced),
             queued_prefill_tokens=load.queued_prefill_tokens + sum(announced),
             dispatches_seen=session.dispatches_seen,
         )
@@ -227,7 +227,7 @@ class WireServer:
         if ingress_id is None:
             self.counts["unauthenticated"] += 1
         elif isinstance(message, Abort):
-            if self._logs.owns(ingress_id, message.request_id):
+            if self._outbox.owns(ingress_id, message.request_id):
                 self._on_abort(message.request_id)
         elif isinstance(message, Resume):
             self._resume(ingress_id, message.received)
@@ -239,7 +239,7 @@ class WireServer:
     def _announce(self, session: Session, dispatch: Announce) -> None:
         if not session.announce(dispatch, time.monotonic() + self._timings.dispatch_s):
             self.counts["replayed"] += 1
-        if self._logs.is_known(dispatch.request_id):
+        if self._outbox.is_known(dispatch.request_id):
             session.arrived(dispatch.request_id)  # The request arrived before its announcement.
 
     def _greet(self, identity: bytes, hello: Hello) -> None:
@@ -267,7 +267,7 @@ class WireServer:
         self._post("", Session(identity), messages.encode(messages.Refused(reason)))
 
     def _resume(self, ingress_id: str, received: dict[str, int]) -> None:
-        unknown = self._logs.resume(ingress_id, received)
+        unknown = self._outbox.resume(ingress_id, received)
         session = self._sessions.get(ingress_id)
         if unknown and session is not None:
             self._post(ingress_id, session, messages.encode(messages.Unknown(self.epoch, session.seq, unknown)))
@@ -283,11 +283,11 @@ class WireServer:
             session.expire(now)
         if self._cache_feed is not None:
             self._cache_feed.send_due(now, self.epoch, self._sessions, self._post)
-        self._logs.forget(self._logs.ended_before(now - self._timings.keep_ended_s))
-        for ingress_id in self._logs.ingresses() - self._sessions.keys():
+        self._outbox.forget(self._outbox.ended_before(now - self._timings.keep_ended_s))
+        for ingress_id in self._outbox.ingresses() - self._sessions.keys():
             since = self._absent_since.setdefault(ingress_id, now)
             if now - since > self._timings.absent_ingress_s:
-                for request_id in self._logs.live_of(ingress_id):
+                for request_id in self._outbox.live_of(ingress_id):
                     self._on_abort(request_id)
 
     def _drop_session(self, ingress_id: str) -> None:
