@@ -3,7 +3,7 @@
     python -m benchmarks.calibrate [MODEL] [--out benchmarks/results/service_model.json]
     raydix simulate TRACE --calibration benchmarks/results/service_model.json
 
-Runs a model (the embedded one unless named) in this process through the offline API, without any prefix twice.
+Runs a model (by default the embedded one) in this process through the offline API, and uses no prefix twice.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from router.simulator.service import ServiceModel
 BATCHES = (1, 2, 4, 8, 16)
 DECODE_TOKENS = 48
 REPEATS = 5
-"""The fastest counts: whatever else runs on the machine only adds."""
+"""Repetitions, of which the fastest counts, because other work on the machine only adds time."""
 
 
 def main() -> None:
     options = _options()
     llm = LLM(options.model, prefix_cache=False)
     rng = random.Random(0)
-    _prefill_rate(llm, rng, options.prompt_tokens)  # the first of each kind is slow
+    _prefill_rate(llm, rng, options.prompt_tokens)  # the first call of each kind is slow
     _step_seconds(llm, rng, 1)
     rate = max(_prefill_rate(llm, rng, options.prompt_tokens) for _ in range(REPEATS))
     steps = {batch: _step_seconds(llm, rng, batch) for batch in BATCHES}
@@ -55,13 +55,13 @@ def main() -> None:
 
 
 def _prompt(llm: LLM, rng: random.Random, num_tokens: int) -> list[int]:
-    """Tokens by chance: no two prompts begin alike."""
+    """Return random tokens, so that no two prompts share a prefix."""
     size = llm.engine.model.vocab_size
     return [rng.randrange(size) for _ in range(num_tokens)]
 
 
 def _prefill_rate(llm: LLM, rng: random.Random, num_tokens: int) -> float:
-    """Prompt tokens/s of a few prompts that come together."""
+    """Measure prompt tokens/s of a few prompts that arrive together."""
     prompts = [_prompt(llm, rng, num_tokens) for _ in range(4)]
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     began = time.perf_counter()
@@ -70,7 +70,7 @@ def _prefill_rate(llm: LLM, rng: random.Random, num_tokens: int) -> float:
 
 
 def _step_seconds(llm: LLM, rng: random.Random, batch: int) -> float:
-    """Seconds of a decode step with `batch` short requests: the time of long answers less that of one token."""
+    """Measure seconds of a decode step with `batch` short requests: long answers' time less that of one token."""
     one, many = (_fastest(llm, rng, batch, num_tokens) for num_tokens in (1, 1 + DECODE_TOKENS))
     return (many - one) / DECODE_TOKENS
 
@@ -98,7 +98,7 @@ def _print(service: ServiceModel, steps: dict[int, float]) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="demo", help="a directory, a hub id or demo")
-    parser.add_argument("--prompt-tokens", type=int, default=400, help="of the prompts for the prefill rate")
+    parser.add_argument("--prompt-tokens", type=int, default=400, help="prompt length for the prefill rate")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/service_model.json"))
     return parser.parse_args()
 

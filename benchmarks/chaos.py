@@ -4,10 +4,10 @@
                                [--faults kill,kill2,pause,wedge,ingress,cut] [--json benchmarks/results/chaos.json]
     python -m benchmarks.chaos --nodes 3 --replicas 2 --faults node     # several Ray nodes on this machine
 
-Starts the embedded model in a private Ray, records what every request answers undisturbed, and asks again under
-faults, one after another, each followed by recovery. Exit code 1 when a request failed whose ingress lived, when a
-text or a count of tokens differs from the undisturbed one, or when KV pages are still held after all has ended.
-Only processes that it started are touched. Linux only: `cut` shuts other processes' sockets.
+Starts the embedded model in a private Ray, records every request's undisturbed answer, and sends it again under
+faults, one after another, each followed by recovery. The exit code is 1 when a request failed whose ingress lived,
+when a text or a count of tokens differs from the undisturbed one, or when KV pages are still held at the end.
+The program touches only processes that it started. Linux only: `cut` shuts other processes' sockets.
 """
 
 from __future__ import annotations
@@ -36,54 +36,54 @@ from benchmarks.chaos_faults import FAULTS, REPLACES_ENGINES, NotPossible
 from benchmarks.chaos_load import Answer, Ask, Outcome, drive, make_asks, prepare
 
 SETTLE_S = 300.0
-"""Longest wait for the application to be whole again after a fault."""
+"""Longest wait for the application to recover after a fault."""
 DRAIN_S = 120.0
-"""Longest wait for the last page to be given back: an engine keeps requests of a lost ingress for 10 s."""
+"""Longest wait for the last page to be freed: an engine keeps requests of a lost ingress for 10 s."""
 
 
 @dataclass(slots=True)
 class Injected:
-    """One fault that happened. Times in seconds."""
+    """One injected fault. Times are in seconds."""
 
     kind: str
     what: str
     at: float
-    """Since the load began."""
+    """Time since the load began."""
     recovered_s: float | None
-    """Until all replicas were there again; None when they were not in time."""
+    """Time until all replicas were back; None if they were not in time."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What came of it all. Times in seconds."""
+    """Results of the whole run. Times are in seconds."""
 
     began: float = 0.0
     """Clock when the load began."""
     requests: int = 0
     by_kind: dict[str, int] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
-    """Of requests whose ingress lived."""
+    """Failures of requests whose ingress lived."""
     lost_with_ingress: int = 0
     differing: list[str] = field(default_factory=list)
-    """Answers that are not the undisturbed ones."""
+    """Answers that differ from the undisturbed ones."""
     migrations: dict[str, int] = field(default_factory=dict)
     retries: int = 0
     pages_leaked: int = 0
     gaps: dict[str, float | None] = field(default_factory=dict)
-    """Of migrated streams, as the ingresses measured them: bounds of histogram buckets."""
+    """Gaps of migrated streams that the ingresses measured, as bounds of histogram buckets."""
     longest_pauses: dict[str, float] = field(default_factory=dict)
-    """Between two chunks of a stream, as clients saw them."""
+    """Longest time between two chunks of a stream, as clients saw them."""
     faults: list[Injected] = field(default_factory=list)
     not_possible: dict[str, str] = field(default_factory=dict)
 
     @property
     def violations(self) -> list[str]:
-        """What must not be."""
+        """Return a description of every violated guarantee."""
         return [
             *(f"failed: {what}" for what in self.failures),
             *(f"differs: {what}" for what in self.differing),
             *([f"{self.pages_leaked} KV pages leaked"] if self.pages_leaked else []),
-            *(f"not whole again after {fault.what}" for fault in self.faults if fault.recovered_s is None),
+            *(f"not recovered after {fault.what}" for fault in self.faults if fault.recovered_s is None),
         ]
 
 
@@ -121,7 +121,7 @@ async def _run(app: App, options: argparse.Namespace) -> Report:
 
 
 async def _inject(app: App, options: argparse.Namespace, report: Report) -> None:
-    """One fault after another, in shuffled rounds, until the time is over and `--least` were tried."""
+    """Inject one fault after another, in shuffled rounds, until the time is over and `--least` were tried."""
     draw, began = random.Random(options.seed), report.began
     coming: list[str] = []
     num_tried = 0
@@ -137,7 +137,7 @@ async def _inject(app: App, options: argparse.Namespace, report: Report) -> None
         except NotPossible as reason:
             report.not_possible[kind] = str(reason)
             continue
-        if kind in REPLACES_ENGINES:  # The ingresses need a moment to notice: until then all seems to be there.
+        if kind in REPLACES_ENGINES:  # Until ingresses notice the fault, all replicas seem connected.
             await app.until(partial(_is_other, app, before), 10.0)
         is_whole = await app.until(app.is_whole, SETTLE_S)
         seconds = time.monotonic() - at if is_whole else None
@@ -149,7 +149,7 @@ async def _is_other(app: App, before: set[str]) -> bool:
 
 
 def _judge(report: Report, outcomes: Sequence[Outcome], known: dict[str, Answer]) -> None:
-    """Sort the outcomes. An ingress that lives ends its answers: what broke off while one was killed lost it."""
+    """Classify the outcomes. A live ingress ends its answers, so a stream that broke off lost its ingress."""
     report.requests = len(outcomes)
     report.by_kind = dict(Counter(_kind(outcome.ask) for outcome in outcomes))
     for outcome in outcomes:
@@ -164,7 +164,7 @@ def _judge(report: Report, outcomes: Sequence[Outcome], known: dict[str, Answer]
 
 
 def _lost_its_ingress(report: Report, outcome: Outcome) -> bool:
-    """Whether one was killed, and not replaced yet, while the request was open."""
+    """Whether an ingress was killed, and not replaced yet, while the request was open."""
     began, ended = outcome.began - report.began, (outcome.ended or time.monotonic()) - report.began
     return any(
         fault.kind == "ingress" and began <= fault.at + (fault.recovered_s or SETTLE_S) and ended >= fault.at
@@ -185,7 +185,7 @@ def _difference(got: Answer, wanted: Answer) -> str:
 
 
 async def _count(app: App, report: Report) -> None:
-    """What the application says of itself, when the last request has ended."""
+    """Read the application's metrics after the last request has ended."""
 
     async def nothing_held() -> bool:
         report.pages_leaked = int(await app.metric("raydix_kv_pages", state="active"))
@@ -215,12 +215,12 @@ def _percentile(values: Sequence[float], q: float) -> float:
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else 0.0
 
 
-# --- saying it ----------------------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------------------
 
 
 def _print(report: Report) -> None:
     console = Console()
-    faults = Table("at", "fault", "whole again after", title="Faults")
+    faults = Table("at", "fault", "recovered after", title="Faults")
     for fault in report.faults:
         recovered = "never" if fault.recovered_s is None else f"{fault.recovered_s:.1f} s"
         faults.add_row(f"{fault.at:.1f} s", fault.what, recovered)
@@ -262,8 +262,8 @@ def _record(report: Report, options: argparse.Namespace) -> dict[str, Any]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=60.0, help="of faults")
-    parser.add_argument("--least", type=int, default=0, help="faults, however long they take to recover from")
-    parser.add_argument("--seed", type=int, default=0, help="of requests and faults")
+    parser.add_argument("--least", type=int, default=0, help="least number of faults, however long recovery takes")
+    parser.add_argument("--seed", type=int, default=0, help="seed of requests and faults")
     parser.add_argument("--streams", type=int, default=32, help="requests kept open")
     parser.add_argument("--rate", type=float, default=None, help="requests a second instead, at Poisson times")
     parser.add_argument("--asks", type=int, default=48, help="different requests")
@@ -283,7 +283,7 @@ def _faults(names: str) -> list[str]:
     chosen = names.split(",")
     unknown = sorted(set(chosen) - FAULTS.keys())
     if unknown:
-        raise argparse.ArgumentTypeError(f"unknown faults {unknown}; there are {sorted(FAULTS)}")
+        raise argparse.ArgumentTypeError(f"unknown faults {unknown}: expected some of {sorted(FAULTS)}")
     return chosen
 
 

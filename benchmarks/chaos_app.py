@@ -1,4 +1,4 @@
-"""The application that chaos.py breaks: a Ray of its own, on one node or several, and the processes in it."""
+"""The application that chaos.py breaks: a private Ray on one node or several, and the processes in it."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.private_ray import free_port, start_ray
 
 HEAD, SEAT = "chaos_head", "chaos_seat"
-"""Ray resources: what only the head node has, and what each engine replica takes one of."""
+"""Ray resources: one that only the head node has, and one of which each engine replica takes a unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is started."""
+    """Number of replicas, ingresses and nodes to start."""
 
     replicas: int = 3
     ingresses: int = 1
     nodes: int = 1
-    """Ray nodes for engines beside the head, when more than one; all but one suffice for all `replicas`."""
+    """Ray nodes for engines besides the head, if more than one; all but one suffice for all `replicas`."""
 
     @property
     def seats(self) -> int:
-        """Engines that fit on a node."""
+        """Number of engines that fit on a node."""
         return -(-self.replicas // max(1, self.nodes - 1))
 
 
 class App:
-    """A running application. `name` tells its processes from those of others in the same Ray."""
+    """A running application. `name` distinguishes its processes from those of others in the same Ray."""
 
     def __init__(self, url: str, name: str, size: Size, cluster: Any = None) -> None:
         self.url, self.name, self.size, self.cluster = url, name, size, cluster
         self._client = httpx.Client(base_url=url, timeout=10)
 
-    # --- what it says --------------------------------------------------------------------------------------
+    # --- health and metrics --------------------------------------------------------------------------------
 
     async def health(self) -> dict[str, Any]:
-        """/health of one of its ingresses; without replicas while none answers."""
+        """Return /health of one of its ingresses; without replicas while none answers."""
         with contextlib.suppress(httpx.HTTPError, ValueError):
             answer: dict[str, Any] = (await self._get("/health")).json()
             if "replicas" in answer:
@@ -56,19 +56,19 @@ class App:
         return {"status": "unreachable", "replicas": []}
 
     async def connected(self) -> set[str]:
-        """Engine replicas that answer."""
+        """Return the engine replicas that answer."""
         return {r["replica"] for r in (await self.health())["replicas"] if r["is_connected"]}
 
     async def is_whole(self) -> bool:
-        """Whether all replicas are there."""
+        """Whether all replicas are connected."""
         return len(await self.connected()) >= self.size.replicas and len(self.ingresses()) >= self.size.ingresses
 
     async def metric(self, name: str, **labels: str) -> float:
-        """Sum of a metric's samples with these labels; 0 while it cannot be read."""
+        """Return the sum of a metric's samples with these labels; 0 while it cannot be read."""
         return sum(value for _, value in await self.samples(name, **labels))
 
     async def samples(self, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
-        """A metric's samples with these labels."""
+        """Return a metric's samples with these labels."""
         try:
             page = (await self._get("/metrics")).raise_for_status().text
         except httpx.HTTPError:
@@ -81,7 +81,7 @@ class App:
         ]
 
     async def until(self, condition: Callable[[], Any], timeout: float) -> bool:
-        """Poll until a condition, which may be asynchronous, holds; False when it takes too long."""
+        """Poll until a condition, which may be asynchronous, holds; returns False on timeout."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             holds = condition()
@@ -91,7 +91,7 @@ class App:
         return False
 
     def close(self) -> None:
-        """Close the connections for questions about it."""
+        """Close the connections to the application."""
         self._client.close()
 
     async def _get(self, path: str) -> httpx.Response:
@@ -101,15 +101,15 @@ class App:
     # --- its processes -------------------------------------------------------------------------------------
 
     def engines(self) -> list[int]:
-        """Processes of engine replicas."""
+        """Return the processes of engine replicas."""
         return self._processes("EngineReplica")
 
     def ingresses(self) -> list[int]:
-        """Processes of ingresses."""
+        """Return the processes of ingresses."""
         return self._processes("Ingress")
 
     def _processes(self, deployment: str) -> list[int]:
-        """Descendants of this very process: nothing else is ever touched."""
+        """Return processes among this process's descendants, so that no others are ever touched."""
         found = []
         for process in psutil.Process(os.getpid()).children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -118,14 +118,14 @@ class App:
         return sorted(found)
 
     def send(self, pid: int, number: signal.Signals) -> None:
-        """Signal one of them, if it is still there."""
+        """Signal a process, if it is still there."""
         if pid in {*self.engines(), *self.ingresses()}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
 
 def arguments(size: Size) -> dict[str, Any]:
-    """`deployments.app:build`'s, for the embedded model."""
+    """Return the arguments of `deployments.app:build` for the embedded model."""
     resources = {"resources": {HEAD: 0.001}} if size.nodes > 1 else {}
     seats = {"resources": {SEAT: 1}} if size.nodes > 1 else {}
     return {
@@ -139,7 +139,7 @@ def arguments(size: Size) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def started(size: Size) -> Iterator[App]:
-    """The application in a Ray of its own; everything is gone at the end."""
+    """Start the application in a private Ray; nothing is left of it at the end."""
     import ray
     from ray import serve
 
@@ -150,7 +150,7 @@ def started(size: Size) -> Iterator[App]:
         cluster = _start_ray(size, Path(directory))
         try:
             port = free_port()
-            # One proxy: several nodes' would share the port, and clients of a lost one lose everything.
+            # Start one proxy only: several would share the port, and clients of a lost one would lose everything.
             http = {"host": "127.0.0.1", "port": port, "location": "HeadOnly"}
             serve.start(http_options=http, logging_config={"enable_access_log": False})
             serve.run(build(AppArgs.model_validate(arguments(size))), name="chaos")
@@ -158,7 +158,7 @@ def started(size: Size) -> Iterator[App]:
         finally:
             for process in psutil.Process(os.getpid()).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
-                    process.resume()  # Ray waits for what was stopped
+                    process.resume()  # Ray waits for stopped processes
             serve.shutdown()
             ray.shutdown()
             if cluster is not None:
@@ -166,7 +166,7 @@ def started(size: Size) -> Iterator[App]:
 
 
 def _start_ray(size: Size, directory: Path) -> Any:
-    """One node in this process's own Ray, or a cluster of several on this machine."""
+    """Start one node in this process's own Ray, or a cluster of several on this machine."""
     import ray
 
     memory = 100 * 2**20

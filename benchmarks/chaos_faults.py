@@ -1,4 +1,4 @@
-"""What chaos.py does to a running application. Every fault leaves it able to recover by itself."""
+"""The faults that chaos.py injects into a running application, which can recover from each by itself."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import psutil
 from benchmarks.chaos_app import App
 
 Fault = Callable[[App, random.Random], Awaitable[str]]
-"""Does it, and says to what. Returns when the damage is done, not when it is mended."""
+"""Injects the fault and describes it. Returns when the damage is done, not when it is repaired."""
 
 _PIDFD_GETFD = 438
 """System call number, the same on all architectures (Linux 5.6)."""
 _CUT_S = 0.02
-"""Between two looks for connections that were made again during a cut."""
+"""Seconds between two searches for connections that were reopened during a cut."""
 
 
 class NotPossible(RuntimeError):
@@ -30,14 +30,14 @@ class NotPossible(RuntimeError):
 
 
 async def kill_engine(app: App, draw: random.Random) -> str:
-    """As the kernel does when memory runs out."""
+    """Kill an engine, as the kernel does when memory runs out."""
     pid = _pick(app.engines(), draw)
     app.send(pid, signal.SIGKILL)
     return f"engine {pid} killed"
 
 
 async def kill_two_engines(app: App, draw: random.Random) -> str:
-    """The second while the streams of the first are on their way to others."""
+    """Kill two engines, the second while the streams of the first migrate."""
     if len(app.engines()) < 3:
         return await kill_engine(app, draw)
     first, second = draw.sample(app.engines(), 2)
@@ -48,7 +48,7 @@ async def kill_two_engines(app: App, draw: random.Random) -> str:
 
 
 async def pause_engine(app: App, draw: random.Random) -> str:
-    """It says nothing for a while, and then goes on where it was: its streams may run elsewhere by then."""
+    """Stop an engine for a while and let it continue; its streams may have migrated by then."""
     pid, seconds = _pick(app.engines(), draw), draw.uniform(1, 5)
     app.send(pid, signal.SIGSTOP)
     await asyncio.sleep(seconds)
@@ -57,7 +57,7 @@ async def pause_engine(app: App, draw: random.Random) -> str:
 
 
 async def wedge_engine(app: App, draw: random.Random) -> str:
-    """It says nothing any more; what Serve does not get rid of is killed in the end."""
+    """Stop an engine for good; it is killed at the end if Serve has not done so."""
     pid = _pick(app.engines(), draw)
     app.send(pid, signal.SIGSTOP)
     await app.until(lambda: pid not in app.engines(), timeout=12)
@@ -66,9 +66,9 @@ async def wedge_engine(app: App, draw: random.Random) -> str:
 
 
 async def kill_ingress(app: App, draw: random.Random) -> str:
-    """Its clients' streams break off; others take their next requests."""
+    """Kill an ingress: its clients' streams break off, and other ingresses take their next requests."""
     if len(app.ingresses()) < 2:
-        raise NotPossible("it takes two ingresses to kill one")
+        raise NotPossible("killing an ingress requires at least two")
     pid = _pick(app.ingresses(), draw)
     app.send(pid, signal.SIGKILL)
     return f"ingress {pid} killed"
@@ -87,17 +87,17 @@ async def cut_wire(app: App, draw: random.Random) -> str:
 
 
 async def remove_node(app: App, draw: random.Random) -> str:
-    """A whole Ray node vanishes with its engines, while there is room for them on others."""
+    """Remove a Ray node with its engines, while other nodes have room for them."""
     nodes = [] if app.cluster is None else [node for node in app.cluster.list_all_nodes() if not node.head]
     if len(nodes) < max(2, app.size.nodes):
-        raise NotPossible("no node is left that could be spared")
+        raise NotPossible("the remaining nodes are all needed")
     node = draw.choice([node for node in nodes if _engines_on(node, app)])
     await asyncio.to_thread(app.cluster.remove_node, node, allow_graceful=False)
     return f"node {node.node_id[:8]} removed"
 
 
 REPLACES_ENGINES = ("kill", "kill2", "wedge", "node")
-"""Faults after which there are other engine replicas than before."""
+"""Faults that replace engine replicas."""
 FAULTS: Mapping[str, Fault] = {
     "kill": kill_engine,
     "kill2": kill_two_engines,
@@ -111,19 +111,19 @@ FAULTS: Mapping[str, Fault] = {
 
 def _pick(pids: list[int], draw: random.Random) -> int:
     if not pids:
-        raise NotPossible("there is no such process just now")
+        raise NotPossible("there is no such process at the moment")
     return draw.choice(pids)
 
 
 def _engines_on(node: Any, app: App) -> list[int]:
-    """Engine processes of a `ray.cluster_utils.Cluster`'s node: descendants of its raylet."""
+    """Return the engine processes of a `ray.cluster_utils.Cluster`'s node: descendants of its raylet."""
     (raylet,) = node.all_processes["raylet"]
     workers = {worker.pid for worker in psutil.Process(raylet.process.pid).children(recursive=True)}
     return sorted(workers & set(app.engines()))
 
 
 def _shut_connections(ingress: int, engine: int) -> int:
-    """Shut all connections that lead from one process to ports the other listens on; how many there were."""
+    """Shut all connections from one process to ports that the other listens on; returns their number."""
     try:
         listening = {
             c.laddr.port for c in psutil.Process(engine).net_connections("tcp") if c.status == psutil.CONN_LISTEN
@@ -139,7 +139,7 @@ def _shut_connections(ingress: int, engine: int) -> int:
 
 
 def _shut(pid: int, descriptor: int) -> bool:
-    """Shut down another process's socket, through a descriptor of our own for the same one (pidfd_getfd(2))."""
+    """Shut down another process's socket through our own descriptor for it (pidfd_getfd(2))."""
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         process = os.pidfd_open(pid)

@@ -1,7 +1,7 @@
-"""Requests whose answers are known: each is asked undisturbed first, and must answer the same whatever happens.
+"""Requests with known answers: each is sent undisturbed first, and must have the same answer under faults.
 
-prepare: every ask once, undisturbed ──▶ its Answer
-drive:   asks drawn at random, many at once, while faults happen ──▶ Outcome: the same Answer, another, or none
+prepare: send every ask once, undisturbed ──▶ its Answer
+drive:   send random asks, many at once, under faults ──▶ Outcome: the same Answer, another one, or none
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _NUMBERS = {
         },
     },
 }
-"""An answer as long as the others that a grammar shapes."""
+"""Response format whose answers are as long as the others."""
 _SYSTEM = "You answer questions on the standard library, briefly and with an example. " * 3
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request, always the same: greedy or with a seed."""
+    """One reproducible request: greedy or with a seed."""
 
     name: str
     path: str
@@ -49,42 +49,42 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What must not depend on what happens to replicas; by choice, in order."""
+    """The part of an answer that must not depend on faults; one entry per choice, in order."""
 
     texts: tuple[str, ...]
     reasons: tuple[str, ...]
     num_tokens: int
-    """Generated, of all choices, as `usage` says: a token lost or repeated shows even where it has no text."""
+    """Generated tokens of all choices by `usage`: shows a lost or repeated token even if it has no text."""
     num_logprobs: int
-    """Tokens whose log-probability was told, of all choices."""
+    """Number of tokens with a log-probability, of all choices."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one request. Times are `time.monotonic()`."""
+    """The result of one request. Times are `time.monotonic()`."""
 
     ask: Ask
     began: float = field(default_factory=time.monotonic)
     ended: float | None = None
     answer: Answer | None = None
-    """None when there is no complete one."""
+    """The complete answer, or None."""
     error: str | None = None
-    """What the service said instead."""
+    """The service's error message."""
     is_broken_off: bool = False
-    """The answer ended without an end, or is not of an ingress: an ingress that lives always ends its answers."""
+    """Whether the answer broke off or is not an ingress's: a live ingress always ends its answers."""
     chunks: list[float] = field(default_factory=list)
-    """When chunks came."""
+    """Times at which chunks arrived."""
     replica: str | None = None
-    """Engine replica where the first choice began."""
+    """Engine replica on which the first choice began."""
 
     @property
     def longest_pause(self) -> float:
-        """Between two chunks, in seconds."""
+        """Longest time between two chunks, in seconds."""
         return max((b - a for a, b in zip(self.chunks, self.chunks[1:], strict=False)), default=0.0)
 
 
 def make_asks(count: int, seed: int, tokens: tuple[int, int] = (40, 160)) -> list[Ask]:
-    """Chat and completions, greedy and seeded and searched, free and in JSON, one choice and several, by turns."""
+    """Make chats and completions in turn: greedy, seeded, beam search, free, JSON, one and several choices."""
     draw = random.Random(seed)
     return [_make(number, draw, draw.randint(*tokens)) for number in range(count)]
 
@@ -117,11 +117,11 @@ def _make(number: int, draw: random.Random, max_tokens: int) -> Ask:
     return Ask(f"{number}: {name}", path, body)
 
 
-# --- asking -------------------------------------------------------------------------------------------------
+# --- requests -----------------------------------------------------------------------------------------------
 
 
 async def prepare(client: httpx.AsyncClient, asks: Sequence[Ask], at_once: int) -> list[tuple[Ask, Answer]]:
-    """Every ask with its undisturbed answer. Stop strings are taken from what the ask says without them."""
+    """Return every ask with its undisturbed answer. Stop strings are taken from the answer without them."""
     room = asyncio.Semaphore(at_once)
 
     async def one(ask: Ask) -> tuple[Ask, Answer]:
@@ -143,13 +143,13 @@ async def _undisturbed(client: httpx.AsyncClient, ask: Ask) -> Answer:
 
 
 def _stops(text: str) -> list[str]:
-    """Two beginnings of stop strings, which the text holds back for some tokens, and one whole near the end."""
+    """Return two stop strings of which the text has only beginnings, and one that it contains near its end."""
     false_starts = [text[at : at + 10] + "\x01" for at in (len(text) // 3, len(text) // 2)]
     return [*false_starts, text[len(text) * 3 // 4 :][:10]]
 
 
 async def put(client: httpx.AsyncClient, ask: Ask, outcome: Outcome | None = None) -> Outcome:
-    """Ask once and read to the end, into `outcome` if given. Raises nothing of HTTP: it is in the outcome."""
+    """Send once and read to the end, into `outcome` if given. HTTP errors are in the outcome, not raised."""
     outcome = outcome or Outcome(ask)
     try:
         async with client.stream("POST", ask.path, json=dict(ask.body)) as response:
@@ -167,7 +167,7 @@ async def put(client: httpx.AsyncClient, ask: Ask, outcome: Outcome | None = Non
 
 
 def _refused(outcome: Outcome, status: int, text: str) -> None:
-    """An ingress answers with an OpenAI error object; what Serve's proxy says in its place is no JSON."""
+    """Record an error: an ingress answers with an OpenAI error object, Serve's proxy with plain text."""
     outcome.error = f"HTTP {status}: {text[:200]}"
     outcome.is_broken_off = True
     with contextlib.suppress(json.JSONDecodeError, TypeError, KeyError):
@@ -200,7 +200,7 @@ async def _read_stream(outcome: Outcome, response: httpx.Response) -> None:
     if is_done:
         outcome.answer = _answer(texts, reasons, num_tokens, num_logprobs)
     else:
-        outcome.is_broken_off, outcome.error = True, "the stream ended without an end"
+        outcome.is_broken_off, outcome.error = True, "the stream ended without [DONE]"
 
 
 def _read_whole(outcome: Outcome, answer: dict[str, Any]) -> None:
@@ -232,7 +232,7 @@ async def drive(
     rate: float | None = None,
     seed: int = 0,
 ) -> list[Outcome]:
-    """Ask at random until `stop`, then let what is open end. Keeps `at_once` open, or sends `rate` a second."""
+    """Send random asks until `stop`, then await the open ones. Keeps `at_once` open, or sends `rate` a second."""
     draw = random.Random(seed)
     outcomes: list[Outcome] = []
 
@@ -243,7 +243,7 @@ async def drive(
         while not stop.is_set():
             await one()
             if outcomes[-1].error is not None:
-                await asyncio.sleep(0.2)  # as a client would, before it tries again
+                await asyncio.sleep(0.2)  # a client would wait as well before a retry
 
     if rate is None:
         await asyncio.gather(*(again_and_again() for _ in range(at_once)))

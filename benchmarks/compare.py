@@ -1,17 +1,17 @@
-"""Raydix beside what people would use instead on a CPU: same weights, same token ids, same threads, in one run.
+"""Compare Raydix with other engines on a CPU: same weights, same token ids, same threads, in one run.
 
-    benchmarks/peers/install.sh                      # once; each peer into an environment of its own
+    benchmarks/peers/install.sh                      # once; each peer gets its own environment
     python -m benchmarks.compare [--quick] [--models llama-15m] [--precision float32] [--http]
 
 Engines (`benchmarks/peers/NAME.py`): Raydix through `LLM`, vLLM's CPU build, OpenVINO GenAI's continuous batching,
-llama.cpp's server, transformers' continuous batching. Each runs in a process of its own and is asked the same jobs
-(`benchmarks/peers/workloads.py`); answers have a fixed length, an end of text stops nothing, and are counted.
-Models are made here with random weights. What is not installed or fails is named and left out. `--http` adds
-Raydix over HTTP, one replica (`benchmarks/peers/http_load.py` asks any OpenAI-compatible server the same).
+llama.cpp's server, transformers' continuous batching. Each runs in a process of its own and gets the same jobs
+(`benchmarks/peers/workloads.py`); answers have a fixed length whatever their text, and their tokens are counted.
+Models are made here with random weights. Engines that are not installed or fail are named and left out. `--http`
+adds Raydix over HTTP, one replica (`benchmarks/peers/http_load.py` asks any OpenAI-compatible server the same).
 
 Rounds alternate: job after job goes to every engine in turn where all fit into memory at once, else an engine is
-started anew for its turn. Printed are each engine's best round (in brackets its worst), and Raydix's best over the
-best peer's with the lowest and highest of single rounds; then Raydix's share of what the machine can do at most.
+started anew for its turn. Tables show each engine's best round (in brackets its worst), and Raydix's best over the
+best peer's with the lowest and highest of single rounds; then Raydix's share of the machine's limits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WIDTHS = {"bfloat16": 2, "float32": 4}
 
 @dataclass(slots=True)
 class Comparison:
-    """One model: what was measured so far, and who is out of it."""
+    """The measurements of one model so far, and the engines that were left out."""
 
     model: str
     settings: Settings
@@ -82,7 +82,7 @@ class Comparison:
 
     @property
     def ids(self) -> range:
-        """What prompts are drawn from."""
+        """The token ids that prompts are drawn from."""
         return range(FIRST_WORD, CONFIGS[self.model]["vocab_size"] - 1)
 
     def _fit_together(self) -> bool:
@@ -125,7 +125,7 @@ class Comparison:
                     self.agreed.setdefault(name, []).append(share)
 
     def shares(self) -> dict[str, float]:
-        """Raydix's shares of the ceilings, from the best rounds."""
+        """Return Raydix's shares of the ceilings, from the best rounds."""
         found, config = summary.speeds(self.samples), CONFIGS[self.model]
         single, first = found["single"][RAYDIX], found["first token"][RAYDIX]
         rate = summary.decode_rate(single, first, self.sizes.single)
@@ -140,7 +140,7 @@ class Comparison:
         }
 
     def report(self) -> dict[str, Any]:
-        """For the result file."""
+        """Return the model's entry in the result file."""
         return {
             "versions": self.versions,
             "left_out": self.left_out,
@@ -153,13 +153,13 @@ class Comparison:
 
 
 def _rotated(engines: Sequence[str], number: int) -> list[str]:
-    """Another one begins each round."""
+    """Rotate the engines, so that another one begins each round."""
     first = number % len(engines)
     return [*engines[first:], *engines[:first]]
 
 
 def _turns(jobs: dict[str, Job], engines: Sequence[str], together: bool) -> Iterator[tuple[str, list[str]]]:
-    """Who runs which workloads next: one after the other everywhere, or all at one engine before the next."""
+    """Yield engines and workloads in turn: a workload at every engine, or all workloads at one engine."""
     if together:
         for workload in jobs:
             yield from ((name, [workload]) for name in engines)
@@ -168,7 +168,7 @@ def _turns(jobs: dict[str, Job], engines: Sequence[str], together: bool) -> Iter
 
 
 def show(console: Console, title: str, report: dict[str, Any]) -> None:
-    """One model's table, and what there is to say below it."""
+    """Print one model's table and the notes below it."""
     versions = report["versions"]
     columns = [f"{name}\n{version}" for name, version in versions.items()]
     table = Table("workload", *columns, "Raydix / best", title=title, title_justify="left")
@@ -200,7 +200,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--precision", choices=list(WIDTHS), default="bfloat16")
     cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--threads", type=int, default=cores, help="of each engine (%(default)s)")
+    parser.add_argument("--threads", type=int, default=cores, help="rounds of each engine (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="an eighth of the work")
     parser.add_argument("--http", action="store_true", help="also Raydix over HTTP, one replica")

@@ -4,7 +4,8 @@
 
 Starts `raydix serve` with two replicas of the embedded model and three tenants in a Ray of its own, and Prometheus
 (Debian's package `prometheus`), both on free ports of 127.0.0.1. The tenants send conversations that begin alike;
-one of them more than it may. Some clients leave early, some ask wrongly, and half-way a replica is killed.
+one of them exceeds its limits. Some clients leave early or send invalid requests, and half-way a replica is
+killed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from deployments.config.tenants import hash_key
 
 SCRAPE_S = 1
 PAUSE_S = 0.4
-"""Between an answer and the same client's next question, at the quietest time."""
+"""Seconds between an answer and the same client's next question, at the quietest time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def main() -> None:
         url = f"http://127.0.0.1:{port}"
         _wait_until_healthy(url, application, directory / "app.log")
         print(f"{url} is up; load for {options.minutes:g} minutes", flush=True)
-        # Longer than is shown: before, rates have too little to look back at.
+        # The load runs longer than the pictures show, because rates need a window before their first point.
         asyncio.run(_load(url, options.minutes * 60 + 40, application.pid, kill=options.replicas > 1))
         preview = ["--prometheus", f"http://127.0.0.1:{prometheus_port}", "--out", str(options.out)]
         preview += ["--minutes", str(options.minutes)]
@@ -111,7 +112,7 @@ async def _load(url: str, seconds: float, server: int, *, kill: bool) -> None:
 async def _converse(
     client: httpx.AsyncClient, tenant: Tenant, draw: random.Random, end: float, span: float
 ) -> None:
-    """One client: asks, reads, pauses; the pauses swell and shrink twice in the whole time."""
+    """Run one client that asks, reads and pauses; its pauses lengthen and shorten twice during the run."""
     load = Load(requests=400, prefixes=4, prefix_words=90, prompt_words=30, seed=len(tenant.name))
     prompts = make_prompts(load)
     while time.monotonic() < end:
@@ -129,7 +130,7 @@ async def _ask(client: httpx.AsyncClient, tenant: Tenant, prompt: str, draw: ran
         "temperature": 0.7,
     }
     if draw.random() < 0.01:
-        body["temperature"] = -1  # a mistake
+        body["temperature"] = -1  # an invalid request
     leaves_after = draw.randint(1, 10) if draw.random() < 0.03 else None
     headers = {"authorization": f"Bearer {tenant.key}"}
     with contextlib.suppress(httpx.HTTPError):
@@ -144,7 +145,7 @@ async def _ask(client: httpx.AsyncClient, tenant: Tenant, prompt: str, draw: ran
 
 
 async def _kill_one(client: httpx.AsyncClient, server: int, after_s: float) -> None:
-    """As the kernel does when memory runs out, while all replicas have streams; Serve starts another one."""
+    """Kill a replica while all have streams, as the kernel does when memory runs out; Serve starts another."""
     await asyncio.sleep(after_s)
     while min(await _running_requests(client), default=0) < 2:
         await asyncio.sleep(0.2)
@@ -157,7 +158,7 @@ async def _kill_one(client: httpx.AsyncClient, server: int, after_s: float) -> N
 
 
 async def _running_requests(client: httpx.AsyncClient) -> list[float]:
-    """Of each replica, as /metrics has it."""
+    """Return the running requests of each replica from /metrics."""
     page = (await client.get("/metrics")).text
     families = text_string_to_metric_families(page)
     return [s.value for family in families for s in family.samples if s.name == "raydix_requests_running"]
@@ -219,9 +220,9 @@ def _wait_until_healthy(url: str, application: subprocess.Popen[bytes], log: Pat
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Draw the dashboards of a real application under load.")
-    parser.add_argument("--minutes", type=float, default=5.0, help="of load, and of the pictures")
+    parser.add_argument("--minutes", type=float, default=5.0, help="minutes of load and of the pictures")
     parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--kv-pages", type=int, default=192, help="few, so that pages are evicted")
+    parser.add_argument("--kv-pages", type=int, default=192, help="per replica; few, so that pages are evicted")
     parser.add_argument("--out", type=Path, default=Path("docs"), help="folder for the PNGs")
     return parser.parse_args()
 

@@ -3,7 +3,7 @@
     python -m benchmarks.demo_model [--sample N] [--json benchmarks/results/demo_model.json]
 
 An answer is right when it begins with the docstring's first sentence (rows "what"), or with the signature,
-the module or the "I don't know" that was asked for. All rows are asked in fp32 and in bf16.
+the module or the "I don't know" that the question expects. All rows are asked in fp32 and in bf16.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _invented(facts: list[Fact]) -> Condition:
 
 
 def conditions(facts: list[Fact]) -> dict[str, tuple[bool, Condition]]:
-    """Name of the row: (is it one of the four that count, how it asks)."""
+    """Return for each row's name: (whether it is one of the four that count, how to build its questions)."""
     long_prompt = " ".join([SYSTEM_PROMPTS[1], *NOTES[::-1], *(fact.sentence for fact in facts[100:115])])
     seen = SHORT + LONG
     return {
@@ -138,7 +138,7 @@ def _batches(questions: list[Question], size: int) -> Iterator[list[Question]]:
 
 
 def run(args: argparse.Namespace, console: Console) -> dict[str, dict[str, Share]]:
-    """{row: {dtype: share}}; the four rows that count use `--sample` facts, the others at most `--extra`."""
+    """Return {row: {dtype: share}}; the four main rows use `--sample` facts, the others at most `--extra`."""
     facts = load_facts()
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     rows: dict[str, dict[str, Share]] = {}
@@ -155,7 +155,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, dict[str, Share
 
 
 def table(rows: dict[str, dict[str, Share]]) -> Table:
-    """The result for a reader."""
+    """Return the result as a table."""
     result = Table(title="Embedded model: share of right answers, greedy")
     for column in ("question", "answers", "fp32", "bf16", "ended by EOS (fp32)"):
         result.add_column(column, justify="left" if column == "question" else "right")

@@ -4,7 +4,7 @@
 
 Starts the embedded model with two tenants in a private Ray, once with `admission.ttft_target_s` as given and once
 so large that nothing ever waits in the ingress. The quiet tenant sends at Poisson times; the flooding one sends
-the same kind of requests, so many times as often. Both send whatever the server does.
+the same kind of requests `--flood` times as often. Both send regardless of what the server does.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ async def _measure(url: str, is_fair: bool, options: argparse.Namespace) -> list
 async def _send(
     url: str, tenant: str, rate: float, options: argparse.Namespace, *, seed: int, seconds: float | None = None
 ) -> Sequence[Sample]:
-    """One tenant's requests at Poisson times; nothing in common between prompts."""
+    """Send one tenant's requests at Poisson times; prompts share no prefix."""
     count = max(1, round(rate * (seconds or options.seconds)))
     load = Load(
         requests=count,
@@ -152,7 +152,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--ttft-target", type=float, default=0.25, help="admission.ttft_target_s, in seconds")
     parser.add_argument("--json", type=Path, help="write settings and rows here")
-    parser.add_argument("--note", default="", help="what else to say about the machine")
+    parser.add_argument("--note", default="", help="note about the machine")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""What a GPU does with Raydix, beside what it could do: kernels' correctness and speed, models of true shapes.
+"""Measure Raydix on a GPU against the GPU's limits: correctness and speed of kernels, and models of real shapes.
 
     python -m benchmarks.gpu [--minutes 9] [--models qwen3-0.6b] [--only decode,prefill] [--tiny]
 
@@ -33,12 +33,12 @@ from benchmarks.gpu_sections.shapes import MODELS  # noqa: E402
 
 
 class Share(NamedTuple):
-    """Of the time, in seconds."""
+    """A section's share of the time, in seconds."""
 
     least: int
-    """A section is not begun with less."""
+    """A section is not started with less time."""
     most: int
-    """One that takes longer hangs, and is ended."""
+    """A section that takes longer hangs, and is ended."""
 
 
 _SECTIONS: dict[str, Share] = {
@@ -59,12 +59,12 @@ _SECTIONS: dict[str, Share] = {
 }
 _MODEL_SECTIONS = ("decode", "prefill", "offline", "prefix")
 _FP8_MODELS = ("llama-3.1-8b", "tiny")
-"""Whose decodes are measured with eight bits too."""
+"""Models whose decodes are measured with eight bits too."""
 _CHECKS = ("attention", "operations", "sampler", "experts")
 _START_S = 30.0
-"""For a process to import torch."""
+"""Seconds for a process to import torch."""
 _WRITE_S = 1.0
-"""Of the budget, kept for writing."""
+"""Seconds of the budget reserved for writing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,12 @@ class Job:
     model: str = ""
 
     def name(self, section: str) -> str:
-        """Of one of its sections, in the report."""
+        """Return a section's name in the report."""
         return f"{self.model} {section}" if self.model else section
 
 
 def jobs(models: Sequence[str], only: Sequence[str]) -> Iterator[Job]:
-    """What is to be done after the machine was measured, the most important first."""
+    """Yield the jobs after the measurement of the machine, the most important first."""
     wanted = [section for section in _SECTIONS if section in (only or _SECTIONS)]
     checks, engine = (tuple(s for s in wanted if s in some) for some in (_CHECKS, _MODEL_SECTIONS))
     if checks:
@@ -96,7 +96,7 @@ def jobs(models: Sequence[str], only: Sequence[str]) -> Iterator[Job]:
 
 
 class Run:
-    """One run: starts processes, and keeps what they find."""
+    """One run: starts processes, and collects their measurements."""
 
     def __init__(self, report: Report, asked: argparse.Namespace) -> None:
         self._report, self._asked = report, asked
@@ -105,7 +105,7 @@ class Run:
         self._patience = 10 if asked.tiny else 1  # a CPU is slow, and others use it too
 
     def all(self, models: Sequence[str]) -> None:
-        """Everything that was asked for."""
+        """Run everything that was requested."""
         self.job(Job(("machine",)))
         if not self._report.rates:
             return
@@ -115,14 +115,14 @@ class Run:
                 self._settings |= self._right_attention()
 
     def job(self, job: Job) -> None:
-        """Its sections; those after one that failed in a process of their own."""
+        """Run a job's sections; those after a failed one get a new process."""
         left = list(job.sections)
         while left:
             self._process(job, left)
             self._report.write()
 
     def _process(self, job: Job, left: list[str]) -> None:
-        """Run sections until their process ends; those that are done with are taken out of `left`."""
+        """Run sections until their process ends; finished ones are removed from `left`."""
         current = left[0]
         process = subprocess.Popen(
             self._command(job, left), stdout=subprocess.PIPE, text=True, cwd=ROOT, env=self._environment(job)
@@ -150,12 +150,12 @@ class Run:
             noted[job.name(current)] = (
                 f"took longer than {_SECTIONS[current].most} s, and was ended"
                 if status == -signal.SIGKILL
-                else f"its process ended with status {status}; what it said is above"
+                else f"its process ended with status {status}; its output is above"
             )
             left.remove(current)
 
     def _ender(self, process: subprocess.Popen[str], more: float, section: str) -> threading.Timer:
-        """Ends a process when a section, and so many seconds more, take too long, or when the time is over."""
+        """Return a timer that ends a process `more` seconds after a section's limit, or when the time is over."""
         seconds = more + _SECTIONS[section].most * self._patience
         timer = threading.Timer(max(0.0, min(seconds, self._deadline - time.time())), process.kill)
         timer.daemon = True
@@ -163,7 +163,7 @@ class Run:
         return timer
 
     def _take(self, job: Job, kind: str, value: Any, left: list[str]) -> None:
-        """What a process told (`benchmarks/gpu_sections/messages.py`)."""
+        """Record a message of a process (`benchmarks/gpu_sections/messages.py`)."""
         report = self._report
         if kind == "measured":
             report.measurements.append(Measurement(**value))
@@ -197,7 +197,7 @@ class Run:
         return found
 
     def _right_attention(self) -> dict[str, str]:
-        """The engine's backend, where nobody chose one and one is wrong: the best that is right."""
+        """Choose the best correct backend for the engine if a backend is wrong and the user chose none."""
         checks = [line for line in self._report.measurements if line.what.startswith("attention")]
         wrong = {line.by for line in checks if line.passed is False}
         right = [line.by for line in checks if line.by not in wrong]
@@ -206,14 +206,14 @@ class Run:
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     description, _, more = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
         description=description, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=9.0, help="for everything (default: 9)")
+    parser.add_argument("--minutes", type=float, default=9.0, help="minutes for everything (default: 9)")
     parser.add_argument("--models", type=_listed(MODELS), default=list(MODELS), help=f"of {', '.join(MODELS)}")
-    parser.add_argument("--only", type=_listed(_SECTIONS), default=[], help=f"of {', '.join(_SECTIONS)}")
+    parser.add_argument("--only", type=_listed(_SECTIONS), default=[], help=f"some of {', '.join(_SECTIONS)}")
     parser.add_argument(
         "--set", type=_setting, action="append", default=[], help="a setting of the engines, as page_size=64"
     )
@@ -226,7 +226,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """A name and a value, which is JSON, or else text."""
+    """Parse a name and a value, which is JSON or else text."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"expected name=value, got {text!r}")
@@ -237,7 +237,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 class _listed:
-    """Names separated by commas."""
+    """Parses names separated by commas."""
 
     def __init__(self, known: Iterable[str]) -> None:
         self._known = list(known)
@@ -246,12 +246,12 @@ class _listed:
         names = text.split(",")
         for name in names:
             if name not in self._known:
-                raise argparse.ArgumentTypeError(f"there is no {name!r}; there are {', '.join(self._known)}")
+                raise argparse.ArgumentTypeError(f"unknown name {name!r}: expected {', '.join(self._known)}")
         return names
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, write, show. 0 when everything that ran is right."""
+    """Measure, write and print. Returns 0 when everything that ran is correct."""
     asked = parse_args(argv)
     settings = {"minutes": asked.minutes, "tiny": asked.tiny, "only": asked.only, "engine": dict(asked.set)}
     started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())

@@ -4,7 +4,7 @@
 
 N requests decode at once, through the real loop, scheduler and cache. Host time is what a step needs besides the
 model: schedule (which tokens, in whose pages) + prepare (the batch's indices and ids) + apply (the result). With
-overlap it is spent while the step before runs. What is left of it is the time from step to step less the model's:
+overlap it is spent while the previous step runs. The rest is the time from step to step less the model's:
 
     hidden share = 1 - (wall - model) / host
 
@@ -65,7 +65,7 @@ class Watch:
             self.enough.set()
 
     def summary(self) -> dict[str, float]:
-        """Microseconds, medians; the hidden share is of the host's time."""
+        """Return medians in microseconds; the hidden share is of the host's time."""
         steps = self.steps[WARM_UP : WARM_UP + self._num_steps]
         ends = [at for at, _ in self.steps[WARM_UP - 1 :]]
         walls = [after - before for before, after in itertools.pairwise(ends)]

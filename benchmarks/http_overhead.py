@@ -12,8 +12,8 @@ processor alone, as a GPU does ("sleep"), and sends
     chat      one conversation after the other, of some 128 tokens in text -> 1 token
 
 Prompts are token ids but for the chat. The client is one process more on the same processors. CPU time is that of
-all threads of a process, per output token; in what is short it includes what the processes do anyway. Of several
-rounds the best counts; `--label` names the column of results in the file, to have two versions side by side.
+all threads of a process, per output token; in short loads it includes the processes' background work. Of several
+rounds the best counts; `--label` names the column of results in the file, to compare two versions.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ROLES = {
     "HAProxyManager": "proxy",
     "haproxy": "proxy",
 }
-"""Parts of command lines, and whose they are."""
+"""Parts of command lines, and the kinds of processes that have them."""
 VOCABULARY = CONFIGS["llama-15m"]["vocab_size"]
 STEP_S = {"none": 0.0, "sleep": 0.02}
 Row = dict[str, Any]
@@ -61,30 +61,30 @@ _STREAM = {"stream": True, "ignore_eos": True, "temperature": 0}
 
 
 class Load:
-    """What is sent. Each round has prompts of its own, so that nothing is found in a cache that should not be."""
+    """The requests. Each round has prompts of its own, so that no prompt is cached by accident."""
 
     def __init__(self, port: int, seed: int) -> None:
         self._port, self._draw = port, random.Random(seed)
 
     async def single(self) -> list[Answer]:
-        """One after the other."""
+        """Send requests one after the other."""
         return await self._one_by_one([_completion(self._ids(128), 128) for _ in range(4)], "/v1/completions")
 
     async def burst(self) -> list[Answer]:
-        """All at once."""
+        """Send all requests at once."""
         return await self._at_once([_completion(self._ids(256), 64) for _ in range(128)])
 
     async def prefix(self) -> list[Answer]:
-        """All at once, with a long beginning in common that is new."""
+        """Send all requests at once, with a long shared prefix that is new."""
         self._shared = self._ids(1024)
         return await self.warm_prefix()
 
     async def warm_prefix(self) -> list[Answer]:
-        """The same beginning again."""
+        """Send requests with the same prefix again."""
         return await self._at_once([_completion(self._shared + self._ids(32), 32) for _ in range(32)])
 
     async def chat(self) -> list[Answer]:
-        """One after the other, as text."""
+        """Send chats one after the other, as text."""
         bodies = []
         for _ in range(16):
             messages = [{"role": "user", "content": words(120, self._draw.randrange(20_000))}]
@@ -126,7 +126,7 @@ def main() -> None:
 
 
 def _start(model: str, options: argparse.Namespace) -> None:
-    """The application with one replica."""
+    """Start the application with one replica."""
     directory = make_model("llama-15m", options.weights)
     args = AppArgs.model_validate(
         {
@@ -202,11 +202,11 @@ _PICK: dict[str, Callable[[Any], Any]] = {
     "events_per_arrival": _rounded(statistics.median),
     "cpu_us_per_token": _least,
 }
-"""What of several rounds counts."""
+"""Function that combines the values of several rounds, by figure."""
 
 
 def _cpu_seconds() -> defaultdict[str, float]:
-    """CPU time so far of each kind of process: ours, and all else that Ray runs."""
+    """Return the CPU time so far of each kind of process: ours, and all others that Ray runs."""
     own = os.times()
     seconds: defaultdict[str, float] = defaultdict(float, client=own.user + own.system)
     for process in psutil.Process().children(recursive=True):
@@ -218,7 +218,7 @@ def _cpu_seconds() -> defaultdict[str, float]:
 
 
 def _save(options: argparse.Namespace, results: list[Row]) -> None:
-    """Beside the columns that the file has."""
+    """Write the results beside the file's other columns."""
     found = json.loads(options.json.read_text()) if options.json.exists() else {}
     found["machine"] = {
         "cpus": os.cpu_count(),
@@ -241,8 +241,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=["llama", *STEP_S], default=["llama", "none"])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1, help="of the engine (%(default)s)")
-    parser.add_argument("--dtype", default="auto", help="of the engine (%(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of the engine (%(default)s)")
+    parser.add_argument("--dtype", default="auto", help="dtype of the engine (%(default)s)")
     parser.add_argument("--label", default="after", help="column of the results (%(default)s)")
     parser.add_argument("--json", type=Path, help="write the results here, beside columns of other labels")
     parser.add_argument("--note", default="", help="what else the machine was doing")

@@ -2,12 +2,12 @@
 
     python -m benchmarks.interference [--json benchmarks/results/interference.json]
 
-The embedded model, in real time, and the ways of doing it side by side: all engines are loaded at once, and rounds
-of each follow one another, so that whatever else the machine does hits all of them alike.
+The embedded model runs in real time with several settings side by side: all engines are loaded at once and take
+turns, so that other work on the machine affects all of them alike.
 
-- Streams decode: alone; while long prompts are computed without a pause, with the settings as they are
-  (`max_step_stretch`); and bound by `max_step_ms` alone; and bound by tokens alone.
-- Prompts of 2,000, 50 and 100 tokens come at once: to steps of 256 tokens, and one whole prompt after the other.
+- Streams decode alone, and beside long prompts that follow each other without a pause: with the default settings
+  (`max_step_stretch`), with steps bound by `max_step_ms` alone, and with steps bound by tokens alone.
+- Prompts of 2,000, 50 and 100 tokens arrive at once: with steps of 256 tokens, and one whole prompt at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PROMPTS = {"long": 2000, "small": 50, "medium": 100}
 
 
 class Watched:
-    """A running engine that notes when tokens come."""
+    """A running engine that records when tokens arrive."""
 
     def __init__(self, **settings: Any) -> None:
         self.engine = Engine.from_config(
@@ -59,7 +59,7 @@ class Watched:
             self._changed.notify_all()
 
     def submit(self, num_prompt: int, max_tokens: int = 1) -> str:
-        """A request of its own content."""
+        """Submit a request with unique content."""
         number = next(self._ids)
         name, size = f"r{number}", self.engine.model.vocab_size
         ids = [3 + (number * 7919 + i * 31) % (size - 3) for i in range(num_prompt)]
@@ -70,7 +70,7 @@ class Watched:
         return name
 
     def wait(self, names: Iterable[str], num_tokens: int | None = None) -> None:
-        """Until they have ended, or have so many tokens."""
+        """Wait until the requests have ended, or have so many tokens."""
         with self._changed:
             for name in names:
                 if num_tokens is None:
@@ -85,12 +85,12 @@ class Watched:
         self.wait(names)
 
     def stop(self) -> None:
-        """End its thread."""
+        """End the engine's thread."""
         self.engine.loop.stop()
 
 
 def stream_gaps(watched: Watched, options: argparse.Namespace, *, has_long: bool) -> tuple[list[float], float]:
-    """Seconds between tokens of streams; and tokens per second of long prompts beside them, one after another."""
+    """Return seconds between tokens of streams, and tokens/s of long prompts that run beside them in sequence."""
     streams = [watched.submit(40, max_tokens=3800) for _ in range(options.streams)]
     watched.wait(streams, num_tokens=20)
     began, num_long = time.perf_counter(), 0
@@ -110,7 +110,7 @@ def stream_gaps(watched: Watched, options: argparse.Namespace, *, has_long: bool
 
 
 def measure_streams(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row for each way."""
+    """Return one row for each setting."""
     ways = {
         "default": Watched(),
         "max_step_ms alone": Watched(max_step_stretch=None),
@@ -148,7 +148,7 @@ def _row(name: str, gaps: list[float], alone: list[float], rate: float | None) -
 
 
 def measure_first_tokens(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Milliseconds to the first token of prompts that come at once."""
+    """Return milliseconds to the first token of prompts that arrive at once."""
     ways = {
         "steps of 256": Watched(max_step_tokens=256),
         "whole prompts, first come first served": Watched(max_step_tokens=4096, max_running=1, policy="fcfs"),
@@ -180,7 +180,7 @@ def _print(title: str, rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each way in a round, at least")
+    parser.add_argument("--seconds", type=float, default=4.0, help="least seconds of each setting in a round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -3,10 +3,10 @@
     python -m benchmarks.metrics [--steps 600] [--json benchmarks/results/metrics.json]
 
 Engines with 256 running requests take steps that only decode; every few steps the metrics are switched on or off,
-so that both arms see the same machine. The null model's steps are all overhead, the embedded model's are what a
-user would run (one thread). Times are lower deciles: other work on the machine only adds. Beside that the calls
-themselves are timed, which cost less than what the embedded model's steps differ by. The hub is timed with 64
-engine replicas and 4 ingresses that have counted in every metric.
+so that both arms see the same machine. The null model's steps are all overhead, the embedded model's are those of
+a real model (one thread). Times are lower deciles, because other work on the machine only adds. The calls
+themselves are timed too, as they cost less than the embedded model's steps vary. The hub is timed with 64 engine
+replicas and 4 ingresses that have counted in every metric.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ REPLICAS, INGRESSES = 64, 4
 
 
 class Arms:
-    """The callbacks of an engine's loop: with the metrics for a block of steps, without them for the next."""
+    """The callbacks of an engine's loop, which use the metrics in every other block of steps."""
 
     def __init__(self, num_steps: int) -> None:
         self.metrics = Metrics("m", "r", "engine")
         self._engine = EngineMetrics(self.metrics)
         self._num_steps, self._is_on = num_steps, False
         self._last = 0.0
-        self._spent = 0.0  # in the calls themselves, since the last step
+        self._spent = 0.0  # seconds in the calls themselves, since the last step
         self._num = 0
         self.seconds: dict[bool, list[float]] = {True: [], False: []}
         self.calls: list[float] = []
@@ -102,7 +102,7 @@ def time_steps(engine: Engine, num_steps: int) -> dict[str, Any]:
 
 
 def time_hub(repeats: int) -> dict[str, Any]:
-    """A push, a page and what the ingresses keep of it."""
+    """Measure a push, a page and the memory that they take."""
     hub = Hub(num_keepers=1, patience=0.0)
     processes = [full("engine", f"engine-{n:02}") for n in range(REPLICAS)]
     processes += [full("ingress", f"ingress-{n}") for n in range(INGRESSES)]
@@ -128,12 +128,12 @@ def time_hub(repeats: int) -> dict[str, Any]:
         "checkpoint_kB": round(len(hub.checkpoint[1]) / 1e3),
         "busy_share": round(
             len(processes) * low(pushes) + low(renders) / 15, 4
-        ),  # of one core: a push of each a second, a page every 15 s
+        ),  # share of one core: a push of each process per second, a page every 15 s
     }
 
 
 def time_tokens(count: int = 20_000) -> float:
-    """Microseconds per streamed token in the ingress."""
+    """Measure microseconds per streamed token in the ingress."""
     record = RequestRecord("completions", {})
     record.metrics = RequestMetrics(Metrics("m", "i", "ingress"), "completions")
 
@@ -145,7 +145,7 @@ def time_tokens(count: int = 20_000) -> float:
 
 
 def time_stage_clock(count: int = 20_000) -> float:
-    """Microseconds per step that timing its stages costs, on a CPU."""
+    """Measure microseconds per step that timing its stages costs on a CPU."""
     device = torch.device("cpu")
 
     def some() -> None:
@@ -159,7 +159,7 @@ def time_stage_clock(count: int = 20_000) -> float:
 
 
 def full(part: Part, replica: str) -> Metrics:
-    """A process that has counted in every metric of its part."""
+    """Return the metrics of a process that has counted in every metric of its part."""
     metrics = Metrics("demo", replica, part)
     for metric in METRICS:
         labels = {name: choices[0] if choices else "some" for name, choices in metric.labels.items()}
@@ -178,7 +178,7 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def low(seconds: Sequence[float]) -> float:
-    """The lower decile."""
+    """Return the lower decile."""
     return statistics.quantiles(seconds, n=10)[0]
 
 

@@ -1,12 +1,12 @@
-"""Attention over paged KV on a CPU: the native kernels beside `reference` and torch's own attention.
+"""Measure attention over paged KV on a CPU: the native kernels, `reference` and torch's own attention.
 
     python -m benchmarks.native_attention [--rounds 7] [--json benchmarks/results/native_attention.json]
 
-Decode is measured in GB/s of keys and values read, beside the bandwidth of a plain sum; the layers of a workload
-together are larger than the caches. Extend is measured in GF/s of the causal half, beside a matrix product of the
-same type. torch's attention gets its keys and values contiguous, as no paged cache has them. The arms take turns
-layer by layer, and each keeps its best call: other processes can only add time. One thread is measured in
-processor time, to which they add less.
+Decode is measured in GB/s of keys and values read, and compared with the bandwidth of a plain sum; the layers of a
+workload together exceed the CPU's caches. Extend is measured in GF/s of the causal half, and compared with a
+matrix product of the same type. torch's attention gets contiguous keys and values, which no paged cache has. The
+arms take turns layer by layer, and each keeps its best call: other processes can only add time. One thread is
+measured in processor time, to which they add less.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class Workload:
 
     @property
     def kv_bytes(self) -> int:
-        """Read by one layer's decode, in bf16."""
+        """Bytes of bf16 KV that one layer's decode reads."""
         return self.rows * self.context * self.kv_heads * self.head_dim * 2 * 2
 
     @property
     def flops(self) -> int:
-        """One layer's: two products a head of each query and position it sees."""
+        """Operations of one layer: two products per head for each query and position that it sees."""
         seen = self.new * self.context - self.new * (self.new - 1) // 2
         return self.rows * seen * self.heads * self.head_dim * 4
 
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def _best(arms: dict[str, Callable[[int], object]], rounds: int, layers: int = 1) -> dict[str, float]:
-    """Seconds of each arm's best call for one layer."""
+    """Return the seconds of each arm's best call for one layer."""
     best = dict.fromkeys(arms, float("inf"))
     for layer in (layer for _ in range(rounds + 1) for layer in range(layers)):
         for name, call in arms.items():
@@ -138,7 +138,7 @@ def _measure(workload: Workload, rounds: int) -> dict[str, Any]:
 
 
 def _paged(workload: Workload) -> dict[str, Callable[[int], object]]:
-    """A layer's attention over scattered pages, by either backend."""
+    """Return each backend's attention of a layer over scattered pages."""
     w = workload
     per_row = -(-w.context // w.page_size)
     pages = KVPages(w.layers, per_row * w.rows, w.page_size, w.kv_heads, w.head_dim, torch.bfloat16, CPU)
@@ -168,7 +168,7 @@ def _paged(workload: Workload) -> dict[str, Callable[[int], object]]:
 
 
 def _torch(workload: Workload) -> Callable[[int], object]:
-    """Scaled dot-product attention over contiguous keys and values; heads that share them are further queries."""
+    """Return torch's attention over contiguous keys and values; heads that share them are further queries."""
     w = workload
     group = w.heads // w.kv_heads
     kv = torch.randn(w.layers, 2, w.rows, w.kv_heads, w.context, w.head_dim, dtype=torch.bfloat16)
@@ -218,7 +218,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", default="", help="workloads with this in their name")
-    parser.add_argument("--note", default="", help="kept in the result: what else ran on the machine")
+    parser.add_argument("--note", default="", help="note for the result: what else ran on the machine")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 

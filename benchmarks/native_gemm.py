@@ -2,8 +2,9 @@
 
     python -m benchmarks.native_gemm [--threads N] [--json benchmarks/results/native_gemm.json]
 
-Each figure is the best of many calls, the contestants taking turns; weights lie in more memory than caches hold.
-With one thread the clock is that thread's own: what else the machine does takes bandwidth from it, but no time.
+Each figure is the best of many calls, in which the contestants take turns; the weights exceed the CPU's caches.
+With one thread the clock is that thread's own, so that other work on the machine takes bandwidth from it, but no
+time.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SHAPES = {
 """Outputs and inputs."""
 ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
 _CACHES = 200_000_000
-"""Bytes of weights that take turns, so that each is read from memory; of a small model's, fewer are."""
+"""Bytes of weights that take turns, so that each is read from memory; fewer for small matrices."""
 _MOST_COPIES = 64
 _TO_FLOATS = 0
 
@@ -44,7 +45,7 @@ Call = Callable[[], object]
 def native_call(
     weights: list[torch.Tensor], rows: torch.Tensor, isa: str | None, is_int8: bool, threads: int
 ) -> Call:
-    """A product by the native kernels with the next of the weights."""
+    """Return a call of the native product with the next of the weights."""
     kernels = native.kernels(rows.dtype, isa)
     outputs, inputs = weights[0].shape
     scales = torch.empty(outputs)
@@ -73,7 +74,7 @@ def native_call(
 def contestants(
     dtype: torch.dtype, shape: tuple[int, int], num_rows: int, threads: int
 ) -> Iterator[tuple[str, Call]]:
-    """Name and call of each."""
+    """Return the name and call of each contestant."""
     copies = max(1, min(_MOST_COPIES, _CACHES // (shape[0] * shape[1] * dtype.itemsize)))
     weights = [torch.randn(shape).to(dtype) for _ in range(copies)]
     rows = torch.randn(num_rows, shape[1]).to(dtype)
@@ -83,7 +84,7 @@ def contestants(
     yield "F.linear", lambda: torch.nn.functional.linear(rows, next(plain))
     try:
         prepacked: Any = cycle([torch.ops.mkldnn._reorder_linear_weight(weight, num_rows) for weight in weights])
-    except (AttributeError, RuntimeError):  # private to torch, and there for bfloat16 alone on many processors
+    except (AttributeError, RuntimeError):  # private to torch, and on many processors only for bfloat16
         return
     yield (
         "oneDNN prepacked",
@@ -94,7 +95,7 @@ def contestants(
 def best_times(
     calls: dict[str, Call], clock: Callable[[], float], rounds: int, seconds: float
 ) -> dict[str, float]:
-    """Seconds of the fastest call of each; `seconds` for each of the rounds."""
+    """Return the seconds of each contestant's fastest call; each round takes `seconds`."""
     best = dict.fromkeys(calls, float("inf"))
     for _ in range(rounds):
         for name, call in calls.items():
@@ -107,7 +108,7 @@ def best_times(
 
 
 def read_bandwidth(clock: Callable[[], float]) -> float:
-    """GB/s at which torch sums 512 MB of floats."""
+    """Measure the GB/s at which torch sums 512 MB of floats."""
     numbers = torch.ones(128 << 20)
     return numbers.nbytes / best_times({"": numbers.sum}, clock, 3, 0.3)[""] / 1e9
 

@@ -1,6 +1,6 @@
-"""A model that takes no time, so that everything around it can be measured.
+"""A model that takes no time, for measurements of everything around it.
 
-Goes through the real scheduler, cache and loop. Used to measure the serving layers alone.
+It runs in the real loop with the real scheduler and cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.scheduling.swap import HostMemory
 
 @dataclass(frozen=True)
 class NullModelConfig:
-    """The facts an engine asks of a model."""
+    """The properties of a model that an engine needs."""
 
     vocab_size: int = 32_000
     max_position_embeddings: int = 1_000_000
@@ -24,7 +24,7 @@ class NullModelConfig:
 
 
 class NullRunner:
-    """Samples the same token every time; a step takes `step_s`, 0 for as fast as the loop can go."""
+    """Samples the same token every time; a step takes `step_s`, 0 for as fast as the loop can run."""
 
     attention_name = device = dtype = "none"
     host_memory = HostMemory()
@@ -55,5 +55,5 @@ class NullEngines:
     token: int = 101
 
     def __call__(self, config: EngineConfig) -> Engine:
-        """An engine without a model."""
+        """Return an engine without a model."""
         return Engine(config, NullRunner(config.kv_pages or 65_536, self.step_s, self.token))

@@ -1,9 +1,9 @@
-"""Measure preemption: requests that need ten times the KV memory, in each mode, beside a run with enough memory.
+"""Measure preemption: requests that need ten times the KV memory, in each mode and with enough memory.
 
     python -m benchmarks.preemption [--rounds 3] [--json FILE]
 
-All requests come at once; the modes take turns, round by round, on the same model, and every output must be that
-of the run with enough memory. Two models: the embedded one, and a random one for which computing costs more.
+All requests arrive at once; the modes take turns, round by round, on the same model, and every output must equal
+that of the run with enough memory. The models are the embedded one, and a random one whose computation costs more.
 Seconds are the process's CPU seconds, which other work on the machine disturbs least.
 """
 
@@ -33,7 +33,7 @@ HOST_GIB = 1.0
 
 @contextmanager
 def random_model() -> Iterator[str]:
-    """A directory with a Llama-shaped model of 14M random parameters."""
+    """Yield a directory with a Llama-shaped model of 14M random parameters."""
     import transformers
 
     config = transformers.LlamaConfig(
@@ -51,7 +51,7 @@ def random_model() -> Iterator[str]:
 
 
 def workload(num_requests: int, vocab_size: int) -> list[tuple[list[int], SamplingParams]]:
-    """Prompts of 60 to 200 tokens that share nothing, answers of 40 to 140."""
+    """Return prompts of 60 to 200 tokens without shared prefixes, and answers' settings of 40 to 140 tokens."""
     draw = random.Random(1)
     return [
         (
@@ -65,7 +65,7 @@ def workload(num_requests: int, vocab_size: int) -> list[tuple[list[int], Sampli
 def run(
     engine: Engine, requests: list[tuple[list[int], SamplingParams]]
 ) -> tuple[dict[str, Any], list[list[int]]]:
-    """All requests at once, from an empty cache; what it took, and the tokens of each."""
+    """Run all requests at once from an empty cache; returns the costs, and the tokens of each request."""
     engine.cache.reset()
     engine.loop.forget_totals()
     tokens: list[list[int]] = [[] for _ in requests]
@@ -93,7 +93,7 @@ def run(
 
 
 def compare(model: str, num_requests: int, num_rounds: int) -> dict[str, Any]:
-    """Medians over the rounds, by mode."""
+    """Return medians over the rounds, by mode."""
     enough = engine_for(model, None, "recompute")
     requests = workload(num_requests, enough.model.vocab_size)
     needed = sum(-(-(len(prompt) + sampling.max_tokens) // PAGE_SIZE) for prompt, sampling in requests)
@@ -105,7 +105,7 @@ def compare(model: str, num_requests: int, num_rounds: int) -> dict[str, Any]:
         _, expected = run(enough, requests)
         for name, engine in engines.items():
             measured, tokens = run(engine, requests)
-            assert tokens == expected, f"{name}: not the tokens of the run with enough memory"
+            assert tokens == expected, f"{name}: tokens differ from the run with enough memory"
             figures[name].append(measured)
     swap = engines["swap"]
     return {
@@ -116,13 +116,13 @@ def compare(model: str, num_requests: int, num_rounds: int) -> dict[str, Any]:
         "prefill_tokens_per_s": round(swap.loop.load().prefill_rate),
         "modes": {
             name: {key: statistics.median(each[key] for each in rounds[1:]) for key in rounds[0]}
-            for name, rounds in figures.items()  # the first round is to warm up
+            for name, rounds in figures.items()  # the first round warms up
         },
     }
 
 
 def engine_for(model: str, num_pages: int | None, mode: Any) -> Engine:
-    """`num_pages` None: as many as are of use."""
+    """Return an engine; None for `num_pages` means as many as are of use."""
     return Engine.from_config(
         EngineConfig(
             model=model,

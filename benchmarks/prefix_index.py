@@ -2,9 +2,10 @@
 
     python -m benchmarks.prefix_index [--blocks 1000000] [--json benchmarks/results/prefix_index.json]
 
-One process, no Ray, no model, two minutes. A prompt has 32,768 tokens in blocks of 16. Look-ups are measured warm
-(one prompt again and again: what is looked up lies in the CPU's caches) and cold (64 prompts by turns, in an index
-of --blocks others). Figures are medians. Bars: hashing in 1 ms, a warm look-up over 64 replicas in 200 µs.
+Runs in one process, without Ray or a model, for two minutes. A prompt has 32,768 tokens in blocks of 16. Look-ups
+are measured warm (the same prompt repeatedly, whose blocks are in the CPU's caches) and cold (64 prompts in turn,
+in an index of --blocks others). Figures are medians. Limits: hashing in 1 ms, a warm look-up over 64 replicas in
+200 µs.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from router.prefix_index import PrefixIndex
 PROMPT_TOKENS, BLOCK_TOKENS, CHUNK_TOKENS = 32_768, 16, 2_048
 CHAIN = PROMPT_TOKENS // BLOCK_TOKENS
 SNAPSHOT = 131_072
-"""Blocks of a replica with 2.1 million tokens of KV."""
+"""Number of blocks of a replica with 2.1 million tokens of KV."""
 PROMPTS = 64
 CASES: dict[str, Callable[[int, int], int]] = {
     "nobody holds it": lambda number, count: 0,
     "all hold it": lambda number, count: CHAIN,
     "each to another depth": lambda number, count: CHAIN * (number + 1) // count,
 }
-"""Blocks of a prompt that replica `number` of `count` holds."""
-Row = tuple[str, str, float, str, float | None]  # what, of what, figure, unit, bar
+"""For each case, the number of a prompt's blocks that replica `number` of `count` holds."""
+Row = tuple[str, str, float, str, float | None]  # operation, case, figure, unit, limit
 
 
 def main() -> None:
@@ -63,14 +64,14 @@ def main() -> None:
 
 
 def hashing(draw: random.Random) -> Iterable[Row]:
-    """A prompt's chain."""
+    """Measure hashing a prompt's blocks."""
     ids, root = [draw.randrange(150_000) for _ in range(PROMPT_TOKENS)], prefix_root(Namespace("m"))
     seconds = _median(lambda _: block_hashes(ids, root, BLOCK_TOKENS), range(200))
     yield "hash a prompt", f"{PROMPT_TOKENS:,} tokens", seconds * 1e3, "ms", 1.0
 
 
 def lookups(draw: random.Random, num_blocks: int) -> Iterable[Row]:
-    """`match` for each case and number of replicas, in an index that holds `num_blocks` others."""
+    """Measure `match` for each case and number of replicas, in an index that holds `num_blocks` others."""
     for count in (64, 256, 1000):
         index, replicas = PrefixIndex(BLOCK_TOKENS), [f"replica-{number}" for number in range(count)]
         for replica in replicas:
@@ -80,7 +81,7 @@ def lookups(draw: random.Random, num_blocks: int) -> Iterable[Row]:
             for number, replica in enumerate(replicas):
                 for prompt in prompts:
                     index.apply(replica, prompt[: depth(number, count)], [])
-            # As from `block_hashes`: equal numbers, other objects than the index's.
+            # As from `block_hashes`, the numbers equal the index's but are other objects.
             prompts = [[int(str(block)) for block in prompt] for prompt in prompts]
             warm = _median(partial(index.match, now=0.0), prompts[:1] * 200)
             cold = _median(partial(index.match, now=0.0), prompts * 3)
@@ -89,7 +90,7 @@ def lookups(draw: random.Random, num_blocks: int) -> Iterable[Row]:
 
 
 def news(draw: random.Random, num_blocks: int) -> Iterable[Row]:
-    """Deltas, snapshots, own dispatches, in an index that holds `num_blocks` others."""
+    """Measure deltas, snapshots and own dispatches in an index that holds `num_blocks` others."""
     index = PrefixIndex(BLOCK_TOKENS)
     for number in range(64):
         index.apply(f"replica-{number}", _blocks(draw, num_blocks // 64), [])
@@ -111,7 +112,7 @@ def news(draw: random.Random, num_blocks: int) -> Iterable[Row]:
 
 
 def memory(draw: random.Random) -> Iterable[Row]:
-    """Bytes per block: in the index, and what a replica's own record takes."""
+    """Measure bytes per block in the index and in a replica's own record."""
 
     def filled(replicas: int, holders: int) -> PrefixIndex:
         index = PrefixIndex(BLOCK_TOKENS)
@@ -131,7 +132,7 @@ def memory(draw: random.Random) -> Iterable[Row]:
 
 
 def recording(draw: random.Random) -> Iterable[Row]:
-    """What the record costs the engine loop, and what reading it costs the publisher."""
+    """Measure the cost of the record to the engine loop, and of reading it to the publisher."""
     for block_tokens in (None, BLOCK_TOKENS):
         cache, inserts = _serve(draw, 64, block_tokens)
         what = "insert, recorded" if block_tokens else "insert, no record"
@@ -145,7 +146,7 @@ def recording(draw: random.Random) -> Iterable[Row]:
 
 
 def _serve(draw: random.Random, num_prompts: int, block_tokens: int | None) -> tuple[KVCacheManager, list[float]]:
-    """A cache that has served as many prompts, and the seconds of each chunk's insert."""
+    """Return a cache that has served so many prompts, and the seconds of each chunk's insert."""
     cache = KVCacheManager(num_prompts * PROMPT_TOKENS // 16 + 1, 16, block_tokens=block_tokens)
     inserts = []
     for _ in range(num_prompts):
@@ -165,7 +166,7 @@ def _blocks(draw: random.Random, count: int) -> list[int]:
 
 
 def _median(call: Callable[[Any], object], arguments: Sequence[Any]) -> float:
-    """Seconds of one call."""
+    """Return the median seconds of one call."""
     times = []
     for argument in arguments:
         began = time.perf_counter()
@@ -175,7 +176,7 @@ def _median(call: Callable[[Any], object], arguments: Sequence[Any]) -> float:
 
 
 def _allocated(make: Callable[[], object]) -> int:
-    """Bytes of what `make` returns."""
+    """Return the bytes allocated for the result of `make`."""
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     made = make()
@@ -197,7 +198,7 @@ def _print(rows: Sequence[Row]) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=1_000_000, help="blocks in the index beside those looked up")
+    parser.add_argument("--blocks", type=int, default=1_000_000, help="other blocks in the index")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--note", default="", help="what else the machine was doing")
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""A private Ray on one node of this machine, of which nothing is left afterwards."""
+"""Start a private Ray on one node of this machine, and remove it completely afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOST = "127.0.0.1"
 
 @contextlib.contextmanager
 def private_ray(num_cpus: int) -> Iterator[None]:
-    """Ray with so many CPUs to reserve, whatever the machine has; Serve is shut down with it."""
+    """Run Ray with so many CPUs to reserve, whatever the machine has; Serve is shut down with it."""
     import ray
     from ray import serve
 
@@ -27,7 +27,7 @@ def private_ray(num_cpus: int) -> Iterator[None]:
 
 
 def start_ray(num_cpus: int, directory: Path) -> None:
-    """Only the start; its files are in `directory`."""
+    """Start Ray, with its files in `directory`; the caller shuts it down."""
     import ray
 
     ray.init(
@@ -41,7 +41,7 @@ def start_ray(num_cpus: int, directory: Path) -> None:
 
 
 def free_port() -> int:
-    """A TCP port nobody listens on just now."""
+    """Return a TCP port on which no process listens at the moment."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
@@ -49,7 +49,7 @@ def free_port() -> int:
 
 
 def start_proxy(**options: float) -> int:
-    """Serve's HTTP proxy on a free port, which is returned. `options` are more of its HTTP options."""
+    """Start Serve's HTTP proxy on a free port, and return the port. `options` are further HTTP options."""
     from ray import serve
 
     port = free_port()

@@ -1,11 +1,11 @@
-"""What rounding to eight bits costs: the embedded model's answers, with `quantization: int8` for its weights or
-`kv_dtype: fp8` for its KV, and without.
+"""Measure what rounding to eight bits costs: the embedded model's answers with `quantization: int8` for its
+weights or `kv_dtype: fp8` for its KV, and without.
 
     python -m benchmarks.quantization_accuracy [--sample N] [--json benchmarks/results/quantization_accuracy.json]
 
-Perplexity: of the docstring sentences that it was trained on, each after its question. Likeliest tokens: the share
-of the sentences' places at which the unrounded float32 model's likeliest token is this one's too. Greedy tokens:
-the share of that model's that come out the same, up to where an answer first differs.
+Perplexity is that of the docstring sentences that the model was trained on, each after its question. "Likeliest
+tokens" is the share of the sentences' places at which this and the unrounded float32 model have the same likeliest
+token. "Greedy tokens" is the share of that model's tokens that are equal, up to where an answer first differs.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ VARIANTS: tuple[tuple[DType, Quantization | None, KVDType], ...] = (
     ("bfloat16", "int8", "auto"),
     ("bfloat16", None, "fp8"),
 )
-"""The first is what the others are compared with."""
+"""Variants; the first is the reference for the others."""
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of one variant."""
+    """Accuracy of one variant."""
 
     nll: float
     """Mean negative log-likelihood of an answer's token, in nats."""
@@ -51,12 +51,12 @@ class Accuracy:
     equal: float
     """Share of the reference's greedy tokens, 0 to 1."""
     tokens: int
-    """That were scored."""
+    """Number of scored tokens."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What one variant makes of the questions."""
+    """One variant's answers to the questions."""
 
     likeliest: list[int]
     """Tokens at the scored places."""
@@ -65,13 +65,13 @@ class Answers:
 
 
 def questions(sample: int) -> list[tuple[str, Fact]]:
-    """Questions the model was trained on, and what they are about; the same ones for the same `sample`."""
+    """Return questions that the model was trained on, with their facts; equal for equal `sample`."""
     rng = random.Random(0)
     return [(rng.choice(SHORT + LONG).format(fact.full), fact) for fact in rng.sample(load_facts(), sample)]
 
 
 def measure(llm: LLM, sample: int, reference: Answers | None = None) -> tuple[Accuracy, Answers]:
-    """Accuracy beside the answers `reference` (None: beside its own), and the answers."""
+    """Return the accuracy compared with `reference` (None: with its own answers), and the answers."""
     prompts, scored, answer_lengths = [], [], []
     for question, fact in questions(sample):
         text = llm.tokenizer.apply_chat_template(

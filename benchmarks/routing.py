@@ -1,14 +1,14 @@
-"""Routing policies on recorded conversations, and the figures that Raydix's own must reach.
+"""Compare routing policies on recorded conversations, and check the figures that Raydix's own must reach.
 
     python -m benchmarks.routing TRACE [--json benchmarks/results/routing.json] [--plots docs]
 
 TRACE is Mooncake's conversation trace (github.com/kvcache-ai/Mooncake, FAST25-release/traces). Everything runs in
-the simulator, so the figures are the same on any machine but for the seconds a run takes. Exits with 1 when a bar
+the simulator, so only the seconds that a run takes depend on the machine. Exits with 1 when a bar
 is missed.
 
-How far ahead of `linear` one is depends on how long requests decode, as it shuns memory in use: with decode steps
-of 4 ms its TTFT p95 is 3.0 s, with 30 ms 7.1 s (with the 12 ms here 4.4 s); `cost` has 2.7 s with either. With all
-the cache there is and no queue the p95 would be 2.5 s.
+The lead over `linear` depends on how long requests decode, as `linear` avoids memory in use: with decode steps of
+4 ms its TTFT p95 is 3.0 s, with 30 ms 7.1 s (with the 12 ms here 4.4 s); `cost` has 2.7 s with either. With all
+the cache of the fleet and no queue the p95 would be 2.5 s.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ POLICIES = (
     "round_robin", "random",
 )  # fmt: skip
 RIVALS = ("threshold", "linear", "product", "affinity")
-"""Those the bar of TTFT is set by. `product_queue` is compared but sets none: 0.7 of its p95 is less than
-what prompts take with all the cache there is and no queue at all."""
+"""Policies that set the bar of TTFT. `product_queue` is compared but sets none: 0.7 of its p95 is less than
+the time of prompts with all the cache of the fleet and no queue."""
 KNOWING = Scenario(cache_delay=0.0, load_delay=0.0)
-"""One ingress that knows everything at once: what is compared are the rules."""
+"""One ingress that knows everything at once, so that only the rules are compared."""
 SEVERAL = Scenario(num_ingresses=4, cache_delay=1.0, load_delay=0.05)
 LOADS = (0.6, 0.85, 1.1)
 SIZES = (16, 64, 256)
@@ -50,7 +50,7 @@ SIZES = (16, 64, 256)
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure and what it has to be."""
+    """A figure and its limit."""
 
     name: str
     value: float
@@ -67,7 +67,7 @@ class Bench:
     def __init__(self, trace: Trace, console: Console) -> None:
         self.trace = trace
         self.seconds = 0.0
-        """Of the run that took longest."""
+        """Seconds of the longest run."""
         self._console = console
 
     def run(self, policy: str, scenario: Scenario) -> Result:
@@ -132,7 +132,7 @@ def _bars(
         Bar("4 ingresses, old news: prefill skew", ours_several.prefill_skew, 1.15, False),
     ]
     for size in SIZES[1:]:
-        # Prompts are few to a replica in a large fleet: what chance alone does to the skew is what is allowed.
+        # A replica of a large fleet gets few prompts, so a skew as large as that of random routing is allowed.
         bars.append(
             Bar(f"{size} replicas: TTFT p95, s (1.2 x 16's)", sizes[size, "cost"].ttft_p95,
                 1.2 * sizes[16, "cost"].ttft_p95, False)

@@ -4,8 +4,8 @@
 
 Samplers: from float32 logits, normally distributed with a deviation of 3, to tokens as Python's numbers, by the
 native kernels and by torch. Steps: decoding on the embedded model's runner with a decoder that computes nothing;
-"prepare" is done while the step before runs, "run" is the rest: inputs, greedy sampling, result. Microseconds, the
-best of many: what they take where nobody disturbs them.
+"prepare" is done while the previous step runs, "run" is the rest: inputs, greedy sampling, result. Times are the
+best of many in microseconds, to exclude other work on the machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PAGE_SIZE = 16
 
 
 class NoDecoder:
-    """Hidden states and logits that are always there."""
+    """A decoder that returns the same hidden states and logits each time."""
 
     def __init__(self, runner: ModelRunner, num_rows: int) -> None:
         config = runner.model_config
@@ -61,7 +61,7 @@ class NoDecoder:
 
 
 def requests(num_rows: int, **sampling: Any) -> list[Request]:
-    """That have a prompt and one token of output."""
+    """Return requests that have a prompt and one token of output."""
     params = SamplingParams(max_tokens=1000, **sampling)
     space, prompt = Namespace("m"), range(NUM_PROMPT)
     return [
@@ -71,7 +71,7 @@ def requests(num_rows: int, **sampling: Any) -> list[Request]:
 
 
 def best(*parts: Callable[[], object]) -> list[float]:
-    """Microseconds of each, called in turn."""
+    """Return the best microseconds of each part; the parts are called in turn."""
     least = [float("inf")] * len(parts)
     until, rounds = time.perf_counter() + SECONDS * len(parts), 0
     while time.perf_counter() < until or rounds < 3:
@@ -84,7 +84,7 @@ def best(*parts: Callable[[], object]) -> list[float]:
 
 
 def measure_samplers(num_rows: int, vocab_size: int, kind: str) -> dict[str, float]:
-    """Both on the same logits, by turns."""
+    """Measure both samplers on the same logits, in turn."""
     logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(1)) * 3
     rows = [SamplingRow.of(request) for request in requests(num_rows, **KINDS[kind])]
     native, plain = sampler_for((), torch.device("cpu")), Sampler(())
@@ -93,7 +93,7 @@ def measure_samplers(num_rows: int, vocab_size: int, kind: str) -> dict[str, flo
 
 
 def measure_steps(num_rows: int) -> dict[str, float]:
-    """Every request decodes the token that the step before sampled."""
+    """Measure steps in which every request decodes the token that the previous step sampled."""
     runner = load_model(EngineConfig(model="demo", kv_pages=num_rows * 8, page_size=PAGE_SIZE))
     runner._decoder = cast("Decoder", NoDecoder(runner, num_rows))
     chunks = tuple(

@@ -31,7 +31,7 @@ _SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprst" for vowel in "ae
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent, and when. The same seed gives the same prompts at the same times."""
+    """The prompts to send, and when. The same seed gives the same prompts at the same times."""
 
     requests: int = 200
     concurrency: int = 8
@@ -51,13 +51,13 @@ class Load:
 
 @dataclass(slots=True)
 class Sample:
-    """One request as the client saw it. Times in seconds since it was sent."""
+    """One request as the client saw it. Times are in seconds since it was sent."""
 
     sent: float
-    """Since the start of the run."""
+    """Seconds since the start of the run."""
     first: float | None = None
     gaps: list[float] = field(default_factory=list)
-    """Between chunks with text; a chunk is a token unless the server put several into one."""
+    """Times between chunks with text; a chunk is a token unless the server puts several into one."""
     duration: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -69,7 +69,7 @@ class Sample:
 
 
 def make_prompts(load: Load) -> list[str]:
-    """Prompts of random words, unlike each other but for the shared prefixes."""
+    """Return prompts of random words, which differ except for the shared prefixes."""
     draw = random.Random(load.seed)
     prefixes = [_words(draw, load.prefix_words) for _ in range(load.prefixes)]
     weights = [1 / rank for rank in range(1, load.prefixes + 1)]
@@ -86,7 +86,7 @@ def _words(draw: random.Random, count: int) -> str:
 
 
 def send_times(load: Load) -> list[float]:
-    """Seconds after the start at which requests are sent under `load.rate`; all 0 without one."""
+    """Return seconds after the start at which requests are sent under `load.rate`; all 0 without one."""
     if load.rate is None:
         return [0.0] * load.requests
     draw, now, times = random.Random(load.seed + 1), 0.0, []
@@ -100,7 +100,7 @@ def send_times(load: Load) -> list[float]:
 
 
 async def run_load(client: httpx.AsyncClient, model: str, load: Load) -> tuple[list[Sample], float]:
-    """Send the load and wait for all answers; the samples in order of sending, and the seconds it took."""
+    """Send the load and wait for all answers; returns samples in order of sending, and the seconds taken."""
     room = asyncio.Semaphore(load.requests if load.rate is not None else load.concurrency)
     extra = {"max_tokens": load.max_tokens} | ({"ignore_eos": True} if load.ignore_eos else {})
     start = time.perf_counter()
@@ -116,7 +116,7 @@ async def run_load(client: httpx.AsyncClient, model: str, load: Load) -> tuple[l
 
 
 async def measure(client: httpx.AsyncClient, request: dict[str, Any], start: float) -> Sample:
-    """One streamed completion. Failures are part of the result, never an exception."""
+    """Send one streamed completion. Failures are part of the result, never an exception."""
     sent = time.perf_counter()
     sample = Sample(sent=sent - start)
     last = sent
@@ -164,7 +164,7 @@ def _take_usage(sample: Sample, usage: dict[str, Any]) -> None:
 
 
 def summarize(samples: Sequence[Sample], seconds: float) -> dict[str, Any]:
-    """Rates, shares and percentiles of a run. Latencies in seconds; failed requests count as errors only."""
+    """Return rates, shares and percentiles of a run. Latencies are in seconds; failures count as errors only."""
     good = [sample for sample in samples if sample.error is None]
     errors: dict[str, int] = {}
     for sample in samples:
@@ -190,7 +190,7 @@ def summarize(samples: Sequence[Sample], seconds: float) -> dict[str, Any]:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Mean and `PERCENTILES` by linear interpolation between closest ranks; empty for no values."""
+    """Return mean and `PERCENTILES` by linear interpolation between closest ranks; empty for no values."""
     if not values:
         return {}
     ordered, result = sorted(values), {"mean": sum(values) / len(values)}
@@ -203,7 +203,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def print_report(console: Console, summary: dict[str, Any]) -> None:
-    """The summary as two tables."""
+    """Print the summary as two tables."""
     rates = Table(title="Serving benchmark", show_header=False, title_justify="left")
     failed = sum(summary["errors"].values())
     causes = ", ".join(f"{count} x {cause}" for cause, count in sorted(summary["errors"].items()))
@@ -225,11 +225,11 @@ def print_report(console: Console, summary: dict[str, Any]) -> None:
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options, checked; argparse ends the program with a usage message when they are wrong."""
+    """Parse and check the options; invalid ones end the program with a usage message."""
     default = Load()
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="an OpenAI-compatible server (%(default)s)")
-    parser.add_argument("--model", help="which of its models (its first)")
+    parser.add_argument("--model", help="model to use (default: the server's first)")
     parser.add_argument("--requests", type=int, default=default.requests)
     load = parser.add_mutually_exclusive_group()
     load.add_argument(
@@ -257,7 +257,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 async def benchmark(options: argparse.Namespace) -> int:
-    """Run and report; 1 when no request succeeded."""
+    """Run and report; returns 1 when no request succeeded."""
     load = Load(
         options.requests, options.concurrency, options.rate, options.prefixes, options.prefix_tokens,
         options.prefix_share, options.prompt_tokens, options.max_tokens, options.ignore_eos, options.seed,
@@ -268,7 +268,7 @@ async def benchmark(options: argparse.Namespace) -> int:
         try:
             model = options.model or (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
         except (httpx.HTTPError, ValueError, LookupError) as error:
-            print(f"{url} does not tell its models ({type(error).__name__}: {error})", file=sys.stderr)
+            print(f"{url} does not list its models ({type(error).__name__}: {error})", file=sys.stderr)
             return 1
         samples, seconds = await run_load(client, model, load)
     summary = summarize(samples, seconds)

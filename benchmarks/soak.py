@@ -1,14 +1,14 @@
-"""The scheduler and the cache under all that may happen at once, for as long as you like.
+"""Test the scheduler and the cache under random combinations of events, for as long as you like.
 
     python -m benchmarks.soak [--seconds 600] [--seed N] [--json FILE]
-    python -m benchmarks.soak --seed N --episode M          one episode again
+    python -m benchmarks.soak --seed N --episode M          repeat one episode
 
-No model and no device: the runner of the tests keeps token and position in each KV slot, and samples a hash of
-what the page tables lead to, so that a page shared, copied, swapped or freed wrongly gives a wrong token. Each
-episode draws an engine (memory, page size, limits, policy, preemption, overlap, ...) and clients who come and go,
-share prefixes and resume, while steps fail. On every step the pages must add up; everybody must be sent what an
-engine of its own would send; in the end nothing may be held. Where something is wrong, it ends with 1 and the
-command to see it again. Time per step is that of the scheduler and the cache alone.
+It needs no model and no device: the tests' runner keeps token and position in each KV slot, and samples a hash of
+the slots that the page tables refer to, so that a page shared, copied, swapped or freed wrongly gives a wrong
+token. Each episode draws an engine (memory, page size, limits, policy, preemption, overlap, ...) and clients that
+come and go, share prefixes and resume, while steps fail. On every step the pages must add up; every client must be
+sent what an engine of its own would send; at the end nothing may be held. After a violation the program exits with
+1 and prints the command to repeat it. Time per step is that of the scheduler and the cache alone.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from typing import Any
 from benchmarks.soak_episode import Episode
 
 STEPS = 150
-"""Of an episode in which clients come. As many again may follow until all are served."""
+"""Steps of an episode in which clients arrive. As many again may follow until all are served."""
 REPORT_S = 30.0
 HANG_S = 300.0
 """An episode takes a tenth of a second."""
 
 
 class Soak:
-    """Episodes one after the other, and what happened in all of them."""
+    """Runs episodes one after the other, and counts what happens in all of them."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -46,14 +46,14 @@ class Soak:
         self.scheduler_seconds = 0.0
 
     def run(self, number: int) -> str | None:
-        """One episode; what was wrong, and None when nothing was."""
+        """Run one episode; returns what was wrong, or None."""
         episode = Episode(f"{self.seed}.{number}")
         again = f"Again with:\n    python -m benchmarks.soak --seed {self.seed} --episode {number}"
-        watchdog = threading.Timer(HANG_S, _give_up, [f"An episode does not end. {again}"])
+        watchdog = threading.Timer(HANG_S, _give_up, [f"The episode does not end. {again}"])
         watchdog.start()
         try:
             episode.run(STEPS)
-        except Exception:  # whatever it is, say how to see it again
+        except Exception:  # after any failure, print how to repeat it
             told = f"{traceback.format_exc()}\nengine: {episode.options}\n{episode.weather}"
             return f"{told}\nafter {episode.counts['steps']} steps. {again}"
         finally:
@@ -102,7 +102,7 @@ def main() -> int:
 
 
 def _give_up(message: str) -> None:
-    """A step that never returns cannot be interrupted."""
+    """Exit at once, as a step that never returns cannot be interrupted."""
     print(message, file=sys.stderr, flush=True)
     faulthandler.dump_traceback()
     os._exit(1)
@@ -110,9 +110,9 @@ def _give_up(message: str) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=600.0, help="begin no episode after so long")
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="drawn when left out")
-    parser.add_argument("--episode", type=int, help="run this one alone")
+    parser.add_argument("--seconds", type=float, default=600.0, help="time after which no episode begins")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="seed (default: random)")
+    parser.add_argument("--episode", type=int, help="run only this episode")
     parser.add_argument("--json", type=Path, help="write the summary here")
     return parser.parse_args()
 

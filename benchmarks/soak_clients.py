@@ -2,7 +2,7 @@
 
 Conversations form trees, so that requests share prefixes that end anywhere:
 
-    system prompt ─┬─ user ─ answer ─┬─ user ─ answer       all that was said before, and more
+    system prompt ─┬─ user ─ answer ─┬─ user ─ answer       the whole history, and more
                    │                 └─ user ─ answer       the same again, or from a point within
                    └─ user ─ answer
 """
@@ -23,13 +23,13 @@ from tests.engine.support.hash_model import VOCABULARY, alone
 
 _REMEMBERED = 40
 TOKEN_SECONDS = 1e-3
-"""What a step takes per token, where its limits are of time."""
+"""Seconds of a step per token, when steps are limited by time."""
 Options = dict[str, Any]
-"""Of a request: arguments of `Script.arrive`."""
+"""Options of a request: arguments of `Script.arrive`."""
 
 
 def draw_engine(rng: random.Random) -> dict[str, Any]:
-    """Arguments of a `Script`: from memory that hardly holds one request to more than all of them need."""
+    """Draw arguments of a `Script`, with memory for hardly one request up to more than all of them need."""
     page_size = rng.choice([1, 2, 3, 4, 8, 16])
     num_pages = max(2, rng.choice([24, 60, 120, 250, 600]) // page_size)
     max_running = rng.choice([1, 2, 4, 8, 16])
@@ -45,7 +45,7 @@ def draw_engine(rng: random.Random) -> dict[str, Any]:
             "policy": rng.choice(sorted(POLICIES)),
             "priority_half_life_s": rng.choice([3.0, 30.0, 1e6]),
             "fair_quantum_tokens": rng.choice([1, 20, 256]),
-            # Whose clock another thread reads does not see the same times again.
+            # A clock that another thread reads does not return the same times in a repeated run.
             "max_step_ms": None if overlap else rng.choice([None, 4e3 * TOKEN_SECONDS, 4e4 * TOKEN_SECONDS]),
             "max_step_stretch": None if overlap else rng.choice([None, 0.75, 5.0]),
         },
@@ -62,13 +62,13 @@ def draw_engine(rng: random.Random) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Weather:
-    """How rough it is: probabilities per step."""
+    """Probabilities per step of arrivals, aborts, failures and migrations."""
 
     arrival: float
     abort: float
     failure: float
     move: float
-    """A stream is cut off and goes on from what was sent of it, as after the loss of a replica."""
+    """Probability that a stream is cut off and resumes after its last sent token, as after a replica's loss."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> Weather:
@@ -82,28 +82,28 @@ class Weather:
 
 @dataclass
 class Clients:
-    """Draws prompts and what is asked for with them."""
+    """Draws prompts and request options."""
 
     rng: random.Random
     capacity: int
-    """Tokens that the engine has memory for."""
+    """Number of tokens that the engine has memory for."""
     histories: list[list[int]] = field(default_factory=list)
-    """What was asked and answered lately."""
+    """Recent prompts with their answers."""
 
     def __post_init__(self) -> None:
         self._alphabet = self.rng.choice([3, VOCABULARY - 1])
         self._systems = [self._text(self.capacity // 3) for _ in range(3)]
 
     def heard(self, history: list[int]) -> None:
-        """A request ended: of prompt and answer together, conversations may go on."""
+        """Record an ended request's prompt and answer, which later prompts may continue."""
         self.histories.append(history)
         del self.histories[:-_REMEMBERED]
 
     def draw(self) -> tuple[list[int], list[Options]]:
-        """A prompt, and the options of each of the requests that come with it at once."""
+        """Draw a prompt, and the options of each request that arrives with it at once."""
         rng, prompt = self.rng, self._prompt()
         max_tokens = rng.choice([1, 2, rng.randint(1, 12), rng.randint(1, 60)])
-        if rng.random() < 0.97:  # else it may be too long to ever fit
+        if rng.random() < 0.97:  # otherwise it may be too long to ever fit
             prompt = prompt[: max(1, self.capacity // rng.choice([1, 3, 6]) - 1)]
             max_tokens = min(max_tokens, self.capacity - len(prompt))
         seed = rng.choice([7, 7, 7, rng.randrange(100)])
@@ -134,7 +134,7 @@ class Clients:
         return [self.rng.randint(1, self._alphabet) for _ in range(self.rng.randint(0, most))]
 
     def _stops(self, prompt: list[int], seed: int, max_tokens: int) -> Options:
-        """What may end an output early, and what holds that off."""
+        """Draw options that may end an output early, and those that delay it."""
         rng, stops = self.rng, Options()
         if rng.random() < 0.15:
             stops["eos_after"] = rng.randint(0, max_tokens)
@@ -154,7 +154,7 @@ class Clients:
         return BeamParams(width, rng.randint(1, width), rng.choice([-0.5, 0.0, 1.0, 2.0]), early)
 
     def _generated(self, prompt: list[int], seed: int, options: Options) -> list[int]:
-        """What another engine sent of it: some, or all but word of the end."""
+        """Return the output that another engine sent: some of it, or all but the finish reason."""
         names = {"max_tokens", "min_tokens", "stop_token_ids", "ignore_eos"}
         params = SamplingParams(**{key: value for key, value in options.items() if key in names})
         tokens, _ = alone(prompt, seed, params, options.get("eos_after"))

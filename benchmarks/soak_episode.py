@@ -1,7 +1,7 @@
-"""One episode of the soak: an engine of random shape, random clients, and what must be true of both.
+"""One episode of the soak: an engine of random shape, random clients, and the invariants of both.
 
-Everything follows from the episode's seed: the engine, who comes when and asks for what, who goes away, which
-steps fail. So an episode that finds something finds it again.
+Everything follows from the episode's seed: the engine, the requests and their times, the aborts and the failing
+steps. An episode that finds a violation therefore finds it again.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from tests.engine.support.script import Script
 
 
 class Episode:
-    """Runs once. Raises AssertionError where something is not as it must be."""
+    """An episode, which runs once. Raises AssertionError when an invariant is violated."""
 
     def __init__(self, seed: str) -> None:
-        """`seed` may be any text; each has an engine and clients of its own."""
+        """Draw the engine and the clients from `seed`, which may be any text."""
         self._rng = random.Random(seed)
         self.options = draw_engine(self._rng)
         self.weather = Weather.draw(self._rng)
         self.script = Script(**self.options)
         self.counts = Counter[str]()
-        """Of steps, requests by how they ended, and what else happened."""
+        """Counts of steps, of requests by how they ended, and of other events."""
         self.scheduler_seconds = 0.0
-        """Spent in planning steps and taking in their results."""
+        """Seconds spent on planning steps and applying their results."""
         self._clients = Clients(self._rng, self.script.num_pages * self.script.page_size)
-        self._asked: dict[str, Options] = {}  # of the requests that were accepted
-        self._live: dict[str, None] = {}  # those of them that have not ended, in order
+        self._asked: dict[str, Options] = {}  # names of the accepted requests
+        self._live: dict[str, None] = {}  # accepted requests that have not ended, in order
         self._aborted: set[str] = set()
-        chance = random.Random(seed + " failures")  # its own: steps run in another thread
+        chance = random.Random(seed + " failures")  # a generator of its own, as steps run in another thread
         self.script.runner.fail_if = lambda plan: chance.random() < self.weather.failure * _frailty(plan)
         if not self.script.overlap:
             self.script.runner.on_run = self._let_time_pass
@@ -44,7 +44,7 @@ class Episode:
         scheduler.schedule, scheduler.apply = self._timed(scheduler.schedule), self._timed(scheduler.apply)
 
     def run(self, num_steps: int) -> None:
-        """So many steps with clients that come and go, then on until all of them have been served."""
+        """Run so many steps with clients that come and go, and then until all of them have been served."""
         try:
             for _ in range(num_steps):
                 self._come_and_go()
@@ -97,7 +97,7 @@ class Episode:
             self.script.arrive(prompt, name=name, **options)
         except NeverFits:
             is_long = len(prompt) + options["max_tokens"] > self._clients.capacity
-            assert is_long or "beams" in options, "what fits alone is accepted"
+            assert is_long or "beams" in options, "a request that fits alone is accepted"
             self.counts["never fit"] += 1
         except QueueFull:
             self.counts["refused"] += 1
@@ -110,7 +110,7 @@ class Episode:
         self._aborted.add(name)
 
     def _move(self, name: str) -> None:
-        """The request ends here, and what was sent of it comes back with another one."""
+        """Abort the request, and resume its output with another one."""
         script, request = self.script, self.script.requests[name]
         sent = [*self._asked[name].get("output_ids", ()), *script.tokens(name)]
         told = script.scores(name)
@@ -121,20 +121,20 @@ class Episode:
         )
         self.counts["moved"] += 1
 
-    # --- what must be true ---------------------------------------------------------------------------------
+    # --- invariants ----------------------------------------------------------------------------------------
 
     def _check_plan(self, plan: StepPlan) -> None:
-        """A step keeps to its limits."""
+        """Check that a step keeps to its limits."""
         self.counts["tokens"] += plan.num_tokens
         self.counts["chunks"] += len(plan.chunks)
         self.counts["drafts"] += plan.num_drafts
         assert not plan.is_empty and plan.num_tokens <= self.options["limits"]["max_step_tokens"]
-        assert plan.chunks or not plan.preempted, "who was preempted was preempted for somebody"
+        assert plan.chunks or not plan.preempted, "a request is preempted only for another one"
         names = [chunk.request.request_id for chunk in plan.chunks]
         assert len(set(names)) == len(names), names
 
     def _check_request(self, name: str) -> None:
-        """It was sent what it would be sent alone; an end before that has its reason."""
+        """Check that its output equals that of an engine of its own; an earlier end has a reason."""
         script, request, reason = self.script, self.script.requests[name], self.script.reason(name)
         assert name in self._live, f"{name} ended twice"
         del self._live[name]
@@ -153,7 +153,7 @@ class Episode:
         self._clients.heard([*request.prompt_ids, *self._asked[name].get("output_ids", ()), *got])
 
     def _check_scores(self, name: str, *, is_whole: bool) -> None:
-        """Each prompt token was scored once, in order, before the first new token."""
+        """Check that each prompt token was scored once, in order, before the first new token."""
         request, asked = self.script.requests[name], self._asked[name]
         told, num_top = self.script.scores(name), asked.get("prompt_logprobs")
         first = max(asked.get("num_prompt_reported", 0), 1)
@@ -165,11 +165,11 @@ class Episode:
             assert told == hash_model.scores(request.prompt_ids[: told.end], first, num_top), name
 
     def _had_ended(self, name: str) -> bool:
-        """Whether it came with all of its output."""
+        """Whether the request arrived with all of its output."""
         return not self.script.alone(name)[0]
 
     def _check_end(self) -> None:
-        """All is over: nothing is held, and what was counted adds up."""
+        """Check that nothing is held at the end, and that the counts add up."""
         script, scheduler = self.script, self.script.scheduler
         assert not self._live and script.nothing_held(), (list(self._live), scheduler.account())
         assert not scheduler.allocator.running and not len(scheduler.waiting)
@@ -185,7 +185,7 @@ class Episode:
         if not script.prefix_cache:
             assert script.scheduler.account().free == script.num_pages and not stats.hit_tokens
         script.cache.reset()
-        assert script.scheduler.account().free == script.num_pages, "what nobody holds can be evicted"
+        assert script.scheduler.account().free == script.num_pages, "pages that no request holds can be evicted"
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any) -> Any:
@@ -198,5 +198,5 @@ class Episode:
 
 
 def _frailty(plan: StepPlan) -> int:
-    """Steps that copy pages are few, and it is them that may leave something behind when they fail."""
+    """Return a factor for a step's failure probability: the few that copy pages fail more often."""
     return 5 if plan.swap_out or plan.swap_in or plan.copies else 1

@@ -1,16 +1,16 @@
-"""Tokens per step and time with speculation, beside plain decoding of the same requests in the same run.
+"""Measure speculation: tokens per step and time, compared with plain decoding of the same requests in one run.
 
     python -m benchmarks.speculation [--requests 1 8] [--json benchmarks/results/speculation.json]
 
 The embedded model on a CPU, one thread. Three workloads, N requests at a time:
 
-    repeated   a question of an earlier turn is asked again, greedily: the answer stands in the conversation
+    repeated   a question of an earlier turn is asked again, greedily: the conversation contains the answer
     sampled    the same at temperature 0.7, seeded
     fresh      the question for the first time: nothing to look up
 
-Settings: "plain"; "ngram" as it ships; "ngram always", without measuring what pays; "itself always", the model as
-its own draft model, which shows what a perfect draft model yields and not what it costs. Every setting has to give
-the tokens of "plain". Engines take turns, several rounds; times are the best round's, since other work on the
+Settings: "plain"; "ngram" as it ships; "ngram always", without measuring whether it pays; "itself always", the
+model as its own draft model, which shows the gain of a perfect draft model but not its cost. Every setting must
+give the tokens of "plain". Engines take turns, several rounds; times are the best round's, since other work on the
 machine only adds: to processor time, which is given too, much less than to the clock's.
 
 Tokens per step are those that a request gets in a step in which it decodes: 1 without speculation.
@@ -52,9 +52,9 @@ class Measured:
     """One setting on one workload."""
 
     seconds: float = math.inf
-    """By the clock."""
+    """Seconds of wall-clock time."""
     cpu_seconds: float = math.inf
-    """Of this process."""
+    """Seconds of this process's processor time."""
     tokens: int = 0
     decode_rows: int = 0
     drafts: int = 0
@@ -72,14 +72,14 @@ class Measured:
 
 
 def questions() -> list[ChatTurn]:
-    """Those with the longest answers."""
+    """Return the questions with the longest answers."""
     facts = sorted(load_facts(), key=lambda fact: -len(fact.sentence))
     names = [f"{fact.module}.{fact.name}" for fact in facts if fact.module != "builtins"]
     return [{"role": "user", "content": f"What does {name} do?"} for name in names[:NUM_QUESTIONS]]
 
 
 def conversations(llm: LLM) -> dict[str, tuple[list[list[ChatTurn]], SamplingParams]]:
-    """The workloads: conversations, and how their answers are chosen."""
+    """Return the workloads: conversations, and how their answers are sampled."""
     asked = [[question] for question in questions()]
     answers = llm.chat(asked, GREEDY)
     again = [
@@ -92,7 +92,7 @@ def conversations(llm: LLM) -> dict[str, tuple[list[list[ChatTurn]], SamplingPar
 def run(
     llm: LLM, chats: list[list[ChatTurn]], params: SamplingParams, num_requests: int, measured: Measured
 ) -> list[list[int]]:
-    """Answer all, `num_requests` at a time, with an empty cache; the tokens."""
+    """Answer all, `num_requests` at a time, with an empty cache; returns the tokens."""
     steps: list[StepStats] = []
     llm.engine.loop._on_step = steps.append
     llm.engine.cache.reset()

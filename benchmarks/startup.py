@@ -3,10 +3,10 @@
     python -m benchmarks.startup [--with serve raydix] [--rounds 3] [--baseline CHECKOUT] [--json FILE]
 
 Starts `serve run deployments.yaml` (or `raydix serve`) with a Ray of its own on free ports, asks one question as
-soon as anybody listens, and ends it. The times are seconds since the command, from the logs of Serve's controller
-and replicas; processor seconds are those of all processes, which tell more than the clock on a machine that does
-other things as well. `--baseline` measures another checkout in turn. A round that does not count comes first: it
-warms the page cache.
+soon as the port accepts connections, and ends it. The times are seconds since the command, from the logs of
+Serve's controller and replicas; processor seconds are those of all processes, and disturbed less than the clock by
+other work on the machine. `--baseline` measures another checkout in turn. The first round does not count: it warms
+the page cache.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ STAGES = (
     ("ingress_process", "replica_*Ingress_*", "Started initializing replica"),
     ("ingress_ready", "replica_*Ingress_*", "Finished initializing replica"),
 )
-"""Name, log files and the line that marks it; the last of its kind counts."""
+"""Stages: name, log files and the line that marks the stage; the last such line counts."""
 
 
 class Processes(threading.Thread):
-    """Watches what a process and all that descend from it use."""
+    """Watches the processor time of a process and its descendants."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -63,7 +63,7 @@ class Processes(threading.Thread):
         """Name and processor seconds by process id, as last seen."""
 
     def run(self) -> None:
-        while not self._done.wait(0.5):  # each look costs some milliseconds of what it measures
+        while not self._done.wait(0.5):  # each look itself uses some milliseconds of processor time
             self.look()
 
     def look(self) -> None:
@@ -71,7 +71,7 @@ class Processes(threading.Thread):
             try:
                 times = process.cpu_times()
                 self.cpu[process.pid] = (_role(process.cmdline()), times.user + times.system)
-            except psutil.Error:  # it has just ended
+            except psutil.Error:  # the process has just ended
                 continue
 
     def stop(self) -> None:
@@ -79,14 +79,14 @@ class Processes(threading.Thread):
         self.join()
 
     def seconds(self) -> dict[str, float]:
-        """Processor seconds by what a process is for."""
+        """Return processor seconds by the role of a process."""
         totals: dict[str, float] = defaultdict(float)
         for role, seconds in self.cpu.values():
             totals[role] += seconds
         return {role: round(seconds, 2) for role, seconds in sorted(totals.items(), key=lambda item: -item[1])}
 
     def kill(self) -> None:
-        """End what has not ended by itself."""
+        """Kill the processes that have not ended by themselves."""
         for pid in self.cpu:
             try:
                 psutil.Process(pid).kill()
@@ -109,7 +109,7 @@ def _role(command: list[str]) -> str:
 
 
 def start_once(command: str, root: Path) -> dict[str, Any]:
-    """One start from nothing: its timeline in seconds, and its processor seconds."""
+    """Start once from nothing; returns the timeline in seconds, and the processor seconds."""
     with tempfile.TemporaryDirectory(prefix="rdx", ignore_cleanup_errors=True) as directory:
         port = free_port()
         config = yaml.safe_load((root / "deployments.yaml").read_text())
@@ -144,12 +144,12 @@ def start_once(command: str, root: Path) -> dict[str, Any]:
 
 
 def _first_answer(url: str, process: subprocess.Popen[bytes]) -> float:
-    """When the first answer was complete, in seconds since the epoch. Raises RuntimeError."""
+    """Return the time of the first complete answer, in seconds since the epoch. Raises RuntimeError."""
     deadline = time.time() + PATIENCE_S
     while time.time() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"the command has ended with {process.returncode}")
-        try:  # what comes before there is an ingress waits for it in Serve's proxy
+        try:  # Serve's proxy holds earlier requests until there is an ingress
             answer = httpx.post(f"{url}/v1/chat/completions", json=QUESTION, timeout=PATIENCE_S)
             if answer.status_code == 200:
                 return time.time()
@@ -160,7 +160,7 @@ def _first_answer(url: str, process: subprocess.Popen[bytes]) -> float:
 
 
 def _timeline(logs: Path, started: float) -> dict[str, float]:
-    """Seconds from `started` to each stage that the logs tell of."""
+    """Return the seconds from `started` to each stage in the logs."""
     times: dict[str, float] = {}
     for stage, files, words in STAGES:
         for line in (line for path in logs.glob(f"{files}.log") for line in path.read_text().splitlines()):
@@ -172,7 +172,7 @@ def _timeline(logs: Path, started: float) -> dict[str, float]:
 
 
 def _heed_interrupts() -> None:
-    """Who runs in a shell's background ignores them, and so would the command."""
+    """Restore SIGINT, which a process in a shell's background ignores, as would the command."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -186,7 +186,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of the fastest round all, of the others what they took."""
+    """Return all figures of the fastest round, and the seconds of the others."""
     best = min(rounds, key=lambda one: one["timeline_s"]["first_answer"])
     return {
         "first_answer_s": [one["timeline_s"]["first_answer"] for one in rounds],

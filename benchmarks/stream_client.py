@@ -1,6 +1,7 @@
 """A client with little overhead: it sends a completion and records when each event of the answer arrives.
 
-A client shares its processors with what it measures, so this one parses no more than it must: it knows its server.
+A client shares its processors with the measured server, so this one parses no more than that server's answers
+need.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ _EVENT, _END, _FINISH = b"data: {", b"\r\n0\r\n\r\n", b'"finish_reason":"'
 
 @dataclass(slots=True)
 class Answer:
-    """One streamed answer; clocks are `time.perf_counter`."""
+    """One streamed answer; times are `time.perf_counter`."""
 
     sent_at: float = 0.0
     arrivals: list[tuple[float, int]] = field(default_factory=list)
-    """When something came, and how many events it had."""
+    """Time of each arrival, and its number of events."""
     ended_at: float = 0.0
     raw: bytearray = field(default_factory=bytearray)
 
@@ -43,9 +44,9 @@ class Answer:
         return sum(count for _, count in self.arrivals)
 
     def check(self) -> None:
-        """Raise RuntimeError unless it is a whole answer."""
+        """Raise RuntimeError unless the answer is complete."""
         if not self.raw.startswith(b"HTTP/1.1 200") or _FINISH not in self.raw:
-            raise RuntimeError(f"no answer, but {bytes(self.raw[:2000]).decode(errors='replace')}")
+            raise RuntimeError(f"incomplete answer: {bytes(self.raw[:2000]).decode(errors='replace')}")
 
 
 class StreamClient(asyncio.Protocol):

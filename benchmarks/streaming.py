@@ -4,7 +4,7 @@
 
 Starts both applications of `streaming_apps.py` on a free port in a private Ray, drives them from one asynchronous
 client, and prints microseconds per token of all streams together. "http" is what a client sees, "hop" is engine
-to ingress alone. The model costs nothing and runs ahead as fast as it can; HTTP carries one chunk per token.
+to ingress alone. The model costs nothing and generates as fast as it can; HTTP carries one chunk per token.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ APPS = ("wire", "handle")
 MIN_TOKENS = 64
 """Tokens of a short stream."""
 MIN_EXTRA = 400
-"""A long stream has at least so many more: with fewer, what starting a request costs hides what they do."""
+"""Least additional tokens of a long stream: with fewer, the cost of starting a request hides theirs."""
 Row = dict[str, Any]
 
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _start() -> str:
-    """Both applications; the base URL."""
+    """Start both applications; returns the base URL."""
     port = start_proxy()
     serve.run(wire_app(), name="wire", route_prefix="/wire")
     serve.run(handle_app(), name="handle", route_prefix="/handle")
@@ -63,10 +63,10 @@ async def _measure(base: str, options: argparse.Namespace) -> list[Row]:
 
 
 async def _row(client: httpx.AsyncClient, app: str, num_streams: int, options: argparse.Namespace) -> Row:
-    """One application at one number of streams.
+    """Measure one application at one number of streams.
 
-    The time of long streams minus that of short ones, over the tokens they have more: what a request costs besides
-    its tokens is in both.
+    A token's time is that of long streams minus that of short ones, divided by the difference in tokens, as the
+    other costs of a request are in both.
     """
     extra = max(MIN_EXTRA, options.tokens // num_streams)
     lengths = (MIN_TOKENS, MIN_TOKENS + extra)
@@ -88,7 +88,7 @@ async def _row(client: httpx.AsyncClient, app: str, num_streams: int, options: a
 
 
 async def _http(client: httpx.AsyncClient, app: str, num_streams: int, num_tokens: int) -> float:
-    """Seconds until every stream has ended."""
+    """Return the seconds until every stream has ended."""
 
     async def read() -> None:
         received = 0
@@ -104,7 +104,7 @@ async def _http(client: httpx.AsyncClient, app: str, num_streams: int, num_token
 
 
 async def _hop(client: httpx.AsyncClient, app: str, num_streams: int, num_tokens: int) -> tuple[float, float]:
-    """Seconds, and how often the readers were handed something."""
+    """Return the seconds, and the number of deliveries to the readers."""
     params = {"num_streams": num_streams, "num_tokens": num_tokens}
     answer = (await client.get(f"/{app}/hop", params=params)).raise_for_status().json()
     return answer["seconds"], answer["reads"]
@@ -137,7 +137,7 @@ def _machine(note: str) -> dict[str, Any]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=3200, help="tokens of all streams together")
-    parser.add_argument("--repeat", type=int, default=3, help="measurements of each; the best counts")
+    parser.add_argument("--repeat", type=int, default=3, help="measurements of each, of which the best counts")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--note", default="", help="what else the machine was doing")
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""Two Serve applications that differ in one thing: how tokens come from the engine replica to the ingress.
+"""Two Serve applications that differ only in how tokens travel from the engine replica to the ingress.
 
     wire      engine ──ZeroMQ, one message per step──▶ ingress ──one chunk per token──▶ HTTP
     handle    engine ──Serve handle generator───────▶ ingress ──one chunk per token──▶ HTTP
@@ -38,12 +38,12 @@ MODEL = ModelArgs(engine=CONFIG, engines=EngineDeploymentSettings(num_cpus=0.1, 
 
 
 def wire_app() -> Application:
-    """Tokens over the wire."""
+    """Streams tokens over the wire."""
     return _ingress(WireIngress).bind(bind_engines(AppArgs(), MODEL, None, engine_factory=NullEngines()))
 
 
 def handle_app() -> Application:
-    """Tokens through a Serve handle generator."""
+    """Streams tokens through a Serve handle generator."""
     engine = serve.deployment(HandleEngine, max_ongoing_requests=MAX_ONGOING, ray_actor_options={"num_cpus": 0.1})
     return _ingress(HandleIngress).bind(engine.bind())
 
@@ -53,7 +53,7 @@ def _ingress(cls: Any) -> Any:
 
 
 class _Streaming:
-    """The routes that both ingresses share. `_tokens` yields lists of tokens as they come."""
+    """The routes that both ingresses share. `_tokens` yields lists of tokens as they arrive."""
 
     def _tokens(self, num_tokens: int) -> AsyncIterator[list[int]]:
         raise NotImplementedError
@@ -64,13 +64,13 @@ class _Streaming:
                 yield f"data: {token}\n\n"
 
     async def _hop(self, num_streams: int, num_tokens: int) -> dict[str, float]:
-        """Streams read inside the ingress, without HTTP: the hop alone."""
+        """Read streams inside the ingress, without HTTP, to measure the hop alone."""
 
         async def read() -> int:
             return len([1 async for _ in self._tokens(num_tokens)])
 
         began = time.perf_counter()
-        # Each in a context of its own, or Serve takes all handle calls for one (see `RemoteEngines.generate`).
+        # Each needs its own context, or Serve treats all handle calls as one (see `RemoteEngines.generate`).
         tasks = [asyncio.create_task(read(), context=contextvars.Context()) for _ in range(num_streams)]
         reads = await asyncio.gather(*tasks)
         return {"seconds": time.perf_counter() - began, "reads": sum(reads)}
@@ -87,7 +87,7 @@ class _Streaming:
 
 @serve.ingress()
 class WireIngress(_Streaming):
-    """Tokens over the wire."""
+    """Streams tokens over the wire."""
 
     def __init__(self, engines: Any) -> None:
         self._engines = engines
@@ -107,7 +107,7 @@ class WireIngress(_Streaming):
 
 
 class HandleEngine:
-    """The same engine, its tokens yielded one by one."""
+    """The same engine, which yields its tokens one by one."""
 
     def __init__(self) -> None:
         self._engine = NullEngines()(CONFIG)
@@ -139,7 +139,7 @@ class HandleEngine:
 
 @serve.ingress()
 class HandleIngress(_Streaming):
-    """Tokens through a Serve handle generator."""
+    """Streams tokens through a Serve handle generator."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine.options(stream=True)

@@ -4,8 +4,8 @@
 
 Starts the application on the embedded model with two engine replicas in a private Ray, and users whose prompts
 begin with one of a few long prefixes (the n-th is drawn with weight 1/n). After a while it kills a replica. From
-the moment its successor is up: which share of the prompt tokens it was given did it find in its cache, and how
-long did the users of the whole service wait for first tokens? The record that ingresses keep is timed too.
+the moment its successor is up, it measures the successor's cache hit rate over prompt tokens, and the time to
+first token of all users. The record that ingresses keep is timed too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from deployments.config.args import AppArgs
 from router.hot_prefixes import HotPrefixes
 
 BEFORE_S = 25.0
-"""Load before the kill."""
+"""Seconds of load before the kill."""
 USERS = 12
 LOAD = Load(requests=20_000, prefixes=24, prefix_words=150, prefix_share=0.95, prompt_words=16, max_tokens=16)
 
@@ -100,7 +100,7 @@ async def _arm(url: str, seconds: float) -> dict[str, Any]:
         await asyncio.sleep(seconds)
         for task in users:
             task.cancel()
-        await asyncio.sleep(2.0)  # the last numbers reach the hub
+        await asyncio.sleep(2.0)  # let the last numbers reach the hub
         page = (await client.get("/metrics")).text
     first_minute = [
         s for s in samples if up_at - start <= s.sent <= up_at - start + seconds and s.first is not None
@@ -130,7 +130,7 @@ async def _until(client: httpx.AsyncClient, condition: Any) -> set[str]:
 
 
 async def _up(client: httpx.AsyncClient) -> set[str]:
-    """Replicas that take requests."""
+    """Return the replicas that take requests."""
     try:
         health = (await client.get("/health")).json()
     except (httpx.HTTPError, ValueError):
@@ -139,7 +139,7 @@ async def _up(client: httpx.AsyncClient) -> set[str]:
 
 
 def _engine_pids() -> list[int]:
-    """Processes of this program's own engine replicas."""
+    """Return the processes of this program's own engine replicas."""
     children = psutil.Process().children(recursive=True)
     return [child.pid for child in children if "EngineReplica" in "".join(child.cmdline())]
 
@@ -153,7 +153,7 @@ def _value(page: str, name: str, replica: str) -> float:
 
 
 def time_record() -> dict[str, float]:
-    """Microseconds that `HotPrefixes` takes for a prompt of 32,768 tokens of which another came with half."""
+    """Measure `HotPrefixes` in microseconds for a prompt of 32,768 tokens that shares half with another."""
     rng, namespace = random.Random(0), Namespace("m")
     begins = [array("i", rng.choices(range(30_000), k=16_384)) for _ in range(16)]
     hot, times = HotPrefixes(16), []
@@ -175,15 +175,15 @@ def time_record() -> dict[str, float]:
 def _print(result: dict[str, Any]) -> None:
     table = Table("first minute of a new replica", "cold", "warm", title_justify="left")
     rows = (
-        ("its hit rate", lambda arm: f"{arm['new_replica_hit_rate']:.1%}"),
-        ("prompt tokens it was given", lambda arm: f"{arm['new_replica_prompt_tokens']:.0f}"),
+        ("hit rate of the replica", lambda arm: f"{arm['new_replica_hit_rate']:.1%}"),
+        ("prompt tokens of the replica", lambda arm: f"{arm['new_replica_prompt_tokens']:.0f}"),
         ("hit rate of the service", lambda arm: f"{arm['fleet_hit_rate']:.1%}"),
         ("TTFT p50, ms", lambda arm: f"{arm['ttft']['p50'] * 1e3:.0f}"),
         ("TTFT p95, ms", lambda arm: f"{arm['ttft']['p95'] * 1e3:.0f}"),
         ("requests", lambda arm: str(arm["requests"])),
         ("errors", lambda arm: str(arm["errors"])),
         ("from the kill to its successor, s", lambda arm: f"{arm['back_after_s']:.1f}"),
-        ("of that warm-up, s", lambda arm: f"{arm['warm_up_s']:.1f}"),
+        ("of which warm-up, s", lambda arm: f"{arm['warm_up_s']:.1f}"),
         ("tokens warmed up", lambda arm: f"{arm['warm_up_tokens']:.0f}"),
     )
     for name, cell in rows:
@@ -203,7 +203,7 @@ def _machine(note: str) -> dict[str, Any]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=60.0, help="what counts as the first minute")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of the first minute, in seconds")
     parser.add_argument("--json", type=Path, help="write the result here")
     parser.add_argument("--note", default="", help="what else ran on the machine")
     return parser.parse_args()

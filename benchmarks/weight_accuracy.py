@@ -1,14 +1,15 @@
-"""Measure what weights of fewer bits cost: the embedded model's answers with them and without.
+"""Measure what weights of fewer bits cost in accuracy: the embedded model's answers with them and without.
 
     python -m benchmarks.weight_accuracy [--sample N] [--json benchmarks/results/weight_accuracy.json]
 
-`int8` and `fp8` are the engine's setting. `int4` and `fp8, blocks` are checkpoints, made here by plain rounding:
-four bits with a scale and a zero point for 32 or 128 inputs (packed as AWQ does), and fp8 with a scale for blocks
-of 128 x 128 weights, which the engine rounds again. Quantizers that look at data lose less than plain rounding.
+`int8` and `fp8` are values of the engine's setting. `int4` and `fp8, blocks` are checkpoints, made here by plain
+rounding: four bits with a scale and a zero point for 32 or 128 inputs (packed as AWQ does), and fp8 with a scale
+for blocks of 128 x 128 weights, which the engine rounds again. Quantizers that look at data lose less than plain
+rounding.
 
-Loss: of the docstring sentences that the model was trained on. Likeliest tokens: the share of those tokens' places
-where the most likely one is the same. Greedy tokens: the share of the unrounded float32 model's that come out the
-same, up to where an answer first differs.
+Loss is that of the docstring sentences that the model was trained on. "Likeliest tokens" is the share of their
+places where the most likely token is the same. "Greedy tokens" is the share of the unrounded float32 model's
+tokens that are equal, up to where an answer first differs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from engine.loading.model_directory import demo_model_path
 from engine.sampling_params import SamplingParams
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""In an int32, in units of four bits, of eight outputs."""
+"""Position of each of eight outputs in an int32, in units of four bits."""
 Tensors = dict[str, torch.Tensor]
 
 
@@ -45,14 +46,14 @@ class Variant(NamedTuple):
     name: str
     settings: dict[str, Any]
     store: Callable[[str, torch.Tensor], Tensors] | None = None
-    """Makes a checkpoint: what stands for a matrix."""
+    """Function that returns the checkpoint's tensors for a matrix."""
     config: dict[str, Any] | None = None
-    """And what config.json says of it."""
+    """Entry of config.json about the quantization."""
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of one variant."""
+    """Accuracy of one variant."""
 
     nll: float
     """Mean negative log-likelihood of an answer's token, in nats."""
@@ -62,11 +63,11 @@ class Accuracy:
     equal: float
     """Share of the reference's greedy tokens, 0 to 1."""
     tokens: int
-    """That were scored."""
+    """Number of scored tokens."""
 
 
 class Answers(NamedTuple):
-    """What a model makes of the questions."""
+    """A model's answers to the questions."""
 
     losses: list[float]
     likeliest: list[int]
@@ -74,7 +75,7 @@ class Answers(NamedTuple):
 
 
 def int4(group: int) -> Callable[[str, torch.Tensor], Tensors]:
-    """AWQ's layout, by plain rounding."""
+    """Return a function that stores a matrix in AWQ's layout, by plain rounding."""
 
     def store(name: str, matrix: torch.Tensor) -> Tensors:
         groups = matrix.float().view(len(matrix), -1, group)
@@ -101,7 +102,7 @@ def _pack(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def fp8_blocks(name: str, matrix: torch.Tensor, size: int = 128) -> Tensors:
-    """A scale for each block."""
+    """Round a matrix to fp8 with a scale for each block."""
     blocks = matrix.float().unflatten(0, (-1, size)).unflatten(2, (-1, size))  # [R, size, C, size]
     scales = blocks.abs().amax((1, 3)) / 448
     rounded = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn)
@@ -128,11 +129,11 @@ VARIANTS = (
     Variant("float32, int4, groups of 32", {"dtype": "float32"}, int4(32), _awq(32)),
     Variant("float32, int4, groups of 128", {"dtype": "float32"}, int4(128), _awq(128)),
 )
-"""The first is what the others are compared with."""
+"""Variants; the first is the reference for the others."""
 
 
 def checkpoint(variant: Variant, directory: Path) -> str:
-    """The embedded model, or a copy of it in `directory` with matrices stored as the variant does."""
+    """Return the embedded model, or a copy in `directory` with matrices stored as in the variant."""
     if variant.store is None:
         return "demo"
     shutil.copytree(demo_model_path(), directory, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
@@ -147,13 +148,13 @@ def checkpoint(variant: Variant, directory: Path) -> str:
 
 
 def questions(sample: int) -> list[tuple[str, Fact]]:
-    """Questions the model was trained on, and what they are about; the same ones for the same `sample`."""
+    """Return questions that the model was trained on, with their facts; equal for equal `sample`."""
     rng = random.Random(0)
     return [(rng.choice(SHORT + LONG).format(fact.full), fact) for fact in rng.sample(load_facts(), sample)]
 
 
 def answers(llm: LLM, sample: int) -> Answers:
-    """Of one model."""
+    """Return the answers of one model."""
     prompts, scored, answer_lengths = [], [], []
     for question, fact in questions(sample):
         text = llm.tokenizer.apply_chat_template(
@@ -178,7 +179,7 @@ def answers(llm: LLM, sample: int) -> Answers:
 
 
 def accuracy(found: Answers, reference: Answers) -> Accuracy:
-    """Of answers, beside those of the reference."""
+    """Return the accuracy of answers compared with the reference."""
     nll = sum(found.losses) / len(found.losses)
     top1 = sum(a == b for a, b in zip(found.likeliest, reference.likeliest, strict=True)) / len(found.likeliest)
     equal = _share_equal(reference.greedy, found.greedy)
@@ -194,7 +195,7 @@ def _share_equal(reference: list[list[int]], answers: list[list[int]]) -> float:
 
 
 def measure(sample: int) -> Iterator[tuple[str, Accuracy]]:
-    """All variants, one after the other."""
+    """Yield the accuracy of all variants, one after the other."""
     reference: Answers | None = None
     for variant in VARIANTS:
         with TemporaryDirectory() as directory:

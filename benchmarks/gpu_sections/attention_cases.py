@@ -16,7 +16,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Chunk
 
 _SCALES: KVScales = (0.5, 0.25)
-"""Of pages in eight bits."""
+"""Scales of pages in eight bits."""
 
 
 class Case(NamedTuple):

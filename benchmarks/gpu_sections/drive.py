@@ -19,10 +19,10 @@ _names = count()
 
 @dataclass(slots=True)
 class Trace:
-    """Of requests that were handed in at once. Seconds since then."""
+    """Trace of requests that were submitted at once. Times are seconds since then."""
 
     tokens: list[list[int]]
-    """Generated, by request."""
+    """Generated tokens, by request."""
     first: list[float]
     """When each request's first token came."""
     cached: list[int]
@@ -32,7 +32,7 @@ class Trace:
 
     @property
     def seconds(self) -> float:
-        """Until the last token."""
+        """Seconds until the last token."""
         return self.steps[-1][0]
 
 

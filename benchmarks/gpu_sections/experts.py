@@ -22,7 +22,7 @@ class _Mixture(NamedTuple):
     hidden: int
     inner: int
     tokens: tuple[int, ...]
-    """Of the batches: few and many for each expert, as each size of tiles has kernels of its own."""
+    """Tokens of the batches: few and many per expert, as each size of tiles has its own kernels."""
 
 
 _QWEN3_30B = _Mixture(128, 8, 2048, 768, (1, 8, 64, 700, 4096))

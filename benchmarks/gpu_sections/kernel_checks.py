@@ -30,7 +30,7 @@ _TOLERANCE: Mapping[torch.dtype, float] = {torch.bfloat16: 0.04, torch.float16: 
 _FP8_STEP = 0.07
 """Half a step between neighbours of three bits, and what bfloat16 adds."""
 _EQUAL_SHARE = 0.98
-"""Of sampled tokens: two of nearly the same chance may change places where sums are rounded otherwise."""
+"""Share of sampled tokens: two of nearly equal probability may swap if sums are rounded differently."""
 
 
 class Layout(NamedTuple):
@@ -43,11 +43,11 @@ class Layout(NamedTuple):
     window: int | None = None
     dtype: torch.dtype = torch.bfloat16
     kv_dtype: torch.dtype = torch.bfloat16
-    """Of pages: the same, or fp8."""
+    """Type of the pages: the same, or fp8."""
 
     @property
     def type_name(self) -> str:
-        """In a line of the table."""
+        """Return the name of the types in the table."""
         return _short(self.dtype) if self.kv_dtype == self.dtype else f"{_short(self.dtype)}, KV fp8"
 
     @property
@@ -58,7 +58,7 @@ class Layout(NamedTuple):
 
     @staticmethod
     def rows(kind: str, is_tiny: bool) -> list[tuple[int, int]]:
-        """Of a kind of batch: (positions before, tokens of the step)."""
+        """Return the rows of a kind of batch: (positions before, tokens of the step)."""
         ends = [1, 63, 65, 200] if is_tiny else [1, 63, 64, 65, 777, 4095, 8200]
         decodes = [(end - 1, 1) for end in ends]
         extends = [(0, 5), (40, 33)] if is_tiny else [(0, 2), (0, 130), (63, 2), (1000, 700), (8000, 257)]
@@ -81,7 +81,7 @@ _LAYOUTS = (
 )
 _PACKAGES = ("flash_attn", "flashinfer")
 _PACKAGED_LAYOUTS = (Layout(32, 8, 128),)
-"""Of packages, some of which compile for a minute what is used first."""
+"""Layouts of checks of packages, some of which compile for a minute at first use."""
 _TINY_LAYOUTS = (
     Layout(4, 2, 32),
     Layout(4, 2, 32, page_size=3, window=30, dtype=torch.float16, kv_dtype=torch.float16),

@@ -26,13 +26,13 @@ _DTYPE = torch.bfloat16
 
 
 class Sizes(NamedTuple):
-    """Of the shapes that are timed."""
+    """Sizes of the timed shapes."""
 
     heads: tuple[int, int, int]
     batches: tuple[tuple[int, int, int], ...]
-    """Of attention: rows, positions before, tokens of the step."""
+    """Attention: rows, positions before, tokens of the step."""
     tokens: tuple[int, ...]
-    """Of a step, for all other operations."""
+    """Tokens of a step, for all other operations."""
     hidden: int
     inner: int
     rows: int
@@ -69,7 +69,7 @@ class KernelSpeed:
         self._shape = AttentionShape(*sizes.heads, 16, frozenset({None}))
 
     def attention(self) -> Iterator[Measurement]:
-        """Of one layer, in pages of 16; what a step lays out once for all layers is not counted."""
+        """Time one layer, in pages of 16; the work that a step does once for all layers is not counted."""
         for name, backend in consider(self._shape, _DTYPE, self._device):
             if isinstance(backend, str):
                 yield Measurement("attention", by=name, note=f"left out: {backend}")

@@ -18,7 +18,7 @@ from benchmarks.gpu_sections.shapes import Size
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Of one machine."""
+    """Rates of one machine."""
 
     bandwidth: float
     """Bytes a second, reads and writes of a large copy."""
@@ -27,7 +27,7 @@ class Rates:
 
 
 class Bytes(NamedTuple):
-    """Of one number."""
+    """Bytes of one number."""
 
     matrices: int = 2
     """In the layers' matrices."""

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 PEERS = ("transformers",)
-"""Sections of others' code: that it fails says nothing of ours."""
+"""Sections of third-party code, whose failure is not a failure of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Measurement:
     limit_share: float | None = None
     """The least time that the machine needs, over the time that it took."""
     aim: float | None = None
-    """Of that share, on an H200."""
+    """Target of that share on an H200."""
     passed: bool | None = None
-    """Of a check."""
+    """Whether a check passed."""
     error: float | None = None
     """The largest that a check found."""
     note: str = ""

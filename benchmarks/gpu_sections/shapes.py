@@ -100,7 +100,7 @@ class Size:
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> Size:
-        """From a config.json."""
+        """Compute the size from a config.json."""
         layers, hidden, head_dim = raw["num_hidden_layers"], raw["hidden_size"], raw["head_dim"]
         queries, keys = raw["num_attention_heads"] * head_dim, raw["num_key_value_heads"] * head_dim
         layer = hidden * (2 * queries + 2 * keys + 3 * raw["intermediate_size"])
@@ -111,5 +111,5 @@ class Size:
 
     @property
     def weights(self) -> int:
-        """All of them."""
+        """Number of all weights."""
         return self.matrices + self.head + self.table

@@ -15,9 +15,9 @@ def synchronize(device: torch.device) -> None:
 
 
 def seconds_of(work: Callable[[], object], device: torch.device, *, tries: int = 5, calls: int = 10) -> float:
-    """Of one call: the best of a few tries, each of several calls, so that launches are hidden as in a step.
+    """Return seconds of one call: the best of a few tries of several calls, which hide launches as in a step.
 
-    On a CPU one call each: there is nothing to hide.
+    On a CPU, each try is one call, as there are no launches to hide.
     """
     calls = calls if device.type == "cuda" else 1
     work()

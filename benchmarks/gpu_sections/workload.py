@@ -23,9 +23,9 @@ class Workload:
 
     batches: tuple[int, ...] = (1, 8, 32, 64, 128, 256)
     context: int = 1024
-    """In the middle of what is decoded."""
+    """Context in the middle of the decoded tokens."""
     decoded: int = 128
-    """By each row."""
+    """Tokens decoded by each row."""
     prefills: tuple[int, ...] = (1024, 4096, 8192, 16_384, 32_768)
     repeats: int = 3
     prefix: int = 8192

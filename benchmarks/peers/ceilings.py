@@ -29,7 +29,7 @@ class Ceilings:
 
 
 NOTHING = Ceilings(0.0, 0.0)
-"""Before anything is measured."""
+"""Ceilings before any measurement."""
 
 
 def measure(precision: Precision, threads: int) -> Ceilings:

@@ -27,14 +27,14 @@ from benchmarks.peers.workloads import FULL, QUICK, Sizes, make_jobs
 from benchmarks.serving import Sample, summarize
 
 REQUESTS = 128
-"""In the workload "offline", all at once."""
+"""Requests of the workload "offline", all at once."""
 SINGLES = 4
 """Single streams, one after the other."""
 _SHOWN = ("single", "offline", "shared prefix cold", "shared prefix warm")
 _TIMEOUT_S = 1800.0
 
 Chunk = tuple[float, bytes]
-"""When it came, and what."""
+"""Arrival time and bytes of a chunk."""
 
 
 def events(chunks: Iterable[Chunk]) -> Iterator[tuple[float, dict[str, Any]]]:
@@ -94,7 +94,7 @@ async def run_jobs(client: aiohttp.ClientSession, model: str, jobs: list[Job]) -
 
 
 def http_jobs(sizes: Sizes, ids: range, seed: int) -> dict[str, list[Job]]:
-    """By name, what is asked one after the other."""
+    """Return the jobs by name; those of one name run one after the other."""
     jobs = make_jobs(replace(sizes, requests=REQUESTS if sizes is FULL else sizes.requests), ids, seed)
     singles = [make_jobs(sizes, ids, seed + 1 + number)["single"] for number in range(SINGLES)]
     return {name: singles if name == "single" else [jobs[name]] for name in _SHOWN}
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="an OpenAI-compatible server (%(default)s)")
     parser.add_argument("--vocabulary", type=int, required=True, help="prompts are ids below it")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--seed", type=int, default=0, help="another one asks what is in no cache")
+    parser.add_argument("--seed", type=int, default=0, help="another seed gives prompts that no cache holds")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     ids = range(FIRST_WORD, options.vocabulary - 1)

@@ -27,7 +27,7 @@ class PeerFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a job."""
+    """Result of a job."""
 
     seconds: float
     tokens: list[list[int]]
@@ -40,7 +40,7 @@ def interpreter(name: str, home: Path) -> Path | None:
 
 
 class Peer:
-    """A loaded engine. Raises PeerFailed when it cannot be had, and from then on."""
+    """A loaded engine. Raises PeerFailed when it cannot be loaded, and once it has failed."""
 
     def __init__(self, name: str, home: Path, settings: Settings, log: Path, timeout_s: float) -> None:
         python = interpreter(name, home)
@@ -62,7 +62,7 @@ class Peer:
         self.version: str = self._ask(encode(settings))["version"]
 
     def run(self, job: Job) -> Answer:
-        """Have it answered. Raises PeerFailed also when an answer is not as long as was asked."""
+        """Run a job. Raises PeerFailed also when an answer does not have the requested length."""
         answer = Answer(**self._ask(encode(job)))
         counts = [len(tokens) for tokens in answer.tokens]
         if counts != job.max_tokens:
@@ -71,7 +71,7 @@ class Peer:
         return answer
 
     def stop(self) -> None:
-        """End it and whatever it started."""
+        """End the engine and all processes that it started."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):

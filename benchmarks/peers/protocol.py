@@ -30,7 +30,7 @@ class Settings:
     model: str
     """Directory of the checkpoint."""
     precision: Precision
-    """Of weights, activations and KV."""
+    """Precision of weights, activations and KV."""
     threads: int
     max_requests: int
     """Most requests at a time."""
@@ -58,7 +58,7 @@ class Job:
 
 
 class Engine(Protocol):
-    """What an adapter makes of a peer."""
+    """A peer behind its adapter."""
 
     version: str
 

@@ -14,7 +14,7 @@ from benchmarks.peers.process import RAYDIX
 from benchmarks.peers.protocol import Job
 
 UNITS = {"first token": "ms", "prefill": "prompt tok/s"}
-"""Where it is not output tokens per second."""
+"""Units of workloads that are not measured in output tokens per second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def shown(workload: str, value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Of one engine over all rounds."""
+    """Speeds of one engine over all rounds."""
 
     best: float
     worst: float
@@ -57,9 +57,9 @@ class Ratio:
 
     peer: str
     value: float
-    """Of the best rounds."""
+    """Ratio of the best rounds."""
     low: float
-    """Of the round that was worst for Raydix, each against the peer that is best over all."""
+    """Lowest ratio of a round, against the peer that is best over all rounds."""
     high: float
 
 

@@ -1,7 +1,7 @@
-"""What every engine is asked: prompts as token ids and how many tokens to answer, the same for all.
+"""The jobs of every engine: prompts as token ids and lengths of answers, the same for all engines.
 
-Prompts are drawn anew for every round, so that nobody finds them in a cache, but for "shared prefix warm": its
-prompts begin as those of "shared prefix cold" did, which ran just before.
+Prompts are drawn anew for every round, so that no cache holds them, except for "shared prefix warm": its prompts
+begin like those of "shared prefix cold", which ran just before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Sizes:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens of the largest workload when nobody shares anything."""
+        """Tokens of the largest workload if no prompts share KV."""
         longest = max(self.prompt + self.answer, self.prefix + 2 * self.own, sum(map(max, self._mixed)))
         return self.requests * longest
 
@@ -77,7 +77,7 @@ def make_jobs(sizes: Sizes, ids: range, seed: int) -> dict[str, Job]:
 
 
 def make_warm_up(sizes: Sizes, ids: range) -> list[Job]:
-    """What is asked before anything is measured: a batch, a long prompt, a single stream."""
+    """Return the jobs before the measurements: a batch, a long prompt, a single stream."""
     draw = random.Random(-1)
     lengths = [(sizes.requests, sizes.own), (1, sizes.prefix), (1, sizes.own)]
     return [Job([draw.choices(ids, k=length) for _ in range(num)], [8] * num) for num, length in lengths]

@@ -96,7 +96,7 @@ def test_an_open_loop_does_not_wait_for_the_server(fake_server: Server, tmp_path
 
 def test_an_unreachable_server_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert asyncio.run(benchmark(parse_args(["--url", "http://127.0.0.1:9"]))) == 1
-    assert "does not tell its models" in capsys.readouterr().err
+    assert "does not list its models" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", [["--requests", "0"], ["--rate", "-1"], ["--rate", "1", "--concurrency", "2"]])
