@@ -29,6 +29,8 @@ def bind_router(context: Context, host: str, ports: tuple[int, int] | None = Non
     """
     socket = _make(context, zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # raise when a peer is gone or its pipe is full
+    # A peer that was suspended for long connects anew while its old connection still seems to be there.
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     socket.setsockopt(zmq.SNDHWM, 1000)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_HELLO_BYTES)
     address = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"

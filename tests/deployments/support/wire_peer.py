@@ -15,9 +15,14 @@ from deployments.wire.server import WireServer
 class BarePeer:
     """A DEALER socket that sends and receives single messages."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, identity: bytes | None = None
+    ) -> None:
+        """Connect, under a ZeroMQ identity of one's own or one that is drawn."""
         self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
+        if identity is not None:
+            self.socket.setsockopt(zmq.IDENTITY, identity)
         self.socket.connect(endpoint)
 
     def send(self, message: Any) -> None:

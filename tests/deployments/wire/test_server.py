@@ -43,6 +43,24 @@ def peer(server: WireServer) -> Iterator[Peer]:
     context.destroy(linger=0)
 
 
+def test_an_ingress_that_connects_anew_is_welcomed_while_its_old_connection_still_seems_to_be_there(
+    server: WireServer,
+) -> None:
+    """ZeroMQ gives up the connection to a suspended replica, which notices nothing."""
+    with zmq.Context() as context:
+        old = BarePeer(context, server.endpoint, b"the ingress")
+        old.send(hello(server))
+        old.receive(messages.Welcome)
+        new = BarePeer(context, server.endpoint, b"the ingress")
+        new.send(hello(server))
+        new.receive(messages.Welcome, timeout=10)
+        server.open("a", "i")
+        server.publish([StreamDelta("a", [1])])
+        assert new.receive(messages.Tokens).deltas[0].request_id == "a"
+        for peer in (old, new):
+            peer.socket.close()
+
+
 def test_a_wrong_secret_is_refused_and_hears_nothing_else(server: WireServer, peer: Peer) -> None:
     stranger = peer()
     stranger.send(messages.Hello(messages.WIRE_VERSION, "guess", 1, "i", "", {}))
