@@ -194,12 +194,12 @@ def test_https_where_there_is_none(push: Push, grafana: FakeGrafana) -> None:
     [
         (["--url", "http://g"], "", "no token: put a service account's token into GRAFANA_TOKEN"),
         (["--url", "grafana"], "admin-token", "is not a URL such as"),
-        (["--url", "http://me:secret@g"], "admin-token", "--url holds a password"),
+        (["--url", "http://me:secret@g"], "admin-token", "--url contains a password"),
         (["--url", "http://g", "--rules", "nowhere.yaml"], "admin-token", "nowhere.yaml"),
         (
             ["--url", "http://g", "--datasource", "x", "--prometheus-url", "y"],
             "admin-token",
-            "has no meaning beside it",
+            "must be left out",
         ),
     ],
 )
