@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from msgspec import Struct as Struct
     from msgspec import field as field
-    from msgspec.structs import replace as replace
 else:
     try:
         from msgspec import Struct, field
-        from msgspec.structs import replace
     except ImportError:
-        field, replace = dataclasses.field, dataclasses.replace
+        field = dataclasses.field
 
         class Struct:
             """Makes a dataclass of each subclass, with its annotated names as fields."""

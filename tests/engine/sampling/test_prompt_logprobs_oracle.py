@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -119,7 +119,7 @@ def test_speculation_changes_no_score(model: Path) -> None:
 
 def ranked_first(at: TokenLogprobs) -> TokenLogprobs:
     assert at.rank == 0 and at.top[0][0] == at.token_id
-    return replace(at, rank=1)
+    return msgspec.structs.replace(at, rank=1)
 
 
 def test_different_numbers_of_alternatives_in_one_step(model: Path) -> None:
