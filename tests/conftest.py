@@ -1,10 +1,11 @@
-"""What holds for all tests: each computes with one thread, and none fails for being slow.
+"""What holds for all tests: each computes with one thread, none fails for being slow, and none logs for the next.
 
 With more threads, tiny models are slow on a busy machine.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 
@@ -29,3 +30,12 @@ def fake_server() -> Iterator[Server]:
     """An OpenAI-compatible server for tests of clients."""
     with fake_openai() as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """Undo `log_through_serve`, which each engine replica calls: a later test would see its log records twice."""
+    yield
+    for package in ("deployments", "engine", "router", "monitoring"):
+        logging.getLogger(package).handlers.clear()
+        logging.getLogger(package).setLevel(logging.NOTSET)
