@@ -24,7 +24,7 @@ from benchmarks.null_model import NullEngines
 from deployments.app import bind_engines
 from deployments.client.protocol import GenerateRequest
 from deployments.client.remote_engines import RemoteEngines
-from deployments.client.serve_handle import ServeHandleDispatcher
+from deployments.client.serve_watcher import ServeWatcher
 from deployments.config.args import AppArgs, ModelArgs
 from deployments.config.settings import EngineDeploymentSettings
 from engine.config import EngineConfig
@@ -70,7 +70,7 @@ class _Streaming:
             return len([1 async for _ in self._tokens(num_tokens)])
 
         began = time.perf_counter()
-        # Each needs its own context, or Serve treats all handle calls as one (see `RemoteEngines.generate`).
+        # Each needs its own context, or Serve treats all handle calls as one (see `ServeWatcher.watch`).
         tasks = [asyncio.create_task(read(), context=contextvars.Context()) for _ in range(num_streams)]
         reads = await asyncio.gather(*tasks)
         return {"seconds": time.perf_counter() - began, "reads": sum(reads)}
@@ -95,7 +95,7 @@ class WireIngress(_Streaming):
     async def __serve_build_asgi_app__(self) -> FastAPI:
         settings = AppArgs().placer(MODEL)
         router = router_state(self._engines.app_name, self._engines.deployment_name, settings)
-        self._client = RemoteEngines(ServeHandleDispatcher(self._engines), router, num_expected=1)
+        self._client = RemoteEngines(router, 1, ServeWatcher(self._engines))
         await self._client.start()
         await self._engines.describe.remote()
         return self.routes()

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
 from router.cost import Candidate
 
@@ -24,8 +24,6 @@ CIRCUIT_OPEN_S = 5.0
 """How long a circuit stays open; then one more failure opens it again, and one success closes it."""
 MemberState = Literal["available", "draining", "lost", "circuit_open"]
 """State of a replica as this process sees it. A replica whose queue is full counts as available."""
-
-_Listener = TypeVar("_Listener")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +44,13 @@ class ReplicaLoad:
     """A replica's load as its last heartbeat reported it."""
 
     num_requests: int = 0
-    """Requests of all ingresses that wait there, run there or are on their way."""
+    """Requests of all ingresses that wait there or run there."""
     num_own: int = 0
     """The share of `num_requests` that came from this process."""
     num_running: int = 0
     num_waiting: int = 0
     queued_prefill_tokens: int = 0
-    """Prompt tokens, probably not cached, of the requests that wait there, run there or are on their way."""
+    """Prompt tokens, probably not cached, of the requests that wait there or run there."""
     dispatches_seen: int = 0
     """Number of the last dispatch of this process that these figures include."""
     pages_free: int = 0
@@ -91,18 +89,6 @@ class _Member:
     circuit_open_until: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """A request that was booked at a replica, which should tell the other ingresses."""
-
-    replica: str
-    number: int
-    """Number of the dispatch among those of this process to that replica, from 1."""
-    request_id: str
-    num_tokens: int
-    """Predicted uncached prompt tokens."""
-
-
 class Fleet:
     """The replicas of one deployment. Thread-safe; every method is a few dictionary operations and never waits."""
 
@@ -112,7 +98,6 @@ class Fleet:
         self._members: dict[str, _Member] = {}
         self._placed: dict[str, str | None] = {}  # open request id -> replica
         self._listeners: list[Callable[[], None]] = []
-        self._on_dispatch: list[Callable[[Dispatch], None]] = []
 
     # --- members -------------------------------------------------------------------------------------------
 
@@ -135,7 +120,14 @@ class Fleet:
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener`, from any thread, whenever members change; return the function that ends that."""
-        return _subscribe(self._listeners, listener, self._lock)
+        with self._lock:
+            self._listeners.append(listener)
+
+        def unsubscribe() -> None:
+            with self._lock:
+                self._listeners.remove(listener)
+
+        return unsubscribe
 
     def mark_lost(self, replica: str, is_lost: bool = True) -> None:
         """Note that a replica stopped answering, or answers again. A lost replica is tried last."""
@@ -210,14 +202,12 @@ class Fleet:
             member.own.add(request_id)
             member.num_dispatches += 1
             member.unseen[request_id] = (member.num_dispatches, num_tokens)
-            dispatch = Dispatch(replica, member.num_dispatches, request_id, num_tokens)
-            listeners = list(self._on_dispatch)
-        for listener in listeners:
-            listener(dispatch)
 
-    def on_dispatch(self, listener: Callable[[Dispatch], None]) -> Callable[[], None]:
-        """Call `listener`, from any thread, with every booking; return the function that ends that."""
-        return _subscribe(self._on_dispatch, listener, self._lock)
+    def dispatch_number(self, request_id: str) -> int:
+        """Return the number of an open request among those booked at its replica, from 1; 0 if it has none."""
+        with self._lock:
+            member = self._members.get(self._placed.get(request_id) or "")
+            return 0 if member is None else member.unseen.get(request_id, (0, 0))[0]
 
     def placement(self, request_id: str) -> str | None:
         """Return the replica at which an open request was booked last, or None."""
@@ -259,17 +249,6 @@ class Fleet:
     def _drop(self, member: _Member, request_id: str) -> None:
         member.own.discard(request_id)
         member.unseen.pop(request_id, None)
-
-
-def _subscribe(listeners: list[_Listener], listener: _Listener, lock: threading.Lock) -> Callable[[], None]:
-    with lock:
-        listeners.append(listener)
-
-    def unsubscribe() -> None:
-        with lock:
-            listeners.remove(listener)
-
-    return unsubscribe
 
 
 def _num_requests(member: _Member) -> int:

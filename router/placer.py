@@ -10,6 +10,7 @@ thread and messages from the wire arrive in another; a lock keeps them apart.
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -27,6 +28,8 @@ from router.hot_prefixes import HotPrefix, HotPrefixes
 from router.policies import Decision, Policy
 from router.policy_names import policy_named
 from router.prefix_index import PrefixIndex
+
+logger = logging.getLogger("ray.serve")
 
 
 class Placeable(Protocol):
@@ -141,6 +144,18 @@ class Placer:
         fleet.subscribe(self._forget_departed)
 
     # --- placing -------------------------------------------------------------------------------------------
+
+    def order(self, request: Placeable, candidates: Collection[str], avoid: Collection[str] = ()) -> Sequence[str]:
+        """Order the candidates for a request, best first, and book it at the first. Never raises.
+
+        If the policy fails, the least loaded replica comes first, and the failure is counted in `num_errors`.
+        """
+        try:
+            return self.place(request, candidates, avoid).order
+        except Exception:
+            self.num_errors += 1
+            logger.exception("the routing policy failed; the request goes to the least loaded replica")
+            return self.place_blindly(getattr(request, "request_id", None), candidates)
 
     def place(self, request: Placeable, candidates: Collection[str], avoid: Collection[str] = ()) -> Decision:
         """Order the candidates for a request and book it at the first of them. O(tokens of the prompt)."""

@@ -1,4 +1,7 @@
-"""Serve's `RequestRouter` between ingress and engines: it asks this process's placer, never waits, never raises.
+"""Serve's `RequestRouter` of the engines: it asks this process's placer, never waits, never raises.
+
+Ingresses send their requests over the wire. Through Serve come their watches of single replicas, and the requests
+of programs that call the engines' deployment through a handle.
 
 Serve sets four traps. An exception in `choose_replicas` would hang the request, so all are caught. Serve runs few
 routing tasks at once, so nothing here awaits. Serve pickles the class by value, so its state is in `router.state`.
@@ -8,6 +11,7 @@ Without `should_backoff` a full fleet would make the routing loop spin.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -20,7 +24,7 @@ logger = logging.getLogger("ray.serve")
 
 
 class PrefixRouter(RequestRouter):
-    """Routes each prompt as the placer's policy decides, and all other calls to the least loaded replica."""
+    """Routes each request as the placer's policy decides, a watch to its replica, and other calls by load."""
 
     def initialize_state(self, **settings: Any) -> None:
         """Find this process's state of the deployment; `settings` are `PlacerSettings`.
@@ -35,6 +39,8 @@ class PrefixRouter(RequestRouter):
             logger.error("%s", error)
             state = error.state
         self._fleet, self._placer = state.fleet, state.placer
+        self._requests: dict[str, str] = {}
+        """Ids of the requests that are open, by the ids that Serve gives their calls."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -43,45 +49,43 @@ class PrefixRouter(RequestRouter):
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        request = _generate_request(pending_request)
-        order = list(by_id)
         try:
-            order = self._order(request, order, pending_request)
+            order = self._order(list(by_id), pending_request)
         except Exception:
-            self._placer.num_errors += 1
-            logger.exception("the routing policy failed; the request goes to the least loaded replica")
-            order = self._placer.place_blindly(getattr(request, "request_id", None), order)
+            logger.exception("a call could not be routed; it goes to any replica")
+            order = list(by_id)
         ranks = [order[:1], order[1:2], order[2:]]
         return [[by_id[id_] for id_ in rank] for rank in ranks if rank]
 
-    def _order(self, request: Any, candidates: list[str], pending: PendingRequest | None) -> list[str]:
-        if request is None:
+    def _order(self, candidates: list[str], pending: PendingRequest | None) -> Sequence[str]:
+        """Order the candidates for a call. Its argument is recognised by its attributes, because a class that is
+        pickled by value must not bring copies of types along.
+        """
+        argument: Any = pending.args[0] if pending is not None and pending.args else None
+        if hasattr(argument, "watched_replica"):
+            return [replica for replica in candidates if replica == argument.watched_replica]
+        if pending is None or not hasattr(argument, "prompt_ids"):
             return self._placer.place_blindly(None, candidates)
-        return list(self._placer.place(request, candidates, _avoided(pending)).order)
+        self._fleet.open(argument.request_id)
+        self._requests[pending.metadata.internal_request_id] = argument.request_id
+        return self._placer.order(argument, candidates)
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Correct the booking: Serve may have taken another replica than the first choice."""
-        request = _generate_request(pending_request)
-        if request is not None:
-            self._placer.overrule(request.request_id, replica_id.unique_id)
+        request_id = self._requests.get(pending_request.metadata.internal_request_id)
+        if request_id is not None:
+            self._placer.overrule(request_id, replica_id.unique_id)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Forget a request that has ended, or that its replica has rejected: Serve then routes it once more."""
+        request_id = self._requests.pop(internal_request_id, None)
+        if request_id is not None:
+            self._placer.release(request_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Tell the fleet the addresses of the replicas that exist now."""
         super().update_replicas(replicas)
         self._fleet.update({replica.replica_id.unique_id: _address(replica) for replica in replicas})
-
-
-def _generate_request(pending: PendingRequest | None) -> Any:
-    """Return the request to place, recognised by its attributes: a class pickled by value must not bring copies of
-    types along.
-    """
-    argument = pending.args[0] if pending is not None and pending.args else None
-    return argument if hasattr(argument, "prompt_ids") else None
-
-
-def _avoided(pending: PendingRequest | None) -> frozenset[str]:
-    """Return the replicas that refused this request before, or were lost with it."""
-    return frozenset(pending.args[2]) if pending is not None and len(pending.args) > 2 else frozenset()
 
 
 def _address(replica: RunningReplica) -> ReplicaAddress | None:

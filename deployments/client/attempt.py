@@ -1,49 +1,21 @@
-"""One attempt to run a request at one replica, from the control call to the last token or the failure."""
+"""One attempt to run a request at one replica: placed, sent over the wire, followed to its end or its failure."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from deployments.client.futures import retrieve
-from deployments.client.protocol import CallOutcome, GenerateRequest, RefusalKind
+from deployments.client.protocol import GenerateRequest
 from deployments.client.stream import Stream
 from deployments.client.timeline import ReplicaSpan
 from deployments.wire.connection import WireConnection
+from deployments.wire.messages import Generate, NotRun, RefusalKind, pack_tokens
 from engine.stream_delta import StreamDelta
 from router.decisions import as_json
 from router.fleet import Fleet
 from router.placer import Placer
-
-
-class ReplicaCall(Protocol):
-    """An open `EngineReplica.generate` call."""
-
-    async def result(self) -> CallOutcome:
-        """Wait for the end of the call.
-
-        Raises ReplicaDied when the replica's process is known to be gone, another exception when the call failed.
-        """
-        ...
-
-    def cancel(self) -> None:
-        """Cancel the call."""
-        ...
-
-
-class ReplicaDied(Exception):
-    """The replica's process is gone."""
-
-
-class Dispatcher(Protocol):
-    """Sends requests to engine replicas: over a Serve handle in an ingress, to a table of engines in tests."""
-
-    def generate(self, request: GenerateRequest, ingress_id: str, avoid: tuple[str, ...]) -> ReplicaCall:
-        """Send a request to the replica that the router picks, to one of `avoid` only when there is no other."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +24,13 @@ class ClientTimings:
 
     accept_s: float = 30.0
     """Longest wait for a replica to accept or refuse."""
-    delivery_s: float = 5.0
-    """Longest wait for the last tokens on the wire after the replica said that a request ended."""
     tick_s: float = 0.1
     """Time between two checks of every connection."""
 
 
-LossReason = Literal["died", "silent", "failed", "undelivered"]
-"""Why a replica did not finish a request: its process is gone; it does not answer; the call to it failed, or it no
-longer knows the request; it finished the request, but the last tokens did not arrive."""
+LossReason = Literal["died", "silent", "failed"]
+"""Why a replica did not finish a request: its process is gone; it does not answer; its engine cannot go on, or no
+longer knows the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +49,16 @@ class AttemptFailure:
 class DispatchContext:
     """State that all attempts of an ingress at one model share; `RemoteEngines` owns it."""
 
-    ingress_id: str
-    dispatcher: Dispatcher
     fleet: Fleet
     placer: Placer
-    timings: ClientTimings
     attempts: dict[str, Attempt] = field(default_factory=dict)
     """Open attempts, by their id on the wire."""
     connections: dict[str, WireConnection] = field(default_factory=dict)
     """Connections, by replica."""
+
+    def reachable(self) -> set[str]:
+        """Return the replicas that can be sent a request: members of the fleet that are connected and answer."""
+        return (self.fleet.addresses().keys() & self.connections.keys()) - self.fleet.lost()
 
     def lose(self, replica: str | None, loss: LossReason, reason: str) -> None:
         """Fail all attempts at a replica at once; the replica counts as lost until its next message."""
@@ -113,7 +84,8 @@ class Attempt:
         self._base = len(stream.journal)  # tokens received before this attempt: the replica counts from here
         self._sent_at = time.monotonic()
         self._span: ReplicaSpan | None = None
-        self._lost: asyncio.Future[AttemptFailure] = asyncio.get_running_loop().create_future()
+        self._outcome: asyncio.Future[AttemptFailure | None] = asyncio.get_running_loop().create_future()
+        self._message: Generate | None = None
         # Each attempt has its own id, so that late tokens of an earlier replica are not taken for this one's.
         suffix = f"~{number}" if number else ""
         self._request = stream.journal.resumed(stream.request.request_id + suffix)
@@ -128,24 +100,49 @@ class Attempt:
         """Number of tokens received from this attempt."""
         return 0 if self.is_muted else len(self.stream.journal) - self._base
 
+    @property
+    def placed(self) -> str | None:
+        """Replica that runs the request, or was sent it; None while it was sent to none."""
+        return self.replica or self._dispatch.fleet.placement(self.wire_id)
+
+    @property
+    def unanswered(self) -> Generate | None:
+        """The message sent, while the replica has not answered it."""
+        return self._message if self.replica is None and not self._outcome.done() else None
+
     async def run(self) -> AttemptFailure | None:
         """Run the attempt. Return None when the stream has ended, else the reason why it has not."""
         dispatch = self._dispatch
         dispatch.fleet.open(self.wire_id)
         dispatch.attempts[self.wire_id] = self
-        call = dispatch.dispatcher.generate(self._request, dispatch.ingress_id, self._avoid)
         generated: list[int] = []
         try:
-            failure = await self._result(call) or await self._delivered()
+            failure = self._send() or await self._outcome
             if failure is None and not self.is_muted:
                 generated = self.stream.journal.token_ids[self._base :]
+            if failure is not None and failure.loss is not None:
+                self._abort()
             return failure
         except asyncio.CancelledError:
-            self._abort(call)
+            self._abort()
             raise
         finally:
             dispatch.placer.release(self.wire_id, generated)
             del dispatch.attempts[self.wire_id]
+
+    def _send(self) -> AttemptFailure | None:
+        """Place the request and send it. Return the failure when that is not possible."""
+        dispatch, request = self._dispatch, self._request
+        order = dispatch.placer.order(request, dispatch.reachable(), self._avoid)
+        if not order:
+            return self._loss("silent", "no replica answers")
+        try:
+            self._message = message_of(request, dispatch.fleet.dispatch_number(self.wire_id))
+            if not dispatch.connections[order[0]].generate(self._message):
+                return self._loss("silent", "it does not take in messages")
+        except (ValueError, OverflowError) as error:
+            return AttemptFailure("never_fits", str(error), order[0])
+        return None
 
     def feed(self, replica: str, delta: StreamDelta) -> bool:
         """Apply a delta. Return False when tokens before it are missing and have to be requested again."""
@@ -153,6 +150,7 @@ class Attempt:
             return True
         if self.replica is None:
             self.replica = replica
+            self._dispatch.fleet.record_call(replica, is_failure=False)
             self.stream.accept(replica, self._explain)
         if delta.is_empty:
             return True
@@ -164,6 +162,7 @@ class Attempt:
             self.began.set_result(None)
             self._dispatch.placer.settle(self.wire_id, delta.num_cached)
         if self.stream.ended.is_set():
+            self._finish(None)
             return True
         has_rival = len(self.stream.journal) > self._base
         if not self.stream.feed(delta, now):
@@ -173,65 +172,54 @@ class Attempt:
             self.stream.begin(self._span, self._explain)
         if self._span is not None:
             self._span.feed(delta, now)
+        if delta.finish_reason is not None:
+            self._finish(None)
         return True
+
+    def refuse(self, message: NotRun) -> None:
+        """Fail the attempt: its replica refused the request, or cannot go on with it."""
+        if message.kind == "failed":
+            self._dispatch.fleet.record_call(self.placed or "", is_failure=True)
+            return self.lose("failed", message.reason)
+        self._dispatch.fleet.record_call(self.placed or "", is_failure=False)
+        return self._finish(AttemptFailure(message.kind, message.reason, self.placed, message.retry_after_s))
 
     def lose(self, loss: LossReason, reason: str) -> None:
         """Fail the attempt: its replica no longer answers, or does not know the request."""
-        if not self._lost.done():
-            self._lost.set_result(self._loss(loss, reason))
+        self._finish(self._loss(loss, reason))
 
-    async def _result(self, call: ReplicaCall) -> AttemptFailure | None:
-        """Wait for the call or a loss. Return None when the replica reports that the request has ended."""
-        result = asyncio.ensure_future(call.result())
-        try:
-            waited: list[asyncio.Future[Any]] = [result, self._lost]
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if not result.done():
-                self._abort(call)
-                return self._lost.result()
-            outcome = result.result()
-            self._dispatch.fleet.record_call(self._placed or "", is_failure=False)
-            if outcome.refusal is None:
-                return None
-            return AttemptFailure(outcome.refusal, outcome.reason, outcome.replica, outcome.retry_after_s)
-        except asyncio.CancelledError:
-            raise
-        except ReplicaDied as error:
-            self._dispatch.lose(self._placed, "died", str(error))
-            return self._loss("died", str(error))
-        except Exception as error:
-            self._dispatch.fleet.record_call(self._placed or "", is_failure=True)
-            return self._loss("failed", type(error).__name__)
-        finally:
-            if not result.done():
-                result.cancel()
-            result.add_done_callback(retrieve)
-
-    async def _delivered(self) -> AttemptFailure | None:
-        """Wait for the last tokens of a request that the engine has finished; ask for them once more if needed."""
-        for is_second in (False, True):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.stream.ended.wait(), self._dispatch.timings.delivery_s / 2)
-                return None
-            connection = self._dispatch.connections.get(self.replica or "")
-            if not is_second and connection is not None:
-                connection.resume({self.wire_id: self.num_received})
-        return self._loss("undelivered", "its last tokens did not arrive")
-
-    @property
-    def _placed(self) -> str | None:
-        return self.replica or self._dispatch.fleet.placement(self.wire_id)
+    def _finish(self, failure: AttemptFailure | None) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(failure)
 
     def _explain(self) -> dict[str, Any] | None:
         record = self._dispatch.placer.decision(self.wire_id)
         return None if record is None else as_json(record)
 
     def _loss(self, loss: LossReason, reason: str) -> AttemptFailure:
-        return AttemptFailure("lost", reason, self._placed, loss=loss)
+        return AttemptFailure("lost", reason, self.placed, loss=loss)
 
-    def _abort(self, call: ReplicaCall) -> None:
-        """Abort the request in the engine: over the wire, which is faster, and by cancelling the call."""
-        connection = self._dispatch.connections.get(self._placed or "")
+    def _abort(self) -> None:
+        """Abort the request in the engine, which may run it even though it seemed lost."""
+        connection = self._dispatch.connections.get(self.placed or "")
         if connection is not None:
             connection.abort(self.wire_id)
-        call.cancel()
+
+
+def message_of(request: GenerateRequest, number: int) -> Generate:
+    """Return the message that sends a request as the `number`th of this process to a replica.
+
+    Raises OverflowError when a token id does not fit into 32 bits.
+    """
+    return Generate(
+        number,
+        request.request_id,
+        pack_tokens(request.prompt_ids),
+        request.sampling,
+        pack_tokens(request.output_ids),
+        request.num_prompt_reported,
+        request.priority,
+        request.salt,
+        request.tenant,
+        request.x_request_id,
+    )

@@ -104,7 +104,7 @@ class Failover:
         try:
             waited: list[asyncio.Future[Any]] = [*running, first.began]
             await asyncio.wait(waited, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-            silent = first.replica or self._dispatch.fleet.placement(first.wire_id)
+            silent = first.placed
             if any(task.done() for task in running) or first.began.done() or not self._others(silent):
                 return await next(iter(running))
             if not self._hedges.take():
@@ -205,8 +205,7 @@ class Failover:
 
     def _others(self, besides: str | None = None) -> set[str]:
         """Return the replicas that answer and were not tried yet."""
-        fleet = self._dispatch.fleet
-        return fleet.addresses().keys() - fleet.lost() - {*self._avoid, besides or "?"}
+        return self._dispatch.reachable() - {*self._avoid, besides or "?"}
 
     def _give_up(self, failure: AttemptFailure, outcome: str = "gave_up") -> Exception:
         self._count("migrations_total", reason=(self._migrating or failure).loss or "failed", outcome=outcome)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from deployments.client.timeline import Timeline
+from deployments.wire.messages import RefusalKind
 from engine.sampling_params import SamplingParams
-from engine.stream_delta import FinishReason, StreamDelta
+from engine.stream_delta import StreamDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +97,16 @@ class ReplicaLost(Exception):
         self.reason = reason
 
 
-RefusalKind = Literal["never_fits", "queue_full", "stopped", "draining"]
-
-
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """A replica's answer to the call that sent it a request: how the request ended, or why it was refused.
+    """A replica's answer to a call through Serve: the request's whole output, or why it was refused.
 
     A refusal is not an exception, because Serve would log a traceback for each.
     """
 
     replica: str
-    finish_reason: FinishReason | None = None
+    output: StreamDelta | None = None
+    """None if the request was refused."""
     refusal: RefusalKind | None = None
     reason: str = ""
     """Why the request was refused."""

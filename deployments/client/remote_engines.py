@@ -1,37 +1,36 @@
-"""An ingress's access to a model's engine replicas: a dispatcher sends requests, the wire delivers tokens.
+"""An ingress's access to a model's engine replicas: a connection to each, over which requests go and tokens come.
 
-generate ─▶ one task per request: Failover ─▶ Attempt ─▶ Dispatcher ── call open until the request has ended
-                                                  ▲
-            one connection per replica ── tokens ─┘
+generate ─▶ one task per request: Failover ─▶ Attempt ── request ─▶ one connection per replica
+                                                 ▲                        │
+                                                 └──────── tokens ────────┘
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import zmq
 
-from deployments.client.attempt import ClientTimings, DispatchContext, Dispatcher
+from deployments.client.attempt import ClientTimings, DispatchContext
 from deployments.client.failover import Failover, HedgeBudget
 from deployments.client.protocol import FleetHealth, GenerateRequest, HealthState, ReplicaHealth, Turn, Unavailable
+from deployments.client.replica_watch import Watch, Watcher
 from deployments.client.stream import Stream
 from deployments.config.settings import HealthSettings
 from deployments.wire.connection import WireConnection
-from deployments.wire.messages import Load
+from deployments.wire.messages import Generate, Load, NotRun
 from deployments.wire.sockets import Context
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 from router.decisions import as_json
-from router.fleet import Dispatch
 from router.state import RouterState
 
 logger = logging.getLogger("ray.serve")
@@ -42,37 +41,38 @@ class RemoteEngines:
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
         router: RouterState,
         num_expected: int,
+        watcher: Watcher | None = None,
         health: HealthSettings | None = None,
         timings: ClientTimings | None = None,
         metrics: Metrics | None = None,
         model: str = "",
     ) -> None:
-        """`health` defines when a replica counts as lost, and the limits of retries. `model` is the fingerprint of
-        the model that this ingress tokenizes for; "" is not checked.
+        """`watcher` tells at once when a replica's process dies; without it only silence tells. `health` defines
+        when a replica counts as lost, and the limits of retries. `model` is the fingerprint of the model that this
+        ingress tokenizes for; "" is not checked.
         """
         self.fleet, self.placer = router.fleet, router.placer
         self._model = model
         self._num_expected, self._timings = num_expected, timings or ClientTimings()
-        self._dispatch = DispatchContext(uuid.uuid4().hex, dispatcher, self.fleet, self.placer, self._timings)
+        self._ingress_id = uuid.uuid4().hex
+        self._dispatch = DispatchContext(self.fleet, self.placer)
         self._context: Context = zmq.Context(io_threads=1)
         self._connections, self._attempts = self._dispatch.connections, self._dispatch.attempts
         self._health, self._metrics = health or HealthSettings(), metrics
+        self._watcher = watcher
+        self._watches: dict[str, Watch] = {}
         self._departed: Counter[str] = Counter()  # counts of connections that are closed
         self._hedges = HedgeBudget(self._health.hedge_share)
         self._tasks: dict[Stream, asyncio.Task[None]] = {}
         self._ticker: asyncio.Task[None] | None = None
-        self._subscriptions: list[Callable[[], None]] = []
+        self._unsubscribe: Callable[[], None] = lambda: None
 
     async def start(self) -> None:
         """Connect to the present replicas, and to new ones as they appear."""
         loop = asyncio.get_running_loop()
-        self._subscriptions = [
-            self.fleet.subscribe(lambda: _call_soon(loop, self._sync)),
-            self.fleet.on_dispatch(lambda dispatch: _call_soon(loop, lambda: self._announce(dispatch))),
-        ]
+        self._unsubscribe = self.fleet.subscribe(lambda: _call_soon(loop, self._sync))
         self._ticker = asyncio.create_task(self._tick_forever())
         self._sync()
 
@@ -89,17 +89,15 @@ class RemoteEngines:
 
     async def aclose(self) -> None:
         """Abort unfinished requests and disconnect."""
-        for unsubscribe in self._subscriptions:
-            unsubscribe()
+        self._unsubscribe()
         tasks = [*self._tasks.values(), *([self._ticker] if self._ticker else [])]
         for stream in list(self._tasks):
             await stream.aclose()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for connection in self._connections.values():
-            connection.close()
-        self._connections.clear()
+        for replica in list(self._connections):
+            self._disconnect(replica)
         # Ending the context waits for the sockets' linger, so not on the event loop.
         await asyncio.to_thread(self._context.term)
 
@@ -116,19 +114,18 @@ class RemoteEngines:
         """
         self._check_available()
         stream = Stream(request, self._close, turn)
-        # Serve 2.60 gives all handle calls of one HTTP request the same internal id, and of several at once routes
-        # only one. In its own context each call gets its own id.
         failover = Failover(self._dispatch, stream, self._health, self._hedges, self._metrics)
-        self._tasks[stream] = task = asyncio.create_task(failover.run(), context=contextvars.Context())
+        self._tasks[stream] = task = asyncio.create_task(failover.run())
         task.add_done_callback(lambda _: self._tasks.pop(stream, None))
         try:
-            await asyncio.wait_for(asyncio.shield(stream.accepted), self._timings.accept_s)
-        except TimeoutError:
-            await stream.aclose()
-            raise Unavailable(f"no engine accepted within {self._timings.accept_s:g} s") from None
+            await asyncio.wait([stream.accepted], timeout=self._timings.accept_s)
         except asyncio.CancelledError:
             await stream.aclose()
             raise
+        if not stream.accepted.done():
+            await stream.aclose()
+            raise Unavailable(f"no engine accepted within {self._timings.accept_s:g} s")
+        stream.accepted.result()
         return stream
 
     async def health(self) -> FleetHealth:
@@ -165,9 +162,10 @@ class RemoteEngines:
         return len(self._tasks)
 
     def _check_available(self) -> None:
-        """Raise Unavailable when no replica answers: Serve would let the request wait until one has started."""
-        answering = self.fleet.addresses().keys() - self.fleet.lost()
-        if not answering:
+        """Raise Unavailable when no replica answers."""
+        if not self._dispatch.reachable():
+            self._sync()  # a replica may have appeared in this very moment
+        if not self._dispatch.reachable():
             raise Unavailable("no engine replica is up")
 
     def _close(self, stream: Stream) -> None:
@@ -193,6 +191,17 @@ class RemoteEngines:
         for request_id in request_ids:
             if request_id in self._attempts:
                 self._attempts[request_id].lose("failed", "unknown to its replica")
+
+    def on_not_run(self, replica: str, message: NotRun) -> None:
+        """Pass a replica's refusal to its attempt."""
+        attempt = self._attempts.get(message.request_id)
+        if attempt is not None and attempt.placed == replica:
+            attempt.refuse(message)
+
+    def unanswered(self, replica: str) -> Iterable[Generate]:
+        """Return the requests sent to that replica to which it has not answered, in the order sent."""
+        sent = [attempt.unanswered for attempt in self._attempts.values() if attempt.placed == replica]
+        return [message for message in sent if message is not None]
 
     def on_load(self, replica: str, load: Load) -> None:
         """Pass the replica's load to the router."""
@@ -237,27 +246,30 @@ class RemoteEngines:
     def _sync(self) -> None:
         """Connect to new replicas; disconnect from those that are gone once their last stream has ended."""
         addresses = self.fleet.addresses()
-        in_use = {attempt.replica for attempt in self._attempts.values()}
+        in_use = {attempt.placed for attempt in self._attempts.values()}
         for replica, connection in list(self._connections.items()):
             if addresses.get(replica) != connection.address and replica not in in_use:
-                connection.close()
-                self._departed.update(self._connections.pop(replica).counts)
+                self._disconnect(replica)
         for replica, address in addresses.items():
             if replica not in self._connections:
                 self._connections[replica] = WireConnection(
                     self._context,
                     address,
-                    self._dispatch.ingress_id,
+                    self._ingress_id,
                     self,
                     time.monotonic,
                     self._health.lost_after_s,
                     self._model,
                 )
+                if self._watcher is not None:
+                    self._watches[replica] = Watch(self._watcher, replica, self._ingress_id, self._dispatch.lose)
 
-    def _announce(self, dispatch: Dispatch) -> None:
-        connection = self._connections.get(dispatch.replica)
-        if connection is not None:
-            connection.announce(dispatch.number, dispatch.request_id, dispatch.num_tokens)
+    def _disconnect(self, replica: str) -> None:
+        connection = self._connections.pop(replica)
+        connection.close()
+        self._departed.update(connection.counts)
+        if replica in self._watches:
+            self._watches.pop(replica).close()
 
     async def _tick_forever(self) -> None:
         while True:

@@ -15,7 +15,7 @@ from deployments.api.text_codec import TextCodec
 from deployments.client.model_client import ModelClient
 from deployments.client.protocol import UNLOADED_STATES
 from deployments.client.remote_engines import RemoteEngines
-from deployments.client.serve_handle import ServeHandleDispatcher
+from deployments.client.serve_watcher import ServeWatcher
 from deployments.config.args import AppArgs, ModelArgs
 from deployments.config.tenants import KeyRing
 from deployments.control.cluster import ClusterModel
@@ -69,9 +69,9 @@ class ModelLink:
 
     async def _connect(self, directory: Path) -> None:
         self._connections = RemoteEngines(
-            ServeHandleDispatcher(self._engines),
             self._router,
             self._model.engines.num_expected,
+            ServeWatcher(self._engines),
             self._health,
             metrics=self.metrics,
             model=await asyncio.to_thread(

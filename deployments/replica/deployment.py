@@ -1,9 +1,10 @@
-"""One engine in one Serve replica: it takes requests through Serve and sends tokens over the wire.
+"""One engine in one Serve replica: requests come and tokens go over the wire; Serve watches, scales and stops it.
 
-    event loop     generate() ── open for as long as the request runs ─────────▶ final record
-    engine thread  step, step, step ──▶ on_events ──▶ wire, metrics, futures of finished requests
+    wire's thread    requests ─▶ Intake ─▶ engine
+    engine thread    step, step, step ──▶ on_events ──▶ wire, metrics, calls of `generate`
+    event loop       Serve's hooks, `watch`, `generate`
 
-The engine has a thread of its own beside the event loop; `check_health` checks that its steps still finish.
+`check_health` checks that the engine's steps still finish.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deployments.client.protocol import CallOutcome, GenerateRequest, RefusalKind
+from deployments.client.attempt import message_of
+from deployments.client.protocol import CallOutcome, GenerateRequest
 from deployments.config.settings import HealthSettings, MetricsSettings, WarmUpSettings, WireSettings
 from deployments.config.version import raydix_version
 from deployments.replica.devices import gpu_utilization, gpus_of
 from deployments.replica.draining import serve_is_stopping
+from deployments.replica.intake import Intake, Refusal
 from deployments.replica.liveness import Beat, EngineUnhealthy, prove_step
 from deployments.replica.load import DrainRate, LoadReporter, WorkMeter
 from deployments.replica.metrics import EngineMetrics
@@ -31,13 +34,15 @@ from deployments.telemetry.serve_logging import log_through_serve
 from deployments.wire.server import WireServer, WireTimings
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import EngineStopped, NeverFits, QueueFull
 from engine.machine import prepare_process, shared_threads, usable_cores, was_started_with
 from engine.scheduling.stats import StepStats
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 
 logger = logging.getLogger("ray.serve")
+
+_WATCH_POLL_S = 0.05
+"""Seconds between two looks whether a replica that is being stopped has streams of an ingress left."""
 
 EngineFactory = Callable[[EngineConfig], Engine]
 
@@ -90,9 +95,9 @@ class EngineReplica:
         self._settings, self._is_stopping = settings, is_stopping
         self._engine = engine_factory(_with_threads(config, settings.num_sharing))
         self._loop = self._engine.loop
-        self._event_loop: asyncio.AbstractEventLoop | None = None
-        self._ends: dict[str, asyncio.Future[StreamDelta]] = {}
+        self._calls: dict[str, _Call] = {}
         self._drain = DrainRate()
+        self._intake = Intake(self._engine, self._drain, is_stopping)
         self._work = WorkMeter(config.page_size, config.max_running, time.monotonic())
         metrics = Metrics(config.name, self.replica, "engine")
         self._metrics = EngineMetrics(metrics)
@@ -109,13 +114,15 @@ class EngineReplica:
             host,
             self.replica,
             self._reporter.read,
-            self._loop.abort,
+            self._intake,
             replace(settings.timings, heartbeat_s=settings.health.heartbeat_s),
             self._engine.cache.prefix_log,
             config.block_tokens,
             getattr(self._engine.runner, "fingerprint", ""),
             settings.wire.ports,
         )
+        self._intake.wire = self._wire
+        self._wire.start()
         self._beat = Beat(settings.health.beat_directory, self.replica)
         self._hub = hub
         self._pusher: MetricsPusher | None = None
@@ -169,6 +176,7 @@ class EngineReplica:
         if self._pusher is not None:
             self._pusher.stop()
         self._beat.clear()
+        self._intake.close()
         self._engine.close()
         self._wire.close()
 
@@ -176,86 +184,57 @@ class EngineReplica:
         with contextlib.suppress(AttributeError):  # the constructor failed half-way
             self.close()
 
-    # --- requests ------------------------------------------------------------------------------------------
+    # --- calls through Serve -------------------------------------------------------------------------------
 
-    async def generate(
-        self, request: GenerateRequest, ingress_id: str, avoid: tuple[str, ...] = ()
-    ) -> CallOutcome:
-        """Run a request; its tokens go over the wire. Returns when the request has ended, or was refused.
+    async def watch(self, target: Any, ingress_id: str) -> None:
+        """Stay open while both live: the end of the call tells the ingress that this process is gone.
 
-        `avoid` is for the router. Cancelling the call aborts the request.
+        `target` names this replica, for the router. When Serve is stopping this replica, the call returns as soon
+        as the ingress has no streams left here, because Serve waits for it.
         """
-        self._event_loop = asyncio.get_running_loop()
-        request_id = request.request_id
-        if self._is_stopping():
-            return self._refused("draining", "the replica is being stopped")
-        if request_id in self._ends:
-            return self._refused("never_fits", f"request id {request_id!r} is already in use")
-        self._ends[request_id] = ended = self._event_loop.create_future()
+        while not (self._is_stopping() and not self._wire.has_streams_of(ingress_id)):
+            await asyncio.sleep(_WATCH_POLL_S)
+
+    async def generate(self, request: GenerateRequest) -> CallOutcome:
+        """Run a request of a program that holds a handle, and return its whole output, or why it was refused.
+
+        Cancelling the call aborts the request. Raises EngineUnhealthy when the engine cannot go on.
+        """
+        if request.request_id in self._calls:
+            return self._refused(Refusal("never_fits", f"request id {request.request_id!r} is already in use"))
+        call = self._calls[request.request_id] = _Call(request.request_id)
         try:
-            refused = await self._compile(request) or self._submit(request, ingress_id)
-            if refused is not None:
-                return refused
-            self._wire.accept(request_id, ingress_id)
-            end = await ended
-            if end.finish_reason == "error":
-                logger.error("%s failed: %s", request_id, end.error)
-            return CallOutcome(self.replica, end.finish_reason)
+            refusal = await self._submit(request)
+            if refusal is not None:
+                return self._refused(refusal)
+            return CallOutcome(self.replica, await call.ended)
         except asyncio.CancelledError:
-            self._loop.abort(request_id)
+            self._loop.abort(request.request_id)
             raise
         finally:
-            self._ends.pop(request_id, None)
+            del self._calls[request.request_id]
 
-    async def _compile(self, request: GenerateRequest) -> CallOutcome | None:
-        """Compile the request's grammar, in a thread as it may take long; return a refusal if that fails."""
-        if request.sampling.grammar is None:
-            return None
-        try:
-            await asyncio.to_thread(self._engine.grammars.compile, request.sampling.grammar)
-            return None
-        except ValueError as error:
-            return self._refused("never_fits", f"the grammar cannot be used: {error}")
+    async def _submit(self, request: GenerateRequest) -> Refusal | None:
+        grammar = request.sampling.grammar
+        refusal = None if grammar is None else await asyncio.to_thread(self._intake.compile, grammar)
+        if refusal is not None:
+            return refusal
+        made = self._intake.make(message_of(request, 0))
+        return made if isinstance(made, Refusal) else self._intake.submit(made)
 
-    def _submit(self, request: GenerateRequest, ingress_id: str) -> CallOutcome | None:
-        """Hand a request to the engine; return the refusal when the engine does not take it."""
-        try:
-            made = self._engine.new_request(
-                request.request_id,
-                request.prompt_ids,
-                request.sampling,
-                salt=request.salt,
-                output_ids=request.output_ids,
-                num_prompt_reported=request.num_prompt_reported,
-                priority=request.priority,
-                tenant=request.tenant,
-            )
-            self._wire.open(request.request_id, ingress_id)
-        except ValueError as error:
-            return self._refused("never_fits", str(error))
-        try:
-            self._loop.submit(made)
-            return None
-        except NeverFits as error:
-            refused = self._refused("never_fits", str(error))
-        except QueueFull as error:
-            refused = self._refused("queue_full", str(error), self._drain.retry_after_s(self._loop.load()))
-        except EngineStopped as error:
-            refused = self._refused("stopped", str(error))
-        self._wire.forget(request.request_id)
-        return refused
-
-    def _refused(self, kind: RefusalKind, reason: str, retry_after_s: float = 1.0) -> CallOutcome:
-        return CallOutcome(self.replica, refusal=kind, reason=reason, retry_after_s=retry_after_s)
+    def _refused(self, refusal: Refusal) -> CallOutcome:
+        return CallOutcome(self.replica, None, refusal.kind, refusal.reason, refusal.retry_after_s)
 
     # --- the engine's thread -------------------------------------------------------------------------------
 
     def _on_events(self, events: list[StreamDelta]) -> None:
         self._wire.publish(events)
         self._metrics.on_events(events)
-        ended = [event for event in events if event.finish_reason is not None]
-        if ended and self._event_loop is not None:
-            self._event_loop.call_soon_threadsafe(self._resolve, ended)
+        for event in events:
+            if event.finish_reason == "error":
+                logger.error("%s failed: %s", event.request_id, event.error)
+            if self._calls and (call := self._calls.get(event.request_id)) is not None:
+                call.feed(event)
 
     def _on_step(self, stats: StepStats) -> None:
         self._metrics.on_step(stats)
@@ -265,20 +244,9 @@ class EngineReplica:
 
     def _on_failure(self, reason: str) -> None:
         """Fail all requests at once, so that their streams resume elsewhere before this replica is replaced."""
-        if self._event_loop is not None:
-            with contextlib.suppress(RuntimeError):  # the event loop is closed, so no call waits
-                self._event_loop.call_soon_threadsafe(self._fail, EngineUnhealthy(reason))
-
-    def _fail(self, error: EngineUnhealthy) -> None:
-        for end in self._ends.values():
-            if not end.done():
-                end.set_exception(error)
-
-    def _resolve(self, events: list[StreamDelta]) -> None:
-        for event in events:
-            end = self._ends.get(event.request_id)
-            if end is not None and not end.done():
-                end.set_result(event)
+        self._wire.fail_all(reason)
+        for call in list(self._calls.values()):
+            call.fail(EngineUnhealthy(reason))
 
     def _snapshot(self, metrics: Metrics) -> bytes:
         self._metrics.on_load(self._loop.load())
@@ -290,6 +258,30 @@ class EngineReplica:
         for kind, count in self._wire.counts.copy().items():
             metrics.count_to("wire_rejected_messages_total", count, kind=kind)
         return metrics.snapshot()
+
+
+class _Call:
+    """One call of `generate`, made on its event loop; `feed` and `fail` are called in other threads."""
+
+    def __init__(self, request_id: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[StreamDelta] = self._loop.create_future()
+        """Done with the whole output at its end."""
+        self._output = StreamDelta(request_id)
+
+    def feed(self, delta: StreamDelta) -> None:
+        """Add what the request gained."""
+        self._output.add(delta)
+        if delta.finish_reason is not None:
+            self._resolve(lambda: self.ended.set_result(self._output))
+
+    def fail(self, error: Exception) -> None:
+        """End the call with an error."""
+        self._resolve(lambda: self.ended.set_exception(error))
+
+    def _resolve(self, resolve: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, so no call waits
+            self._loop.call_soon_threadsafe(lambda: None if self.ended.done() else resolve())
 
 
 def _build_info(engine: Engine) -> dict[str, Any]:

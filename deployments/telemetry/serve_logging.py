@@ -1,8 +1,7 @@
 """Sends what this application's processes log to Ray Serve's logger, in the encoding that Serve is told.
 
-Log records of a request bear its x-request-id: in an ingress because Serve knows the request, in an attempt and in
-the engine replica's call because `ServeHandleDispatcher` passes the id on. An engine's own thread names requests
-by their ids on the wire, "<response id>-<choice>".
+In an ingress, log records of a request bear its x-request-id, because Serve knows the request there. A replica
+names requests by their ids on the wire, "<response id>-<choice>".
 """
 
 from __future__ import annotations

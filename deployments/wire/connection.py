@@ -6,14 +6,14 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
 import zmq
 
 from deployments.wire import messages
 from deployments.wire.messages import Load
-from deployments.wire.sockets import Context, connect_dealer, descriptor, is_readable
+from deployments.wire.sockets import MAX_REQUEST_BYTES, Context, connect_dealer, descriptor, is_readable
 from engine.stream_delta import StreamDelta
 from router.fleet import ReplicaAddress
 
@@ -33,6 +33,14 @@ class WireListener(Protocol):
 
     def on_unknown(self, replica: str, request_ids: list[str]) -> None:
         """Handle streams that the replica does not know."""
+        ...
+
+    def on_not_run(self, replica: str, message: messages.NotRun) -> None:
+        """Handle a request that the replica refused, or that does not go on there."""
+        ...
+
+    def unanswered(self, replica: str) -> Iterable[messages.Generate]:
+        """Return the requests sent to that replica to which it has not answered, in the order sent."""
         ...
 
     def on_prefix_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
@@ -110,9 +118,12 @@ class WireConnection:
         """Abort a request in the engine."""
         self._send(messages.Abort(request_id))
 
-    def announce(self, number: int, request_id: str, num_tokens: int) -> None:
-        """Announce a request that was sent to the replica through Serve; see `messages.Announce`."""
-        self._send(messages.Announce(number, request_id, num_tokens))
+    def generate(self, request: messages.Generate) -> bool:
+        """Send a request. Return False when it cannot be sent, because the replica does not take in messages.
+
+        Raises ValueError for one that is larger than a message may be.
+        """
+        return self._send(request)
 
     @property
     def is_synced(self) -> bool:
@@ -184,6 +195,10 @@ class WireConnection:
             self._listener.on_deltas(self.address.replica, message.deltas)
         elif isinstance(message, messages.Unknown):
             self._listener.on_unknown(self.address.replica, message.request_ids)
+        elif isinstance(message, messages.NotRun):
+            self._listener.on_not_run(self.address.replica, message)
+        elif isinstance(message, messages.Welcome):
+            self._send_unanswered()
         elif isinstance(message, messages.PrefixSnapshot | messages.PrefixDelta):
             self._take_prefixes(message)
         # Messages arrive in order, so each one also says that all earlier changes of the cache are known.
@@ -208,6 +223,7 @@ class WireConnection:
             received = dict(self._listener.received(self.address.replica))
             if received:
                 self.resume(received)
+            self._send_unanswered()
             self._resync()
         self._next_seq = message.seq + 1
         return True
@@ -249,16 +265,27 @@ class WireConnection:
             self.counts["malformed"] += 1
             self._resync()
 
+    def _send_unanswered(self) -> None:
+        """Send again what the replica may not have received, or its answer to it may not have arrived."""
+        for request in self._listener.unanswered(self.address.replica):
+            self._send(request)
+
     def _resync(self) -> None:
         self._snapshot, self._asked_at = "awaited", self._clock()
         self._send(messages.Resync())
 
-    def _send(self, message: messages.ToReplica) -> None:
+    def _send(self, message: messages.ToReplica) -> bool:
         if self._socket.closed:
-            return
+            return False
+        data = messages.encode(message)
+        if len(data) > MAX_REQUEST_BYTES:
+            raise ValueError(f"the message has {len(data)} bytes, at most {MAX_REQUEST_BYTES} are allowed")
         try:
-            self._socket.send(messages.encode(message), zmq.NOBLOCK)
+            self._socket.send(data, zmq.NOBLOCK)
         except zmq.Again:
             self.counts["congested"] += 1
-        # Sending may consume the signal that a message has arrived.
-        self._loop.call_soon(self.receive_all)
+            return False
+        finally:
+            # Sending may consume the signal that a message has arrived.
+            self._loop.call_soon(self.receive_all)
+        return True

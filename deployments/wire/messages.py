@@ -7,12 +7,16 @@
                               ◀─────────── Tokens     one per step: the load, and new tokens of its requests
                               ◀─────────── Heartbeat  when there was nothing else to send
                               ◀─────────── PrefixDelta      block hashes stored and evicted since the last one
-      Announce                ───────────▶            a request is on its way: other ingresses count it too
+      Generate                ───────────▶            run this request
+                              ◀─────────── Tokens     with an empty delta: accepted
+                              ◀─────────── NotRun     or not: refused, or failed later
       Abort, Resume, Resync   ───────────▶
 
-Every delta of a stream states the token at which it starts, so a receiver detects lost and repeated tokens and
-requests the stream again (`Resume`): the replica keeps each request's tokens until it has ended. Every message
-bears (epoch, sequence): after a gap a prefix delta may be lost too, and `Resync` requests a snapshot.
+A request has an id of its own for each attempt. Sent again after a reconnect, it is not run twice: the replica
+answers with what it has of the stream. Every delta of a stream states the token at which it starts, so a receiver
+detects lost and repeated tokens and requests the stream again (`Resume`): the replica keeps each request's tokens
+until it has ended. Every message bears (epoch, sequence): after a gap a prefix delta may be lost too, and `Resync`
+requests a snapshot.
 """
 
 from __future__ import annotations
@@ -20,14 +24,15 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
+from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 from router.fleet import ReplicaLoad
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 
@@ -37,6 +42,9 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
 
 Load = ReplicaLoad
 """A replica's load, as one ingress needs it."""
+
+RefusalKind = Literal["never_fits", "queue_full", "stopped", "draining"]
+"""Why a replica does not take a request."""
 
 
 class MalformedMessage(ValueError):
@@ -73,14 +81,25 @@ class Resync(msgspec.Struct, tag=3, array_like=True, frozen=True):
     """Send a snapshot, because a delta may have been lost."""
 
 
-class Announce(msgspec.Struct, tag=4, array_like=True, frozen=True):
-    """Announces a request that is on its way through Serve, which is slower than the wire."""
+class Generate(msgspec.Struct, tag=4, array_like=True, frozen=True):
+    """Run a request. Sent again under the same id it is not run again: its stream is sent from the start."""
 
     number: Count
-    """Counts the dispatches of this ingress to this replica, from 1."""
+    """Counts the requests of this ingress to this replica, from 1."""
     request_id: str
-    num_tokens: Count
-    """Prompt tokens that are probably not cached at the replica."""
+    """Unique among all attempts of all ingresses."""
+    prompt_ids: bytes
+    """Token ids, int32, little endian."""
+    sampling: SamplingParams
+    output_ids: bytes = b""
+    """Token ids that another replica has generated, int32, little endian."""
+    num_prompt_reported: Count = 0
+    """Number of leading prompt tokens whose log-probabilities another replica has sent, if requested."""
+    priority: int = 0
+    salt: str = ""
+    tenant: str = ""
+    x_request_id: str = ""
+    """The id that the client knows, for logs."""
 
 
 class Welcome(msgspec.Struct, tag=10, array_like=True, frozen=True):
@@ -108,6 +127,18 @@ class Unknown(msgspec.Struct, tag=14, array_like=True, frozen=True):
     epoch: int
     seq: int
     request_ids: list[str]
+
+
+class NotRun(msgspec.Struct, tag=17, array_like=True, frozen=True):
+    """The replica does not run the request: it refused it or, with the kind "failed", could not go on with it."""
+
+    epoch: int
+    seq: int
+    request_id: str
+    kind: RefusalKind | Literal["failed"]
+    reason: str
+    retry_after_s: float = 1.0
+    """Seconds after which a retry is worthwhile when the queue was full."""
 
 
 class Tokens(msgspec.Struct, tag=12, array_like=True, frozen=True):
@@ -147,8 +178,8 @@ class PrefixDelta(msgspec.Struct, tag=16, array_like=True, frozen=True):
     evicted: bytes
 
 
-Sequenced = Welcome | Tokens | Heartbeat | Unknown | PrefixSnapshot | PrefixDelta
-ToReplica = Hello | Abort | Resume | Resync | Announce
+Sequenced = Welcome | Tokens | Heartbeat | Unknown | NotRun | PrefixSnapshot | PrefixDelta
+ToReplica = Hello | Abort | Resume | Resync | Generate
 ToIngress = Sequenced | Refused
 
 encode = msgspec.msgpack.Encoder().encode
@@ -172,6 +203,24 @@ def decode_to_ingress(data: bytes) -> ToIngress:
         return _to_ingress.decode(data)
     except _UNREADABLE as error:
         raise MalformedMessage(str(error)) from None
+
+
+def pack_tokens(token_ids: Iterable[int]) -> bytes:
+    """Pack token ids as int32, little endian. Raises OverflowError when an id does not fit."""
+    packed = array("i", token_ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_tokens(data: bytes) -> list[int]:
+    """Unpack token ids. Raises MalformedMessage when `data` is not a whole number of them."""
+    if len(data) % 4:
+        raise MalformedMessage(f"{len(data)} bytes are not a whole number of 4-byte token ids")
+    unpacked = array("i", data)
+    if sys.byteorder == "big":
+        unpacked.byteswap()
+    return unpacked.tolist()
 
 
 def pack_hashes(hashes: Iterable[int]) -> bytes:

@@ -1,13 +1,19 @@
-"""The replica's end of the wire: one ROUTER socket that sends every ingress its tokens.
+"""The replica's end of the wire: a ROUTER socket that takes the ingresses' requests and sends them their tokens.
+
+    wire's thread     receive ─▶ decode ─▶ on_generate, on_abort, the outbox; heartbeats
+    engine's thread   publish ─▶ one message per ingress
 
 The engine's thread itself sends a step's tokens: another thread would first have to acquire Python's interpreter
-lock, which a busy engine seldom releases. A lock guards the socket, and no code that holds it blocks.
+lock, which a busy engine seldom releases. It decodes nothing. A lock guards the socket and the outbox, and no code
+that holds it blocks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import logging
+import os
 import secrets
 import select
 import threading
@@ -15,11 +21,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 import zmq
 
 from deployments.wire import messages
-from deployments.wire.messages import Abort, Announce, Hello, Load, Resume, Resync
+from deployments.wire.messages import Abort, Generate, Hello, Load, NotRun, RefusalKind, Resume, Resync
 from deployments.wire.outbox import Outbox
 from deployments.wire.prefix_feed import PrefixFeed, PrefixSource
 from deployments.wire.session import Session
@@ -41,19 +48,33 @@ class WireTimings:
     """Time without its ingress after which a request is aborted, as no client would read it."""
     cache_period_s: float = 0.25
     """Time between two deltas of the prefix cache."""
-    dispatch_s: float = 2.0
-    """Time for which an announced request counts as load before it arrives."""
+
+
+class RequestHandler(Protocol):
+    """Takes the ingresses' requests. The methods are called in the wire's thread, which they must not block."""
+
+    def on_generate(self, ingress_id: str, request: Generate) -> None:
+        """Answer with `WireServer.open` and `accept`, or with `refuse`, now or later. A request may come twice."""
+        ...
+
+    def on_abort(self, request_id: str) -> None:
+        """End a request that was opened."""
+        ...
+
+    def on_withdrawn(self, ingress_id: str, request_id: str) -> None:
+        """Drop a request that was not answered yet. The id may be unknown."""
+        ...
 
 
 class WireServer:
-    """Delivers each request's tokens, from `accept` to its end. All methods are callable from any thread."""
+    """Takes requests and delivers their tokens. All methods are callable from any thread."""
 
     def __init__(
         self,
         host: str,
         replica: str,
         load: Callable[[], Load],
-        on_abort: Callable[[str], None],
+        handler: RequestHandler,
         timings: WireTimings | None = None,
         prefixes: PrefixSource | None = None,
         block_tokens: int = 0,
@@ -70,7 +91,7 @@ class WireServer:
         self.epoch = secrets.randbits(48)
         self.counts: Counter[str] = Counter()
         """Numbers of dropped messages by reason, and of sends that had to be repeated."""
-        self._engine_load, self._on_abort = load, on_abort
+        self._engine_load, self._handler = load, handler
         self._timings = timings or WireTimings()
         self._cache_feed = None if prefixes is None else PrefixFeed(prefixes, self._timings.cache_period_s)
         self._outbox = Outbox()
@@ -81,7 +102,13 @@ class WireServer:
         self._context = zmq.Context(io_threads=1)
         self._socket, self.endpoint = bind_router(self._context, host, ports)
         self._closing = threading.Event()
+        self._wake_up, self._waker = os.pipe()
+        os.set_blocking(self._wake_up, False)
+        os.set_blocking(self._waker, False)
         self._thread = threading.Thread(target=self._serve, name="wire", daemon=True)
+
+    def start(self) -> None:
+        """Begin to talk to ingresses. Until then their messages wait."""
         self._thread.start()
 
     # --- requests ------------------------------------------------------------------------------------------
@@ -90,18 +117,41 @@ class WireServer:
         """Add a request before the engine produces output for it. Raises ValueError when the id is in use."""
         with self._lock:
             self._outbox.open(request_id, ingress_id)
-            if ingress_id in self._sessions:
-                self._sessions[ingress_id].arrived(request_id)
 
-    def accept(self, request_id: str, ingress_id: str) -> None:
-        """Tell the ingress at once that the engine accepted the request."""
+    def accept(self, ingress_id: str) -> None:
+        """Tell the ingress at once that the engine accepted its opened requests."""
         with self._lock:
             self._flush(ingress_id)
+            self._notice_messages()
+
+    def refuse(
+        self,
+        ingress_id: str,
+        request_id: str,
+        kind: RefusalKind | Literal["failed"],
+        reason: str,
+        retry_after_s: float = 1.0,
+    ) -> None:
+        """Tell an ingress why the engine does not run its request."""
+        with self._lock:
+            session = self._sessions.get(ingress_id)
+            if session is not None and not self._closing.is_set():
+                message = NotRun(self.epoch, session.seq, request_id, kind, reason, retry_after_s)
+                self._post(ingress_id, session, messages.encode(message))
+                self._notice_messages()
 
     def forget(self, request_id: str) -> None:
-        """Drop a request that the engine did not accept."""
+        """Drop a request that was opened."""
         with self._lock:
             self._outbox.forget([request_id])
+
+    def fail_all(self, reason: str) -> None:
+        """Drop all unfinished requests, and tell their ingresses that they do not go on here."""
+        with self._lock:
+            for ingress_id in self._outbox.ingresses():
+                for request_id in self._outbox.live_of(ingress_id):
+                    self._outbox.forget([request_id])
+                    self.refuse(ingress_id, request_id, "failed", reason)
 
     def publish(self, deltas: Sequence[StreamDelta]) -> None:
         """Send a step's deltas: one message per ingress, now."""
@@ -110,8 +160,7 @@ class WireServer:
             for ingress_id in {self._outbox.record(delta, now) for delta in deltas}:
                 if ingress_id is not None:
                     self._flush(ingress_id)
-            # Sending may consume the signal that a message has arrived.
-            self._receive_all()
+            self._notice_messages()
 
     def is_connected(self, ingress_id: str) -> bool:
         """Return whether an ingress has said hello and is still connected."""
@@ -122,14 +171,23 @@ class WireServer:
         """Number of unfinished requests."""
         return self._outbox.num_live
 
+    def has_streams_of(self, ingress_id: str) -> bool:
+        """Return whether any output of this ingress's requests is still to be produced or sent."""
+        with self._lock:
+            return self._outbox.num_live_of(ingress_id) > 0 or bool(self._outbox.unsent(ingress_id))
+
     def close(self) -> None:
         """Stop the thread and close the socket. Idempotent."""
         if self._closing.is_set():
             return
         self._closing.set()
-        self._thread.join(timeout=5.0)
+        if self._thread.is_alive():
+            self._wake()
+            self._thread.join(timeout=5.0)
         with self._lock:
             self._socket.close(linger=500)
+            os.close(self._waker)
+            os.close(self._wake_up)
         self._context.term()
 
     # --- sending -------------------------------------------------------------------------------------------
@@ -174,16 +232,12 @@ class WireServer:
         return True
 
     def _load(self, ingress_id: str) -> Load:
-        """Return the engine's load, including announced requests."""
-        session = self._sessions[ingress_id]
-        load = self._engine_load()
-        announced = [tokens for other in self._sessions.values() for tokens, _ in other.announced.values()]
+        """Return the engine's load, as that ingress needs it."""
         return replace(
-            load,
-            num_requests=self._outbox.num_live + len(announced),
-            num_own=self._outbox.num_live_of(ingress_id) + len(session.announced),
-            queued_prefill_tokens=load.queued_prefill_tokens + sum(announced),
-            dispatches_seen=session.dispatches_seen,
+            self._engine_load(),
+            num_requests=self._outbox.num_live,
+            num_own=self._outbox.num_live_of(ingress_id),
+            dispatches_seen=self._sessions[ingress_id].dispatches_seen,
         )
 
     # --- receiving -----------------------------------------------------------------------------------------
@@ -191,56 +245,83 @@ class WireServer:
     def _serve(self) -> None:
         poller = select.poll()
         poller.register(descriptor(self._socket), select.POLLIN)
-        period_ms = max(1.0, self._timings.heartbeat_s * 1000 / 2)
+        poller.register(self._wake_up, select.POLLIN)
+        period_s = self._timings.heartbeat_s / 2
+        tick_at = 0.0
         while not self._closing.is_set():
-            poller.poll(period_ms)
+            now = time.monotonic()
             try:
-                with self._lock:
-                    self._receive_all()
-                    self._tick(time.monotonic())
+                if now >= tick_at:
+                    tick_at = now + period_s
+                    with self._lock:
+                        self._tick(now)
+                self._receive_all()
             except Exception:  # an error caused by one ingress must not stop the wire
                 logger.exception("the wire failed to serve its ingresses")
                 self.counts["failed"] += 1
+            poller.poll(max(1.0, (tick_at - time.monotonic()) * 1000))
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_up, 4096)
+
+    def _notice_messages(self) -> None:
+        """Wake the wire's thread if a message has arrived: sending may have consumed the signal."""
+        if is_readable(self._socket):
+            self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it is awake
+            os.write(self._waker, b"\0")
 
     def _receive_all(self) -> None:
-        while not self._closing.is_set() and is_readable(self._socket):
-            frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            if len(frames) != 2:
-                self.counts["malformed"] += 1
-                continue
+        """Handle all messages that have arrived, in the wire's thread, which decodes them without the lock."""
+        while not self._closing.is_set():
+            with self._lock:
+                if not is_readable(self._socket):
+                    return
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
             try:
-                self._handle(frames[0], frames[1])
-            except Exception:  # no message may stop the wire, or the engine that publishes on it
+                if len(frames) != 2:
+                    raise messages.MalformedMessage("a message has two frames")
+                self._handle(frames[0], messages.decode_to_replica(frames[1]))
+            except messages.MalformedMessage:
+                self.counts["malformed"] += 1
+            except Exception:  # no message may stop the wire
                 logger.exception("the wire could not handle a message")
                 self.counts["failed"] += 1
 
-    def _handle(self, identity: bytes, data: bytes) -> None:
+    def _handle(self, identity: bytes, message: messages.ToReplica) -> None:
+        with self._lock:
+            if isinstance(message, Hello):
+                return self._greet(identity, message)
+            ingress_id = self._ingress_of.get(identity)
+            if ingress_id is None:
+                self.counts["unauthenticated"] += 1
+                return None
+            if isinstance(message, Abort):
+                if self._outbox.owns(ingress_id, message.request_id):
+                    return self._handler.on_abort(message.request_id)
+                return self._handler.on_withdrawn(ingress_id, message.request_id)
+            if isinstance(message, Resume):
+                return self._resume(ingress_id, message.received)
+            if isinstance(message, Resync):
+                self._sessions[ingress_id].is_synced = False
+                return None
+            session = self._sessions[ingress_id]
+            session.dispatches_seen = max(session.dispatches_seen, message.number)
+            if self._outbox.is_known(message.request_id):
+                return self._again(ingress_id, message)
+        # Making a long prompt's request takes milliseconds, in which the engine's thread can send.
         try:
-            message = messages.decode_to_replica(data)
-        except messages.MalformedMessage:
-            self.counts["malformed"] += 1
-            return
-        if isinstance(message, Hello):
-            self._greet(identity, message)
-            return
-        ingress_id = self._ingress_of.get(identity)
-        if ingress_id is None:
-            self.counts["unauthenticated"] += 1
-        elif isinstance(message, Abort):
-            if self._outbox.owns(ingress_id, message.request_id):
-                self._on_abort(message.request_id)
-        elif isinstance(message, Resume):
-            self._resume(ingress_id, message.received)
-        elif isinstance(message, Resync):
-            self._sessions[ingress_id].is_synced = False
-        elif isinstance(message, Announce):
-            self._announce(self._sessions[ingress_id], message)
+            return self._handler.on_generate(ingress_id, message)
+        except Exception:
+            self.refuse(ingress_id, message.request_id, "failed", "the replica could not take the request")
+            raise
 
-    def _announce(self, session: Session, dispatch: Announce) -> None:
-        if not session.announce(dispatch, time.monotonic() + self._timings.dispatch_s):
-            self.counts["replayed"] += 1
-        if self._outbox.is_known(dispatch.request_id):
-            session.arrived(dispatch.request_id)  # The request arrived before its announcement.
+    def _again(self, ingress_id: str, request: Generate) -> None:
+        """Answer a request that has come before, from this ingress or under an id that is another's."""
+        if self._outbox.owns(ingress_id, request.request_id):
+            return self._resume(ingress_id, {request.request_id: 0})
+        return self.refuse(ingress_id, request.request_id, "never_fits", "the request's id is already in use")
 
     def _greet(self, identity: bytes, hello: Hello) -> None:
         if not hmac.compare_digest(hello.secret.encode(), self.secret.encode()):
@@ -280,7 +361,6 @@ class WireServer:
             self._flush(ingress_id)
             if now - session.last_load >= self._timings.heartbeat_s * 0.8:
                 self._send(ingress_id, session, [])
-            session.expire(now)
         if self._cache_feed is not None:
             self._cache_feed.send_due(now, self.epoch, self._sessions, self._post)
         self._outbox.forget(self._outbox.ended_before(now - self._timings.keep_ended_s))
@@ -288,7 +368,7 @@ class WireServer:
             since = self._absent_since.setdefault(ingress_id, now)
             if now - since > self._timings.absent_ingress_s:
                 for request_id in self._outbox.live_of(ingress_id):
-                    self._on_abort(request_id)
+                    self._handler.on_abort(request_id)
 
     def _drop_session(self, ingress_id: str) -> None:
         session = self._sessions.pop(ingress_id, None)

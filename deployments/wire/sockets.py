@@ -12,8 +12,8 @@ import zmq
 
 from deployments.wire.messages import MAX_MESSAGE_BYTES
 
-MAX_HELLO_BYTES = 4 * 2**20
-"""Largest message that an ingress may send: a hello that names all its streams."""
+MAX_REQUEST_BYTES = 16 * 2**20
+"""Largest message that an ingress may send: a request of four million tokens, or a hello that names streams."""
 
 _POLLIN = int(zmq.POLLIN)  # converting the enum each time costs more than the query
 _EVENTS = int(zmq.EVENTS)
@@ -32,7 +32,7 @@ def bind_router(context: Context, host: str, ports: tuple[int, int] | None = Non
     # A peer that was suspended for long connects anew while its old connection still seems to be there.
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     socket.setsockopt(zmq.SNDHWM, 1000)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_HELLO_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
     address = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
     port = socket.bind_to_random_port(address) if ports is None else _bind_to_first(socket, address, *ports)
     return socket, f"{address}:{port}"

@@ -96,23 +96,23 @@ def test_each_model_counts_for_itself(models: Service) -> None:
 
 
 def test_a_request_can_be_followed_through_logs_and_traces(models: Service, sink: Collector, logs: Path) -> None:
-    """The ingress's line, the engine's line and the spans of one request bear its id."""
+    """The ingress's line and the spans of one request bear its id."""
     body = {"model": "demo-long", "prompt": "What is a list?", "max_tokens": 4, "ignore_eos": True}
     answer = httpx.post(
         f"{models.url}/v1/completions", json=body, headers={"x-request-id": "followed"}, timeout=60
     ).raise_for_status()
 
-    def lines(deployment: str) -> list[dict[str, Any]]:
-        files = logs.glob(f"*{deployment}*.log")
+    def lines() -> list[dict[str, Any]]:
+        files = logs.glob("*Ingress*.log")
         every = [json.loads(line) for file in files for line in file.read_text().splitlines()]
         return [line for line in every if line.get("request_id") == "followed"]
 
     def spans() -> list[Received]:
         return [span for span in list(sink.spans) if span.attributes.get("raydix.request_id") == "followed"]
 
-    models.wait_until(lambda: bool(spans() and lines("Ingress") and lines("EngineReplica-demo-long")))
+    models.wait_until(lambda: bool(spans() and lines()))
     (root,) = spans()
-    (line,) = [line for line in lines("Ingress") if line.get("event") == "request"]
+    (line,) = [line for line in lines() if line.get("event") == "request"]
     assert (line["trace_id"], line["response_id"]) == (root.trace_id, answer.json()["id"])
     assert (line["model"], line["outcome"], line["output_tokens"]) == ("demo-long", "finished", 4)
     assert line["replica"] == answer.headers["x-raydix-replica"] and line["ingress"] != line["replica"]

@@ -96,14 +96,12 @@ def test_a_resumed_stream_is_looked_up_with_all_its_tokens() -> None:
 
 def test_a_dispatch_counts_at_once_as_load_and_as_prefix() -> None:
     fleet, placer = made("a", "b", "c")
-    dispatches: list[tuple[str, int, int]] = []
-    fleet.on_dispatch(lambda dispatch: dispatches.append((dispatch.replica, dispatch.number, dispatch.num_tokens)))
     first = Prompt("r0", list(range(4000)))
     fleet.open("r0")
     home = placer.place(first, "abc").order[0]
     (state,) = fleet.candidates([home])
     assert (state.queued_prefill_tokens, state.num_running) == (4000, 1)
-    assert dispatches == [(home, 1, 4000)]
+    assert (fleet.placement("r0"), fleet.dispatch_number("r0")) == (home, 1)
     again = Prompt("r1", list(range(4000)))
     fleet.open("r1")
     assert placer.place(again, "abc").order[0] == home  # its sibling is being computed there

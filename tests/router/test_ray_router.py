@@ -37,9 +37,16 @@ def replicas(names: str = "abc") -> list[Any]:
     return [SimpleNamespace(replica_id=SimpleNamespace(unique_id=name)) for name in names]
 
 
-def pending(
-    request_id: str = "r", prompt: Any = range(20), avoid: tuple[str, ...] = (), session: str | None = None
-) -> Any:
+def call(*args: Any, call_id: str = "c") -> Any:
+    """Make a pending call with these arguments, as Serve passes it to the router."""
+    return SimpleNamespace(
+        args=args,
+        metadata=SimpleNamespace(internal_request_id=call_id),
+        routing_context=SimpleNamespace(should_backoff=False),
+    )
+
+
+def pending(request_id: str = "r", prompt: Any = range(20), session: str | None = None) -> Any:
     request = SimpleNamespace(
         request_id=request_id,
         prompt_ids=prompt,
@@ -50,7 +57,7 @@ def pending(
         session_id=session,
         block_hashes=None,
     )
-    return SimpleNamespace(args=[request, "ingress", avoid], routing_context=SimpleNamespace(should_backoff=False))
+    return call(request, call_id=f"call of {request_id}")
 
 
 def chosen(router: Any, request: Any, names: str = "abc") -> list[list[str]]:
@@ -73,13 +80,14 @@ def test_all_replicas_are_ranked_and_retries_back_off(router: Any) -> None:
 
 def test_it_books_the_request_where_it_sends_it(router: Any) -> None:
     fleet = router_state(router._deployment_id.app_name, "engines", SETTINGS).fleet
-    fleet.open("r")
     ((first,), (second,), _) = chosen(router, pending())
     assert fleet.placement("r") == first
     router.on_request_routed(pending(), SimpleNamespace(unique_id=second), None)
     assert fleet.loads()[second] == 1
     assert router._placer.counts() == {("cost", "cold"): 1}
     assert router._placer.decision("r").is_overruled
+    router.on_request_completed(SimpleNamespace(unique_id=second), "call of r")
+    assert sum(fleet.loads().values()) == 0 and fleet.placement("r") is None
 
 
 def test_a_router_with_other_settings_than_the_ingress_says_so_and_places_as_the_ingress_does(
@@ -92,10 +100,17 @@ def test_a_router_with_other_settings_than_the_ingress_says_so_and_places_as_the
     assert "policy='cost'" in caplog.text and "policy='random'" in caplog.text
 
 
-def test_lost_and_avoided_replicas_come_last(router: Any) -> None:
-    ((first,), (second,), (third,)) = chosen(router, pending())
+def test_lost_replicas_come_last(router: Any) -> None:
+    ((first,), _, _) = chosen(router, pending())
     router._fleet.mark_lost(first)
-    assert chosen(router, pending(avoid=(second,)))[0] == [third]
+    assert chosen(router, pending("s"))[2] == [first]
+
+
+def test_a_watch_goes_to_its_replica_or_waits_for_it(router: Any) -> None:
+    watch = call(SimpleNamespace(watched_replica="b"), "ingress")
+    assert chosen(router, watch) == [["b"]]
+    assert chosen(router, watch, names="ac") == []
+    assert watch.routing_context.should_backoff and sum(router._fleet.loads().values()) == 0
 
 
 @pytest.mark.parametrize("prompt", [None, "text", [2**70], [1.5], [None], object()])
@@ -112,7 +127,6 @@ def test_when_the_policy_fails_the_least_loaded_replica_is_taken_and_it_is_count
     router._fleet.record_load("a", ReplicaLoad(num_requests=3))
     router._fleet.record_load("b", ReplicaLoad(num_requests=1))
     router._fleet.record_load("c", ReplicaLoad(num_requests=2))
-    router._fleet.open("r")
     assert chosen(router, pending()) == [["b"], ["c"], ["a"]]
     assert router._placer.num_errors == 1
     assert router._fleet.placement("r") == "b"
@@ -120,8 +134,7 @@ def test_when_the_policy_fails_the_least_loaded_replica_is_taken_and_it_is_count
 
 def test_calls_that_are_no_requests_are_routed_too(router: Any) -> None:
     assert flat(chosen(router, None)) == ["a", "b", "c"]
-    nothing = SimpleNamespace(args=[], routing_context=SimpleNamespace(should_backoff=False))
-    assert flat(chosen(router, nothing)) == ["a", "b", "c"]
+    assert flat(chosen(router, call())) == ["a", "b", "c"]
 
 
 def test_replicas_it_never_heard_of_are_chosen_from(router: Any) -> None:

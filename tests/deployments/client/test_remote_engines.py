@@ -1,8 +1,9 @@
-"""Requests through client, wire and real engine loops; only Serve's handle is replaced by direct calls."""
+"""Requests through client, wire and real engine loops, without Ray."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from deployments.client.protocol import Overloaded, Rejected, ReplicaLost, Unava
 from deployments.client.remote_engines import RemoteEngines
 from deployments.client.stream import Stream
 from deployments.wire import messages
+from engine.grammar.spec import Grammar
 from router.fleet import Fleet
 from router.placer import Placer
 from router.state import RouterState
@@ -284,17 +286,30 @@ def test_hedging_stays_within_its_budget() -> None:
     run_scenario(scenario())
 
 
-def test_a_failing_control_call_is_a_lost_replica() -> None:
+def test_a_replica_that_cannot_take_a_request_is_a_lost_replica() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1) as (client, engines):
 
-            async def explode(*_: object) -> dict[str, Any]:
-                raise RuntimeError("the actor died")
+            def explode(*_: object) -> None:
+                raise RuntimeError("a defect")
 
-            engines.replicas[0].generate = explode  # type: ignore[method-assign,assignment]
-            with pytest.raises(Unavailable, match="lost"):
+            engines.replicas[0]._intake.on_generate = explode  # type: ignore[assignment,method-assign]
+            with pytest.raises(Unavailable, match="could not take the request"):
                 await client.generate(request("a"))
             assert len(engines.calls) == 3  # two retries
+
+    run_scenario(scenario())
+
+
+def test_a_dead_engine_hands_its_streams_over_at_once() -> None:
+    async def scenario() -> None:
+        async with ClientAndEngines(2) as (client, engines):
+            engines.runners[0].step_s = 0.02
+            stream = await client.generate(request("a", max_tokens=60))
+            await anext(stream)
+            engines.replicas[0]._loop.fail("the device is gone")
+            assert await tokens_of(stream) == list(range(len(stream.journal) - 58, 61))
+            assert (stream.replica, [m.reason for m in stream.timeline.migrations]) == ("r1", ["failed"])
 
     run_scenario(scenario())
 
@@ -345,7 +360,7 @@ def test_a_client_learns_what_replicas_hold_from_a_snapshot_and_then_from_deltas
             await tokens_of(first)
             known = request("b", prompt_len=64)
             await until(lambda: client.placer.uncached_tokens(known) == 1)  # all blocks: 4 of 16
-            other = RemoteEngines(engines, _router_like(engines), 2, timings=TIMINGS)
+            other = RemoteEngines(_router_like(engines), 2, timings=TIMINGS)
             try:
                 await other.start()
                 assert await other.wait_for_prefixes(5)
@@ -426,7 +441,7 @@ def test_a_replica_of_another_start_or_model_is_not_used(what: str) -> None:
             if what == "model":
                 engines.replicas[0]._wire._model = "another"
             router = _router_like(engines, epoch_shift=1 if what == "epoch" else 0)
-            other = RemoteEngines(engines, router, 1, timings=TIMINGS, model="mine")
+            other = RemoteEngines(router, 1, timings=TIMINGS, model="mine")
             try:
                 await other.start()
                 await until(lambda: router.fleet.lost() == {"r0"})
@@ -439,21 +454,81 @@ def test_a_replica_of_another_start_or_model_is_not_used(what: str) -> None:
     run_scenario(scenario())
 
 
-def test_ingresses_see_each_others_dispatches() -> None:
+def test_ingresses_see_each_others_requests() -> None:
     async def scenario() -> None:
-        async with ClientAndEngines(1) as (client, engines):
+        async with ClientAndEngines(1, kv_pages=400) as (client, engines):
             router = _router_like(engines)
-            fleet = router.fleet
-            other = RemoteEngines(engines, router, 1, timings=TIMINGS)
+            other = RemoteEngines(router, 1, timings=TIMINGS)
             try:
                 await other.start()
                 await other.wait_for_prefixes(5)
-                client.fleet.open("elsewhere")
-                client.placer.place(request("elsewhere", prompt_len=800), ["r0"])
-                await until(lambda: fleet.candidates(["r0"])[0].queued_prefill_tokens == 800)
-                assert fleet.candidates(["r0"])[0].num_running == 1
+                engines.runners[0].gate.clear()
+                await client.generate(request("elsewhere", prompt_len=800))
+                await until(lambda: router.fleet.candidates(["r0"])[0].num_running == 1)
+                engines.runners[0].gate.set()
             finally:
                 await other.aclose()
+
+    run_scenario(scenario())
+
+
+def test_a_request_or_its_answer_that_is_lost_is_sent_again_and_runs_once() -> None:
+    """Until the connection is made anew all requests are lost, or all answers."""
+
+    async def scenario(is_request: bool) -> None:
+        async with ClientAndEngines(1) as (client, engines):
+            connection, wire = await _connected(client), engines.replicas[0]._wire
+            send, post = connection._send, wire._post
+            if is_request:
+                connection._send = lambda message: True
+            else:
+                wire._post = lambda *_: True  # type: ignore[method-assign]
+            asked = asyncio.create_task(client.generate(request("a", max_tokens=5)))
+            if is_request:
+                await until(lambda: bool(list(client.unanswered("r0"))))
+            else:
+                await until(lambda: engines.replicas[0]._loop.load().num_finished == 1)
+            connection._send, wire._post = send, post  # type: ignore[method-assign]
+            connection.hello()
+            assert await tokens_of(await asked) == [1, 2, 3, 4, 5]
+            assert engines.replicas[0]._loop.load().num_finished == 1
+            assert engines.calls == ["r0"]
+
+    run_scenario(scenario(True))
+    run_scenario(scenario(False))
+
+
+def test_a_request_that_is_larger_than_a_message_may_be_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.wire.connection.MAX_REQUEST_BYTES", 1000)
+
+    async def scenario() -> None:
+        async with ClientAndEngines(1) as (client, engines):
+            with pytest.raises(Rejected, match="at most 1000 are allowed"):
+                await client.generate(request("a", prompt_len=500))
+            assert await tokens_of(await client.generate(request("b", max_tokens=2))) == [1, 2]
+            await until(lambda: engines.fleet.loads() == {"r0": 0})
+
+    run_scenario(scenario())
+
+
+def test_a_grammar_s_request_can_be_left_while_the_grammar_is_compiled() -> None:
+    async def scenario() -> None:
+        async with ClientAndEngines(1) as (client, engines):
+            may_compile, replica = threading.Event(), engines.replicas[0]
+
+            def compile_late(grammar: Grammar) -> None:
+                may_compile.wait(60)
+
+            replica._intake.compile = compile_late  # type: ignore[method-assign]
+            asked = request("a")
+            asked = replace(asked, sampling=replace(asked.sampling, grammar=Grammar("regex", "a")))
+            task = asyncio.create_task(client.generate(asked))
+            await until(lambda: bool(replica._intake._compiling))
+            task.cancel()
+            await until(lambda: not replica._intake._compiling)
+            may_compile.set()
+            assert await tokens_of(await client.generate(request("b", max_tokens=2))) == [1, 2]
+            assert replica._loop.load().num_finished == 1
 
     run_scenario(scenario())
 

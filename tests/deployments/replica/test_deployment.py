@@ -32,6 +32,37 @@ def replica(engines: InProcessEngines) -> EngineReplica:
     return engines.replicas[0]
 
 
+def ended(outcome: CallOutcome) -> str | None:
+    assert outcome.output is not None
+    return outcome.output.finish_reason
+
+
+def test_a_handle_s_call_returns_the_whole_output(replica: EngineReplica) -> None:
+    async def scenario() -> None:
+        outcome = await replica.generate(request("a", 5))
+        assert outcome.output is not None
+        assert (outcome.replica, outcome.output.token_ids, ended(outcome)) == ("r0", [1, 2, 3, 4, 5], "length")
+
+    asyncio.run(scenario())
+
+
+def test_a_watch_lasts_until_serve_stops_the_replica_and_its_streams_have_ended(
+    engines: InProcessEngines, replica: EngineReplica
+) -> None:
+    async def scenario() -> None:
+        watch = asyncio.create_task(replica.watch(None, "i"))
+        replica._wire.open("a", "i")
+        await asyncio.sleep(0.2)
+        assert not watch.done()
+        engines.stopping.add("r0")
+        await asyncio.sleep(0.2)
+        assert not watch.done()
+        replica._wire.forget("a")
+        await asyncio.wait_for(watch, 60)
+
+    asyncio.run(scenario())
+
+
 def test_an_idle_replica_is_healthy(replica: EngineReplica) -> None:
     async def scenario() -> None:
         await asyncio.sleep(0.7)  # longer than the stall timeout
@@ -45,14 +76,14 @@ def test_a_stalled_engine_fails_its_health_check_while_the_event_loop_answers(
 ) -> None:
     async def scenario() -> None:
         engines.runners[0].gate.clear()
-        call = asyncio.create_task(replica.generate(request("a"), "i"))
+        call = asyncio.create_task(replica.generate(request("a")))
         await asyncio.sleep(0.2)
         await replica.check_health()
         await asyncio.sleep(0.6)
         with pytest.raises(EngineUnhealthy, match="no engine step"):
             await replica.check_health()
         engines.runners[0].gate.set()
-        assert (await call).finish_reason == "length"
+        assert ended(await call) == "length"
         await replica.check_health()
 
     asyncio.run(scenario())
@@ -64,11 +95,11 @@ def test_a_dead_loop_fails_its_health_check_and_takes_nothing(replica: EngineRep
             raise RuntimeError("a defect")
 
         replica._engine.scheduler.schedule = explode  # type: ignore[method-assign,assignment]
-        call = asyncio.create_task(replica.generate(request("a"), "i"))
+        call = asyncio.create_task(replica.generate(request("a")))
         await until(lambda: replica._loop.failure is not None)
         with pytest.raises(EngineUnhealthy, match="RuntimeError"):
             await replica.check_health()
-        assert (await replica.generate(request("b"), "i")).refusal == "stopped"
+        assert (await replica.generate(request("b"))).refusal == "stopped"
         with pytest.raises(EngineUnhealthy, match="RuntimeError"):  # so that its stream goes on elsewhere at once
             await call
 
@@ -78,7 +109,7 @@ def test_a_dead_loop_fails_its_health_check_and_takes_nothing(replica: EngineRep
 def test_cancelling_the_call_ends_the_request(engines: InProcessEngines, replica: EngineReplica) -> None:
     async def scenario() -> None:
         engines.runners[0].step_s = 0.01
-        call = asyncio.create_task(replica.generate(request("a", max_tokens=200), "i"))
+        call = asyncio.create_task(replica.generate(request("a", max_tokens=200)))
         await until(lambda: replica._loop.load().num_running == 1)
         call.cancel()
         await until(lambda: replica._loop.load().num_running == 0)
@@ -90,19 +121,19 @@ def test_cancelling_the_call_ends_the_request(engines: InProcessEngines, replica
 def test_refusals_are_records_and_leave_nothing_behind(engines: InProcessEngines, replica: EngineReplica) -> None:
     async def scenario() -> None:
         engines.runners[0].gate.clear()
-        calls = [asyncio.create_task(replica.generate(request("a", 2), "i"))]
+        calls = [asyncio.create_task(replica.generate(request("a", 2)))]
         await until(lambda: replica._loop.has_work)
         await asyncio.sleep(0.05)
-        calls.append(asyncio.create_task(replica.generate(request("b", 2), "i")))
+        calls.append(asyncio.create_task(replica.generate(request("b", 2))))
         await asyncio.sleep(0.05)
-        full = await replica.generate(request("c"), "i")
+        full = await replica.generate(request("c"))
         assert (full.refusal, full.replica) == ("queue_full", "r0")
         assert 1 <= full.retry_after_s <= 60
-        assert (await replica.generate(request("d", 9999), "i")).refusal == "never_fits"
-        assert (await replica.generate(request("a"), "i")).refusal == "never_fits"  # the id is in use
-        assert replica._wire.num_live == 2
+        assert (await replica.generate(request("d", 9999))).refusal == "never_fits"
+        assert (await replica.generate(request("a"))).refusal == "never_fits"  # the id is in use
+        assert replica._calls.keys() == {"a", "b"}
         engines.runners[0].gate.set()
-        assert [record.finish_reason for record in await asyncio.gather(*calls)] == ["length"] * 2
+        assert [ended(outcome) for outcome in await asyncio.gather(*calls)] == ["length"] * 2
 
     asyncio.run(scenario())
 
@@ -120,7 +151,7 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_and_the_event_loop_stays_f
     async def scenario() -> CallOutcome:
         asked = request("r")
         return await replica.generate(
-            replace(asked, sampling=replace(asked.sampling, grammar=Grammar("regex", "("))), "ingress"
+            replace(asked, sampling=replace(asked.sampling, grammar=Grammar("regex", "(")))
         )
 
     monkeypatch.setattr(replica._engine.grammars, "compile", noticed)
@@ -141,14 +172,14 @@ def test_an_engine_knows_whose_a_request_is_and_lets_tenants_take_turns() -> Non
         ended: list[str] = []
 
         async def ask(name: str, tenant: str) -> None:
-            await replica.generate(replace(request(name, 2), tenant=tenant), "i")
+            await replica.generate(replace(request(name, 2), tenant=tenant))
             ended.append(name)
 
         engines.runners[0].gate.clear()
         calls = [asyncio.create_task(ask("a1", "a"))]
         await until(lambda: replica._loop.load().num_running == 1)
         calls += [asyncio.create_task(ask(name, name[0])) for name in ("a2", "a3", "b1")]
-        await until(lambda: replica._wire.num_live == 4)
+        await until(lambda: len(replica._calls) == 4)
         engines.runners[0].gate.set()
         await asyncio.gather(*calls)
         return ended

@@ -51,7 +51,8 @@ async def cached_tokens(made: EngineReplica, request_id: str, prompt: list[int],
     before = made._loop.load().cache.hit_tokens
     asked = request(request_id, max_tokens=1, salt=salt)
     asked.prompt_ids[:] = prompt
-    assert (await made.generate(asked, "ingress")).finish_reason == "length"
+    output = (await made.generate(asked)).output
+    assert output is not None and output.finish_reason == "length"
     await until(lambda: not made._loop.has_work)
     return made._loop.load().cache.hit_tokens - before
 

@@ -1,16 +1,16 @@
-"""Engine replicas and a client in one process, without Ray. Only the models and Serve's handle are replaced."""
+"""Engine replicas and a client in one process, without Ray. Only the models and the policy are replaced."""
 
 from __future__ import annotations
 
 import asyncio
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from deployments.client.attempt import ClientTimings
-from deployments.client.protocol import CallOutcome, GenerateRequest
+from deployments.client.protocol import GenerateRequest
 from deployments.client.remote_engines import RemoteEngines
 from deployments.config.settings import HealthSettings
 from deployments.replica.deployment import EngineReplica, ReplicaSettings
@@ -24,10 +24,10 @@ from engine.scheduling.plan import Chunk, Step, StepPlan, StepResult
 from engine.scheduling.swap import HostMemory
 from monitoring.metrics import Metrics
 from router.fleet import Fleet, ReplicaAddress
-from router.placer import Placer
+from router.placer import Placeable, Placer
 from router.state import RouterState
 
-TIMINGS = ClientTimings(accept_s=5, delivery_s=2, tick_s=0.03)
+TIMINGS = ClientTimings(accept_s=5, tick_s=0.03)
 LOST_AFTER_S = 0.6
 WIRE = WireTimings(heartbeat_s=0.03, keep_ended_s=2, absent_ingress_s=0.6)
 
@@ -91,21 +91,8 @@ def scores_of(chunk: Chunk) -> PackedLogprobs | None:
     return PackedLogprobs(first, 0, b"".join(struct.pack("<fI", -at / 8, at) for at in range(first, end)))
 
 
-class DirectCall:
-    """A running call of `generate`, as Serve's handle would return it."""
-
-    def __init__(self, task: asyncio.Task[CallOutcome]) -> None:
-        self._task = task
-
-    async def result(self) -> CallOutcome:
-        return await asyncio.shield(self._task)
-
-    def cancel(self) -> None:
-        self._task.cancel()
-
-
 class InProcessEngines:
-    """Several replicas, between which `choose` chooses in place of Serve's router."""
+    """Several replicas, between which `choose` chooses in place of a policy."""
 
     def __init__(
         self,
@@ -135,6 +122,7 @@ class InProcessEngines:
         ]
         self.fleet = Fleet()
         self.calls: list[str] = []
+        """The replicas to which requests were sent, in order."""
         self.choose: Callable[[Sequence[str]], str] = lambda names: names[0]
 
     async def advertise(self) -> None:
@@ -147,20 +135,28 @@ class InProcessEngines:
             )
         self.fleet.update(addresses)
 
-    def generate(self, request: GenerateRequest, ingress_id: str, avoid: tuple[str, ...]) -> DirectCall:
-        names = [replica.replica for replica in self.replicas]
-        spared = {*avoid, *self.fleet.lost()}
-        name = self.choose([n for n in names if n not in spared] or names)
-        self.calls.append(name)
-        self.fleet.book(request.request_id, name)
-        replica = self.replicas[names.index(name)]
-        return DirectCall(asyncio.ensure_future(replica.generate(request, ingress_id, avoid)))
-
     def close(self) -> None:
         for runner in self.runners:
             runner.gate.set()
         for replica in self.replicas:
             replica.close()
+
+
+class ChosenPlacer(Placer):
+    """Places each request at the replica that `engines.choose` says, and notes it in `engines.calls`."""
+
+    def __init__(self, engines: InProcessEngines) -> None:
+        super().__init__(engines.fleet)
+        self._engines = engines
+
+    def order(self, request: Placeable, candidates: Collection[str], avoid: Collection[str] = ()) -> Sequence[str]:
+        names = sorted(candidates)
+        if not names:
+            return []
+        name = self._engines.choose([n for n in names if n not in avoid] or names)
+        self._engines.calls.append(name)
+        self._engines.fleet.book(request.request_id, name)
+        return [name]
 
 
 def _engine_with(runner: LoadedRunner) -> Callable[[EngineConfig], Engine]:
@@ -188,12 +184,11 @@ class ClientAndEngines:
     async def __aenter__(self) -> tuple[RemoteEngines, InProcessEngines]:
         self._engines = InProcessEngines(self._count, **self._config)
         self._client = RemoteEngines(
-            self._engines,
-            RouterState(self._engines.fleet, Placer(self._engines.fleet)),
+            RouterState(self._engines.fleet, ChosenPlacer(self._engines)),
             self._count,
-            self._health,
-            self._timings,
-            self._metrics,
+            health=self._health,
+            timings=self._timings,
+            metrics=self._metrics,
         )
         await self._client.start()
         await self._engines.advertise()

@@ -1,4 +1,4 @@
-"""A bare peer that sends arbitrary messages to a replica's socket, with the right secret or without."""
+"""Bare ends of the wire: a peer that sends arbitrary messages to a replica's socket; a replica without engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import zmq
 
 from deployments.wire import messages
-from deployments.wire.server import WireServer
+from deployments.wire.server import WireServer, WireTimings
+from engine.sampling_params import SamplingParams
 
 
 class BarePeer:
@@ -36,6 +37,44 @@ class BarePeer:
             if isinstance(message, kind):
                 return message
         raise TimeoutError(kind.__name__)
+
+
+class Requests:
+    """A replica's part of the wire: notes the requests, and opens those that are to be accepted."""
+
+    def __init__(self) -> None:
+        self.server: WireServer | None = None
+        self.asked: list[messages.Generate] = []
+        self.aborted: list[str] = []
+        self.withdrawn: list[tuple[str, str]] = []
+        self.accepts = True
+
+    def on_generate(self, ingress_id: str, request: messages.Generate) -> None:
+        assert self.server is not None
+        self.asked.append(request)
+        if self.accepts:
+            self.server.open(request.request_id, ingress_id)
+            self.server.accept(ingress_id)
+        else:
+            self.server.refuse(ingress_id, request.request_id, "queue_full", "no room", 2.5)
+
+    def on_abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+    def on_withdrawn(self, ingress_id: str, request_id: str) -> None:
+        self.withdrawn.append((ingress_id, request_id))
+
+
+def served(handler: Requests, timings: WireTimings, *args: Any) -> WireServer:
+    """Return a server that has started."""
+    made = WireServer("127.0.0.1", "r0", messages.Load, handler, timings, *args)
+    handler.server = made
+    made.start()
+    return made
+
+
+def ask(request_id: str, number: int = 1, **fields: Any) -> messages.Generate:
+    return messages.Generate(number, request_id, messages.pack_tokens([1, 2, 3]), SamplingParams(), **fields)
 
 
 def hello(server: WireServer, ingress: str = "i", **received: int) -> messages.Hello:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from deployments.wire import messages
 from deployments.wire.connection import WireConnection
 from deployments.wire.server import WireServer, WireTimings
-from deployments.wire.sockets import MAX_HELLO_BYTES
+from deployments.wire.sockets import MAX_REQUEST_BYTES
 from engine.stream_delta import StreamDelta
 from router.fleet import ReplicaAddress
-from tests.deployments.support.wire_peer import BarePeer, hello, wait_until
+from tests.deployments.support.wire_peer import BarePeer, Requests, hello, served, wait_until
 
 NESTED = b"\x92\x03" + b"\x91" * 200_000 + b"\xc0"
 """A well-formed Resync with a surplus field, which is a deeply nested array."""
@@ -35,8 +35,9 @@ MALFORMED = {
     "of the other direction": messages.encode(messages.Refused("no")),
     "number for a text": messages.encode([1, 5]),
     "text for a number": messages.encode([2, {"a": "b"}]),
-    "less than no tokens": messages.encode(messages.Announce(1, "a", -1)),
-    "more tokens than there are": messages.encode(messages.Announce(1, "a", 2**64 - 1)),
+    "less than no tokens": messages.encode(messages.Hello(messages.WIRE_VERSION, "s", 1, "i", "", {"a": -1})),
+    "more tokens than there are": messages.encode(messages.Resume({"a": 2**64 - 1})),
+    "sampling that is not allowed": messages.encode([4, 1, "a", b"", {"temperature": -1}]),
     "no text": b"\x92\x01\xa2\xff\xfe",
 }
 values = st.recursive(
@@ -46,7 +47,7 @@ values = st.recursive(
 )
 shapeless = st.binary(max_size=100) | st.lists(values, max_size=7).map(msgspec.msgpack.encode)
 """Arbitrary bytes, and arbitrary msgpack."""
-tagged = st.tuples(st.integers(0, 16), st.lists(values, max_size=6)).map(
+tagged = st.tuples(st.integers(0, 17), st.lists(values, max_size=6)).map(
     lambda parts: msgspec.msgpack.encode([parts[0], *parts[1]])
 )
 """Arrays that begin with a message's tag."""
@@ -57,7 +58,7 @@ tagged = st.tuples(st.integers(0, 16), st.lists(values, max_size=6)).map(
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[WireServer]:
-    made = WireServer("127.0.0.1", "r0", messages.Load, lambda _: None, WireTimings(0.02, cache_period_s=0.01))
+    made = served(Requests(), WireTimings(0.02, cache_period_s=0.01))
     yield made
     made.close()
 
@@ -104,7 +105,7 @@ def test_a_malformed_message_is_counted_and_that_is_all(
 def test_a_malformed_message_does_not_end_the_engine_s_thread(
     server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer
 ) -> None:
-    """`publish`, which the engine's own thread calls, also receives messages."""
+    """It publishes while the wire's thread receives."""
     stranger = BarePeer(context, server.endpoint)
     server.open("s", "friend")
     before = server.counts["malformed"]
@@ -157,7 +158,7 @@ def test_a_message_larger_than_any_hello_ends_its_own_connection(
     server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer
 ) -> None:
     stranger = BarePeer(context, server.endpoint)
-    stranger.send(b"\x00" * (MAX_HELLO_BYTES + 1))
+    stranger.send(b"\x00" * (MAX_REQUEST_BYTES + 1))
     for _ in range(5):
         friend.receive(messages.Heartbeat)
     assert server.counts["failed"] == 0
@@ -204,6 +205,12 @@ class Silence:
 
     def on_answering(self, replica: str, is_answering: bool) -> None:
         self.calls.append("answering")
+
+    def on_not_run(self, replica: str, message: messages.NotRun) -> None:
+        self.calls.append("not run")
+
+    def unanswered(self, replica: str) -> list[messages.Generate]:
+        return []
 
     def received(self, replica: str) -> Mapping[str, int]:
         return {}

@@ -13,14 +13,19 @@ from deployments.wire import messages
 from deployments.wire.server import WireServer, WireTimings
 from deployments.wire.sockets import bind_router
 from engine.stream_delta import StreamDelta, Timings
-from tests.deployments.support.wire_peer import BarePeer, hello, wait_until
+from tests.deployments.support.wire_peer import BarePeer, Requests, ask, hello, served, wait_until
 
 Peer = Callable[[], BarePeer]
 
 
 @pytest.fixture
-def aborted() -> list[str]:
-    return []
+def requests() -> Requests:
+    return Requests()
+
+
+@pytest.fixture
+def aborted(requests: Requests) -> list[str]:
+    return requests.aborted
 
 
 @pytest.fixture
@@ -29,9 +34,9 @@ def prefixes() -> PrefixLog:
 
 
 @pytest.fixture
-def server(aborted: list[str], prefixes: PrefixLog) -> Iterator[WireServer]:
-    timings = WireTimings(0.02, keep_ended_s=2.0, absent_ingress_s=2.0, cache_period_s=0.01, dispatch_s=2.0)
-    made = WireServer("127.0.0.1", "r0", messages.Load, aborted.append, timings, prefixes, 16, "model")
+def server(requests: Requests, prefixes: PrefixLog) -> Iterator[WireServer]:
+    timings = WireTimings(0.02, keep_ended_s=2.0, absent_ingress_s=2.0, cache_period_s=0.01)
+    made = served(requests, timings, prefixes, 16, "model")
     yield made
     made.close()
 
@@ -116,7 +121,7 @@ def test_a_reconnecting_ingress_gets_what_it_missed(server: WireServer, peer: Pe
     ingress.send(hello(server))
     ingress.receive(messages.Welcome)
     server.open("a", "i")
-    server.accept("a", "i")
+    server.accept("i")
     assert ingress.receive(messages.Tokens).deltas[0].token_ids == []
     server.publish([StreamDelta("a", [1, 2, 3])])
     ingress.socket.close()
@@ -236,12 +241,19 @@ def test_an_ingress_that_asks_gets_another_snapshot(server: WireServer, peer: Pe
     assert list(messages.unpack_hashes(ingress.receive(messages.PrefixSnapshot).hashes)) == [7]
 
 
-def test_an_ingress_learns_of_another_ingress_s_dispatches(server: WireServer, peer: Peer) -> None:
+def test_a_request_is_accepted_with_an_empty_delta_and_counted_for_all_ingresses(
+    server: WireServer, peer: Peer, requests: Requests
+) -> None:
     one, two = peer(), peer()
     one.send(hello(server, "one"))
     two.send(hello(server, "two"))
     one.receive(messages.Welcome), two.receive(messages.Welcome)
-    one.send(messages.Announce(1, "a", 500))
+    one.send(ask("a", number=7, tenant="t"))
+    (accepted,) = one.receive(messages.Tokens).deltas
+    assert accepted == StreamDelta("a")
+    assert [(asked.tenant, messages.unpack_tokens(asked.prompt_ids)) for asked in requests.asked] == [
+        ("t", [1, 2, 3])
+    ]
 
     def load_at(ingress: BarePeer, condition: Callable[[messages.Load], bool]) -> messages.Load:
         deadline = time.monotonic() + 60
@@ -252,16 +264,82 @@ def test_an_ingress_learns_of_another_ingress_s_dispatches(server: WireServer, p
             assert time.monotonic() < deadline, load
 
     seen = load_at(two, lambda load: load.num_requests == 1)
-    assert (seen.queued_prefill_tokens, seen.num_own, seen.dispatches_seen) == (500, 0, 0)
-    seen = load_at(one, lambda load: load.dispatches_seen == 1)
-    assert (seen.queued_prefill_tokens, seen.num_own) == (500, 1)
-    one.send(messages.Announce(1, "a", 500))
-    wait_until(lambda: server.counts["replayed"] == 1)
-    server.open("a", "one")  # the request has arrived, so the engine counts it
-    load_at(two, lambda load: (load.queued_prefill_tokens, load.num_requests) == (0, 1))
-    one.send(messages.Announce(2, "b", 70))  # this request never arrives
-    load_at(two, lambda load: load.queued_prefill_tokens == 70)
-    load_at(two, lambda load: load.queued_prefill_tokens == 0)
+    assert (seen.num_own, seen.dispatches_seen) == (0, 0)
+    assert load_at(one, lambda load: load.dispatches_seen == 7).num_own == 1
+
+
+def test_a_refusal_says_why_and_leaves_nothing(server: WireServer, peer: Peer, requests: Requests) -> None:
+    ingress = peer()
+    ingress.send(hello(server))
+    requests.accepts = False
+    ingress.send(ask("a"))
+    refused = ingress.receive(messages.NotRun)
+    assert (refused.request_id, refused.kind, refused.retry_after_s) == ("a", "queue_full", 2.5)
+    assert server.num_live == 0
+
+
+def test_a_request_that_comes_again_is_not_run_again(server: WireServer, peer: Peer, requests: Requests) -> None:
+    ingress = peer()
+    ingress.send(hello(server))
+    for _ in range(2):
+        ingress.send(ask("a"))
+        assert ingress.receive(messages.Tokens).deltas == [StreamDelta("a")]
+    server.publish([StreamDelta("a", [5], finish_reason="length")])
+    ingress.receive(messages.Tokens)
+    ingress.send(ask("a"))
+    (output,) = ingress.receive(messages.Tokens).deltas
+    assert (output.start, output.token_ids, output.finish_reason) == (0, [5], "length")
+    assert len(requests.asked) == 1
+
+
+def test_the_id_of_another_ingress_s_request_is_refused(
+    server: WireServer, peer: Peer, requests: Requests
+) -> None:
+    one, two = peer(), peer()
+    one.send(hello(server, "one"))
+    two.send(hello(server, "two"))
+    one.send(ask("a"))
+    one.receive(messages.Tokens)
+    two.send(ask("a"))
+    assert "in use" in two.receive(messages.NotRun).reason
+    assert (len(requests.asked), server.num_live) == (1, 1)
+
+
+def test_a_request_that_the_replica_cannot_take_fails_at_once(
+    server: WireServer, peer: Peer, requests: Requests
+) -> None:
+    requests.server = None  # raises
+    ingress = peer()
+    ingress.send(hello(server))
+    ingress.send(ask("a"))
+    assert ingress.receive(messages.NotRun).kind == "failed"
+    wait_until(lambda: server.counts["failed"] == 1)
+
+
+def test_when_the_engine_fails_every_ingress_learns_which_requests_do_not_go_on(
+    server: WireServer, peer: Peer
+) -> None:
+    one, two = peer(), peer()
+    one.send(hello(server, "one"))
+    two.send(hello(server, "two"))
+    for ingress, name in ((one, "a"), (two, "b")):
+        ingress.send(ask(name))
+        ingress.receive(messages.Tokens)
+    server.fail_all("the device is gone")
+    for ingress, name in ((one, "a"), (two, "b")):
+        failed = ingress.receive(messages.NotRun)
+        assert (failed.request_id, failed.kind, failed.reason) == (name, "failed", "the device is gone")
+    assert server.num_live == 0
+
+
+def test_a_request_may_be_withdrawn_before_it_is_answered(
+    server: WireServer, peer: Peer, requests: Requests
+) -> None:
+    ingress = peer()
+    ingress.send(hello(server))
+    ingress.send(messages.Abort("a"))
+    wait_until(lambda: requests.withdrawn == [("i", "a")])
+    assert requests.aborted == []
 
 
 def test_replicas_of_a_node_take_free_ports_of_the_range() -> None:

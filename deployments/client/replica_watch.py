@@ -1,0 +1,61 @@
+"""Notices at once that a replica's process has died: by a call that the replica keeps open while both live.
+
+    Watch ── Watcher.watch(replica) ── open ──▶ ended by the replica: it is being stopped, and has no streams left
+                                           └──▶ ReplicaDied: its process is gone
+
+Serve counts the open call, so a replica that it is stopping lives until its streams have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+logger = logging.getLogger("ray.serve")
+
+RETRY_S = 0.5
+"""Seconds after which a watch that ended, or that failed for another reason than a death, is begun again."""
+
+
+class ReplicaDied(Exception):
+    """The replica's process is gone."""
+
+
+class Watcher(Protocol):
+    """Makes the calls: over a Serve handle in an ingress."""
+
+    async def watch(self, replica: str, ingress_id: str) -> None:
+        """Return when the replica ends the call. Raises ReplicaDied; another exception when the call failed."""
+        ...
+
+
+class Watch:
+    """Watches one replica from its connection to its end. Lives on one event loop."""
+
+    def __init__(
+        self,
+        watcher: Watcher,
+        replica: str,
+        ingress_id: str,
+        on_death: Callable[[str, Literal["died"], str], None],
+    ) -> None:
+        """`on_death` is called with the replica, "died" and the reason."""
+        self._watcher, self._replica, self._ingress_id = watcher, replica, ingress_id
+        self._on_death = on_death
+        self._task = asyncio.create_task(self._run())
+
+    def close(self) -> None:
+        """End the call. Idempotent."""
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._watcher.watch(self._replica, self._ingress_id)
+            except ReplicaDied as error:
+                return self._on_death(self._replica, "died", str(error))
+            except Exception as error:
+                logger.warning("the watch of replica %s failed: %r", self._replica, error)
+            await asyncio.sleep(RETRY_S)

@@ -1,0 +1,41 @@
+"""A `Watcher` over a Serve handle: `EngineReplica.watch`, called at the replica that the call names."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from typing import Any
+
+from ray.exceptions import ActorDiedError
+
+from deployments.client.replica_watch import ReplicaDied
+
+
+class ServeWatcher:
+    """Calls replicas of one deployment through a handle, whose router is `router.ray_router.PrefixRouter`."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    async def watch(self, replica: str, ingress_id: str) -> None:
+        """Return when the replica ends the call. Raises ReplicaDied when its process is gone."""
+        # Serve 2.60 gives all handle calls of one context the same internal id, and of several at once routes only
+        # one. In its own context each call gets its own id.
+        context = contextvars.Context()
+        response = context.run(self._handle.watch.remote, WatchedReplica(replica), ingress_id)
+        try:
+            await response
+        except ActorDiedError:
+            raise ReplicaDied("its process died") from None
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):
+                response.cancel()
+            raise
+
+
+class WatchedReplica:
+    """The replica at which a call is to arrive, as the router reads it from the call's first argument."""
+
+    def __init__(self, replica: str) -> None:
+        self.watched_replica = replica

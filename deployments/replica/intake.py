@@ -1,0 +1,141 @@
+"""Takes the ingresses' requests from the wire: makes them requests of the engine, or refuses them.
+
+on_generate ─ no grammar ─▶ make ─▶ submit ─▶ accepted
+    │                          └───────┴────▶ refused: never fits, queue full, stopped, draining
+    └─ grammar ─▶ compiled in a thread ─▶ make
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from deployments.replica.load import DrainRate
+from deployments.wire.messages import Generate, RefusalKind, unpack_tokens
+from deployments.wire.server import WireServer
+from engine.engine import Engine
+from engine.errors import EngineStopped, NeverFits, QueueFull
+from engine.grammar.spec import Grammar
+from engine.request import Request
+
+GRAMMAR_THREADS = 2
+"""Grammars that are compiled at a time. Ingresses check grammars first, so most are known to compile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why the engine does not take a request."""
+
+    kind: RefusalKind
+    reason: str
+    retry_after_s: float = 1.0
+    """Seconds after which a retry is worthwhile when the queue was full."""
+
+
+class Intake:
+    """Submits requests to one engine. Methods are callable from any thread."""
+
+    def __init__(self, engine: Engine, drain: DrainRate, is_stopping: Callable[[], bool]) -> None:
+        """`is_stopping` tells whether Serve is stopping this replica."""
+        self._engine, self._drain, self._is_stopping = engine, drain, is_stopping
+        self._compilers = ThreadPoolExecutor(GRAMMAR_THREADS, "grammar")
+        self._compiling: dict[str, str] = {}  # request -> ingress
+        self._lock = threading.Lock()
+        self.wire: WireServer | None = None
+        """The wire that the requests come from. Set it before it starts."""
+
+    def make(self, request: Generate) -> Request | Refusal:
+        """Return a request of the engine, or why there cannot be one."""
+        if self._is_stopping():
+            return Refusal("draining", "the replica is being stopped")
+        try:
+            return self._engine.new_request(
+                request.request_id,
+                unpack_tokens(request.prompt_ids),
+                request.sampling,
+                salt=request.salt,
+                output_ids=unpack_tokens(request.output_ids),
+                num_prompt_reported=request.num_prompt_reported,
+                priority=request.priority,
+                tenant=request.tenant,
+            )
+        except ValueError as error:
+            return Refusal("never_fits", str(error))
+
+    def submit(self, request: Request) -> Refusal | None:
+        """Hand a request to the engine; return the refusal when the engine does not take it."""
+        try:
+            self._engine.loop.submit(request)
+        except NeverFits as error:
+            return Refusal("never_fits", str(error))
+        except QueueFull as error:
+            return Refusal("queue_full", str(error), self._drain.retry_after_s(self._engine.loop.load()))
+        except EngineStopped as error:
+            return Refusal("stopped", str(error))
+        return None
+
+    def compile(self, grammar: Grammar) -> Refusal | None:
+        """Compile a grammar, which may take long; return the refusal if that fails."""
+        try:
+            self._engine.grammars.compile(grammar)
+        except ValueError as error:
+            return Refusal("never_fits", f"the grammar cannot be used: {error}")
+        return None
+
+    def close(self) -> None:
+        """Take no more grammars. Idempotent."""
+        self._compilers.shutdown(wait=False, cancel_futures=True)
+
+    # --- the wire's requests -------------------------------------------------------------------------------
+
+    def on_generate(self, ingress_id: str, request: Generate) -> None:
+        """Submit a request and tell its ingress, later if a grammar has to be compiled."""
+        if request.sampling.grammar is None:
+            return self._take(ingress_id, request)
+        with self._lock:
+            if request.request_id in self._compiling:
+                return None
+            self._compiling[request.request_id] = ingress_id
+        self._compilers.submit(self._compile_and_take, ingress_id, request, request.sampling.grammar)
+        return None
+
+    def on_abort(self, request_id: str) -> None:
+        """End a request before the engine's next step."""
+        self._engine.loop.abort(request_id)
+
+    def on_withdrawn(self, ingress_id: str, request_id: str) -> None:
+        """Drop a request whose grammar is still being compiled."""
+        with self._lock:
+            if self._compiling.get(request_id) == ingress_id:
+                del self._compiling[request_id]
+
+    def _compile_and_take(self, ingress_id: str, request: Generate, grammar: Grammar) -> None:
+        refusal = self.compile(grammar)
+        with self._lock:
+            if self._compiling.pop(request.request_id, None) is None:
+                return None
+        return self._take(ingress_id, request) if refusal is None else self._refuse(ingress_id, request, refusal)
+
+    def _take(self, ingress_id: str, request: Generate) -> None:
+        wire = self._wire()
+        made = self.make(request)
+        if isinstance(made, Refusal):
+            return self._refuse(ingress_id, request, made)
+        try:
+            wire.open(request.request_id, ingress_id)
+        except ValueError as error:
+            return self._refuse(ingress_id, request, Refusal("never_fits", str(error)))
+        refusal = self.submit(made)
+        if refusal is None:
+            return wire.accept(ingress_id)
+        wire.forget(request.request_id)
+        return self._refuse(ingress_id, request, refusal)
+
+    def _refuse(self, ingress_id: str, request: Generate, refusal: Refusal) -> None:
+        self._wire().refuse(ingress_id, request.request_id, refusal.kind, refusal.reason, refusal.retry_after_s)
+
+    def _wire(self) -> WireServer:
+        assert self.wire is not None, "`wire` is set before it starts"
+        return self.wire
