@@ -18,6 +18,7 @@ from deployments.api.errors import ApiError, at_most, from_client, invalid, quot
 from deployments.api.exchange import Caller, Exchange, GenerationPlan, Hints
 from deployments.api.http.access import Gate, tenant_of
 from deployments.api.http.body import ClientGone, read_json
+from deployments.api.http.bounded import Bounded
 from deployments.api.http.observation import Observation, record_of
 from deployments.api.http.pacing import Pace, chunks_per_s
 from deployments.api.http.transport import Envelope, error_response, json_response, request_id, until_disconnect
@@ -66,7 +67,14 @@ def create_app(service: ApiService) -> FastAPI:
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_middleware(Gate, access=service.access, metrics=service.metrics)
-    app.add_middleware(Envelope, limits=service.limits, names_answers=not service.is_named_outside)
+    if service.max_open is not None:
+        app.add_middleware(Bounded, max_open=service.max_open)
+    app.add_middleware(
+        Envelope,
+        limits=service.limits,
+        names_answers=not service.is_named_outside,
+        on_named=service.on_named,
+    )
     app.add_middleware(Observation, metrics=service.metrics, listeners=service.listeners)
     return app
 

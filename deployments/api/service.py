@@ -73,6 +73,10 @@ class ApiService:
     """Called with the report of every generating request once its response is complete."""
     is_named_outside: bool = False
     """Whether the server around the API adds x-request-id to every response, as Ray Serve does."""
+    on_named: Callable[[str], None] = lambda name: None
+    """Called with each request's id in the request's own context, for log records to bear it."""
+    max_open: int | None = None
+    """Most requests that generate at once; more are refused. None: the server around the API bounds them."""
 
     def find(self, asked: str | None) -> ServedModel:
         """Return the model that a request names, or else the only one. Raises `ApiError` 400 or 404."""

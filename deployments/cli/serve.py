@@ -25,7 +25,7 @@ from rich.markup import escape
 from rich.panel import Panel
 
 from deployments.cli.errors import UserError, one_line
-from deployments.cli.serve_config import Overrides, check_metrics_ports, check_port, load, models
+from deployments.cli.serve_config import Overrides, address, check_metrics_ports, check_port, load, models
 
 if TYPE_CHECKING:
     from ray.serve.schema import ServeDeploySchema
@@ -81,15 +81,15 @@ def run(
     console = Console(stderr=True)
     config = load(path, Overrides(host, port, model, replicas))
     schema = _schema(config)
-    http = config["http_options"]
+    own_host, own_port = address(config)
     cluster = os.environ.get("RAY_ADDRESS")
     if cluster is None:
-        check_port(http["host"], int(http["port"]))
+        check_port(own_host, own_port)
         check_metrics_ports(config)
         _check_models(models(config), console)
     signals = Signals()
     started = time.monotonic()
-    url = f"http://{_reachable(http['host'])}:{http['port']}"
+    url = f"http://{_reachable(own_host)}:{own_port}"
     try:
         with console.status("Starting Ray"), _quiet(verbose):
             _start_ray(cluster, verbose)

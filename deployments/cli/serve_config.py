@@ -56,7 +56,25 @@ def load(path: Path | None, overrides: Overrides) -> dict[str, Any]:
     for application in ours:
         _override(application, overrides)
         _check(application, path)
+    direct = [app["args"] for app in ours if _is_direct(app)]
+    for args in direct:
+        own = {key: getattr(overrides, key) or args["ingresses"].get(key, http[key]) for key in ("host", "port")}
+        args["ingresses"] = {**args["ingresses"], **own}
+    if direct and len(direct) == len(config["applications"]):
+        config.setdefault("proxy_location", "Disabled")  # it would take the port
     return config
+
+
+def address(config: dict[str, Any]) -> tuple[str, int]:
+    """Return the host and the port at which clients reach a loaded config: an ingress's own, or the proxy's."""
+    direct = [app["args"]["ingresses"] for app in config["applications"] if _is_direct(app)]
+    place = direct[0] if direct else config["http_options"]
+    return place["host"], int(place["port"])
+
+
+def _is_direct(application: dict[str, Any]) -> bool:
+    ingresses = (application.get("args") or {}).get("ingresses") or {}
+    return application.get("import_path") == IMPORT_PATH and ingresses.get("http") == "direct"
 
 
 def models(config: dict[str, Any]) -> list[str]:

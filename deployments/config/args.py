@@ -14,9 +14,9 @@ from deployments.config.limits import Limits
 from deployments.config.settings import (
     AdmissionSettings,
     ChatSettings,
-    DeploymentSettings,
     EngineDeploymentSettings,
     HealthSettings,
+    IngressSettings,
     LogSettings,
     MetricsSettings,
     RouterSettings,
@@ -127,7 +127,7 @@ class AppArgs(AccessSettings):
     """What answers contain besides text, for an application with one model."""
     models: tuple[ModelArgs, ...] = ()
     """Several models, each with engine replicas of its own; given instead of `engine`, `engines` and `chat`."""
-    ingresses: DeploymentSettings = DeploymentSettings(max_ongoing=1000)
+    ingresses: IngressSettings = IngressSettings()
     """Ingress replicas, which handle HTTP, the chat template and the tokenizer on CPUs alone."""
     limits: Limits = Field(default_factory=lambda: Limits.model_validate({}))
     """Bounds of a single HTTP request."""

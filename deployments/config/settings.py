@@ -236,6 +236,24 @@ class EngineDeploymentSettings(DeploymentSettings):
         return self
 
 
+class IngressSettings(DeploymentSettings):
+    """Ingress replicas, and how clients reach them."""
+
+    max_ongoing: int = Field(default=1000, ge=1)
+    """Most open requests of an ingress, streams included. More wait in Serve's proxy, or get a 429."""
+    http: Literal["serve", "direct"] = "serve"
+    """"serve": clients connect to Serve's HTTP proxy, at its `http_options`. "direct": they connect to an ingress;
+    the ingresses of one machine share the port."""
+    host: str = "127.0.0.1"
+    """Address on which ingresses listen with `http: direct`; 0.0.0.0 to be reached from other machines."""
+    port: int = Field(default=8000, ge=1, le=65535)
+    """Port on which ingresses listen with `http: direct`."""
+    keep_alive_s: int = Field(default=75, ge=1)
+    """Seconds after which an idle connection is closed, with `http: direct`."""
+    header_timeout_s: float = Field(default=10.0, gt=0)
+    """Seconds in which the headers of a request must have arrived, with `http: direct`."""
+
+
 class SloSettings(Settings):
     """Service-level targets: `raydix_slo_requests_total` counts the requests that met each of them."""
 

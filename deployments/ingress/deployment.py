@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray import serve
+from ray.serve.context import _set_request_context
 
 from deployments.api.app import create_app
 from deployments.api.http.access import AccessControl
@@ -18,6 +20,7 @@ from deployments.control.cluster import Cluster
 from deployments.control.controller_client import ControllerClient
 from deployments.hub.keeper import MetricsKeeper
 from deployments.ingress.access_file import with_access_file
+from deployments.ingress.http_server import HttpServer
 from deployments.ingress.model_link import ModelLink
 from deployments.ingress.prefix_reporter import PrefixReporter
 from deployments.telemetry.metrics_push import MetricsPusher
@@ -25,6 +28,16 @@ from deployments.telemetry.request_log import RequestLog
 from deployments.telemetry.serve_logging import log_through_serve
 from deployments.telemetry.tracing import open_tracing
 from monitoring.metrics import Metrics
+
+
+def directly_served(service: ApiService, max_open: int) -> ApiService:
+    """Return the service for clients without a proxy between: it does what Serve's proxy and replica do else."""
+    return replace(
+        service,
+        is_named_outside=False,
+        max_open=max_open,
+        on_named=lambda name: _set_request_context(request_id=name),
+    )
 
 
 @serve.ingress()
@@ -53,6 +66,7 @@ class Ingress:
             hub, name, lambda: [link.prefix_report() for link in self._links], args.warm_up.tell_period_s
         )
         self._keeper = MetricsKeeper(hub, name)
+        self._http: HttpServer | None = None
         self._pushers = [
             MetricsPusher(hub, process, snapshot, mirror_to_ray=args.metrics.ray)
             for process, snapshot in snapshots.items()
@@ -65,7 +79,15 @@ class Ingress:
         for pusher in self._pushers:
             pusher.start()
         self._reporter.start()
-        return create_app(await asyncio.to_thread(self._service))
+        service = await asyncio.to_thread(self._service)
+        if self._args.ingresses.http == "direct":
+            self._http = HttpServer(
+                create_app(directly_served(service, self._args.ingresses.max_ongoing)),
+                self._args.ingresses,
+                self._args.limits.max_header_bytes,
+            )
+            self._http.start()
+        return create_app(service)
 
     def _service(self) -> ApiService:
         args, keys = self._args, KeyRing(self._args.tenants, self._args.admin_key_hash)
@@ -103,6 +125,9 @@ class Ingress:
         )
 
     async def __del__(self) -> None:
+        # Serve has waited for the requests that came through it, and gives the others what is left of the time.
+        if self._http is not None:
+            await self._http.drain()
         self._reporter.stop()
         self._keeper.stop()
         for pusher in self._pushers:

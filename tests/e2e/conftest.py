@@ -15,7 +15,7 @@ import psutil
 import pytest
 import yaml
 
-from benchmarks.private_ray import private_ray, start_proxy
+from benchmarks.private_ray import free_port, private_ray, start_proxy
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,6 +28,8 @@ class Service:
     """A running application."""
 
     url: str
+    direct_url: str = ""
+    """Where an ingress listens itself; "" if it does not."""
 
     def health(self) -> dict[str, Any]:
         answer: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=60).json()
@@ -67,7 +69,7 @@ def _hears_interrupts() -> None:
 
 @pytest.fixture(scope="session")
 def service() -> Iterator[Service]:
-    """The running application of `deployments.yaml`, on a free port."""
+    """The running application of `deployments.yaml`, on two free ports: Serve's proxy's and its ingress's own."""
     from ray import serve
 
     from deployments.app import build
@@ -75,17 +77,24 @@ def service() -> Iterator[Service]:
 
     application = yaml.safe_load((ROOT / "deployments.yaml").read_text())["applications"][0]
     with private_ray(num_cpus=4):
-        port = start_proxy()
+        port, own_port = start_proxy(), free_port()
+        application["args"]["ingresses"] |= {"http": "direct", "port": own_port}
         serve.run(build(AppArgs(**application["args"])), name=application["name"])
-        running = Service(f"http://127.0.0.1:{port}")
+        running = Service(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{own_port}")
         running.wait_until(lambda: running.health()["status"] == "healthy")
         yield running
 
 
 @pytest.fixture(scope="session")
 def base_url(service: Service) -> str:
-    """The application's URL, without a slash at the end."""
+    """The application's URL behind Serve's proxy, without a slash at the end."""
     return service.url
+
+
+@pytest.fixture(scope="session", params=["proxy", "direct"])
+def any_url(service: Service, request: pytest.FixtureRequest) -> str:
+    """Either URL of the application, without a slash at the end."""
+    return service.url if request.param == "proxy" else service.direct_url
 
 
 def engine_pids() -> list[int]:

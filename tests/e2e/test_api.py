@@ -15,8 +15,8 @@ MESSAGES: Any = [{"role": "user", "content": "What does itertools.chain do?"}]
 
 
 @pytest.fixture
-def ai(base_url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+def ai(any_url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{any_url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         yield client
 
 
@@ -50,8 +50,8 @@ def test_completions_streamed_and_whole_say_the_same(ai: openai.OpenAI, model: s
     assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == whole.choices[0].text
 
 
-def test_text_and_token_ids_are_the_same_prompt(ai: openai.OpenAI, model: str, base_url: str) -> None:
-    ids = httpx.post(f"{base_url}/tokenize", json={"prompt": "Return the"}, timeout=60).json()["tokens"]
+def test_text_and_token_ids_are_the_same_prompt(ai: openai.OpenAI, model: str, any_url: str) -> None:
+    ids = httpx.post(f"{any_url}/tokenize", json={"prompt": "Return the"}, timeout=60).json()["tokens"]
     by_text, by_ids = complete(ai, model, temperature=0), complete(ai, model, temperature=0, prompt=ids)
     assert by_text.choices[0].text == by_ids.choices[0].text
     assert by_text.usage.prompt_tokens == len(ids)
@@ -108,7 +108,7 @@ def test_logprobs_are_of_the_chosen_tokens(ai: openai.OpenAI, model: str) -> Non
     assert all(len(top) in (2, 3) for top in legacy.top_logprobs)
 
 
-def test_an_answer_says_where_its_time_went(ai: openai.OpenAI, model: str, base_url: str) -> None:
+def test_an_answer_says_where_its_time_went(ai: openai.OpenAI, model: str, any_url: str) -> None:
     asked = {"include_timings": True}
     raw = ai.with_raw_response.chat.completions.create(
         model=model, messages=MESSAGES, max_tokens=16, extra_body=asked, extra_headers={"x-request-id": "mine"}
@@ -121,14 +121,14 @@ def test_an_answer_says_where_its_time_went(ai: openai.OpenAI, model: str, base_
     assert min(phases) >= 0 and 0 < sum(phases) <= timings["total_s"]
     *_, last = complete(ai, model, stream=True, extra_body=asked)
     assert last.choices == [] and last.timings["time_to_first_token_s"] <= last.timings["total_s"]
-    refused = httpx.post(f"{base_url}/v1/completions", json={}, headers={"x-request-id": "mine-too"}, timeout=60)
+    refused = httpx.post(f"{any_url}/v1/completions", json={}, headers={"x-request-id": "mine-too"}, timeout=60)
     assert refused.status_code == 400 and refused.headers.get_list("x-request-id") == ["mine-too"]
-    assert len(httpx.get(f"{base_url}/nope", timeout=60).headers.get_list("x-request-id")) == 1
+    assert len(httpx.get(f"{any_url}/nope", timeout=60).headers.get_list("x-request-id")) == 1
 
 
-def test_the_small_endpoints(ai: openai.OpenAI, model: str, base_url: str) -> None:
+def test_the_small_endpoints(ai: openai.OpenAI, model: str, any_url: str) -> None:
     assert ai.models.retrieve(model).id == model
-    with httpx.Client(base_url=base_url, timeout=60) as http:
+    with httpx.Client(base_url=any_url, timeout=60) as http:
         assert http.get("/health").json()["status"] in ("healthy", "degraded")
         assert http.get("/version").json()["version"]
         assert "raydix_" in http.get("/metrics").text

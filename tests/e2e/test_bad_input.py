@@ -18,9 +18,9 @@ NUMERIC = (
 
 
 @pytest.fixture
-def http(base_url: str) -> Iterator[httpx.Client]:
+def http(any_url: str) -> Iterator[httpx.Client]:
     """After every test a good request must still be answered."""
-    with httpx.Client(base_url=base_url, timeout=120) as client:
+    with httpx.Client(base_url=any_url, timeout=120) as client:
         yield client
         response = client.post("/v1/completions", json=text(client))
         assert response.status_code == 200 and response.json()["choices"][0]["finish_reason"]

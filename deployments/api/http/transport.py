@@ -107,9 +107,19 @@ def error_response(error: ApiError) -> Response:
 class Envelope:
     """Middleware that bounds the headers, gives the request an id, and turns unexpected exceptions into a 500."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, *, names_answers: bool = True) -> None:
-        """With `names_answers`, every response has x-request-id; without, the server around the API adds it."""
-        self._app = app
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        *,
+        names_answers: bool = True,
+        on_named: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        """With `names_answers`, every response has x-request-id; without, the server around the API adds it.
+
+        `on_named` is called with each request's id, in the request's context.
+        """
+        self._app, self._on_named = app, on_named
         self._limits = limits
         self._names_answers = names_answers
 
@@ -121,6 +131,7 @@ class Envelope:
         given = [value for header, value in scope["headers"] if header == b"x-request-id"]
         is_fit = len(set(given)) == 1 and _is_fit(given[0])
         name = scope[_REQUEST_ID] = given[0].decode("ascii") if is_fit else f"req-{uuid.uuid4().hex}"
+        self._on_named(name)
         has_started = False
 
         async def named_send(message: Message) -> None:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from deployments.cli.errors import UserError
-from deployments.cli.serve_config import EMBEDDED_MODEL, Overrides, check_port, load, models
+from deployments.cli.serve_config import EMBEDDED_MODEL, Overrides, address, check_port, load, models
 
 ROOT = Path(__file__).parents[3]
 
@@ -127,3 +127,30 @@ def test_a_taken_port_is_found_and_a_free_one_passes() -> None:
 def test_an_address_that_is_not_ours_is_reported() -> None:
     with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1:8000"):
         check_port("192.0.2.1", 8000)
+
+
+def test_an_ingress_that_listens_itself_gets_the_address_and_the_proxy_is_off(tmp_path: Path) -> None:
+    path = tmp_path / "direct.yaml"
+    path.write_text(
+        """
+        http_options: {host: 0.0.0.0}
+        applications:
+          - {import_path: "deployments.app:build", args: {ingresses: {http: direct, port: 8100}}}
+        """
+    )
+    config = load(path, Overrides())
+    assert (address(config), config["proxy_location"]) == (("0.0.0.0", 8100), "Disabled")
+    assert address(load(path, Overrides(host="127.0.0.1", port=9000))) == ("127.0.0.1", 9000)
+    assert address(load(None, Overrides(port=9001))) == ("127.0.0.1", 9001)
+
+
+def test_the_proxy_stays_for_an_application_beside_one_that_listens_itself(tmp_path: Path) -> None:
+    path = tmp_path / "both.yaml"
+    path.write_text(
+        """
+        applications:
+          - {name: a, import_path: "deployments.app:build", args: {ingresses: {http: direct, port: 8100}}}
+          - {name: b, import_path: "other:app"}
+        """
+    )
+    assert "proxy_location" not in load(path, Overrides())

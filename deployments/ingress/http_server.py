@@ -1,0 +1,162 @@
+"""The HTTP server inside an ingress: clients connect to it directly, and no proxy is between.
+
+    client ──▶ a port that all ingresses of a machine share (SO_REUSEPORT) ──▶ uvicorn in one of them ──▶ the API
+
+The kernel gives each new connection to one of the ingresses that listen. An ingress that is stopped closes its
+listener first and ends when its streams have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from deployments.api.errors import ApiError
+from deployments.config.settings import IngressSettings
+
+BACKLOG = 2048
+"""Connections that the kernel holds until they are accepted."""
+
+
+class HttpPortError(RuntimeError):
+    """The ingress cannot listen on its port; the message names the port, the setting, and what to do."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open a listening socket whose port other ingresses of this machine may share. Raises HttpPortError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
+        raise HttpPortError(
+            f"an ingress cannot listen on {host}:{port} ({reason}): set ingresses.port to a port that no other "
+            "program uses, Serve's proxy included (proxy_location: Disabled turns it off), and ingresses.host to "
+            "an address of the ingress's node"
+        ) from None
+    return listener
+
+
+class HttpServer:
+    """Serves one ASGI application. Belongs to one event loop."""
+
+    def __init__(self, app: ASGIApp, settings: IngressSettings, max_header_bytes: int) -> None:
+        """Open the port. Raises HttpPortError."""
+        self._listener = listen(settings.host, settings.port)
+        bounded = partial(
+            BoundedHeaders, header_timeout_s=settings.header_timeout_s, max_header_bytes=max_header_bytes
+        )
+        config = uvicorn.Config(
+            app,
+            http=bounded,  # type: ignore[arg-type]  # uvicorn only calls it
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=settings.keep_alive_s,
+        )
+        self._server = uvicorn.Server(config)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to answer requests, on the running event loop."""
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+
+    async def drain(self) -> None:
+        """Close the port, then wait until all requests are answered. Idempotent."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        self._listener.close()
+
+
+class BoundedHeaders(HttpToolsProtocol):
+    """One connection. It is closed when a request's headers are too large or too late, which uvicorn ignores."""
+
+    def __init__(self, *args: Any, header_timeout_s: float, max_header_bytes: int, **options: Any) -> None:
+        """The time begins with the connection, or with the first byte of a later request."""
+        super().__init__(*args, **options)
+        self._header_timeout_s, self._max_header_bytes = header_timeout_s, max_header_bytes
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._num_header_bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for the first request."""
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the connection."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what arrived, unless it makes the headers too large."""
+        if self._header_timer is not None:
+            self._num_header_bytes += len(data)
+        super().data_received(data)
+        # A body that came with the headers was counted, but then they are complete.
+        if self._header_timer is not None and self._num_header_bytes > self._max_header_bytes:
+            self._refuse(_too_large(self._max_header_bytes))
+
+    def on_message_begin(self) -> None:
+        """Begin to wait for the rest of the headers."""
+        super().on_message_begin()
+        if self._header_timer is None:
+            self._await_headers()
+
+    def on_headers_complete(self) -> None:
+        """Begin to answer."""
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def _await_headers(self) -> None:
+        self._num_header_bytes = 0
+        self._header_timer = self.loop.call_later(
+            self._header_timeout_s, self._refuse, _too_late(self._header_timeout_s)
+        )
+
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _refuse(self, error: ApiError) -> None:
+        self._stop_timer()
+        if self.transport.is_closing():
+            return
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if not is_answering:
+            body = error.body()
+            head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
+            head += f"connection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(431, f"The headers are larger than {max_bytes} bytes.")
+
+
+def _too_late(seconds: float) -> ApiError:
+    return ApiError(408, f"The headers did not arrive within {seconds:g} seconds.")

@@ -1,0 +1,185 @@
+"""The ingress's own HTTP server, with clients that are slow, too large, impatient, or there when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.private_ray import free_port
+from deployments.config.settings import IngressSettings
+from deployments.ingress.http_server import HttpPortError, HttpServer
+
+MAX_HEADER_BYTES = 2000
+Client = Callable[[bytes], Awaitable[bytes]]
+
+
+class Api:
+    """An ASGI application that answers with its body's length; to /held only once `go` is set."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.num_open = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.num_open += 1
+        size, has_more = 0, True
+        while has_more:
+            message = await receive()
+            size += len(message.get("body", b""))
+            has_more = message.get("more_body", False)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+        if scope["path"] == "/held":
+            await send({"type": "http.response.body", "body": b"begun,", "more_body": True})
+            await self.go.wait()
+        await send({"type": "http.response.body", "body": b"%d" % size})
+        self.num_open -= 1
+
+
+@asynccontextmanager
+async def serving(api: Any, **settings: Any) -> Any:
+    """Serve on a free port; yields the port and the server, which is drained in the end."""
+    asked = IngressSettings(http="direct", port=free_port(), **settings)
+    server = HttpServer(api, asked, MAX_HEADER_BYTES)
+    server.start()
+    try:
+        yield asked.port, server
+    finally:
+        await server.drain()
+
+
+async def said(port: int, *parts: bytes) -> bytes:
+    """Send parts on one connection, and return all that the server says until it closes it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        async with asyncio.timeout(60):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+def error_of(answer: bytes) -> tuple[int, str]:
+    head, body = answer.split(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]["message"]
+
+
+def test_requests_are_answered_on_one_connection_after_the_other() -> None:
+    async def scenario() -> None:
+        async with serving(Api()) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            for size in (0, 10, 100_000):
+                answer = await client.post("/", content=b"x" * size)
+                assert (answer.text, "server" in answer.headers) == (str(size), False)
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_expects_100_gets_it_before_it_sends_its_body() -> None:
+    async def scenario() -> None:
+        async with serving(Api()) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 100")
+            await reader.readline()
+            writer.write(b"abc")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            writer.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("sent", [b"", b"G", b"GET / HTTP/1.1\r\nhost: a\r\nx-slow: "])
+def test_headers_that_do_not_come_in_time_end_the_connection(sent: bytes) -> None:
+    async def scenario() -> None:
+        async with serving(Api(), header_timeout_s=0.2) as (port, _):
+            status, message = error_of(await said(port, sent))
+            assert (status, "within 0.2 seconds" in message) == (408, True)
+
+    asyncio.run(scenario())
+
+
+def test_headers_without_end_are_refused_while_they_come() -> None:
+    async def scenario() -> None:
+        async with serving(Api()) as (port, _):
+            status, message = error_of(await said(port, b"GET / HTTP/1.1\r\nx-large: ", b"x" * 3000))
+            assert (status, "2000 bytes" in message) == (431, True)
+
+    asyncio.run(scenario())
+
+
+def test_nonsense_is_refused() -> None:
+    async def scenario() -> None:
+        async with serving(Api()) as (port, _):
+            assert (await said(port, b"\x16\x03\x01\x02\x00 no HTTP\r\n\r\n")).startswith(b"HTTP/1.1 400")
+
+    asyncio.run(scenario())
+
+
+def test_a_large_body_that_comes_with_the_headers_is_no_large_header() -> None:
+    async def scenario() -> None:
+        async with serving(Api()) as (port, _):
+            body = b"x" * 50_000
+            head = b"POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 50000\r\n\r\n"
+            assert (await said(port, head + body)).startswith(b"HTTP/1.1 200")
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_drains_takes_no_connections_and_lets_answers_end() -> None:
+    async def scenario() -> None:
+        api = Api()
+        async with serving(api) as (port, server):
+            held = asyncio.create_task(said(port, b"GET /held HTTP/1.1\r\nhost: a\r\n\r\n"))
+            while not api.num_open:
+                await asyncio.sleep(0.01)
+            drained = asyncio.create_task(server.drain())
+            with pytest.raises(OSError):
+                while True:
+                    await said(port, b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+            assert not drained.done()
+            api.go.set()
+            await asyncio.wait_for(drained, 60)
+            assert b"begun," in await held
+
+    asyncio.run(scenario())
+
+
+def test_servers_share_a_port_and_one_that_ends_leaves_it_to_the_others() -> None:
+    async def scenario() -> None:
+        settings = IngressSettings(http="direct", port=free_port())
+        apis = [Api(), Api()]
+        servers = [HttpServer(api, settings, MAX_HEADER_BYTES) for api in apis]
+        for server in servers:
+            server.start()
+        request = b"GET /held HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+        held = []
+        while not all(api.num_open for api in apis):  # the kernel chooses by a hash of the addresses
+            held.append(asyncio.create_task(said(settings.port, request)))
+            await asyncio.sleep(0.01)
+        for api in apis:
+            api.go.set()
+        await asyncio.gather(*held)
+        await servers[0].drain()
+        for _ in range(5):
+            assert (await said(settings.port, request)).startswith(b"HTTP/1.1 200")
+        await servers[1].drain()
+
+    asyncio.run(scenario())
+
+
+def test_a_port_that_another_program_uses_is_named() -> None:
+    async def scenario() -> None:
+        other = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        port = other.sockets[0].getsockname()[1]
+        with pytest.raises(HttpPortError, match=rf"127\.0\.0\.1:{port}.*ingresses\.port"):
+            HttpServer(Api(), IngressSettings(http="direct", port=port), MAX_HEADER_BYTES)
+        other.close()
+
+    asyncio.run(scenario())
