@@ -201,7 +201,8 @@ def measure(arm: Arm, seconds: float) -> Iterator[Row]:
     for num_clients in CLIENTS:
         before, began = arm.processor_seconds(), time.perf_counter()
         firsts = asyncio.run(ask_for(arm, num_clients, seconds))
-        yield _row(arm, f"{num_clients} clients", firsts, len(firsts), before, began)
+        what = f"{num_clients} clients" if num_clients > 1 else "1 client"
+        yield _row(arm, what, firsts, len(firsts), before, began)
     if arm.name == "starlette":
         return
     before, began = arm.processor_seconds(), time.perf_counter()
