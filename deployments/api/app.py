@@ -1,4 +1,8 @@
-"""Registers the routes. Each validates its body and answers; failures become OpenAI error objects."""
+"""The endpoints, and the layers around them. Failures become OpenAI error objects.
+
+Observation ─▶ Envelope ─▶ Bounded ─▶ Gate ─▶ HotPaths ─▶ endpoints that generate
+                                                 └─────▶ FastAPI ─▶ all others, and /openapi.json
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,17 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from deployments.admission.rate_limits import RateLimited
 from deployments.api.chat import plan_chat
 from deployments.api.completions import plan_completion
-from deployments.api.errors import ApiError, at_most, from_client, invalid, quoted
+from deployments.api.errors import ApiError, at_most, from_client, internal, invalid, quoted
 from deployments.api.exchange import Caller, Exchange, GenerationPlan, Hints
 from deployments.api.http.access import Gate, tenant_of
 from deployments.api.http.body import ClientGone, read_json
 from deployments.api.http.bounded import Bounded
+from deployments.api.http.hot_paths import HotPaths
 from deployments.api.http.observation import Observation, record_of
 from deployments.api.http.pacing import Pace, chunks_per_s
 from deployments.api.http.transport import Envelope, error_response, json_response, request_id, until_disconnect
@@ -47,39 +53,47 @@ from engine.machine import usable_cores
 _Planner = Callable[[], Awaitable[GenerationPlan]]
 
 
-def create_app(service: ApiService) -> FastAPI:
-    """Create the HTTP API of one service."""
+def create_app(service: ApiService) -> ASGIApp:
+    """Create the HTTP API of one service: the endpoints, and around them what holds for all of them."""
+    endpoints = _Endpoints(service)
+    generating = {"/v1/chat/completions": endpoints.chat, "/v1/completions": endpoints.completions}
+    app: ASGIApp = HotPaths(_framework_app(service, endpoints), generating)
+    app = Gate(app, service.access, service.metrics)
+    if service.max_open is not None:
+        app = Bounded(app, service.max_open)
+    app = Envelope(app, service.limits, names_answers=not service.is_named_outside, on_named=service.on_named)
+    return Observation(app, service.metrics, service.listeners)
+
+
+def create_framework_app(service: ApiService) -> FastAPI:
+    """Create the part of the API that FastAPI routes; it describes all of the API in /openapi.json."""
+    return _framework_app(service, _Endpoints(service))
+
+
+def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
     app = FastAPI(title="Raydix", version=service.version, docs_url=None, redoc_url=None)
-    routes = _Routes(service)
-    app.add_api_route("/v1/chat/completions", routes.chat, methods=["POST"], openapi_extra=_body(ChatRequest))
-    app.add_api_route(
-        "/v1/completions", routes.completions, methods=["POST"], openapi_extra=_body(CompletionRequest)
-    )
+    post: list[tuple[str, Callable[..., Any], type[BaseModel]]] = [
+        ("/v1/chat/completions", endpoints.chat, ChatRequest),
+        ("/v1/completions", endpoints.completions, CompletionRequest),
+        ("/tokenize", endpoints.tokenize, TokenizeRequest),
+        ("/detokenize", endpoints.detokenize, DetokenizeRequest),
+    ]
+    for path, endpoint, body in post:
+        app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=_body(body))
     add_model_routes(app, service)
     add_router_routes(app, service)
     if service.cluster is not None:
         add_cluster_routes(app, service.cluster, service.admin_key_hash, service.version)
-    app.add_api_route("/tokenize", routes.tokenize, methods=["POST"], openapi_extra=_body(TokenizeRequest))
-    app.add_api_route("/detokenize", routes.detokenize, methods=["POST"], openapi_extra=_body(DetokenizeRequest))
-    app.add_api_route("/health", routes.health, methods=["GET"])
-    app.add_api_route("/version", routes.version, methods=["GET"])
-    app.add_api_route("/metrics", routes.metrics, methods=["GET"])
+    app.add_api_route("/health", endpoints.health, methods=["GET"])
+    app.add_api_route("/version", endpoints.version, methods=["GET"])
+    app.add_api_route("/metrics", endpoints.metrics, methods=["GET"])
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_middleware(Gate, access=service.access, metrics=service.metrics)
-    if service.max_open is not None:
-        app.add_middleware(Bounded, max_open=service.max_open)
-    app.add_middleware(
-        Envelope,
-        limits=service.limits,
-        names_answers=not service.is_named_outside,
-        on_named=service.on_named,
-    )
-    app.add_middleware(Observation, metrics=service.metrics, listeners=service.listeners)
+    app.add_exception_handler(Exception, _on_defect)
     return app
 
 
-class _Routes:
+class _Endpoints:
     """The endpoints and the service that they share."""
 
     def __init__(self, service: ApiService) -> None:
@@ -208,6 +222,11 @@ def _max_wait_s(request: Request) -> float | None:
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error_response(error)
+
+
+async def _on_defect(request: Request, error: Exception) -> Response:
+    """Answer after an exception that nothing expected, which `Envelope` then logs."""
+    return error_response(internal(request_id(request.scope)))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -112,3 +112,13 @@ def test_the_last_decisions_are_for_the_admin_alone(service: ApiService, client:
     assert latest["replica"] == "replica-1"
     for query, status in (("limit=0", 400), ("limit=x", 400), ("limit=99999999", 400), ("model=other", 404)):
         assert admin.get(f"/v1/router/decisions?{query}", headers=key).status_code == status
+
+
+def test_a_defect_in_an_endpoint_that_generates_nothing_is_an_error_object_too(service: ApiService) -> None:
+    async def defective() -> tuple[bytes, str]:
+        raise RuntimeError("secret")
+
+    client = Client(httpx.ASGITransport(create_app(replace(service, metrics_text=defective))))
+    answer = client.get("/metrics", headers={"x-request-id": "mine"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (500, "mine")
+    assert "mine" in answer.json()["error"]["message"] and "secret" not in answer.text

@@ -15,7 +15,8 @@ from starlette.routing import Route
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from deployments.api import ApiService, create_app
+from deployments.api import ApiService
+from deployments.api.app import create_framework_app
 from deployments.cli.app import app as raydix
 from deployments.config.args import AppArgs
 from deployments.config.settings import AutoscalingSettings
@@ -81,7 +82,7 @@ def routes() -> dict[str, list[re.Pattern[str]]]:
 
     service: Any = ApiService({}, metrics_text=Anything, cluster=Anything())  # type: ignore[arg-type]
     found: dict[str, list[re.Pattern[str]]] = {}
-    for route in create_app(service).routes:
+    for route in create_framework_app(service).routes:
         if isinstance(route, Route):
             pattern = re.compile(re.sub(r"\{[^}]*\}", "[^/]+", route.path))
             for method in route.methods or ():
