@@ -26,6 +26,8 @@ class ClientTimings:
     """Longest wait for a replica to accept or refuse."""
     tick_s: float = 0.1
     """Time between two checks of every connection."""
+    repeat_s: float = 1.0
+    """Time after which what a replica has not answered is sent again: a connection that broke may have lost it."""
 
 
 LossReason = Literal["died", "silent", "failed"]
@@ -58,12 +60,13 @@ class DispatchContext:
 
     def reachable(self) -> set[str]:
         """Return the replicas that can be sent a request: members of the fleet that are connected and answer."""
-        return (self.fleet.addresses().keys() & self.connections.keys()) - self.fleet.lost()
+        connected = {replica for replica, connection in self.connections.items() if not connection.is_lost}
+        return (self.fleet.addresses().keys() & connected) - self.fleet.lost()
 
     def lose(self, replica: str | None, loss: LossReason, reason: str) -> None:
         """Fail all attempts at a replica at once; the replica counts as lost until its next message."""
         for attempt in list(self.attempts.values()):
-            if attempt.replica == replica:
+            if attempt.placed == replica:
                 attempt.lose(loss, reason)
         if replica in self.connections:
             self.connections[replica].suspect()
@@ -82,7 +85,8 @@ class Attempt:
         """Whether another attempt won, so that further deltas of this one are dropped."""
         self._dispatch, self._avoid = dispatch, avoid
         self._base = len(stream.journal)  # tokens received before this attempt: the replica counts from here
-        self._sent_at = time.monotonic()
+        self._sent_at = self._asked_at = time.monotonic()
+        self._is_behind = False
         self._span: ReplicaSpan | None = None
         self._outcome: asyncio.Future[AttemptFailure | None] = asyncio.get_running_loop().create_future()
         self._message: Generate | None = None
@@ -109,6 +113,18 @@ class Attempt:
     def unanswered(self) -> Generate | None:
         """The message sent, while the replica has not answered it."""
         return self._message if self.replica is None and not self._outcome.done() else None
+
+    def repeat(self, now: float, after_s: float) -> None:
+        """Send again what the replica has not answered in time: the request, or that tokens are missing."""
+        connection = self._dispatch.connections.get(self.placed or "")
+        if connection is None or now - self._asked_at < after_s:
+            return
+        if (message := self.unanswered) is not None:
+            self._asked_at = now
+            connection.generate(message)
+        elif self._is_behind and not self.stream.ended.is_set():
+            self._asked_at = now
+            connection.resume({self.wire_id: self.num_received})
 
     async def run(self) -> AttemptFailure | None:
         """Run the attempt. Return None when the stream has ended, else the reason why it has not."""
@@ -146,6 +162,12 @@ class Attempt:
 
     def feed(self, replica: str, delta: StreamDelta) -> bool:
         """Apply a delta. Return False when tokens before it are missing and have to be requested again."""
+        self._is_behind = not self._feed(replica, delta)
+        if self._is_behind:
+            self._asked_at = time.monotonic()
+        return not self._is_behind
+
+    def _feed(self, replica: str, delta: StreamDelta) -> bool:
         if self.is_muted:
             return True
         if self.replica is None:

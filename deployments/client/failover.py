@@ -25,6 +25,8 @@ logger = logging.getLogger("ray.serve")
 
 MAX_OFFERS = 4
 """Most replicas that a new request is offered to, those with full queues included."""
+SUCCESSOR_S = 2.0
+"""Longest wait for another replica when the only one is being stopped: its successor is known a moment later."""
 _POLL_S = 0.05
 
 
@@ -148,7 +150,7 @@ class Failover:
         if failure.kind == "never_fits":
             return self._give_up(failure) if has_tokens else Rejected(failure.reason)
         if failure.kind != "lost":
-            return await self._find_room(failure) if has_tokens else self._offer_elsewhere(failure)
+            return await self._find_room(failure) if has_tokens else await self._offer_elsewhere(failure)
         self._num_losses += 1
         logger.warning(
             "%s lost its replica %s after %d tokens: %s",
@@ -164,9 +166,13 @@ class Failover:
             return None
         return await self._migrate(failure)
 
-    def _offer_elsewhere(self, failure: AttemptFailure) -> Exception | None:
+    async def _offer_elsewhere(self, failure: AttemptFailure) -> Exception | None:
         if failure.kind == "queue_full":
             self._retry_after.append(failure.retry_after_s)
+        if failure.kind == "draining":
+            deadline = time.monotonic() + SUCCESSOR_S
+            while not self._others() and time.monotonic() < deadline:
+                await asyncio.sleep(_POLL_S)
         if len(self._avoid) < MAX_OFFERS and self._others():
             return None
         if self._retry_after:

@@ -181,7 +181,10 @@ class RemoteEngines:
         missing = {}
         for delta in deltas:
             attempt = self._attempts.get(delta.request_id)
-            if attempt is not None and not attempt.feed(replica, delta):
+            if attempt is None:
+                if delta.finish_reason is None:  # it was given up here, and the replica has not heard of that
+                    self._connections[replica].abort(delta.request_id)
+            elif not attempt.feed(replica, delta):
                 missing[delta.request_id] = attempt.num_received
         if missing:
             self._connections[replica].resume(missing)
@@ -277,6 +280,9 @@ class RemoteEngines:
             try:
                 for connection in list(self._connections.values()):
                     connection.tick()
+                now = time.monotonic()
+                for attempt in list(self._attempts.values()):
+                    attempt.repeat(now, self._timings.repeat_s)
                 self._sync()
             except Exception:
                 logger.exception("checking the connections to engine replicas failed")

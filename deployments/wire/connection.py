@@ -126,6 +126,11 @@ class WireConnection:
         return self._send(request)
 
     @property
+    def is_lost(self) -> bool:
+        """Whether the replica died, refused this ingress or was silent for too long, and has not answered since."""
+        return self._was_lost
+
+    @property
     def is_synced(self) -> bool:
         """Whether all prefixes in the replica's cache are known here."""
         return self._snapshot == "whole"

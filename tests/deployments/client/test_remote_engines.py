@@ -11,6 +11,7 @@ import pytest
 
 from deployments.client.protocol import Overloaded, Rejected, ReplicaLost, Unavailable
 from deployments.client.remote_engines import RemoteEngines
+from deployments.client.replica_watch import ReplicaDied
 from deployments.client.stream import Stream
 from deployments.wire import messages
 from engine.grammar.spec import Grammar
@@ -136,6 +137,47 @@ def test_a_replica_that_falls_silent_before_the_first_token_is_replaced_unnotice
             assert engines.calls == ["r0", "r1"]
             assert stream.replica == "r1"
             assert (await client.health()).state == "degraded"
+
+    run_scenario(scenario())
+
+
+def test_a_replica_that_falls_silent_before_it_accepts_is_replaced_unnoticed() -> None:
+    async def scenario() -> None:
+        async with ClientAndEngines(2) as (client, engines):
+            await _connected(client)
+            _fall_silent(engines.replicas[0])
+            streams = await asyncio.gather(*(client.generate(request(f"s{n}", max_tokens=5)) for n in range(3)))
+            for stream in streams:
+                assert await tokens_of(stream) == [1, 2, 3, 4, 5]
+                assert stream.replica == "r1"
+            await until(lambda: engines.fleet.loads()["r0"] == 0)
+
+    run_scenario(scenario())
+
+
+def test_a_replica_whose_process_died_is_given_up_at_once_whether_it_accepted_or_not() -> None:
+    class Deaths:
+        """Tells of r0's death when `die` is set."""
+
+        die = asyncio.Event()
+
+        async def watch(self, replica: str, ingress_id: str) -> None:
+            await (self.die if replica == "r0" else asyncio.Event()).wait()
+            raise ReplicaDied("its process died")
+
+    async def scenario() -> None:
+        deaths = Deaths()
+        async with ClientAndEngines(2, watcher=deaths, health={"lost_after_s": 600}) as (client, engines):
+            engines.runners[0].step_s = 0.02
+            begun = await client.generate(request("a", max_tokens=60))
+            await anext(begun)
+            _fall_silent(engines.replicas[0])
+            unanswered = asyncio.create_task(client.generate(request("b", max_tokens=5)))
+            await until(lambda: bool(list(client.unanswered("r0"))))
+            deaths.die.set()
+            assert await tokens_of(await unanswered) == [1, 2, 3, 4, 5]
+            await tokens_of(begun)
+            assert (begun.replica, [m.reason for m in begun.timeline.migrations]) == ("r1", ["died"])
 
     run_scenario(scenario())
 
@@ -498,6 +540,42 @@ def test_a_request_or_its_answer_that_is_lost_is_sent_again_and_runs_once() -> N
     run_scenario(scenario(False))
 
 
+@pytest.mark.parametrize("kind", [messages.Generate, messages.Resume, messages.Abort])
+def test_a_message_to_a_replica_that_a_broken_connection_lost_is_made_up_for(kind: type) -> None:
+    """ZeroMQ connects anew by itself, and neither side is told that a message was lost."""
+
+    async def scenario() -> None:
+        async with ClientAndEngines(1, timings=replace(TIMINGS, repeat_s=0.1)) as (client, engines):
+            connection, lost = await _connected(client), list[Any]()
+            send, handle = connection._send, connection._handle
+
+            def lossy_send(message: Any) -> bool:
+                if isinstance(message, kind) and not lost:
+                    lost.append(message)
+                    return True
+                return bool(send(message))
+
+            def lossy_handle(message: Any) -> None:
+                is_last = any(delta.finish_reason for delta in getattr(message, "deltas", ()))
+                if kind is not messages.Resume or not _has_tokens(message) or is_last:
+                    handle(message)
+
+            connection._send, connection._handle = lossy_send, lossy_handle
+            if kind is messages.Abort:
+                engines.runners[0].step_s = 0.01
+                stream = await client.generate(request("a", max_tokens=200))
+                await anext(stream)
+                await stream.aclose()
+                await until(lambda: _is_idle(engines.replicas[0]))
+                assert engines.replicas[0]._loop.load().num_steps < 150
+            else:
+                asked = request("a", max_tokens=30)
+                assert await tokens_of(await client.generate(asked)) == list(range(1, 31))
+            assert lost
+
+    run_scenario(scenario())
+
+
 def test_a_request_that_is_larger_than_a_message_may_be_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.wire.connection.MAX_REQUEST_BYTES", 1000)
 
@@ -548,6 +626,10 @@ def _router_like(engines: Any, epoch_shift: int = 0) -> RouterState:
 async def _connected(client: Any) -> Any:
     await until(lambda: any(c.is_answering for c in client._connections.values()))
     return next(iter(client._connections.values()))
+
+
+def _has_tokens(message: Any) -> bool:
+    return any(delta.token_ids for delta in getattr(message, "deltas", ()))
 
 
 def _is_idle(replica: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from deployments.client.protocol import Unavailable
@@ -25,7 +27,27 @@ def test_a_draining_replica_ends_its_streams_and_new_ones_go_elsewhere() -> None
     run_scenario(scenario())
 
 
-def test_when_every_replica_drains_a_request_is_refused_at_once() -> None:
+def test_a_request_waits_a_moment_for_the_successor_of_the_only_replica() -> None:
+    """The replica knows that it is being stopped before its ingresses know of another."""
+
+    async def scenario() -> None:
+        async with ClientAndEngines(2) as (client, engines):
+            every = engines.fleet.addresses()
+            engines.fleet.update({"r0": every["r0"]})
+            engines.stopping.add("r0")
+            asked = asyncio.create_task(client.generate(request("early", max_tokens=5)))
+            await until(lambda: bool(engines.calls))
+            engines.fleet.update(every)
+            stream = await asked
+            assert [token async for event in stream for token in event.token_ids] == [1, 2, 3, 4, 5]
+            assert (stream.replica, engines.calls) == ("r1", ["r0", "r1"])
+
+    run_scenario(scenario())
+
+
+def test_when_every_replica_drains_a_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.client.failover.SUCCESSOR_S", 0.1)
+
     async def scenario() -> None:
         async with ClientAndEngines(2) as (client, engines):
             engines.stopping |= {"r0", "r1"}

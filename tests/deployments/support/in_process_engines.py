@@ -12,6 +12,7 @@ from typing import Any
 from deployments.client.attempt import ClientTimings
 from deployments.client.protocol import GenerateRequest
 from deployments.client.remote_engines import RemoteEngines
+from deployments.client.replica_watch import Watcher
 from deployments.config.settings import HealthSettings
 from deployments.replica.deployment import EngineReplica, ReplicaSettings
 from deployments.wire.server import WireTimings
@@ -176,8 +177,10 @@ class ClientAndEngines:
         timings: ClientTimings = TIMINGS,
         health: Mapping[str, Any] | None = None,
         metrics: Metrics | None = None,
+        watcher: Watcher | None = None,
         **config: Any,
     ) -> None:
+        self._watcher = watcher
         self._count, self._timings, self._config, self._metrics = count, timings, config, metrics
         self._health = HealthSettings(**{"lost_after_s": LOST_AFTER_S, **(health or {})})
 
@@ -186,9 +189,10 @@ class ClientAndEngines:
         self._client = RemoteEngines(
             RouterState(self._engines.fleet, ChosenPlacer(self._engines)),
             self._count,
-            health=self._health,
-            timings=self._timings,
-            metrics=self._metrics,
+            self._watcher,
+            self._health,
+            self._timings,
+            self._metrics,
         )
         await self._client.start()
         await self._engines.advertise()
