@@ -127,7 +127,7 @@ class WireConnection:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the replica died, refused this ingress or was silent for too long, and has not answered since."""
+        """Whether the replica died, refused this ingress or was silent too long, and has not answered since."""
         return self._was_lost
 
     @property
