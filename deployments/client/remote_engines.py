@@ -265,7 +265,12 @@ class RemoteEngines:
                     self._model,
                 )
                 if self._watcher is not None:
-                    self._watches[replica] = Watch(self._watcher, replica, self._ingress_id, self._dispatch.lose)
+                    self._watches[replica] = self._watch(self._watcher, replica)
+
+    def _watch(self, watcher: Watcher, replica: str) -> Watch:
+        return Watch(
+            watcher, replica, self._ingress_id, self._dispatch.lose, lambda: replica in self.fleet.addresses()
+        )
 
     def _disconnect(self, replica: str) -> None:
         connection = self._connections.pop(replica)

@@ -40,10 +40,13 @@ class Watch:
         replica: str,
         ingress_id: str,
         on_death: Callable[[str, Literal["died"], str], None],
+        is_member: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`on_death` is called with the replica, "died" and the reason."""
+        """`on_death` is called with the replica, "died" and the reason. `is_member` tells whether Serve has the
+        replica: a call for one that it no longer has would wait, and waiting calls make Serve start replicas.
+        """
         self._watcher, self._replica, self._ingress_id = watcher, replica, ingress_id
-        self._on_death = on_death
+        self._on_death, self._is_member = on_death, is_member
         self._task = asyncio.create_task(self._run())
 
     def close(self) -> None:
@@ -51,11 +54,16 @@ class Watch:
         self._task.cancel()
 
     async def _run(self) -> None:
+        has_failed = False
         while True:
             try:
-                await self._watcher.watch(self._replica, self._ingress_id)
+                if self._is_member():
+                    await self._watcher.watch(self._replica, self._ingress_id)
+                    has_failed = False
             except ReplicaDied as error:
                 return self._on_death(self._replica, "died", str(error))
             except Exception as error:
-                logger.warning("the watch of replica %s failed: %r", self._replica, error)
+                if not has_failed:  # once, and not every time while Serve's controller is away
+                    logger.warning("the watch of replica %s failed: %r", self._replica, error)
+                has_failed = True
             await asyncio.sleep(RETRY_S)
