@@ -4,8 +4,8 @@
                                             ├─▶ Policy ─▶ Decision ─▶ booked at once, and recorded
     wire: heartbeats ────────▶ Fleet ───────┘
 
-Everything is in this process's memory, so nothing here waits for another process. Serve's router asks in one
-thread and messages from the wire arrive in another; a lock keeps them apart.
+Everything is in this process's memory, so nothing here waits for another process. Serve's router tells of replicas
+in one thread, while requests and messages of the wire come in another; a lock keeps them apart.
 """
 
 from __future__ import annotations

@@ -11,8 +11,10 @@ import pytest
 from ray import serve
 
 from deployments.app import build
+from deployments.client.protocol import GenerateRequest
 from deployments.config.args import AppArgs
-from tests.e2e.conftest import Service
+from engine import SamplingParams
+from tests.e2e.conftest import PATIENCE_S, Service
 
 pytestmark = pytest.mark.e2e
 
@@ -64,6 +66,21 @@ def test_twenty_choices_of_one_request_all_arrive(service: Service) -> None:
     prompts = [f"Prompt {number}" for number in range(20)]
     answer = httpx.post(f"{service.url}/v1/completions", json=completion("") | {"prompt": prompts}, timeout=60)
     assert [choice["index"] for choice in answer.raise_for_status().json()["choices"]] == list(range(20))
+
+
+def test_a_program_with_a_handle_gets_whole_outputs_from_the_replica_that_has_the_prefix(service: Service) -> None:
+    engines = serve.get_deployment_handle("EngineReplica", "raydix")
+    sampling = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    shared = [token % 500 + 10 for token in range(400)]
+    asked = [GenerateRequest(f"handle-{number}", "demo", [*shared, number + 10], sampling) for number in range(6)]
+    answers = [engines.generate.remote(request) for request in asked]
+    outcomes = [answer.result(timeout_s=PATIENCE_S) for answer in answers]
+    assert [len(outcome.output.token_ids) for outcome in outcomes] == [4] * 6
+    assert len({outcome.replica for outcome in outcomes}) == 1
+    assert max(outcome.output.num_cached for outcome in outcomes) >= 384
+    unknown = GenerateRequest("handle-unknown", "demo", [10**6], sampling)
+    refused = engines.generate.remote(unknown).result(timeout_s=PATIENCE_S)
+    assert (refused.output, refused.refusal) == (None, "never_fits")
 
 
 def test_a_client_that_leaves_frees_its_pages(service: Service) -> None:
