@@ -89,6 +89,7 @@ class Attempt:
         self._is_behind = False
         self._span: ReplicaSpan | None = None
         self._outcome: asyncio.Future[AttemptFailure | None] = asyncio.get_running_loop().create_future()
+        self._target: str | None = None
         self._message: Generate | None = None
         # Each attempt has its own id, so that late tokens of an earlier replica are not taken for this one's.
         suffix = f"~{number}" if number else ""
@@ -107,7 +108,7 @@ class Attempt:
     @property
     def placed(self) -> str | None:
         """Replica that runs the request, or was sent it; None while it was sent to none."""
-        return self.replica or self._dispatch.fleet.placement(self.wire_id)
+        return self.replica or self._target
 
     @property
     def unanswered(self) -> Generate | None:
@@ -152,12 +153,13 @@ class Attempt:
         order = dispatch.placer.order(request, dispatch.reachable(), self._avoid)
         if not order:
             return self._loss("silent", "no replica answers")
+        self._target = order[0]
         try:
             self._message = message_of(request, dispatch.fleet.dispatch_number(self.wire_id))
-            if not dispatch.connections[order[0]].generate(self._message):
+            if not dispatch.connections[self._target].generate(self._message):
                 return self._loss("silent", "it does not take in messages")
         except (ValueError, OverflowError) as error:
-            return AttemptFailure("never_fits", str(error), order[0])
+            return AttemptFailure("never_fits", str(error), self._target)
         return None
 
     def feed(self, replica: str, delta: StreamDelta) -> bool:
