@@ -72,7 +72,7 @@ _REASON = ("holder", "cheaper", "cold", "session", "hash", "spill", "load", "ran
 # fmt: on
 
 _ENDPOINT = ("completions", "chat_completions")
-_LOSS = ("died", "silent", "failed", "undelivered")
+_LOSS = ("died", "silent", "failed")
 _PHASE = ("prefill", "decode", "mixed")
 _STAGE = ("schedule", "prepare", "forward", "sample", "output")
 _TIER = ("device",)

@@ -96,7 +96,7 @@ class Exchange:
         self._request_id = request_id
         self._is_stream = bool(plan.request.stream)
         self._pace = pace
-        parts = [] if plan.echoes_only else _parts(plan, hints, caller.tenant, request_id)
+        parts = [] if plan.echoes_only else _parts(plan, hints, caller.tenant)
         self._count_field = "n" if plan.request.best_of is None else "best_of"
         self._num_sequences = len(plan.encoder.context.prompts) * plan.num_candidates if parts else 0
         self._hints, self._ticket = hints, caller.ticket
@@ -263,9 +263,7 @@ class Exchange:
         return headers
 
 
-def _parts(
-    plan: GenerationPlan, hints: Hints, tenant: Tenant, x_request_id: str
-) -> list[tuple[GenerateRequest, list[OutputParser]]]:
+def _parts(plan: GenerationPlan, hints: Hints, tenant: Tenant) -> list[tuple[GenerateRequest, list[OutputParser]]]:
     """Return one generation for each candidate of each prompt; candidate i has the same seed for all prompts. A
     beam search is one generation with all choices of its prompt.
     """
@@ -287,7 +285,6 @@ def _parts(
             session_id=hints.session_id or request.prompt_cache_key,
             tenant=tenant.name,
             max_wait_s=hints.max_wait_s,
-            x_request_id=x_request_id,
         )
         marks = plan.parse_spec.marks
         texts = [

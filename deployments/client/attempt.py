@@ -245,5 +245,4 @@ def message_of(request: GenerateRequest, number: int) -> Generate:
         request.priority,
         request.salt,
         request.tenant,
-        request.x_request_id,
     )

@@ -41,8 +41,6 @@ class GenerateRequest:
     """Hint that requests belong together; never needed for correctness."""
     tenant: str = ""
     """Name of the tenant that sent the request."""
-    x_request_id: str = ""
-    """The id that the client knows, for logs; not unique."""
     max_wait_s: float | None = None
     """Longest wait for an engine that is of use to the client, in seconds; None for the service's own limit."""
     block_hashes: Sequence[int] | None = None

@@ -98,8 +98,6 @@ class Generate(msgspec.Struct, tag=4, array_like=True, frozen=True):
     priority: int = 0
     salt: str = ""
     tenant: str = ""
-    x_request_id: str = ""
-    """The id that the client knows, for logs."""
 
 
 class Welcome(msgspec.Struct, tag=10, array_like=True, frozen=True):
@@ -207,35 +205,36 @@ def decode_to_ingress(data: bytes) -> ToIngress:
 
 def pack_tokens(token_ids: Iterable[int]) -> bytes:
     """Pack token ids as int32, little endian. Raises OverflowError when an id does not fit."""
-    packed = array("i", token_ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+    return _packed("i", token_ids)
 
 
 def unpack_tokens(data: bytes) -> list[int]:
     """Unpack token ids. Raises MalformedMessage when `data` is not a whole number of them."""
-    if len(data) % 4:
-        raise MalformedMessage(f"{len(data)} bytes are not a whole number of 4-byte token ids")
-    unpacked = array("i", data)
-    if sys.byteorder == "big":
-        unpacked.byteswap()
-    return unpacked.tolist()
+    return _unpacked("i", data).tolist()
 
 
 def pack_hashes(hashes: Iterable[int]) -> bytes:
     """Pack block hashes as uint64, little endian."""
-    packed = array("Q", hashes)
+    return _packed("Q", hashes)
+
+
+def unpack_hashes(data: bytes) -> array[int]:
+    """Unpack block hashes. Raises MalformedMessage when `data` is not a whole number of them."""
+    return _unpacked("Q", data)
+
+
+def _packed(typecode: Literal["i", "Q"], numbers: Iterable[int]) -> bytes:
+    packed = array(typecode, numbers)
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tobytes()
 
 
-def unpack_hashes(data: bytes) -> array[int]:
-    """Unpack block hashes. Raises MalformedMessage when `data` is not a whole number of them."""
-    if len(data) % 8:
-        raise MalformedMessage(f"{len(data)} bytes are not a whole number of 8-byte hashes")
-    unpacked = array("Q", data)
+def _unpacked(typecode: Literal["i", "Q"], data: bytes) -> array[int]:
+    unpacked = array(typecode)
+    if len(data) % unpacked.itemsize:
+        raise MalformedMessage(f"{len(data)} bytes are not a whole number of {unpacked.itemsize}-byte integers")
+    unpacked.frombytes(data)
     if sys.byteorder == "big":
         unpacked.byteswap()
     return unpacked
