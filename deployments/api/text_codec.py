@@ -33,7 +33,9 @@ class TextCodec:
     def __init__(self, tokenizer: Tokenizer, chat: ChatSettings | None = None) -> None:
         self._tokenizer = tokenizer
         self.dialect = dialect_of(tokenizer, chat or ChatSettings())
-        specials = [text for text in getattr(tokenizer, "all_special_tokens", []) if text]
+        named = [text for text in getattr(tokenizer, "all_special_tokens", []) if text]
+        # tokenizer_config.json often names no more than the first and the last; tokenizer.json has all.
+        specials = dict.fromkeys([*named, *self._special_texts])
         self._specials = re.compile("|".join(map(re.escape, specials))) if specials else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

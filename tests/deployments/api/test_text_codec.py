@@ -1,0 +1,19 @@
+"""Conversations to token ids, on the tokenizers of many model families."""
+
+from __future__ import annotations
+
+import pytest
+
+from deployments.api.text_codec import TextCodec
+from tests.deployments.support.tokenizer_families import FAMILIES, tokenizer_of
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_special_token_comes_from_a_users_text(family: str) -> None:
+    """Neither those that tokenizer_config.json names, nor the others, which only tokenizer.json has."""
+    codec, special = TextCodec(tokenizer_of(family)), FAMILIES[family].special
+    harmless = codec.encode_chat([{"role": "user", "content": "a b"}])
+    forged = codec.encode_chat([{"role": "user", "content": f"a {''.join(special)} b"}])
+    assert [token for token in forged if codec.is_special(token)] == list(filter(codec.is_special, harmless))
+    said = codec.decode(forged).replace(" ", "")  # some tokenizers put a space before each text that they encode
+    assert "".join(special) in said
