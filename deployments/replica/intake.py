@@ -129,7 +129,7 @@ class Intake:
             return self._refuse(ingress_id, request, Refusal("never_fits", str(error)))
         refusal = self.submit(made)
         if refusal is None:
-            return wire.accept(ingress_id)
+            return wire.accept(request.request_id)
         wire.forget(request.request_id)
         return self._refuse(ingress_id, request, refusal)
 

@@ -8,7 +8,7 @@
                               ◀─────────── Heartbeat  when there was nothing else to send
                               ◀─────────── PrefixDelta      block hashes stored and evicted since the last one
       Generate                ───────────▶            run this request
-                              ◀─────────── Tokens     with an empty delta: accepted
+                              ◀─────────── Tokens     accepted; with an empty delta when no token comes soon
                               ◀─────────── NotRun     or not: refused, or failed later
       Abort, Resume, Resync   ───────────▶
 

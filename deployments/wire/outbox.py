@@ -84,13 +84,18 @@ class Outbox:
         self.num_live = 0
 
     def open(self, request_id: str, ingress_id: str) -> None:
-        """Add a request; an empty delta tells that it was accepted. Raises ValueError when the id is in use."""
+        """Add a request. Raises ValueError when the id is in use."""
         if request_id in self._logs:
             raise ValueError(f"request id {request_id!r} is already in use")
         self._logs[request_id] = StreamLog(ingress_id, StreamDelta(request_id))
         self._by_ingress.setdefault(ingress_id, set()).add(request_id)
-        self._touch(ingress_id, request_id)
         self._count_live(ingress_id, 1)
+
+    def accept(self, request_id: str) -> None:
+        """Have an empty delta tell that the request was accepted, unless it has output, which tells as much."""
+        log = self._logs.get(request_id)
+        if log is not None and log.delta.is_empty:
+            self._touch(log.ingress_id, request_id)
 
     def record(self, delta: StreamDelta, now: float) -> str | None:
         """Append an engine's delta; return its ingress, or None when the request is unknown or has ended."""

@@ -118,11 +118,12 @@ class WireServer:
         with self._lock:
             self._outbox.open(request_id, ingress_id)
 
-    def accept(self, ingress_id: str) -> None:
-        """Tell the ingress at once that the engine accepted its opened requests."""
+    def accept(self, request_id: str) -> None:
+        """Tell the ingress that the engine accepted an opened request: with its first tokens or before the next
+        heartbeat, because a message for this alone would cost as much as the one with the tokens.
+        """
         with self._lock:
-            self._flush(ingress_id)
-            self._notice_messages()
+            self._outbox.accept(request_id)
 
     def refuse(
         self,

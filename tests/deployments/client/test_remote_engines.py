@@ -187,12 +187,11 @@ def test_a_replica_lost_after_the_first_token_costs_its_streams_a_pause() -> Non
         async with ClientAndEngines(2) as (client, engines):
             engines.runners[0].step_s = 0.02
             streams = [await client.generate(request(f"s{n}", max_tokens=60)) for n in range(5)]
-            for stream in streams:
-                await anext(stream)
+            begun = [await anext(stream) for stream in streams]
             _fall_silent(engines.replicas[0])
-            for stream in streams:
-                events = [event async for event in stream]
-                assert [token for event in events for token in event.token_ids] == list(range(2, 61))
+            for first, stream in zip(begun, streams, strict=True):
+                events = [first, *[event async for event in stream]]
+                assert [token for event in events for token in event.token_ids] == list(range(1, 61))
                 assert stream.journal.token_ids == list(range(1, 61))
                 assert events[-1].finish_reason == "length"
                 assert (stream.replica, len(stream.timeline.migrations)) == ("r1", 1)

@@ -54,7 +54,7 @@ class Requests:
         self.asked.append(request)
         if self.accepts:
             self.server.open(request.request_id, ingress_id)
-            self.server.accept(ingress_id)
+            self.server.accept(request.request_id)
         else:
             self.server.refuse(ingress_id, request.request_id, "queue_full", "no room", 2.5)
 

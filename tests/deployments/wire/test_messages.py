@@ -66,6 +66,18 @@ def test_a_stream_is_sent_again_from_what_was_received() -> None:
     assert (output.start, output.token_ids, output.finish_reason) == (1, [2, 3], "length")
 
 
+def test_an_empty_delta_tells_that_a_request_was_accepted_unless_tokens_told_it() -> None:
+    logs = Outbox()
+    for request_id in ("slow", "fast"):
+        logs.open(request_id, "ingress")
+    assert logs.unsent("ingress") == []
+    logs.record(StreamDelta("fast", [1]), 0.0)
+    logs.mark_sent("ingress")
+    for request_id in ("slow", "fast", "unknown"):
+        logs.accept(request_id)
+    assert logs.unsent("ingress") == [StreamDelta("slow")]
+
+
 def test_streams_of_one_ingress_cannot_be_asked_for_by_another() -> None:
     logs = Outbox()
     logs.open("a", "ingress")

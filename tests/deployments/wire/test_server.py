@@ -121,7 +121,7 @@ def test_a_reconnecting_ingress_gets_what_it_missed(server: WireServer, peer: Pe
     ingress.send(hello(server))
     ingress.receive(messages.Welcome)
     server.open("a", "i")
-    server.accept("i")
+    server.accept("a")
     assert ingress.receive(messages.Tokens).deltas[0].token_ids == []
     server.publish([StreamDelta("a", [1, 2, 3])])
     ingress.socket.close()
