@@ -1,19 +1,21 @@
-"""Turns token ids into text as early as it is certain, for streams and for the offline API alike.
+"""Turns token ids into text as early as it is certain.
 
 Text has to wait for two reasons. A character may be spelled by several tokens, so the text of the last ones is not
-final while it ends in a replacement character. And text that could be the beginning of a stop string is held back
-until it is known whether it is one.
+final until it is complete. And text that could be the beginning of a stop string is held back until it is known
+whether it is one.
 
-    ids:     [ dropped | context: decoded too, for its spaces | new: decoded again until it is complete ]
-                       ^ window_start                        ^ whole_end
-    text:    [ emitted | held: may be the beginning of a stop string ]
+    token ids ── Detokenizer.decoder ──▶ certain text ── TextStream ──▶ text to show
+                 holds open characters                   holds what may begin a stop string
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from engine.token_bytes import TokenBytes
 from engine.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
@@ -33,25 +35,51 @@ class TextDelta:
     """Whether a stop string was found; it and what follows it are cut, and later pushes are ignored."""
 
 
+class TokenDecoder(Protocol):
+    """The text of one sequence of tokens, without stop strings."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Add tokens and return the text that they make certain. O(tokens)."""
+        ...
+
+    def rest(self) -> str:
+        """Return the text that is not certain, when no more tokens come."""
+        ...
+
+
+class Detokenizer:
+    """Makes the decoders of one tokenizer. As thread-safe as the tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Reads the bytes of all tokens, which takes a fraction of a second."""
+        self._tokenizer = tokenizer
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self.specials = {str(token): token_id for token_id, token in added.items() if token.special}
+        """Ids of the tokens that are left out of texts, by their own text."""
+        self._bytes = TokenBytes.of(tokenizer)
+        self._shown: dict[frozenset[str], TokenBytes] = {}
+
+    def decoder(self, keep: Collection[str] = ()) -> TokenDecoder:
+        """Create the decoder of one text, which leaves out all special tokens but `keep`."""
+        kept = frozenset(self.specials.keys() & set(keep))
+        if self._bytes is None:
+            return WindowDecoder(self._tokenizer, self._hidden(kept) if kept else None)
+        if kept not in self._shown:
+            self._shown[kept] = self._bytes.without(self._hidden(kept))
+        return ByteDecoder(self._shown[kept])
+
+    def _hidden(self, kept: frozenset[str]) -> frozenset[int]:
+        return frozenset(self.specials[text] for text in self.specials.keys() - kept)
+
+
 class TextStream:
     """The text of one request, built up token by token."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        stop: Sequence[str] = (),
-        *,
-        min_tokens: int = 0,
-        skip_special_tokens: bool = True,
-    ) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, decoder: TokenDecoder, stop: Sequence[str] = (), *, min_tokens: int = 0) -> None:
+        """The first of the strings `stop` ends the text, but none within the first `min_tokens` tokens."""
+        self._decoder = decoder
         self._stop = tuple(stop)
         self._min_tokens = min_tokens
-        self._skip_special = skip_special_tokens
-        self._ids: list[int] = []
-        self._window_start = 0
-        self._whole_end = 0
-        self._num_shown = 0  # characters of the window's text that were passed on
         self._held = ""
         self.num_tokens = 0
         """Number of tokens pushed, up to the one that completed a stop string."""
@@ -61,11 +89,13 @@ class TextStream:
         """Add tokens; O(tokens). With stop strings they are taken one by one, to know which one completes one."""
         if self.stopped:
             return TextDelta("", stopped=True)
-        steps = [[token] for token in token_ids] if self._stop else [list(token_ids)]
+        if not self._stop:
+            self.num_tokens += len(token_ids)
+            return TextDelta(self._decoder.push(token_ids))
         shown = []
-        for step in steps:
-            self.num_tokens += len(step)
-            shown.append(self._show(self._decode(step)))
+        for token in token_ids:
+            self.num_tokens += 1
+            shown.append(self._show(self._decoder.push([token])))
             if self.stopped:
                 break
         return TextDelta("".join(shown), self.stopped)
@@ -74,42 +104,12 @@ class TextStream:
         """Return the text that was held back, when no more tokens come."""
         if self.stopped:
             return ""
-        rest, self._held = self._held + self._window_text()[self._num_shown :], ""
+        rest, self._held = self._held + self._decoder.rest(), ""
         return rest
-
-    def _decode(self, token_ids: list[int]) -> str:
-        """Return the text that `token_ids` make certain."""
-        self._ids += token_ids
-        window = self._window_text()
-        num_open = min(len(window) - len(window.rstrip(_REPLACEMENT)), _MAX_OPEN)
-        certain = window[self._num_shown : len(window) - num_open]
-        self._num_shown += len(certain)
-        if num_open == 0:
-            self._window_start, self._whole_end = self._whole_end, len(self._ids)
-            self._num_shown = len(self._window_text())
-        elif len(self._ids) - self._window_start > _MAX_WINDOW:
-            self._shorten(window[len(window) - num_open :])
-        return certain
-
-    def _shorten(self, open_end: str) -> None:
-        """Keep only the window's last tokens. A cut inside a character changes only the text next to it, so enough
-        other text must lie between the cut and `open_end`.
-        """
-        start = len(self._ids) - _KEPT_WINDOW
-        text = self._text(self._ids[start:])
-        if text.endswith(open_end) and len(text) > 2 * _MAX_OPEN:
-            self._window_start = self._whole_end = start
-            self._num_shown = len(text) - len(open_end)
-
-    def _window_text(self) -> str:
-        return self._text(self._ids[self._window_start :])
-
-    def _text(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special) if token_ids else ""
 
     def _show(self, text: str) -> str:
         """Return the part of the held text and `text` that can be shown now."""
-        if not self._stop or self.num_tokens < self._min_tokens:
+        if self.num_tokens < self._min_tokens:
             return text
         self._held += text
         ends = [found for string in self._stop if (found := self._held.find(string)) >= 0]
@@ -129,3 +129,80 @@ def _overlap(text: str, stop: str) -> int:
         if text.endswith(stop[:length]):
             return length
     return 0
+
+
+class ByteDecoder:
+    """Joins the bytes of tokens; only the bytes of an open character wait.
+
+    A byte that belongs to no character becomes a mark and leaves its neighbours readable.
+    """
+
+    def __init__(self, table: TokenBytes) -> None:
+        self._table = table
+        self._open = b""
+        self._may_strip = table.strips_space
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Add tokens and return the text that they make certain."""
+        data = self._open + self._table.join(token_ids)
+        if self._may_strip and data:
+            self._may_strip = False
+            data = data.removeprefix(b" ")
+        text, num_read = codecs.utf_8_decode(data, "replace", False)
+        self._open = data[num_read:]
+        return text
+
+    def rest(self) -> str:
+        """Return a mark in place of an open character."""
+        return self._open.decode(errors="replace")
+
+
+class WindowDecoder:
+    """Decodes the last tokens together, for tokenizers whose tokens' bytes are not known.
+
+    ids:     [ dropped | context: decoded too, for its spaces | new: decoded again until it is complete ]
+                       ^ window_start                        ^ whole_end
+    """
+
+    def __init__(self, tokenizer: Tokenizer, hidden: Collection[int] | None = None) -> None:
+        """Leave out the tokens `hidden`; None means all special tokens."""
+        self._tokenizer, self._hidden = tokenizer, hidden
+        self._ids: list[int] = []
+        self._window_start = 0
+        self._whole_end = 0
+        self._num_shown = 0  # characters of the window's text that were passed on
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Add tokens and return the text that they make certain."""
+        hidden = self._hidden or ()
+        self._ids += [token for token in token_ids if token not in hidden]
+        window = self._window_text()
+        num_open = min(len(window) - len(window.rstrip(_REPLACEMENT)), _MAX_OPEN)
+        certain = window[self._num_shown : len(window) - num_open]
+        self._num_shown += len(certain)
+        if num_open == 0:
+            self._window_start, self._whole_end = self._whole_end, len(self._ids)
+            self._num_shown = len(self._window_text())
+        elif len(self._ids) - self._window_start > _MAX_WINDOW:
+            self._shorten(window[len(window) - num_open :])
+        return certain
+
+    def rest(self) -> str:
+        """Return the text that is not certain, when no more tokens come."""
+        return self._window_text()[self._num_shown :]
+
+    def _shorten(self, open_end: str) -> None:
+        """Keep only the window's last tokens. A cut inside a character changes only the text next to it, so enough
+        other text must lie between the cut and `open_end`.
+        """
+        start = len(self._ids) - _KEPT_WINDOW
+        text = self._text(self._ids[start:])
+        if text.endswith(open_end) and len(text) > 2 * _MAX_OPEN:
+            self._window_start = self._whole_end = start
+            self._num_shown = len(text) - len(open_end)
+
+    def _window_text(self) -> str:
+        return self._text(self._ids[self._window_start :])
+
+    def _text(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._hidden is None) if token_ids else ""

@@ -11,12 +11,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, cast
 
 from engine.beam_search import Hypothesis
 from engine.config import EngineConfig
-from engine.detokenizer import TextStream
+from engine.detokenizer import Detokenizer, TextStream
 from engine.engine import Engine, model_directory
 from engine.errors import QueueFull
 from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
@@ -69,6 +68,7 @@ class LLM:
             raise ValueError(f"unknown setting {unknown[0]!r}; known settings: {known}")
         self.engine = engine or Engine.from_config(EngineConfig(model=model, **{**_THROUGHPUT, **settings}))
         self.tokenizer = load_tokenizer(model_directory(self.engine.config))
+        self._detokenizer = Detokenizer(self.tokenizer)
         self._num_requests = 0
 
     def generate(
@@ -118,9 +118,11 @@ class LLM:
         request = self.engine.new_request(f"offline-{self._num_requests}", ids, params)
         self._num_requests += 1
         self.engine.scheduler.check(request)
-        return _OfflineRequest(
-            request, partial(TextStream, self.tokenizer, params.stop, min_tokens=params.min_tokens)
-        )
+
+        def text_stream() -> TextStream:
+            return TextStream(self._detokenizer.decoder(), params.stop, min_tokens=params.min_tokens)
+
+        return _OfflineRequest(request, text_stream)
 
     def _run(self, jobs: list[_OfflineRequest], progress: bool) -> None:
         from tqdm.auto import tqdm

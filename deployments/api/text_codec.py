@@ -15,11 +15,12 @@ import functools
 import re
 import secrets
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 from deployments.api.output.dialect import dialect_of
 from deployments.config.settings import ChatSettings
-from engine.detokenizer import TextStream
+from engine.detokenizer import Detokenizer, TextStream
+from engine.token_bytes import spelled_bytes
 from engine.tokenizer import Tokenizer
 
 
@@ -32,10 +33,11 @@ class TextCodec:
 
     def __init__(self, tokenizer: Tokenizer, chat: ChatSettings | None = None) -> None:
         self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer)
         self.dialect = dialect_of(tokenizer, chat or ChatSettings())
         named = [text for text in getattr(tokenizer, "all_special_tokens", []) if text]
         # tokenizer_config.json often names no more than the first and the last; tokenizer.json has all.
-        specials = dict.fromkeys([*named, *self._special_texts])
+        specials = dict.fromkeys([*named, *self._detokenizer.specials])
         self._specials = re.compile("|".join(map(re.escape, specials))) if specials else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -66,16 +68,11 @@ class TextCodec:
         self, stop: Sequence[str] = (), *, min_tokens: int = 0, keep: Collection[str] = ()
     ) -> TextStream:
         """Create the growing text of one generation, cut at the first of `stop`, with the specials `keep`."""
-        kept = self._special_texts.keys() & set(keep)
-        if not kept:
-            return TextStream(self._tokenizer, stop, min_tokens=min_tokens)
-        hidden = frozenset(self._special_texts[text] for text in self._special_texts.keys() - kept)
-        tokenizer = cast(Tokenizer, _Without(self._tokenizer, hidden))
-        return TextStream(tokenizer, stop, min_tokens=min_tokens, skip_special_tokens=False)
+        return TextStream(self._detokenizer.decoder(keep), stop, min_tokens=min_tokens)
 
     def has_special(self, text: str) -> bool:
         """Return whether `text` is the text of a special token."""
-        return text in self._special_texts
+        return text in self._detokenizer.specials
 
     @functools.lru_cache(maxsize=65536)  # noqa: B019 - lives as long as the process, like the codec
     def token_text(self, token_id: int) -> tuple[str, tuple[int, ...]]:
@@ -88,7 +85,7 @@ class TextCodec:
         if "\ufffd" not in text:
             return text, tuple(text.encode())
         (spelling,) = self._tokenizer.convert_ids_to_tokens([token_id])
-        return text, tuple(_bytes_of(spelling) or text.encode())
+        return text, tuple(spelled_bytes(spelling) or text.encode())
 
     @functools.lru_cache(maxsize=65536)  # noqa: B019 - see above
     def is_special(self, token_id: int) -> bool:
@@ -105,12 +102,6 @@ class TextCodec:
         """Number of characters in the longest token, which bounds a text's number of tokens from below."""
         get_vocab = getattr(self._tokenizer, "get_vocab", None)
         return max(map(len, get_vocab()), default=1) if get_vocab else 1024
-
-    @functools.cached_property
-    def _special_texts(self) -> dict[str, int]:
-        """Ids of the tokens that decoding leaves out, by their text."""
-        added = getattr(self._tokenizer, "added_tokens_decoder", {})
-        return {str(token): token_id for token_id, token in added.items() if token.special}
 
     def _encode_plain(self, special: str) -> list[int]:
         """Encode a special token's text as plain text: cut after its first character, it is no longer special."""
@@ -168,32 +159,3 @@ class _Marks:
     def _take(self, found: re.Match[str]) -> str:
         self._texts.append(found.group())
         return f"{self._nonce}{len(self._texts) - 1}{self._nonce}"
-
-
-class _Without:
-    """A tokenizer that omits some ids when decoding."""
-
-    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
-        self._tokenizer, self._hidden = tokenizer, hidden
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of the other ids."""
-        shown = [token for token in token_ids if token not in self._hidden]
-        return self._tokenizer.decode(shown, skip_special_tokens=skip_special_tokens)
-
-
-@functools.cache
-def _byte_alphabet() -> dict[str, int]:
-    """Return the byte of each printable character in GPT-2's alphabet, which byte-level vocabularies use."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-def _bytes_of(spelling: str) -> bytes | None:
-    """Return the bytes of a vocabulary entry: byte fallback such as "<0xE2>", or byte-level letters."""
-    fallback = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", spelling)
-    if fallback:
-        return bytes([int(fallback[1], 16)])
-    alphabet = _byte_alphabet()
-    return bytes(alphabet[char] for char in spelling) if all(char in alphabet for char in spelling) else None
