@@ -156,6 +156,84 @@ def generate(
 
 
 @app.command()
+def batch(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="INPUT",
+            help="A file in OpenAI's batch format: each line has custom_id, method, url and body.",
+            show_default=False,
+        ),
+    ],
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUTPUT",
+            help="The file to write: a line for each of the input, in its order.",
+            show_default=False,
+        ),
+    ],
+    url: Annotated[str, typer.Option(help="URL of a Raydix server.")] = "http://127.0.0.1:8000",
+    key_env: Annotated[
+        str | None,
+        typer.Option(
+            help="Environment variable that has the API key, if the server asks for one.",
+            show_default="RAYDIX_API_KEY, if set",
+        ),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="The API key itself, which other users may see.", show_default=False)
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option(help="Most requests at once; fewer while the server refuses more.", min=1)
+    ] = 64,
+    priority: Annotated[
+        int, typer.Option(help="Priority of requests that give none, below that of interactive ones, which is 0.")
+    ] = -10,
+    attempts: Annotated[
+        int, typer.Option(help="Times that a request is run in vain until its error is its answer.", min=1)
+    ] = 5,
+    patience: Annotated[
+        float,
+        typer.Option(
+            help="Seconds after which the batch stops when the server takes none of its requests.", min=1
+        ),
+    ] = 600.0,
+    timeout: Annotated[float, typer.Option(help="Seconds that one answer may take.", min=1)] = 3600.0,
+    max_line_bytes: Annotated[
+        int, typer.Option(help="Longest line of the input; a longer one is an error in the output.", min=1024)
+    ] = 64 * 2**20,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Send the failed requests of a finished output again.")
+    ] = False,
+) -> None:
+    """Answer a file of requests at a running server. The same command continues what was interrupted.
+
+    Exit codes: 0, all requests are answered; 1, some failed, and their lines say why, or the server is away; 2,
+    wrong usage, or a file that cannot be used; 130, interrupted.
+    """
+    from deployments.cli.batch import BatchOptions, run
+    from deployments.config.settings import BatchSettings
+
+    settings = BatchSettings(max_in_flight=concurrency, max_attempts=attempts, patience_s=patience)
+    code = run(
+        source,
+        target,
+        BatchOptions(
+            url=url,
+            key=key,
+            key_env=key_env,
+            settings=settings,
+            priority=priority,
+            timeout_s=timeout,
+            max_line_bytes=max_line_bytes,
+            retry_failed=retry_failed,
+        ),
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
 def info(
     model: Annotated[
         str | None,

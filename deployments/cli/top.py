@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import asdict
 
 from rich.console import Console
 from rich.live import Live
 
+from deployments.cli.api_key import given_key
 from deployments.cli.errors import UserError
 from deployments.cli.top_client import TopClient, TopClientError
 from deployments.cli.top_state import TopView, ViewBuilder
@@ -21,7 +21,7 @@ DEFAULT_KEY_ENV = "RAYDIX_ADMIN_KEY"
 def run(url: str, key: str | None, key_env: str | None, interval: float, *, once: bool, as_json: bool) -> None:
     """Show the service until Ctrl-C, or once after two readings. Raises UserError when it cannot be read."""
     console = Console()
-    with TopClient(url, _key(key, key_env)) as client:
+    with TopClient(url, given_key(key, key_env, DEFAULT_KEY_ENV)) as client:
         top = Top(client, console, as_json)
         try:
             if once:
@@ -92,15 +92,3 @@ class Top:
         document = self._view.as_json() if self._view is not None else {"url": self._client.url}
         outage = asdict(self._outage) if self._outage is not None else None
         self._console.out(json.dumps({**document, "away": outage}), highlight=False)
-
-
-def _key(key: str | None, key_env: str | None) -> str | None:
-    """Return the admin key, given or from a variable. Raises UserError if the named variable is not set."""
-    if key is not None and key_env is not None:
-        raise UserError("--key and --key-env exclude each other: give one of them", 2)
-    found = key if key is not None else os.environ.get(key_env or DEFAULT_KEY_ENV)
-    if key_env is not None and not found:
-        raise UserError(f"--key-env {key_env}: this environment variable is not set or empty", 2)
-    if found is not None and not (found and all(33 <= ord(char) <= 126 for char in found)):
-        raise UserError("a key must have visible ASCII characters and no spaces", 2)
-    return found

@@ -279,6 +279,17 @@ class MetricsSettings(Settings):
     """Whether every process also reports to Ray's own metrics, as ray_raydix_*; see `monitoring/ray_mirror.py`."""
 
 
+class BatchSettings(Settings):
+    """How the requests of a batch are sent (`deployments/batch/runner.py`)."""
+
+    max_in_flight: int = Field(default=256, ge=1)
+    """Most requests of one batch in flight. Fewer are, while the engines or a tenant's limits refuse more."""
+    max_attempts: int = Field(default=5, ge=1)
+    """Times that a request is run, each time in vain, until its error is its answer."""
+    patience_s: float = Field(default=600.0, gt=0)
+    """Seconds after which a batch stops when all its requests are refused and none is in flight."""
+
+
 class WarmUpSettings(Settings):
     """What a new engine replica computes before it takes requests; see `deployments/replica/warm_up.py`."""
 

@@ -2,6 +2,7 @@
 
 The words of the last message or of the prompt decide how it answers:
 "refuse" -> 429, "break" -> an error in the stream, "cut" -> the connection closes, else it repeats its words.
+Answers that are not streamed take one of `Server.permits` each, and wait while there is none.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Server(ThreadingHTTPServer):
         self.open = 0
         self.most_open = 0
         self.lock = threading.Lock()
+        self.permits = threading.Semaphore(1_000_000)
         self._seen: list[list[str]] = []
 
     @property
@@ -83,6 +85,8 @@ class Handler(BaseHTTPRequestHandler):
         if "refuse" in texts[-1]:
             self._leave()
             return self._json(429, {"error": {"message": "queue full"}}, ("retry-after", "1"))
+        if not body.get("stream"):
+            return self._answer_whole(texts[-1], chat)
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.end_headers()
@@ -108,6 +112,15 @@ class Handler(BaseHTTPRequestHandler):
         self._leave()
         self.wfile.write(b"data: [DONE]\n\n")
         return None
+
+    def _answer_whole(self, text: str, chat: bool) -> None:
+        self.server.permits.acquire()
+        self._leave()
+        if "cut" in text:
+            self.close_connection = True
+            return
+        choice = {"message": {"content": text}} if chat else {"text": text}
+        self._json(200, {"choices": [choice]}, ("x-request-id", "req-1"))
 
     def _event(self, event: dict[str, Any]) -> None:
         self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())

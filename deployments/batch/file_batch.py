@@ -1,0 +1,63 @@
+"""Runs a file of requests to its end: what has no good answer yet is sent, and the answers are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from deployments.batch.input_file import BatchFile, InvalidLine
+from deployments.batch.output_file import PartialOutput, output_line
+from deployments.batch.runner import BatchCall, BatchRunner
+
+
+@dataclass(slots=True)
+class BatchProgress:
+    """How far a batch is."""
+
+    total: int
+    """Lines of the input."""
+    num_ok: int
+    """Requests that were answered, by earlier runs too."""
+    num_failed: int
+    """Lines that are no requests, and requests whose answer is an error, in this run."""
+
+    @property
+    def num_done(self) -> int:
+        """Number of lines about which nothing is left to do in this run."""
+        return self.num_ok + self.num_failed
+
+
+async def run_file_batch(
+    batch: BatchFile,
+    output: PartialOutput,
+    runner: BatchRunner,
+    fields: Mapping[str, Any],
+    on_progress: Callable[[BatchProgress], None],
+) -> BatchProgress:
+    """Send what is left of `batch` and write the output. Raises BatchFileError or BatchStopped.
+
+    `fields` are those of bodies that lack them. Whatever ends this early, an answer that was added stays.
+    """
+    progress = BatchProgress(batch.num_lines, output.num_ok, batch.num_invalid)
+    on_progress(progress)
+    async with aclosing(runner.run(_jobs(batch, output, fields))) as answers:
+        async for job, reply in answers:
+            line = output_line(job.key, reply)
+            output.add(line)
+            if line.is_ok:
+                progress.num_ok += 1
+            else:
+                progress.num_failed += 1
+            on_progress(progress)
+    output.finish()
+    return progress
+
+
+def _jobs(batch: BatchFile, output: PartialOutput, fields: Mapping[str, Any]) -> Iterator[BatchCall[str]]:
+    for index, line in enumerate(batch):
+        if not isinstance(line, InvalidLine) and not output.is_ok(index):
+            yield BatchCall(line.custom_id, line.url, msgspec.json.encode({**fields, **line.body}))

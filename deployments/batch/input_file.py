@@ -1,0 +1,161 @@
+"""Reads files of requests in OpenAI's batch format: a JSON object on each line."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from deployments.batch.errors import BatchFileError
+
+URLS = ("/v1/chat/completions", "/v1/completions")
+"""Endpoints whose requests can be in a batch."""
+MAX_LINE_BYTES = 64 * 2**20
+"""Longest line that is read, in bytes, by default; a server refuses bodies that are much smaller."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_EXPECTED = 'expected {"custom_id": "...", "method": "POST", "url": "/v1/chat/completions", "body": {...}}'
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """One request of a batch."""
+
+    custom_id: str
+    """Names the request in its file and in the output."""
+    url: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidLine:
+    """A line that is no request, and why."""
+
+    custom_id: str | None
+    """None if the line has none that can be read."""
+    message: str
+
+
+class _Line(msgspec.Struct):
+    custom_id: str
+    method: str
+    url: str
+    body: dict[str, Any]
+
+
+class _Named(msgspec.Struct):
+    custom_id: str
+
+
+_line_decoder = msgspec.json.Decoder(_Line)
+_name_decoder = msgspec.json.Decoder(_Named)
+
+
+def parse_line(data: bytes) -> BatchRequest | InvalidLine:
+    """Return a line's request, or what is wrong with the line."""
+    try:
+        line = _line_decoder.decode(data)
+    except msgspec.ValidationError as error:
+        return InvalidLine(_custom_id(data), f"This line is no request of a batch: {error}; {_EXPECTED}.")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return InvalidLine(None, f"This line is not valid JSON ({error}); {_EXPECTED}.")
+    if line.method != "POST":
+        return InvalidLine(line.custom_id, f"method is {line.method[:64]!r}; only POST can be in a batch.")
+    if line.url not in URLS:
+        return InvalidLine(line.custom_id, f"url is {line.url[:64]!r}; it must be {' or '.join(URLS)}.")
+    if line.body.get("stream"):
+        return InvalidLine(line.custom_id, "body.stream is set; an answer in a batch is whole. Leave it out.")
+    return BatchRequest(line.custom_id, line.url, line.body)
+
+
+def _custom_id(data: bytes) -> str | None:
+    try:
+        return _name_decoder.decode(data).custom_id
+    except msgspec.DecodeError:
+        return None
+
+
+class BatchFile:
+    """A file of requests. It is read line by line, twice: to check it, and to send what it holds.
+
+    Lines are counted from 0, without blank ones; in messages they have the numbers that editors show. Of each line
+    only its custom_id stays in memory.
+    """
+
+    def __init__(self, path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        """Check the file. Raises BatchFileError when it has no request, or when two cannot be told apart."""
+        self.path, self._max_line_bytes = path, max_line_bytes
+        self.num_invalid = 0
+        self._index: dict[str, int] = {}
+        """The number of the line with each custom_id."""
+        try:
+            with path.open("rb") as file:
+                self.fingerprint = hashlib.file_digest(file, "sha256").hexdigest()
+                """SHA-256 of the content."""
+                file.seek(0)
+                self.num_lines = self._check(file)
+        except OSError as error:
+            raise BatchFileError(f"{path} cannot be read: {error.strerror}") from None
+
+    def __iter__(self) -> Iterator[BatchRequest | InvalidLine]:
+        """Yield every line. Raises BatchFileError when the file is no longer what was checked."""
+        with self.path.open("rb") as file:
+            count = 0
+            for count, (_, line) in enumerate(self._parsed(file), 1):
+                if line.custom_id is not None and self._index.get(line.custom_id) != count - 1:
+                    break
+                yield line
+            else:
+                if count == self.num_lines:
+                    return
+        raise BatchFileError(f"{self.path} was changed while it was read; start again")
+
+    def index(self, custom_id: str) -> int | None:
+        """Return the number of the line with this custom_id; None when there is none."""
+        return self._index.get(custom_id)
+
+    def _check(self, file: BinaryIO) -> int:
+        """Note the custom_ids, and return the number of lines."""
+        numbers: list[int] = []
+        first_problem = "it is empty"
+        for number, line in self._parsed(file):
+            if isinstance(line, InvalidLine):
+                self.num_invalid += 1
+                first_problem = first_problem if self.num_invalid > 1 else f"line {number}: {line.message}"
+            if line.custom_id is not None:
+                before = self._index.setdefault(line.custom_id, len(numbers))
+                if before != len(numbers):
+                    raise BatchFileError(
+                        f"{self.path} has the custom_id {line.custom_id[:128]!r} twice, in lines "
+                        f"{numbers[before]} and {number}: their answers could not be told apart. Make them differ"
+                    )
+            numbers.append(number)
+        if self.num_invalid == len(numbers):
+            raise BatchFileError(f"{self.path} has no request; {first_problem}")
+        return len(numbers)
+
+    def _parsed(self, file: BinaryIO) -> Iterator[tuple[int, BatchRequest | InvalidLine]]:
+        """Yield the lines that are not blank, with their numbers in the file from 1."""
+        for number, data in _bounded_lines(file, self._max_line_bytes):
+            if data is None:
+                yield number, InvalidLine(None, f"This line is longer than {self._max_line_bytes} bytes.")
+            elif data.strip():
+                yield number, parse_line(data)
+
+
+def _bounded_lines(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:
+    """Yield each line with its number from 1; None for a longer one, which is skipped and never in memory."""
+    number = 0
+    while data := file.readline(max_bytes + 1):
+        number += 1
+        if number == 1:
+            data = data.removeprefix(_BYTE_ORDER_MARK)
+        if len(data) <= max_bytes or data.endswith(b"\n"):
+            yield number, data
+            continue
+        while data and not data.endswith(b"\n"):
+            data = file.readline(max_bytes)
+        yield number, None

@@ -1,0 +1,212 @@
+"""Writes the answers to a file of requests, in the input's order, so that a run can be killed at any time.
+
+    out.jsonl.partial    {"input_sha256": ...}        while the batch runs: a line for each answer, as they come
+                         {"custom_id": "c", ...}
+                         {"custom_id": "a", ...}
+                         {"custom_i                   the process was killed here: this line is cut off
+    out.jsonl            a, b, c                      at the end, at once; the partial file is removed
+
+An answer counts once its line is complete. What has failed is tried again by the next run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from deployments.batch.errors import BatchFileError
+from deployments.batch.input_file import BatchFile, InvalidLine
+from deployments.batch.runner import NoReply, Reply
+
+_NONE = -1
+
+
+class _Head(msgspec.Struct):
+    input_sha256: str
+
+
+class OutputResponse(msgspec.Struct):
+    """The API's answer, error objects included."""
+
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class OutputError(msgspec.Struct):
+    """Why there is no answer of the API."""
+
+    code: str
+    message: str
+
+
+class OutputLine(msgspec.Struct):
+    """A line of the output: either `response` or `error` is given."""
+
+    id: str
+    custom_id: str | None
+    response: OutputResponse | None = None
+    error: OutputError | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the request was answered as it was meant."""
+        return self.response is not None and self.response.status_code < 400
+
+
+_encoder = msgspec.json.Encoder()
+_line_decoder = msgspec.json.Decoder(OutputLine)
+
+
+def output_line(custom_id: str, reply: Reply | NoReply) -> OutputLine:
+    """Return the line for one request."""
+    name = f"batch_req_{uuid.uuid4().hex}"
+    if isinstance(reply, NoReply):
+        return OutputLine(name, custom_id, error=OutputError("no_reply", str(reply)))
+    return OutputLine(name, custom_id, OutputResponse(reply.status, reply.request_id, msgspec.Raw(reply.body)))
+
+
+def _invalid_line(line: InvalidLine) -> OutputLine:
+    name = f"batch_req_{uuid.uuid4().hex}"
+    return OutputLine(name, line.custom_id, error=OutputError("invalid_line", line.message))
+
+
+class PartialOutput:
+    """The answers that there are so far. Only one process at a time can have it open. A context manager."""
+
+    def __init__(self, batch: BatchFile, path: Path, *, retry_failed: bool = False) -> None:
+        """Continue the partial file of the output `path`, or begin it: with `retry_failed`, with the answers in
+        the output. Raises BatchFileError when the files belong to something else.
+        """
+        self._batch, self.path = batch, path
+        self.partial = path.with_name(f"{path.name}.partial")
+        self._at = array("q", [_NONE]) * batch.num_lines
+        """Where each line's answer begins in the partial file."""
+        self._is_ok = bytearray(batch.num_lines)
+        if path.exists() and not self.partial.exists() and not retry_failed:
+            raise BatchFileError(
+                f"{path} exists already, and a finished batch is not changed: name another file, remove it, or "
+                "send its failed requests again with --retry-failed"
+            )
+        try:
+            self._file = _open_alone(self.partial)
+        except OSError as error:
+            raise BatchFileError(f"{self.partial} cannot be written: {error.strerror}") from None
+        try:
+            self._take_up()
+            if path.exists():
+                self._take_over()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> PartialOutput:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._has_answers:
+            self.partial.unlink(missing_ok=True)
+        self._file.close()
+
+    @property
+    def _has_answers(self) -> bool:
+        return any(at != _NONE for at in self._at)
+
+    @property
+    def num_ok(self) -> int:
+        """Number of requests that were answered as they were meant."""
+        return self._is_ok.count(1)
+
+    def is_ok(self, index: int) -> bool:
+        """Return whether the request in this line was answered as it was meant."""
+        return bool(self._is_ok[index])
+
+    def add(self, line: OutputLine) -> None:
+        """Add an answer, which lasts when the call returns, whatever happens to this process."""
+        assert line.custom_id is not None
+        self._note(line, self._file.tell())
+        self._file.write(_encoder.encode(line) + b"\n")
+        self._file.flush()
+
+    def finish(self) -> None:
+        """Write the output, in the input's order, and remove the partial file. All requests must be answered."""
+        unsorted = self.path.with_name(f"{self.path.name}.tmp")
+        with unsorted.open("wb") as file, self.partial.open("rb") as answers:
+            for index, line in enumerate(self._batch):
+                if isinstance(line, InvalidLine):
+                    file.write(_encoder.encode(_invalid_line(line)) + b"\n")
+                else:
+                    answers.seek(self._at[index])
+                    file.write(answers.readline())
+            file.flush()
+            os.fsync(file.fileno())
+        unsorted.replace(self.path)
+        self.partial.unlink()
+
+    def _take_up(self) -> None:
+        """Read the partial file up to where it was cut off, or begin it."""
+        expected = _encoder.encode(_Head(self._batch.fingerprint)) + b"\n"
+        head = self._file.readline()
+        if not head.endswith(b"\n"):
+            self._file.seek(0)
+            self._file.truncate()
+            self._file.write(expected)
+            self._file.flush()
+            return
+        if head != expected:
+            raise BatchFileError(
+                f"{self.partial} belongs to another input than {self._batch.path} as it is now: restore that "
+                "input to continue, or remove the partial file to start again"
+            )
+        offset = len(head)
+        for line, length in self._lines(self._file, self.partial):
+            self._note(line, offset)
+            offset += length
+        self._file.seek(offset)
+        self._file.truncate()
+
+    def _take_over(self) -> None:
+        """Take the good answers over from a finished output, whose failed requests are to be sent again."""
+        with self.path.open("rb") as file:
+            for line, _ in self._lines(file, self.path):
+                index = None if line.custom_id is None else self._batch.index(line.custom_id)
+                if line.is_ok and index is not None and not self.is_ok(index):
+                    self.add(line)
+
+    def _lines(self, file: BinaryIO, path: Path) -> Iterator[tuple[OutputLine, int]]:
+        """Yield the complete lines of an output, each with its length."""
+        while (data := file.readline()).endswith(b"\n"):
+            try:
+                line = _line_decoder.decode(data)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise BatchFileError(f"{path} is no output of a batch ({error}); remove it") from None
+            if line.custom_id is not None and self._batch.index(line.custom_id) is None:
+                raise BatchFileError(
+                    f"{path} answers the custom_id {line.custom_id[:128]!r}, which {self._batch.path} does not "
+                    "have: it belongs to another input; name another file"
+                )
+            yield line, len(data)
+
+    def _note(self, line: OutputLine, offset: int) -> None:
+        index = self._batch.index(line.custom_id or "")
+        assert index is not None, "the answer is to a request of the file"
+        if not self._is_ok[index]:
+            self._at[index], self._is_ok[index] = offset, line.is_ok
+
+
+def _open_alone(path: Path) -> BinaryIO:
+    """Open a file for reading and writing that no other process has open. Raises BatchFileError, OSError."""
+    file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b")  # noqa: SIM115 - the caller closes it
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise BatchFileError(f"another process is writing {path}; wait for it, or end it") from None
+    return file

@@ -1,0 +1,175 @@
+"""Sends many requests, tries again those that another attempt can help, and yields the answers as they come.
+
+What a user would be told to try later, the runner tries later. It reads the next request only when there is room
+for it, and there is none while its own reader takes no answers: neither requests nor answers pile up in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+
+from deployments.batch.errors import BatchStopped
+from deployments.batch.throttle import LONGEST_PAUSE_S, Throttle
+from deployments.config.settings import BatchSettings
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer of an API to one request."""
+
+    status: int
+    """The HTTP status."""
+    body: bytes
+    """A JSON object without line breaks; from 400 on, an error in OpenAI's form."""
+    request_id: str = ""
+    retry_after_s: float | None = None
+    """Seconds after which the API asked to be tried again."""
+
+
+class NoReply(Exception):
+    """The API could not be reached, or the connection broke before it answered."""
+
+    def __init__(self, reason: str, *, was_sent: bool) -> None:
+        """With `was_sent`, the API may have worked on the request, which may even be what broke the connection."""
+        super().__init__(reason)
+        self.was_sent = was_sent
+
+
+class _Error(msgspec.Struct):
+    code: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error
+
+
+_error_decoder = msgspec.json.Decoder(_ErrorBody)
+_BEGUN_CODES = ("engine_lost", "aborted")
+"""Codes of a 503 that say that an engine had begun the request."""
+
+Post = Callable[[str, bytes], Awaitable[Reply]]
+"""Sends a body to an endpoint. Raises NoReply."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCall(Generic[K]):
+    """A request to send; the key is the caller's own."""
+
+    key: K
+    url: str
+    body: bytes
+
+
+class BatchRunner:
+    """Sends requests through `post`. Lives on one event loop."""
+
+    def __init__(self, post: Post, settings: BatchSettings) -> None:
+        self._post, self._settings = post, settings
+        self._throttle = Throttle(settings.max_in_flight)
+
+    async def run(self, jobs: Iterable[BatchCall[K]]) -> AsyncGenerator[tuple[BatchCall[K], Reply | NoReply]]:
+        """Yield the last reply to each request. Raises BatchStopped when there is no use in going on.
+
+        Close it to abort the requests that are in flight.
+        """
+        source = iter(jobs)
+        results: asyncio.Queue[tuple[BatchCall[K], Reply | NoReply] | Exception | None] = asyncio.Queue(1)
+
+        async def work() -> None:
+            try:
+                for job in source:
+                    await results.put((job, await self._last_reply(job)))
+                await results.put(None)
+            except Exception as error:
+                await results.put(error)
+
+        workers = [asyncio.create_task(work()) for _ in range(self._settings.max_in_flight)]
+        num_working = len(workers)
+        try:
+            while num_working:
+                result = await results.get()
+                if isinstance(result, Exception):
+                    raise result
+                if result is None:
+                    num_working -= 1
+                else:
+                    yield result
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _last_reply(self, job: BatchCall[K]) -> Reply | NoReply:
+        """Send a request until its reply is final or it was sent often enough. Raises BatchStopped."""
+        num_failures = 0
+        while True:
+            reply = await self._attempt(job)
+            if isinstance(reply, Reply) and not _can_change(reply):
+                self._check_key(reply)
+                return reply
+            if _was_begun(reply):
+                num_failures += 1
+                if num_failures >= self._settings.max_attempts:
+                    return reply
+                await asyncio.sleep(min(2.0**num_failures, LONGEST_PAUSE_S))
+            elif self._throttle.stuck_s >= self._settings.patience_s:
+                seconds = f"{self._settings.patience_s:g} seconds"
+                raise BatchStopped(f"the API has taken no request for {seconds}; the last attempt: {_said(reply)}")
+
+    async def _attempt(self, job: BatchCall[K]) -> Reply | NoReply:
+        await self._throttle.enter()
+        try:
+            reply: Reply | NoReply = await self._post(job.url, job.body)
+        except NoReply as error:
+            reply = error
+        except BaseException:
+            self._throttle.left()
+            raise
+        if _was_begun(reply):
+            self._throttle.left()
+        elif isinstance(reply, NoReply):
+            self._throttle.refused(None)
+        elif _can_change(reply):
+            self._throttle.refused(reply.retry_after_s)
+        else:
+            self._throttle.answered()
+        return reply
+
+    def _check_key(self, reply: Reply) -> None:
+        if reply.status == 401:
+            raise BatchStopped(f"the API refuses the key: {_said(reply)}")
+
+
+def _can_change(reply: Reply) -> bool:
+    """Return whether another attempt may have another outcome."""
+    return reply.status in (408, 429) or reply.status >= 500
+
+
+def _was_begun(reply: Reply | NoReply) -> bool:
+    """Return whether the API worked on the request and failed, so that each attempt costs as much as an answer."""
+    if isinstance(reply, NoReply):
+        return reply.was_sent
+    if not _can_change(reply) or reply.status == 429:
+        return False
+    return reply.status != 503 or _error_code(reply.body) in _BEGUN_CODES
+
+
+def _error_code(body: bytes) -> str | None:
+    """Return the code in an error object; None when there is none."""
+    try:
+        return _error_decoder.decode(body).error.code
+    except msgspec.DecodeError:
+        return None
+
+
+def _said(reply: Reply | NoReply) -> str:
+    if isinstance(reply, NoReply):
+        return str(reply)
+    return f"HTTP {reply.status}, {reply.body[:500].decode(errors='replace')}"
