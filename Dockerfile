@@ -39,9 +39,9 @@ ENV PATH=/opt/raydix/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTEC
 WORKDIR /tmp
 USER 10001:10001
 EXPOSE 8000
-# Healthy: the proxy takes requests and some engine serves them. Kubernetes ignores this and has probes of its own.
+# Healthy: an ingress takes requests and some engine serves them. Kubernetes ignores this and has probes of its own.
 HEALTHCHECK --interval=10s --timeout=9s --start-period=180s --retries=3 \
-    CMD ["python", "-m", "deployments.replica.pod", "ready", "ingress"]
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/ready', timeout=8)"]
 CMD ["raydix", "serve", "--host", "0.0.0.0"]
 
 FROM runtime AS cuda

@@ -124,14 +124,14 @@ class App:
                 os.kill(pid, number)
 
 
-def arguments(size: Size) -> dict[str, Any]:
-    """Return the arguments of `deployments.app:build` for the embedded model."""
+def arguments(size: Size, port: int) -> dict[str, Any]:
+    """Return the arguments of `deployments.app:build` for the embedded model, whose ingresses listen on `port`."""
     resources = {"resources": {HEAD: 0.001}} if size.nodes > 1 else {}
     seats = {"resources": {SEAT: 1}} if size.nodes > 1 else {}
     return {
         "engine": {"model": "demo", "kv_pages": 1024, "threads": 1, "speculation": {"method": "ngram"}},
         "engines": {"count": size.replicas, "num_cpus": 0.1, **seats},
-        "ingresses": {"count": size.ingresses, "num_cpus": 0.1, **resources},
+        "ingresses": {"count": size.ingresses, "num_cpus": 0.1, "port": port, **resources},
         "admission": {"max_wait_s": 300.0},  # a slow machine is no failure
         "health": {"check_period_s": 1.0, "check_timeout_s": 5.0},
     }
@@ -150,10 +150,8 @@ def started(size: Size) -> Iterator[App]:
         cluster = _start_ray(size, Path(directory))
         try:
             port = free_port()
-            # Start one proxy only: several would share the port, and clients of a lost one would lose everything.
-            http = {"host": "127.0.0.1", "port": port, "location": "HeadOnly"}
-            serve.start(http_options=http, logging_config={"enable_access_log": False})
-            serve.run(build(AppArgs.model_validate(arguments(size))), name="chaos")
+            serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False})
+            serve.run(build(AppArgs.model_validate(arguments(size, port))), name="chaos")
             yield App(f"http://127.0.0.1:{port}", "chaos", size, cluster)
         finally:
             for process in psutil.Process(os.getpid()).children(recursive=True):

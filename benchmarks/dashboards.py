@@ -180,8 +180,8 @@ def _application(replicas: int, kv_pages: int) -> dict[str, Any]:
         "ingresses": {"count": 1, "num_cpus": 0.1},
         "tenants": tenants,
     }
-    application = {"name": "raydix", "route_prefix": "/", "import_path": "deployments.app:build", "args": args}
-    return {"http_options": {"host": "127.0.0.1"}, "applications": [application]}
+    application = {"name": "raydix", "import_path": "deployments.app:build", "args": args}
+    return {"proxy_location": "Disabled", "applications": [application]}
 
 
 def _scrape(port: int) -> dict[str, Any]:

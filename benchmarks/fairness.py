@@ -25,7 +25,7 @@ from ray import serve
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.private_ray import private_ray, start_proxy
+from benchmarks.private_ray import free_port, private_ray
 from benchmarks.serving import Load, Sample, make_prompts, measure, percentiles, send_times
 from deployments.app import build
 from deployments.config.args import AppArgs
@@ -57,14 +57,14 @@ def main() -> None:
 
 
 def _start(ttft_target_s: float, options: argparse.Namespace) -> str:
+    port = free_port()
     arguments = {
         "engine": {"model": "demo", "kv_pages": 4096, "threads": 1},
         "engines": {"count": options.replicas, "num_cpus": 0.25},
-        "ingresses": {"num_cpus": 0.25},
+        "ingresses": {"num_cpus": 0.25, "port": port},
         "admission": {"ttft_target_s": ttft_target_s, "max_wait_s": 60},
         "tenants": [{"name": name, "key_hashes": [hash_key(key)]} for name, key in KEYS.items()],
     }
-    port = start_proxy(request_timeout_s=600)
     serve.run(build(AppArgs.model_validate(arguments)), name="fairness")
     url = f"http://127.0.0.1:{port}"
     while httpx.get(f"{url}/health", timeout=30).json()["status"] != "healthy":

@@ -1,4 +1,4 @@
-"""Measure the cost of HTTP: each process's time per token with one engine behind the ingress and Serve's proxy.
+"""Measure the cost of HTTP: each process's time per token with one engine behind one ingress.
 
     python -m benchmarks.http_overhead [--label after] [--json benchmarks/results/http_overhead.json]
 
@@ -13,7 +13,8 @@ processor alone, as a GPU does ("sleep"), and sends
 
 Prompts are token ids but for the chat. The client is one process more on the same processors. CPU time is that of
 all threads of a process, per output token; in short loads it includes the processes' background work. Of several
-rounds the best counts; `--label` names the column of results in the file, to compare two versions.
+rounds the best counts; `--label` names the column of results in the file, to compare two versions. With
+`--http serve`, Serve's proxy is in front of the ingress.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from ray import serve
 
 from benchmarks.null_model import NullEngines
 from benchmarks.peers.models import CONFIGS, FIRST_WORD, make_model, words
-from benchmarks.private_ray import HOST, private_ray, start_proxy
+from benchmarks.private_ray import HOST, free_port, private_ray, start_proxy
 from benchmarks.stream_client import Answer, StreamClient, all_at_once
 from deployments.app import bind_engines, bind_ingress
 from deployments.config.args import AppArgs
@@ -116,16 +117,16 @@ def main() -> None:
     options = _options()
     results: list[Row] = []
     with private_ray(num_cpus=4):
-        port = start_proxy()
+        port = start_proxy() if options.http == "serve" else free_port()
         for model in options.models:
-            _start(model, options)
+            _start(model, port, options)
             results += asyncio.run(_measure(model, Load(port, options.seed), options))
             serve.delete("raydix")
     if options.json:
         _save(options, results)
 
 
-def _start(model: str, options: argparse.Namespace) -> None:
+def _start(model: str, port: int, options: argparse.Namespace) -> None:
     """Start the application with one replica."""
     directory = make_model("llama-15m", options.weights)
     args = AppArgs.model_validate(
@@ -138,7 +139,7 @@ def _start(model: str, options: argparse.Namespace) -> None:
                 "dtype": options.dtype,
             },
             "engines": {"count": 1, "num_cpus": 0.25},
-            "ingresses": {"count": 1, "num_cpus": 0.25},
+            "ingresses": {"count": 1, "num_cpus": 0.25, "http": options.http, "port": port},
         }
     )
     hub = serve.deployment(MetricsHub, name="MetricsHub", ray_actor_options={"num_cpus": 0}).bind(1, args.metrics)
@@ -240,6 +241,9 @@ def _save(options: argparse.Namespace, results: list[Row]) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=["llama", *STEP_S], default=["llama", "none"])
+    parser.add_argument(
+        "--http", choices=["direct", "serve"], default="direct", help="ingresses.http (%(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="threads of the engine (%(default)s)")
     parser.add_argument("--dtype", default="auto", help="dtype of the engine (%(default)s)")

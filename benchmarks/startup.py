@@ -113,7 +113,7 @@ def start_once(command: str, root: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="rdx", ignore_cleanup_errors=True) as directory:
         port = free_port()
         config = yaml.safe_load((root / "deployments.yaml").read_text())
-        config["http_options"]["port"] = port
+        config["applications"][0]["args"]["ingresses"]["port"] = port
         path = Path(directory, "deployments.yaml")
         path.write_text(yaml.safe_dump(config))
         arguments = {
@@ -149,7 +149,7 @@ def _first_answer(url: str, process: subprocess.Popen[bytes]) -> float:
     while time.time() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"the command has ended with {process.returncode}")
-        try:  # Serve's proxy holds earlier requests until there is an ingress
+        try:
             answer = httpx.post(f"{url}/v1/chat/completions", json=QUESTION, timeout=PATIENCE_S)
             if answer.status_code == 200:
                 return time.time()

@@ -31,7 +31,7 @@ from ray import serve
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.private_ray import private_ray, start_proxy
+from benchmarks.private_ray import free_port, private_ray
 from benchmarks.serving import Load, Sample, make_prompts, measure, percentiles
 from cache import Namespace
 from cache.prefix_hash import block_hashes, prefix_root
@@ -67,11 +67,11 @@ def _with_ray(max_seconds: float, seconds: float) -> dict[str, Any]:
 
 
 def _start(max_seconds: float) -> str:
-    port = start_proxy()
+    port = free_port()
     arguments = {
         "engine": {"model": "demo", "kv_pages": 4096, "threads": 1},
         "engines": {"count": 2, "num_cpus": 0.5},
-        "ingresses": {"num_cpus": 0.5},
+        "ingresses": {"num_cpus": 0.5, "port": port},
         "warm_up": {"max_seconds": max_seconds, "tell_period_s": 2.0},
     }
     serve.run(build(AppArgs.model_validate(arguments)), name="raydix")

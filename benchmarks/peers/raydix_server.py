@@ -27,7 +27,7 @@ _START_S = 300.0
 _STOP_S = 60.0
 
 
-def serve_config(settings: Settings, port: int, http: str = "serve") -> dict[str, Any]:
+def serve_config(settings: Settings, http: str = "direct") -> dict[str, Any]:
     """A Serve config: one engine, one ingress, everything as it ships but precision, threads and room for KV."""
     from engine.config import EngineConfig
 
@@ -41,23 +41,23 @@ def serve_config(settings: Settings, port: int, http: str = "serve") -> dict[str
     one = {"count": 1, "num_cpus": 0.25}
     application = {
         "name": "raydix",
-        "route_prefix": "/",
         "import_path": "deployments.app:build",
         "args": {"engine": engine, "engines": one, "ingresses": {**one, "http": http}},
     }
-    return {"http_options": {"host": "127.0.0.1", "port": port}, "applications": [application]}
+    return {"applications": [application]}
 
 
 @contextmanager
-def serving(settings: Settings, http: str = "serve") -> Iterator[str]:
+def serving(settings: Settings, http: str = "direct") -> Iterator[str]:
     """The URL of a server that is ready. Raises RuntimeError when it ends or is not ready in `_START_S`."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="raydix-http-") as directory:
         config, log = Path(directory) / "serve.yaml", Path(directory) / "log"
-        config.write_text(yaml.safe_dump(serve_config(settings, port, http)))
+        config.write_text(yaml.safe_dump(serve_config(settings, http)))
         with log.open("wb") as out:
-            command = [sys.executable, "-m", "deployments.cli", "serve", str(config), "--verbose"]
+            raydix = [sys.executable, "-m", "deployments.cli", "serve", str(config)]
+            command = [*raydix, "--port", str(port), "--verbose"]
             process = subprocess.Popen(command, cwd=REPOSITORY, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
         url = f"http://127.0.0.1:{port}"
         try:

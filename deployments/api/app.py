@@ -1,7 +1,7 @@
 """The endpoints, and the layers around them. Failures become OpenAI error objects.
 
-Observation ─▶ Envelope ─▶ Bounded ─▶ Gate ─▶ HotPaths ─▶ endpoints that generate
-                                                 └─────▶ FastAPI ─▶ all others, and /openapi.json
+Spelling ─▶ Observation ─▶ Envelope ─▶ Bounded ─▶ Gate ─▶ HotPaths ─▶ endpoints that generate
+                                                              └─────▶ FastAPI ─▶ all others, and /openapi.json
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from deployments.api.http.bounded import Bounded
 from deployments.api.http.hot_paths import HotPaths
 from deployments.api.http.observation import Observation, record_of
 from deployments.api.http.pacing import Pace, chunks_per_s
+from deployments.api.http.spelling import Spelling
 from deployments.api.http.transport import Envelope, error_response, json_response, request_id, until_disconnect
 from deployments.api.record import RequestRecord
 from deployments.api.request.prompts import encode_messages, encode_text
@@ -41,7 +42,7 @@ from deployments.api.request.protocol import (
 from deployments.api.request.sampling import in_vocabulary
 from deployments.api.request_metrics import RequestMetrics
 from deployments.api.routes.cluster import add_cluster_routes
-from deployments.api.routes.health import health
+from deployments.api.routes.health import Readiness, health
 from deployments.api.routes.lifecycle import add_model_routes
 from deployments.api.routes.router import add_router_routes
 from deployments.api.service import ApiService, ServedModel
@@ -62,7 +63,7 @@ def create_app(service: ApiService) -> ASGIApp:
     if service.max_open is not None:
         app = Bounded(app, service.max_open)
     app = Envelope(app, service.limits, names_answers=not service.is_named_outside, on_named=service.on_named)
-    return Observation(app, service.metrics, service.listeners)
+    return Spelling(Observation(app, service.metrics, service.listeners))
 
 
 def create_framework_app(service: ApiService) -> FastAPI:
@@ -85,6 +86,7 @@ def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
     if service.cluster is not None:
         add_cluster_routes(app, service.cluster, service.admin_key_hash, service.version)
     app.add_api_route("/health", endpoints.health, methods=["GET"])
+    app.add_api_route("/ready", endpoints.ready, methods=["GET"])
     app.add_api_route("/version", endpoints.version, methods=["GET"])
     app.add_api_route("/metrics", endpoints.metrics, methods=["GET"])
     app.add_exception_handler(ApiError, _on_api_error)
@@ -98,6 +100,7 @@ class _Endpoints:
 
     def __init__(self, service: ApiService) -> None:
         self._service = service
+        self._readiness = Readiness(service)
         self._pace = Pace(chunks_per_s(service.limits.max_chunks_per_s, usable_cores()))
 
     async def chat(self, request: Request) -> Response:
@@ -151,6 +154,14 @@ class _Endpoints:
     async def health(self) -> Response:
         """Report whether requests can be served, and each replica as this process sees it."""
         return json_response(*await health(self._service.models))
+
+    async def ready(self) -> Response:
+        """Report whether a load balancer should send requests to this process."""
+        reason = await self._readiness.missing()
+        return json_response(
+            {"ready": True} if reason is None else {"ready": False, "reason": reason},
+            200 if reason is None else 503,
+        )
 
     async def version(self) -> Response:
         """Return the server's version."""

@@ -78,6 +78,11 @@ class ApiService:
     max_open: int | None = None
     """Most requests that generate at once; more are refused. None: the server around the API bounds them."""
 
+    is_stopping: Callable[[], bool] = lambda: False
+    """Whether the server is being stopped, so that clients should connect to another one."""
+    ready_without_engines_s: float = 0.0
+    """Seconds for which /ready answers 200 after the last engine was lost, as requests wait for another one."""
+
     def find(self, asked: str | None) -> ServedModel:
         """Return the model that a request names, or else the only one. Raises `ApiError` 400 or 404."""
         if asked is None and len(self.models) == 1:

@@ -13,18 +13,18 @@ from deployments.cli.errors import UserError, one_line
 
 DEFAULT_FILE = "deployments.yaml"
 IMPORT_PATH = "deployments.app:build"
-DEFAULT_HTTP = {"host": "127.0.0.1", "port": 8000}
+_ADDRESS = {"host": "127.0.0.1", "port": 8000}
+"""Where clients connect unless a config or the command line says otherwise."""
 EMBEDDED_MODEL: dict[str, Any] = {
-    "http_options": {**DEFAULT_HTTP, "request_timeout_s": 3600},
+    "proxy_location": "Disabled",
     "applications": [
         {
             "name": "raydix",
-            "route_prefix": "/",
             "import_path": IMPORT_PATH,
             "args": {
                 "engine": {"model": "demo", "kv_pages": 2048, "threads": 1},
                 "engines": {"count": 2, "num_cpus": 0.25},
-                "ingresses": {"count": 1, "num_cpus": 0.25},
+                "ingresses": {"count": 1, "num_cpus": 0.25, **_ADDRESS},
             },
         }
     ],
@@ -47,34 +47,47 @@ def load(path: Path | None, overrides: Overrides) -> dict[str, Any]:
     if path is None and Path(DEFAULT_FILE).is_file():
         path = Path(DEFAULT_FILE)
     config = deepcopy(EMBEDDED_MODEL) if path is None else _read(path)
-    http = {**DEFAULT_HTTP, **(config.get("http_options") or {})}
-    http.update({k: v for k in ("host", "port") if (v := getattr(overrides, k)) is not None})
-    config["http_options"] = http
     ours = [app for app in config["applications"] if app.get("import_path") == IMPORT_PATH]
     if not ours and (overrides.model or overrides.replicas):
         raise UserError(f"--model and --replicas need an application with import_path {IMPORT_PATH} in {path}", 2)
     for application in ours:
         _override(application, overrides)
         _check(application, path)
-    direct = [app["args"] for app in ours if _is_direct(app)]
-    for args in direct:
-        own = {key: getattr(overrides, key) or args["ingresses"].get(key, http[key]) for key in ("host", "port")}
-        args["ingresses"] = {**args["ingresses"], **own}
-    if direct and len(direct) == len(config["applications"]):
-        config.setdefault("proxy_location", "Disabled")  # it would take the port
+    given = {key: value for key in ("host", "port") if (value := getattr(overrides, key)) is not None}
+    direct = [application for application in ours if _is_direct(application)]
+    for application in direct:
+        args = application["args"]
+        args["ingresses"] = {**(args.get("ingresses") or {}), **given}
+    if len(direct) < len(config["applications"]) or not direct:
+        config["http_options"] = {**_ADDRESS, **(config.get("http_options") or {}), **({} if direct else given)}
+    elif "proxy_location" not in config:
+        _check_no_address(config, path)
+        config["proxy_location"] = "Disabled"  # a proxy would take the port
     return config
 
 
 def address(config: dict[str, Any]) -> tuple[str, int]:
     """Return the host and the port at which clients reach a loaded config: an ingress's own, or the proxy's."""
-    direct = [app["args"]["ingresses"] for app in config["applications"] if _is_direct(app)]
-    place = direct[0] if direct else config["http_options"]
+    direct = [
+        application["args"]["ingresses"] for application in config["applications"] if _is_direct(application)
+    ]
+    place = {**_ADDRESS, **(direct[0] if direct else config["http_options"])}
     return place["host"], int(place["port"])
+
+
+def _check_no_address(config: dict[str, Any], path: Path | None) -> None:
+    """Raise UserError for the address of a proxy that no client connects to."""
+    for key in _ADDRESS.keys() & (config.get("http_options") or {}).keys():
+        raise UserError(
+            f"{path}: http_options.{key} is that of Serve's proxy, but clients connect to the ingresses: give it "
+            f"as args.ingresses.{key} instead, or set args.ingresses.http to serve",
+            2,
+        )
 
 
 def _is_direct(application: dict[str, Any]) -> bool:
     ingresses = (application.get("args") or {}).get("ingresses") or {}
-    return application.get("import_path") == IMPORT_PATH and ingresses.get("http") == "direct"
+    return application.get("import_path") == IMPORT_PATH and ingresses.get("http", "direct") == "direct"
 
 
 def models(config: dict[str, Any]) -> list[str]:

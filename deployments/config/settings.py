@@ -240,18 +240,21 @@ class IngressSettings(DeploymentSettings):
     """Ingress replicas, and how clients reach them."""
 
     max_ongoing: int = Field(default=1000, ge=1)
-    """Most open requests of an ingress, streams included. More wait in Serve's proxy, or get a 429."""
-    http: Literal["serve", "direct"] = "serve"
-    """"serve": clients connect to Serve's HTTP proxy, at its `http_options`. "direct": they connect to an ingress;
-    the ingresses of one machine share the port."""
+    """Most open requests of an ingress, streams included. More get a 429, or wait in Serve's proxy."""
+    http: Literal["direct", "serve"] = "direct"
+    """"direct": clients connect to an ingress; the ingresses of one machine share the port. "serve": they connect
+    to Serve's HTTP proxy, at its `http_options`, and the settings below have no effect."""
     host: str = "127.0.0.1"
-    """Address on which ingresses listen with `http: direct`; 0.0.0.0 to be reached from other machines."""
+    """Address on which ingresses listen; 0.0.0.0 to be reached from other machines."""
     port: int = Field(default=8000, ge=1, le=65535)
-    """Port on which ingresses listen with `http: direct`."""
+    """Port on which ingresses listen."""
     keep_alive_s: int = Field(default=75, ge=1)
-    """Seconds after which an idle connection is closed, with `http: direct`."""
+    """Seconds after which an idle connection is closed."""
     header_timeout_s: float = Field(default=10.0, gt=0)
-    """Seconds in which the headers of a request must have arrived, with `http: direct`."""
+    """Seconds in which the headers of a request must have arrived."""
+    shutdown_delay_s: float = Field(default=0.0, ge=0)
+    """Seconds for which a stopped ingress still takes requests, while its /ready says that it is not ready: longer
+    than a load balancer needs to notice."""
 
 
 class SloSettings(Settings):

@@ -79,6 +79,13 @@ class ControllerClient:
             self._asking = asyncio.create_task(self._ask())
         return await asyncio.shield(self._asking)
 
+    async def proxy_port(self) -> int | None:
+        """The port of Serve's HTTP proxy; None if it is turned off. Raises ControllerUnavailable."""
+        details = await self._call("get_serve_instance_details")
+        if details.get("proxy_location") == "Disabled":
+            return None
+        return int((details.get("http_options") or {}).get("port", 8000))
+
     async def scale(self, deployment: str, count: int) -> None:
         """Set a deployment's target; return when the controller has noted it. Raises ControllerUnavailable."""
         from ray.serve._private.common import DeploymentID

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -20,14 +21,17 @@ from deployments.control.cluster import Cluster
 from deployments.control.controller_client import ControllerClient
 from deployments.hub.keeper import MetricsKeeper
 from deployments.ingress.access_file import with_access_file
-from deployments.ingress.http_server import HttpServer
+from deployments.ingress.http_server import HttpServer, check_proxy
 from deployments.ingress.model_link import ModelLink
 from deployments.ingress.prefix_reporter import PrefixReporter
+from deployments.replica.draining import serve_is_stopping
 from deployments.telemetry.metrics_push import MetricsPusher
 from deployments.telemetry.request_log import RequestLog
 from deployments.telemetry.serve_logging import log_through_serve
 from deployments.telemetry.tracing import open_tracing
 from monitoring.metrics import Metrics
+
+logger = logging.getLogger("ray.serve")
 
 
 def directly_served(service: ApiService, max_open: int) -> ApiService:
@@ -81,13 +85,15 @@ class Ingress:
         self._reporter.start()
         service = await asyncio.to_thread(self._service)
         if self._args.ingresses.http == "direct":
-            self._http = HttpServer(
-                create_app(directly_served(service, self._args.ingresses.max_ongoing)),
-                self._args.ingresses,
-                self._args.limits.max_header_bytes,
-            )
-            self._http.start()
+            await self._listen(directly_served(service, self._args.ingresses.max_ongoing))
         return create_app(service)
+
+    async def _listen(self, service: ApiService) -> None:
+        settings = self._args.ingresses
+        check_proxy(settings.port, await self._controller.proxy_port())
+        self._http = HttpServer(create_app(service), settings, self._args.limits.max_header_bytes)
+        self._http.start()
+        logger.info("the API is at http://%s:%d/v1", settings.host, settings.port)
 
     def _service(self) -> ApiService:
         args, keys = self._args, KeyRing(self._args.tenants, self._args.admin_key_hash)
@@ -107,6 +113,8 @@ class Ingress:
             cluster=self._cluster(),
             listeners=self._listeners(),
             is_named_outside=True,
+            is_stopping=serve_is_stopping,
+            ready_without_engines_s=args.health.migration_wait_s,
         )
 
     def _listeners(self) -> tuple[Listener, ...]:
@@ -127,6 +135,7 @@ class Ingress:
     async def __del__(self) -> None:
         # Serve has waited for the requests that came through it, and gives the others what is left of the time.
         if self._http is not None:
+            await asyncio.sleep(self._args.ingresses.shutdown_delay_s)
             await self._http.drain()
         self._reporter.stop()
         self._keeper.stop()

@@ -2,8 +2,8 @@
 
     client ──▶ a port that all ingresses of a machine share (SO_REUSEPORT) ──▶ uvicorn in one of them ──▶ the API
 
-The kernel gives each new connection to one of the ingresses that listen. An ingress that is stopped closes its
-listener first and ends when its streams have.
+The kernel gives each new connection to one of the ingresses that listen. An ingress that is stopped says so at
+/ready, closes its listener after `shutdown_delay_s`, and ends when its streams have.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from deployments.config.settings import IngressSettings
 
 BACKLOG = 2048
 """Connections that the kernel holds until they are accepted."""
+LAST_CALL_S = 1
+"""Seconds for which a server that drains keeps a connection for one more request, which may be on its way."""
 
 
 class HttpPortError(RuntimeError):
@@ -47,10 +49,19 @@ def listen(host: str, port: int) -> socket.socket:
         reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
         raise HttpPortError(
             f"an ingress cannot listen on {host}:{port} ({reason}): set ingresses.port to a port that no other "
-            "program uses, Serve's proxy included (proxy_location: Disabled turns it off), and ingresses.host to "
-            "an address of the ingress's node"
+            "program uses, and ingresses.host to an address of the ingress's node"
         ) from None
     return listener
+
+
+def check_proxy(port: int, proxy_port: int | None) -> None:
+    """Raise HttpPortError if Serve's proxy has an ingress's port: they would share it, and the clients."""
+    if port == proxy_port:
+        raise HttpPortError(
+            f"port {port} is that of Serve's own HTTP proxy: set proxy_location: Disabled at the top of the "
+            "config, as clients connect to ingresses; or give one of them another port (http_options.port, "
+            "ingresses.port); or set ingresses.http to serve"
+        )
 
 
 class HttpServer:
@@ -59,12 +70,12 @@ class HttpServer:
     def __init__(self, app: ASGIApp, settings: IngressSettings, max_header_bytes: int) -> None:
         """Open the port. Raises HttpPortError."""
         self._listener = listen(settings.host, settings.port)
-        bounded = partial(
-            BoundedHeaders, header_timeout_s=settings.header_timeout_s, max_header_bytes=max_header_bytes
+        connection = partial(
+            Connection, header_timeout_s=settings.header_timeout_s, max_header_bytes=max_header_bytes
         )
         config = uvicorn.Config(
             app,
-            http=bounded,  # type: ignore[arg-type]  # uvicorn only calls it
+            http=connection,  # type: ignore[arg-type]  # uvicorn only calls it
             ws="none",
             lifespan="off",
             log_config=None,
@@ -90,8 +101,12 @@ class HttpServer:
         self._listener.close()
 
 
-class BoundedHeaders(HttpToolsProtocol):
-    """One connection. It is closed when a request's headers are too large or too late, which uvicorn ignores."""
+class Connection(HttpToolsProtocol):
+    """One connection, with what uvicorn leaves out.
+
+    It is closed when a request's headers are too large or too late. When the server drains, a request that its
+    client sends before it has noticed is answered, as the connection's last.
+    """
 
     def __init__(self, *args: Any, header_timeout_s: float, max_header_bytes: int, **options: Any) -> None:
         """The time begins with the connection, or with the first byte of a later request."""
@@ -99,6 +114,7 @@ class BoundedHeaders(HttpToolsProtocol):
         self._header_timeout_s, self._max_header_bytes = header_timeout_s, max_header_bytes
         self._header_timer: asyncio.TimerHandle | None = None
         self._num_header_bytes = 0
+        self._is_last_call = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the first request."""
@@ -129,6 +145,15 @@ class BoundedHeaders(HttpToolsProtocol):
         """Begin to answer."""
         self._stop_timer()
         super().on_headers_complete()
+        if self._is_last_call and self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        """Close the connection after its last request; uvicorn calls this when the server drains."""
+        self._is_last_call, self.timeout_keep_alive = True, LAST_CALL_S
+        if self.cycle is None or self.cycle.response_complete:
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(LAST_CALL_S, self.timeout_keep_alive_handler)
 
     def _await_headers(self) -> None:
         self._num_header_bytes = 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,8 @@ class Service:
     """A running application."""
 
     url: str
-    direct_url: str = ""
-    """Where an ingress listens itself; "" if it does not."""
+    proxy_url: str = ""
+    """Its URL behind Serve's proxy; "" if it is not asked there."""
 
     def health(self) -> dict[str, Any]:
         answer: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=60).json()
@@ -69,32 +70,49 @@ def _hears_interrupts() -> None:
 
 @pytest.fixture(scope="session")
 def service() -> Iterator[Service]:
-    """The running application of `deployments.yaml`, on two free ports: Serve's proxy's and its ingress's own."""
+    """The running application of `deployments.yaml`, on a free port; Serve's proxy leads to it, too."""
+    application = yaml.safe_load((ROOT / "deployments.yaml").read_text())["applications"][0]
+    with private_ray(num_cpus=4):
+        proxy_port = start_proxy()
+        with running(application["name"], application["args"], route_prefix="/") as service:
+            yield Service(service.url, f"http://127.0.0.1:{proxy_port}")
+
+
+@contextmanager
+def running(
+    name: str,
+    arguments: Mapping[str, Any],
+    is_up: Callable[[Service], bool] = lambda service: service.health()["status"] == "healthy",
+    **options: Any,
+) -> Iterator[Service]:
+    """Run an application on a free port, beside others; `options` are those of `serve.run`."""
     from ray import serve
 
     from deployments.app import build
     from deployments.config.args import AppArgs
 
-    application = yaml.safe_load((ROOT / "deployments.yaml").read_text())["applications"][0]
-    with private_ray(num_cpus=4):
-        port, own_port = start_proxy(), free_port()
-        application["args"]["ingresses"] |= {"http": "direct", "port": own_port}
-        serve.run(build(AppArgs(**application["args"])), name=application["name"])
-        running = Service(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{own_port}")
-        running.wait_until(lambda: running.health()["status"] == "healthy")
-        yield running
+    port = free_port()
+    args = AppArgs.model_validate({**arguments, "ingresses": {**arguments.get("ingresses", {}), "port": port}})
+    serve.run(build(args), name=name, **{"route_prefix": f"/{name}", **options})
+    service = Service(f"http://127.0.0.1:{port}")
+    try:
+        service.wait_until(lambda: is_up(service))
+        yield service
+    finally:
+        if name in serve.status().applications:
+            serve.delete(name)
 
 
 @pytest.fixture(scope="session")
 def base_url(service: Service) -> str:
-    """The application's URL behind Serve's proxy, without a slash at the end."""
+    """The application's URL, without a slash at the end."""
     return service.url
 
 
-@pytest.fixture(scope="session", params=["proxy", "direct"])
+@pytest.fixture(scope="session", params=["direct", "proxy"])
 def any_url(service: Service, request: pytest.FixtureRequest) -> str:
     """Either URL of the application, without a slash at the end."""
-    return service.url if request.param == "proxy" else service.direct_url
+    return service.proxy_url if request.param == "proxy" else service.url
 
 
 def engine_pids() -> list[int]:

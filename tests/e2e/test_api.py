@@ -130,7 +130,9 @@ def test_the_small_endpoints(ai: openai.OpenAI, model: str, any_url: str) -> Non
     assert ai.models.retrieve(model).id == model
     with httpx.Client(base_url=any_url, timeout=60) as http:
         assert http.get("/health").json()["status"] in ("healthy", "degraded")
-        assert http.get("/version").json()["version"]
+        assert http.get("/ready").json() == {"ready": True}
+        assert (http.head("/health").status_code, http.head("/health").content) == (200, b"")
+        assert http.get("/version/").json()["version"]
         assert "raydix_" in http.get("/metrics").text
         tokens = http.post("/tokenize", json={"prompt": "Grüße 🌍"}).json()["tokens"]
         assert http.post("/detokenize", json={"tokens": tokens}).json() == {"prompt": "Grüße 🌍"}

@@ -10,11 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from ray import serve
 
-from deployments.app import build
-from deployments.config.args import AppArgs
-from tests.e2e.conftest import Service
+from tests.e2e.conftest import Service, running
 
 pytestmark = pytest.mark.e2e
 
@@ -41,11 +38,8 @@ ARGUMENTS = {
 @pytest.fixture
 def scaled(service: Service) -> Iterator[Service]:
     """An application of its own beside the session's."""
-    serve.run(build(AppArgs.model_validate(ARGUMENTS)), name="scaled", route_prefix="/scaled")
-    running = Service(f"{service.url}/scaled")
-    running.wait_until(lambda: num_up(running) == 1)
-    yield running
-    serve.delete("scaled")
+    with running("scaled", ARGUMENTS, lambda scaled: num_up(scaled) == 1) as scaled:
+        yield scaled
 
 
 def num_up(service: Service) -> int:

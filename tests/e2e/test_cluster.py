@@ -10,11 +10,9 @@ import httpx
 import pytest
 from ray import serve
 
-from deployments.app import build
 from deployments.client.protocol import GenerateRequest
-from deployments.config.args import AppArgs
 from engine import SamplingParams
-from tests.e2e.conftest import PATIENCE_S, Service
+from tests.e2e.conftest import PATIENCE_S, Service, running
 
 pytestmark = pytest.mark.e2e
 
@@ -107,24 +105,19 @@ def test_streams_stay_apart_under_load(service: Service) -> None:
 
 def test_overload_is_answered_with_429_and_a_stopped_application_lets_streams_end(service: Service) -> None:
     engine = {"model": "demo", "kv_pages": 256, "max_running": 1, "max_waiting": 1, "threads": 1}
-    arguments = AppArgs.model_validate(
-        {
-            "engine": engine,
-            "engines": {"num_cpus": 0.1, "drain_timeout_s": 600},
-            "ingresses": {"num_cpus": 0.1, "drain_timeout_s": 600},
-            "admission": {"max_waiting": 1},
-        }
-    )
-    serve.run(build(arguments), name="small", route_prefix="/small")
-    small = Service(f"{service.url}/small")
-    small.wait_until(lambda: small.health()["status"] == "healthy")
+    arguments = {
+        "engine": engine,
+        "engines": {"num_cpus": 0.1, "drain_timeout_s": 600},
+        "ingresses": {"num_cpus": 0.1, "drain_timeout_s": 600},
+        "admission": {"max_waiting": 1},
+    }
     body = completion("A long story", max_tokens=1200, stream=True, ignore_eos=True)
 
-    def is_busy() -> bool:
-        (load,) = small.replicas().values()
-        return bool(load["num_running"] == 1)
+    async def scenario(small: Service) -> None:
+        def is_busy() -> bool:
+            (load,) = small.replicas().values()
+            return bool(load["num_running"] == 1)
 
-    async def scenario() -> None:
         async with httpx.AsyncClient(base_url=small.url, timeout=120) as client:
             stream = asyncio.create_task(_lines(client, body))
             await asyncio.to_thread(small.wait_until, is_busy)
@@ -139,7 +132,8 @@ def test_overload_is_answered_with_429_and_a_stopped_application_lets_streams_en
             serve.delete("small", _blocking=False)
             assert (await stream)[-1] == "data: [DONE]"
 
-    asyncio.run(scenario())
+    with running("small", arguments) as small:
+        asyncio.run(scenario(small))
 
 
 async def _lines(client: httpx.AsyncClient, body: dict[str, Any]) -> list[str]:

@@ -14,10 +14,7 @@ import psutil
 import pytest
 from ray import serve
 
-from benchmarks.private_ray import free_port
-from deployments.app import build
-from deployments.config.args import AppArgs
-from tests.e2e.conftest import PATIENCE_S, Service
+from tests.e2e.conftest import PATIENCE_S, Service, running
 
 pytestmark = pytest.mark.e2e
 
@@ -27,21 +24,14 @@ SHORT = {"model": "demo", "prompt": "Return the", "max_tokens": 2}
 
 @pytest.fixture(scope="module")
 def direct(service: Service) -> Iterator[Service]:
-    """An application with two ingresses on a port of their own, and without Serve's proxy in between."""
-    port = free_port()
-    arguments = AppArgs.model_validate(
-        {
-            "engine": {"model": "demo", "kv_pages": 1024, "threads": 1},
-            "engines": {"num_cpus": 0.1, "drain_timeout_s": 600},
-            "ingresses": {"count": 2, "num_cpus": 0.1, "drain_timeout_s": 600, "http": "direct", "port": port},
-        }
-    )
-    serve.run(build(arguments), name="direct", route_prefix="/direct")
-    running = Service(f"http://127.0.0.1:{port}")
-    running.wait_until(lambda: running.health()["status"] == "healthy")
-    yield running
-    if "direct" in serve.status().applications:
-        serve.delete("direct")
+    """An application with two ingresses, which share a port."""
+    arguments = {
+        "engine": {"model": "demo", "kv_pages": 1024, "threads": 1},
+        "engines": {"num_cpus": 0.1, "drain_timeout_s": 600},
+        "ingresses": {"count": 2, "num_cpus": 0.1, "drain_timeout_s": 600, "shutdown_delay_s": 5},
+    }
+    with running("direct", arguments) as direct:
+        yield direct
 
 
 def ingresses() -> set[int]:
@@ -95,7 +85,13 @@ def test_when_an_ingress_is_killed_the_others_streams_go_on_and_connections_are_
     asyncio.run(scenario())
 
 
-def test_a_stopped_application_closes_the_port_and_lets_streams_end(direct: Service) -> None:
+def is_unready(service: Service) -> bool:
+    """Return whether an ingress that still takes connections says that it should get none."""
+    answer = httpx.get(f"{service.url}/ready", timeout=60)
+    return answer.status_code == 503 and "stopped" in answer.json()["reason"]
+
+
+def test_a_stopped_application_says_so_then_closes_the_port_and_lets_streams_end(direct: Service) -> None:
     async def scenario() -> None:
         async with (
             httpx.AsyncClient(base_url=direct.url, timeout=120) as client,
@@ -104,6 +100,7 @@ def test_a_stopped_application_closes_the_port_and_lets_streams_end(direct: Serv
             lines = response.aiter_lines()
             assert await has_begun(lines)
             serve.delete("direct", _blocking=False)
+            await asyncio.to_thread(direct.wait_until, lambda: is_unready(direct))
             assert (await rest_of(lines))[-1] == "data: [DONE]"
 
     asyncio.run(scenario())

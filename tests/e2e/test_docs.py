@@ -9,14 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ray import serve
 
-from deployments.app import build
-from deployments.config.args import AppArgs
 from deployments.config.tenants import hash_key
 from tests.docs.support.code_blocks import EXECUTED, Sandbox, missing_tools
 from tests.docs.support.markdown_pages import COMMAND_PAGES, ROOT, read_page
-from tests.e2e.conftest import Service
+from tests.e2e.conftest import Service, running
 
 pytestmark = pytest.mark.e2e
 
@@ -35,16 +32,8 @@ def guarded(service: Service) -> Iterator[Service]:
     arguments = application["args"]
     arguments["admin_key_hash"] = hash_key(KEYS["RAYDIX_ADMIN_KEY"])
     arguments["tenants"][0]["key_hashes"] = [hash_key(KEYS["RAYDIX_API_KEY"])]
-    serve.run(
-        build(AppArgs.model_validate(arguments)),
-        name="guarded",
-        route_prefix="/guarded",
-        external_scaler_enabled=application["external_scaler_enabled"],
-    )
-    running = Service(f"{service.url}/guarded")
-    running.wait_until(lambda: running.health()["status"] == "healthy")
-    yield running
-    serve.delete("guarded")
+    with running("guarded", arguments, external_scaler_enabled=application["external_scaler_enabled"]) as guarded:
+        yield guarded
 
 
 @pytest.mark.parametrize("path", COMMAND_PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -60,8 +49,8 @@ def test_the_commands_of_a_page_work(
             missing[str(block)] = tools
         elif block.marker is None and block.language in EXECUTED:
             needs_keys = any(name in block.text for name in KEYS)
-            running: Service = request.getfixturevalue("guarded") if needs_keys else service
+            asked: Service = request.getfixturevalue("guarded") if needs_keys else service
             with contextlib.redirect_stdout(io.StringIO()):
-                sandbox.run(block, running.url)
+                sandbox.run(block, asked.url)
     if missing:
         pytest.skip(f"not installed here: {missing}; all other blocks work")

@@ -13,12 +13,9 @@ import httpx
 import pytest
 import ray
 import yaml
-from ray import serve
 
-from deployments.app import build
-from deployments.config.args import AppArgs
 from tests.deployments.support.otlp_receiver import Collector, Received, collector
-from tests.e2e.conftest import ROOT, Service, engine_pids
+from tests.e2e.conftest import ROOT, Service, engine_pids, running
 
 pytestmark = pytest.mark.e2e
 
@@ -46,20 +43,14 @@ def models(service: Service, sink: Collector, logs: Path) -> Iterator[Service]:
     key_hash = hashlib.sha256(KEY.encode()).hexdigest()
     specified = application["args"]["models"]
     later = {**specified[1], "engine": {**specified[1]["engine"], "served_name": "later"}, "load_at_start": False}
-    arguments = AppArgs.model_validate(
-        {
-            **application["args"],
-            **{"models": [*specified, later], "admin_key_hash": key_hash},
-            "tracing": {"otlp_endpoint": sink.url, "export_period_s": 0.2},
-            "logging": {"encoding": "json", "directory": str(logs)},
-        }
-    )
-    scalable = application["external_scaler_enabled"]
-    serve.run(build(arguments), name="two", route_prefix="/two", external_scaler_enabled=scalable)
-    running = Service(f"{service.url}/two")
-    running.wait_until(lambda: running.health()["status"] == "healthy")
-    yield running
-    serve.delete("two")
+    arguments = {
+        **application["args"],
+        **{"models": [*specified, later], "admin_key_hash": key_hash},
+        "tracing": {"otlp_endpoint": sink.url, "export_period_s": 0.2},
+        "logging": {"encoding": "json", "directory": str(logs)},
+    }
+    with running("two", arguments, external_scaler_enabled=application["external_scaler_enabled"]) as models:
+        yield models
 
 
 def states(models: Service) -> dict[str, str]:

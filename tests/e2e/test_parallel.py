@@ -12,11 +12,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from ray import serve
 
-from deployments.app import build
-from deployments.config.args import AppArgs
-from tests.e2e.conftest import Service
+from tests.e2e.conftest import Service, running
 
 pytestmark = pytest.mark.e2e
 
@@ -30,11 +27,8 @@ ARGUMENTS = {
 @pytest.fixture
 def parallel(service: Service) -> Iterator[Service]:
     """An application of its own beside the session's."""
-    serve.run(build(AppArgs.model_validate(ARGUMENTS)), name="parallel", route_prefix="/parallel")
-    running = Service(f"{service.url}/parallel")
-    running.wait_until(lambda: running.health()["status"] == "healthy")
-    yield running
-    serve.delete("parallel")
+    with running("parallel", ARGUMENTS) as parallel:
+        yield parallel
 
 
 def body(number: int, max_tokens: int, stream: bool = True) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ray import serve
 from ray.serve._private.api import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
+from benchmarks.private_ray import free_port
 from tests.docs.support.markdown_pages import ROOT, read_page
 from tests.e2e.conftest import Service
 
@@ -27,7 +28,8 @@ def config() -> dict[str, Any]:
     [text] = [block.text for block in blocks if "max_surge_percent" in block.text]
     document: dict[str, Any] = yaml.safe_load(text)
     document["applications"][0] |= {"name": "upgraded", "route_prefix": "/upgraded"}
-    document["applications"][0]["args"]["engines"]["count"] = 1
+    args = document["applications"][0]["args"]
+    args["engines"]["count"], args["ingresses"]["port"] = 1, free_port()
     return document
 
 
@@ -35,7 +37,7 @@ def config() -> dict[str, Any]:
 def upgraded(service: Service, config: dict[str, Any]) -> Iterator[Service]:
     """The application of `config`, running."""
     deploy(config)
-    running = Service(f"{service.url}/upgraded")
+    running = Service(f"http://127.0.0.1:{config['applications'][0]['args']['ingresses']['port']}")
     running.wait_until(lambda: running.health().get("status") == "healthy", timeout=300)
     yield running
     serve.delete("upgraded")

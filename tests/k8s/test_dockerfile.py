@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.replica import pod
+from deployments.config.settings import IngressSettings
 from tests.k8s.support.manifests import ROOT
 
 LINES = re.sub(r"\\\n\s*", " ", (ROOT / "Dockerfile").read_text(encoding="utf-8")).splitlines()
@@ -86,11 +86,14 @@ def test_the_last_user_is_not_root() -> None:
     assert f"runAsUser: {uid}" in manifest
 
 
-def test_the_health_check_is_a_command_that_pods_have() -> None:
+def test_the_health_check_asks_the_ingress_at_its_port() -> None:
     (check,) = of("HEALTHCHECK")
-    words = json.loads(check[check.index("CMD ") + 4 :])
-    assert words[:3] == ["python", "-m", "deployments.replica.pod"]
-    assert pod.parse(words[3:]).part == "ingress"
+    interpreter, option, program = json.loads(check[check.index("CMD ") + 4 :])
+    assert (interpreter, option) == ("python", "-c")
+    compile(program, "HEALTHCHECK", "exec")
+    (url,) = re.findall(r"'(http://.*?)'", program)
+    assert url == f"http://127.0.0.1:{IngressSettings().port}/ready"
+    assert of("EXPOSE") == [str(IngressSettings().port)]
 
 
 def test_the_command_is_one_that_is_installed() -> None:

@@ -159,8 +159,9 @@ MISTAKES = [
         serve(lambda c: c["applications"][0]["deployments"][0].update(name="MetricHub")),
         says="MetricHub",
     ),
-    Mistake("Serve on loopback", "serving_port", serve(lambda c: c["http_options"].update(host="127.0.0.1"))),
-    Mistake("Serve on another port", "serving_port", serve(lambda c: c["http_options"].update(port=8001))),
+    Mistake("ingresses on loopback", "serving_port", args(lambda a: a["ingresses"].update(host="127.0.0.1"))),
+    Mistake("ingresses on another port", "serving_port", args(lambda a: a["ingresses"].update(port=8001))),
+    Mistake("a proxy on the port", "serving_port", serve(lambda c: c.pop("proxy_location"))),
     Mistake("no gauges for the picker", "gateway_metrics", args(lambda a: a.pop("metrics")), GATEWAY),
     # Labels, ports, names.
     Mistake(
@@ -248,7 +249,7 @@ MISTAKES = [
     Mistake(
         "streams longer than the drain",
         "time_to_drain",
-        serve(lambda c: c["http_options"].update(request_timeout_s=3600)),
+        args(lambda a: a.pop("limits")),
         says="request_timeout_s",
     ),
     Mistake("Serve's default shutdown", "time_to_drain", args(lambda a: a["engines"].pop("drain_timeout_s"))),
@@ -262,6 +263,13 @@ MISTAKES = [
         "Ray's default drain", "time_to_drain", lambda m: container(m, ENGINE).pop("env"), says="drain_timeout_s"
     ),
     Mistake("no readiness probe", "probes", lambda m: container(m, ENGINE).pop("readinessProbe")),
+    Mistake("no probe of the ingress", "probes", lambda m: container(m, INGRESS).pop("readinessProbe")),
+    Mistake(
+        "an ingress gone before the Service notices",
+        "probes",
+        args(lambda a: a["ingresses"].pop("shutdown_delay_s")),
+        says="shutdown_delay_s",
+    ),
     Mistake(
         "another pod's probe",
         "probes",

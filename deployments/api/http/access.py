@@ -19,7 +19,7 @@ from deployments.api.http.transport import error_response
 from deployments.config.tenants import ANONYMOUS, KeyRing, Tenant
 from monitoring.metrics import Metrics
 
-OPEN_PATHS = frozenset({"/health", "/version", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
 """Paths for probes and scrapers, which have no key; `metrics_key_hash` closes /metrics."""
 MAX_KEY_CHARS = 512
 _TENANT = "raydix.tenant"

@@ -1,12 +1,19 @@
-"""GET /health: the state of each model's engines as this process sees them, and of the whole service."""
+"""GET /health: the state of each model's engines as this process sees them, and of the whole service.
+
+GET /ready: whether a load balancer should send requests to this process.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 
-from deployments.api.service import ServedModel
+from deployments.api.service import ApiService, ServedModel
 from deployments.client.protocol import FleetHealth, HealthState
+
+_SERVING: Collection[HealthState] = ("healthy", "degraded", "unloaded")
+"""States in which some request can be served, or all models are unloaded."""
 
 
 async def health(models: Mapping[str, ServedModel]) -> tuple[dict[str, object], int]:
@@ -20,7 +27,27 @@ async def health(models: Mapping[str, ServedModel]) -> tuple[dict[str, object], 
         "replicas": [replica for fleet in fleets for replica in fleet.replicas],
         "models": {name: _summary(fleet) for name, fleet in zip(models, fleets, strict=True)},
     }
-    return body, 200 if state in ("healthy", "degraded", "unloaded") else 503
+    return body, 200 if state in _SERVING else 503
+
+
+class Readiness:
+    """Tells whether this process should be sent requests."""
+
+    def __init__(self, service: ApiService, clock: Callable[[], float] = time.monotonic) -> None:
+        self._service, self._clock = service, clock
+        self._served_at: float | None = None
+
+    async def missing(self) -> str | None:
+        """Return why it should not, or None. It should for a while after the last engine was lost."""
+        if self._service.is_stopping():
+            return "this ingress is being stopped"
+        fleets = await asyncio.gather(*(served.client.health() for served in self._service.models.values()))
+        now = self._clock()
+        if overall([fleet.state for fleet in fleets]) in _SERVING:
+            self._served_at = now
+        if self._served_at is None or now - self._served_at > self._service.ready_without_engines_s:
+            return "no engine answers"
+        return None
 
 
 def overall(states: Collection[HealthState]) -> HealthState:

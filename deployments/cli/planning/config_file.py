@@ -18,11 +18,8 @@ def config_text(replica: ReplicaPlan, count: int, command: str, warnings: Sequen
     """Return the file's text, with its origin and the warnings as comments. Its arguments are valid `AppArgs`."""
     args = app_args(replica, count)
     AppArgs.model_validate(args)
-    application = {"name": "raydix", "route_prefix": "/", "import_path": "deployments.app:build", "args": args}
-    config = {
-        "http_options": {"host": "127.0.0.1", "port": 8000, "request_timeout_s": 3600},
-        "applications": [application],
-    }
+    application = {"name": "raydix", "import_path": "deployments.app:build", "args": args}
+    config = {"proxy_location": "Disabled", "applications": [application]}
     pages = f"{replica.num_pages:,} KV pages and so {replica.num_tokens:,} tokens per replica are expected."
     notes = [f"Made by: {command}", f"For {replica.gpu.title}: {pages}", *(f"WARNING: {w}" for w in warnings)]
     comments = (textwrap.fill(note, WIDTH, initial_indent="# ", subsequent_indent="#   ") for note in notes)
@@ -48,4 +45,8 @@ def app_args(replica: ReplicaPlan, count: int) -> dict[str, Any]:
         settings["quantization"] = engine.quantization
     if replica.tp > 1:
         settings["tensor_parallel_size"] = replica.tp
-    return {"engine": settings, "engines": {"count": count}}
+    return {
+        "engine": settings,
+        "engines": {"count": count},
+        "ingresses": {"count": 1, "host": "127.0.0.1", "port": 8000},
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from dataclasses import replace
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from deployments.api import ApiService, create_app
+from deployments.api.routes.health import Readiness
 from deployments.config.version import raydix_version
 from tests.deployments.support.scripted_api import Client, ScriptedEngine
 
@@ -43,6 +45,46 @@ def test_health(client: Client, engine: ScriptedEngine, state: str, status: int)
     response = client.get("/health")
     assert response.status_code == status and response.json()["status"] == state
     assert [replica["replica"] for replica in response.json()["replicas"]] == ["replica-1", "replica-2"]
+
+
+def test_an_ingress_is_ready_while_an_engine_serves_and_a_little_longer(
+    service: ApiService, engine: ScriptedEngine
+) -> None:
+    now = 0.0
+    readiness = Readiness(replace(service, ready_without_engines_s=30.0), lambda: now)
+    engine.state = "unhealthy"
+    assert asyncio.run(readiness.missing()) == "no engine answers"  # none has ever answered
+    engine.state = "degraded"
+    assert asyncio.run(readiness.missing()) is None
+    engine.state, now = "unhealthy", 30.0
+    assert asyncio.run(readiness.missing()) is None
+    now = 31.0
+    assert asyncio.run(readiness.missing()) == "no engine answers"
+
+
+def test_readiness_is_a_status_and_a_reason(service: ApiService, client: Client) -> None:
+    assert (client.get("/ready").status_code, client.get("/ready").json()) == (200, {"ready": True})
+    stopping = Client(httpx.ASGITransport(create_app(replace(service, is_stopping=lambda: True))))
+    answer = stopping.get("/ready")
+    assert answer.status_code == 503
+    assert answer.json() == {"ready": False, "reason": "this ingress is being stopped"}
+
+
+@pytest.mark.parametrize("path", ["/health", "/version", "/metrics", "/v1/models", "/v1/models/demo"])
+def test_a_head_is_a_get_without_its_body(client: Client, path: str) -> None:
+    head, get = client.request("HEAD", path), client.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len(get.content))
+
+
+@pytest.mark.parametrize("path", ["/health/", "/v1/models/", "/v1/models//"])
+def test_a_last_slash_is_ignored(client: Client, path: str) -> None:
+    assert client.get(path).json() == client.get(path.rstrip("/")).json()
+
+
+def test_a_last_slash_is_ignored_where_answers_are_generated(client: Client) -> None:
+    answer = client.post("/v1/completions/", {"model": "demo", "prompt": "hello"})
+    assert answer.status_code == 200 and answer.json()["choices"]
 
 
 def test_version_and_metrics(client: Client) -> None:

@@ -38,19 +38,24 @@ def test_options_go_before_the_file_and_leave_the_rest(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         """
-        http_options: {port: 9000, request_timeout_s: 5}
+        http_options: {request_timeout_s: 5}
         applications:
           - name: raydix
             import_path: deployments.app:build
             args:
               engine: {model: big, served_name: alias, page_size: 8, kv_pages: 9, threads: 1}
               engines: {count: 3, num_cpus: 2}
+              ingresses: {port: 9000}
         """,
     )
     config = load(path, Overrides(host="0.0.0.0", model="other", replicas=5))
-    assert config["http_options"] == {"host": "0.0.0.0", "port": 9000, "request_timeout_s": 5}
+    assert (config["http_options"], config["proxy_location"]) == ({"request_timeout_s": 5}, "Disabled")
     args = config["applications"][0]["args"]
-    assert args == {"engine": {"model": "other", "page_size": 8}, "engines": {"count": 5, "num_cpus": 2}}
+    assert args == {
+        "engine": {"model": "other", "page_size": 8},
+        "engines": {"count": 5, "num_cpus": 2},
+        "ingresses": {"host": "0.0.0.0", "port": 9000},
+    }
     assert models(config) == ["other"]
     assert load(path, Overrides(port=1))["applications"][0]["args"]["engine"]["served_name"] == "alias"
 
@@ -58,6 +63,8 @@ def test_options_go_before_the_file_and_leave_the_rest(tmp_path: Path) -> None:
 def test_without_an_address_only_this_machine_can_connect(tmp_path: Path) -> None:
     config = load(written(tmp_path, "applications: []"), Overrides())
     assert config["http_options"] == {"host": "127.0.0.1", "port": 8000}
+    ours = "applications: [{name: x, import_path: 'deployments.app:build'}]"
+    assert address(load(written(tmp_path, ours), Overrides())) == ("127.0.0.1", 8000)
 
 
 def test_a_number_of_replicas_replaces_autoscaling(tmp_path: Path) -> None:
@@ -129,19 +136,37 @@ def test_an_address_that_is_not_ours_is_reported() -> None:
         check_port("192.0.2.1", 8000)
 
 
-def test_an_ingress_that_listens_itself_gets_the_address_and_the_proxy_is_off(tmp_path: Path) -> None:
-    path = tmp_path / "direct.yaml"
-    path.write_text(
-        """
-        http_options: {host: 0.0.0.0}
-        applications:
-          - {import_path: "deployments.app:build", args: {ingresses: {http: direct, port: 8100}}}
-        """
-    )
+def test_an_ingress_gets_the_address_and_the_proxy_is_off(tmp_path: Path) -> None:
+    ours = "applications: [{import_path: 'deployments.app:build', args: {ingresses: {host: 0.0.0.0, port: 8100}}}]"
+    path = written(tmp_path, ours)
     config = load(path, Overrides())
     assert (address(config), config["proxy_location"]) == (("0.0.0.0", 8100), "Disabled")
     assert address(load(path, Overrides(host="127.0.0.1", port=9000))) == ("127.0.0.1", 9000)
     assert address(load(None, Overrides(port=9001))) == ("127.0.0.1", 9001)
+
+
+def test_a_proxy_gets_the_address_when_clients_connect_to_it(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+        http_options: {host: 0.0.0.0, request_timeout_s: 5}
+        applications: [{import_path: "deployments.app:build", args: {ingresses: {http: serve}}}]
+        """,
+    )
+    config = load(path, Overrides(port=9000))
+    assert config["http_options"] == {"host": "0.0.0.0", "port": 9000, "request_timeout_s": 5}
+    assert address(config) == ("0.0.0.0", 9000)
+    assert "proxy_location" not in config and "port" not in config["applications"][0]["args"]["ingresses"]
+
+
+@pytest.mark.parametrize("option", ["host: 0.0.0.0", "port: 9000"])
+def test_the_address_of_a_proxy_that_no_client_needs_is_refused(tmp_path: Path, option: str) -> None:
+    ours = "applications: [{name: x, import_path: 'deployments.app:build'}]"
+    name = option.split(":")[0]
+    with pytest.raises(UserError, match=rf"http_options\.{name} .* args\.ingresses\.{name} instead"):
+        load(written(tmp_path, f"http_options: {{{option}}}\n{ours}"), Overrides())
+    both = f"proxy_location: HeadOnly\nhttp_options: {{{option}}}\n{ours}"
+    assert address(load(written(tmp_path, both), Overrides())) == ("127.0.0.1", 8000)
 
 
 def test_the_proxy_stays_for_an_application_beside_one_that_listens_itself(tmp_path: Path) -> None:
@@ -149,8 +174,10 @@ def test_the_proxy_stays_for_an_application_beside_one_that_listens_itself(tmp_p
     path.write_text(
         """
         applications:
-          - {name: a, import_path: "deployments.app:build", args: {ingresses: {http: direct, port: 8100}}}
+          - {name: a, import_path: "deployments.app:build", args: {ingresses: {port: 8100}}}
           - {name: b, import_path: "other:app"}
         """
     )
-    assert "proxy_location" not in load(path, Overrides())
+    config = load(path, Overrides(host="0.0.0.0"))
+    assert "proxy_location" not in config and config["http_options"] == {"host": "127.0.0.1", "port": 8000}
+    assert address(config) == ("0.0.0.0", 8100)

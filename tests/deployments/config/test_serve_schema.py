@@ -13,7 +13,7 @@ from deployments.config.serve_schema import read_serve_config
 
 def test_the_config_that_is_served_without_a_file_is_valid() -> None:
     schema = read_serve_config(EMBEDDED_MODEL)
-    assert schema.http_options.request_timeout_s == 3600
+    assert schema.proxy_location == "Disabled"
     assert [application.name for application in schema.applications] == ["raydix"]
 
 
@@ -21,7 +21,7 @@ def test_the_config_that_is_served_without_a_file_is_valid() -> None:
     ("change", "name"),
     [
         (lambda config: config.update(http_option={}), "http_option"),
-        (lambda config: config["http_options"].update(prt=1), r"http_options\.prt"),
+        (lambda config: config.update(http_options={"prt": 1}), r"http_options\.prt"),
         (lambda config: config["applications"][0].update(route="/"), r"applications\.route"),
         (
             lambda config: config["applications"][0].update(deployments=[{"name": "Ingress", "num_replica": 2}]),

@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks.private_ray import free_port
 from deployments.config.settings import IngressSettings
-from deployments.ingress.http_server import HttpPortError, HttpServer
+from deployments.ingress import http_server
+from deployments.ingress.http_server import HttpPortError, HttpServer, check_proxy
 
 MAX_HEADER_BYTES = 2000
 Client = Callable[[bytes], Awaitable[bytes]]
@@ -44,7 +45,7 @@ class Api:
 @asynccontextmanager
 async def serving(api: Any, **settings: Any) -> Any:
     """Serve on a free port; yields the port and the server, which is drained in the end."""
-    asked = IngressSettings(http="direct", port=free_port(), **settings)
+    asked = IngressSettings(port=free_port(), **settings)
     server = HttpServer(api, asked, MAX_HEADER_BYTES)
     server.start()
     try:
@@ -140,9 +141,7 @@ def test_a_server_that_drains_takes_no_connections_and_lets_answers_end() -> Non
             while not api.num_open:
                 await asyncio.sleep(0.01)
             drained = asyncio.create_task(server.drain())
-            with pytest.raises(OSError):
-                while True:
-                    await said(port, b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+            await refused(port)
             assert not drained.done()
             api.go.set()
             await asyncio.wait_for(drained, 60)
@@ -153,7 +152,7 @@ def test_a_server_that_drains_takes_no_connections_and_lets_answers_end() -> Non
 
 def test_servers_share_a_port_and_one_that_ends_leaves_it_to_the_others() -> None:
     async def scenario() -> None:
-        settings = IngressSettings(http="direct", port=free_port())
+        settings = IngressSettings(port=free_port())
         apis = [Api(), Api()]
         servers = [HttpServer(api, settings, MAX_HEADER_BYTES) for api in apis]
         for server in servers:
@@ -179,7 +178,55 @@ def test_a_port_that_another_program_uses_is_named() -> None:
         other = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         port = other.sockets[0].getsockname()[1]
         with pytest.raises(HttpPortError, match=rf"127\.0\.0\.1:{port}.*ingresses\.port"):
-            HttpServer(Api(), IngressSettings(http="direct", port=port), MAX_HEADER_BYTES)
+            HttpServer(Api(), IngressSettings(port=port), MAX_HEADER_BYTES)
         other.close()
 
     asyncio.run(scenario())
+
+
+def test_a_request_that_crosses_the_end_of_a_server_is_answered_as_its_connection_s_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that keeps its connections cannot know that one is about to be closed."""
+    request = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
+
+    monkeypatch.setattr(http_server, "LAST_CALL_S", 60)
+
+    async def scenario() -> None:
+        api = Api()
+        async with serving(api) as (port, server):
+            idle = await asyncio.open_connection("127.0.0.1", port)
+            busy = await asyncio.open_connection("127.0.0.1", port)
+            assert b"connection" not in await answer(idle, request)
+            busy[1].write(b"GET /held HTTP/1.1\r\nhost: a\r\n\r\n")
+            await busy[0].readuntil(b"begun,")
+            drained = asyncio.create_task(server.drain())
+            await refused(port)
+            api.go.set()
+            await busy[0].readuntil(b"\r\n0\r\n\r\n")
+            for connection in (idle, busy):
+                assert b"connection: close" in await answer(connection, request)
+                assert await connection[0].read() == b""
+            await drained
+
+    asyncio.run(scenario())
+
+
+async def answer(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], request: bytes) -> bytes:
+    """Send a request on an open connection and return its answer, which is chunked."""
+    connection[1].write(request)
+    return await connection[0].readuntil(b"\r\n0\r\n\r\n")
+
+
+async def refused(port: int) -> None:
+    """Return when the server takes no connections."""
+    with pytest.raises(OSError):
+        while True:
+            await said(port, b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+
+
+def test_the_port_of_serve_s_proxy_is_refused_as_both_could_listen_on_it() -> None:
+    check_proxy(8000, 8001)
+    check_proxy(8000, None)
+    with pytest.raises(HttpPortError, match="proxy_location: Disabled"):
+        check_proxy(8000, 8000)

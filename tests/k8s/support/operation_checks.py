@@ -35,7 +35,7 @@ def time_to_drain(manifests: Manifests) -> Iterator[str]:
         if hook < 5:
             yield f"{pod.name}: no preStop hook that waits until the Service has dropped the pod"
         times = (
-            ("request_timeout_s", manifests.serve["http_options"]["request_timeout_s"], min(drains)),
+            ("request_timeout_s", args.limits.request_timeout_s, min(drains)),
             ("drain_timeout_s", max(drains), _drain_seconds(container)),
             (DRAIN, _drain_seconds(container) + hook, pod.spec["terminationGracePeriodSeconds"]),
             (
@@ -57,15 +57,23 @@ def _drain_seconds(container: Doc) -> float:
 
 @check
 def probes(manifests: Manifests) -> Iterator[str]:
-    """Each kind of worker has its own readiness probe, and engines write their files where the probe looks."""
-    for pod in manifests.workers:
-        words = pod.spec["containers"][0].get("readinessProbe", {}).get("exec", {}).get("command", [])
-        if words != ["python", "-m", "deployments.replica.pod", "ready", pod.name]:
-            yield f"{pod.name}: its readiness probe does not ask `deployments.replica.pod ready {pod.name}`"
-        else:
-            pod_commands.parse(words[3:])
-    if app_args(manifests).health.beat_directory != pod_commands.BEATS:
-        yield f"health.beat_directory is not {pod_commands.BEATS}, where `ready engine` looks"
+    """Each kind of worker has its own readiness probe, and engines write their files where the probe looks.
+
+    An ingress that is stopped takes requests until the probe has failed and the Service has dropped the pod.
+    """
+    args = app_args(manifests)
+    probe = {pod.name: pod.spec["containers"][0].get("readinessProbe", {}) for pod in manifests.workers}
+    if probe["ingress"].get("httpGet") != {"path": "/ready", "port": "serve"}:
+        yield "ingress: its readiness probe does not ask /ready"
+    words = probe["engine"].get("exec", {}).get("command", [])
+    if words != ["python", "-m", "deployments.replica.pod", "ready"]:
+        yield "engine: its readiness probe does not ask `deployments.replica.pod ready`"
+    notice = sum(probe["ingress"].get(part, 1) for part in ("periodSeconds", "timeoutSeconds"))
+    notice *= probe["ingress"].get("failureThreshold", 3)
+    if args.ingresses.shutdown_delay_s <= notice:
+        yield f"ingresses.shutdown_delay_s is not longer than the {notice} s that the probe needs to notice"
+    if args.health.beat_directory != pod_commands.BEATS:
+        yield f"health.beat_directory is not {pod_commands.BEATS}, where the engine's probe looks"
 
 
 @check

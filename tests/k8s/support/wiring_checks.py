@@ -73,11 +73,13 @@ def ports(manifests: Manifests) -> Iterator[str]:
 
 @check
 def serving_port(manifests: Manifests) -> Iterator[str]:
-    """Serve listens on the port that others use, and the Service leads to ingress pods alone."""
-    http = manifests.serve["http_options"]
+    """Ingresses listen on the port that others use, and the Service leads to ingress pods alone."""
+    ingresses = app_args(manifests).ingresses
+    if ingresses.http != "direct" or manifests.serve.get("proxy_location") != "Disabled":
+        yield "Serve's proxy takes part: pods are probed, and clients connect, at the ingresses"
     (port,) = manifests.one("RayService")["spec"]["serveService"]["spec"]["ports"]
-    if http["host"] != "0.0.0.0":
-        yield f"Serve listens on {http['host']}: nothing outside the pod can reach it"
+    if ingresses.host != "0.0.0.0":
+        yield f"ingresses listen on {ingresses.host}: nothing outside the pod can reach them"
     having = [pod.name for pod in manifests.workers if port["targetPort"] in pod.ports]
     if having != ["ingress"]:
         yield f"the Service's port {port['targetPort']} is one of {having}, not of ingress pods alone"
@@ -87,8 +89,8 @@ def serving_port(manifests: Manifests) -> Iterator[str]:
         looked += [("InferencePool", target["number"]) for target in pool["spec"]["targetPorts"]]
     looked += [(f"a scrape of {host}", number) for host, number in _scraped(manifests)]
     for what, number in looked:
-        if number != http["port"]:
-            yield f"{what}: port {number}, but Serve listens on {http['port']}"
+        if number != ingresses.port:
+            yield f"{what}: port {number}, but ingresses listen on {ingresses.port}"
 
 
 @check
