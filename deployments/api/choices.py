@@ -19,6 +19,7 @@ from msgspec import structs
 
 from deployments.api.errors import RETRY_AFTER_S, ApiError
 from deployments.api.output.output_parser import OutputParser, ToolCallDelta
+from deployments.api.time_limit import TimeLimit
 from deployments.client.protocol import EngineClient, GenerateRequest, Generation
 from deployments.client.timeline import Timeline
 from engine.beam_search import Hypothesis
@@ -130,6 +131,7 @@ class Choices:
         self._idle_timeout_s = idle_timeout_s
         self._generations: list[Generation] = []
         self._pumps: list[asyncio.Task[None]] = []
+        self._limits: list[TimeLimit] = []
         texts = [text for _, texts in parts for text in texts]
         self.choices = [Choice(index, text, scores_only=scores_only) for index, text in enumerate(texts)]
 
@@ -187,6 +189,8 @@ class Choices:
 
     async def aclose(self) -> None:
         """Abort the generations that have not finished. Idempotent."""
+        for limit in self._limits:
+            limit.close()
         for pump in self._pumps:
             pump.cancel()
         closing = [generation.aclose() for generation in self._generations]
@@ -205,10 +209,11 @@ class Choices:
 
     async def _read(self, index: int) -> AsyncIterator[ChoiceDelta]:
         generation, choices = self._generations[index], self.choices_of(index)
-        choice = choices[0]
+        choice, limit = choices[0], TimeLimit(self._idle_timeout_s)
+        self._limits.append(limit)
         while True:
             try:
-                async with asyncio.timeout(self._idle_timeout_s):
+                with limit:
                     delta = await generation.__anext__()
             except StopAsyncIteration:
                 raise _failed(None) from None

@@ -28,6 +28,7 @@ from deployments.api.request.prompt_scores import PromptScores
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
 from deployments.api.request.sampling import for_choice
 from deployments.api.service import ServedModel
+from deployments.api.time_limit import TimeLimit
 from deployments.api.timings import timings_of
 from deployments.client.protocol import GenerateRequest, Overloaded, Rejected, ReplicaLost, Unavailable
 from deployments.config.limits import Limits
@@ -107,7 +108,7 @@ class Exchange:
         self._scores, self._num_top = plan.scores, plan.sampling.logprobs
         self._start = GenerationStart(plan.encoder.context, plan.sampling, self._is_stream, self._choices)
         self._num_echoed = len(plan.encoder.context.prompts) * (plan.request.n or 1) if plan.echoes_only else 0
-        self._deadline = asyncio.get_running_loop().time() + limits.request_timeout_s
+        self._limit = TimeLimit(at=asyncio.get_running_loop().time() + limits.request_timeout_s)
 
     async def respond(self) -> Response:
         """Return the answer. Raises `ApiError` when the request fails before its first event."""
@@ -115,7 +116,7 @@ class Exchange:
         deltas = self._deltas() if self._scores is None else self._scores.gathered(self._deltas())
         is_handed_over = False
         try:
-            async with asyncio.timeout_at(self._deadline):
+            with self._limit:
                 self._admit()
                 await self._choices.open()
                 if not self._is_stream:
@@ -141,6 +142,7 @@ class Exchange:
             raise
         finally:
             if not is_handed_over:
+                self._limit.close()
                 self._ticket.close()
                 await self._choices.aclose()
 
@@ -194,7 +196,7 @@ class Exchange:
                 if is_sent:
                     yield waiting
                     waiting = b""
-                async with asyncio.timeout_at(self._deadline):
+                with self._limit:
                     if is_sent:
                         await self._turns.wait(len(self._choices.choices))
                     last, delta = delta, await anext(deltas, None)
@@ -210,6 +212,7 @@ class Exchange:
     async def _close(self) -> None:
         """Clean up after the stream; if it did not end by itself, its client disconnected."""
         self._turns.close()
+        self._limit.close()
         self._record.disconnected()
         self._ticket.close()
         await self._choices.aclose()

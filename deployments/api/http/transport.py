@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.api.errors import ApiError, internal, invalid
 from deployments.api.http.body import ClientGone
+from deployments.api.time_limit import TimeLimit
 from deployments.config.limits import Limits
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._chunks = chunks
         self._close = close
-        self._slow_reader_timeout_s = slow_reader_timeout_s
+        self._limit = TimeLimit(slow_reader_timeout_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all chunks."""
@@ -80,6 +81,7 @@ class EventStream(Response):
             with contextlib.suppress(ClientGone, OSError):  # servers report a disconnect to a sender as OSError
                 await until_disconnect(receive, self._send_all(send))
         finally:
+            self._limit.close()
             await self._close()
 
     async def _send_all(self, send: Send) -> None:
@@ -87,7 +89,7 @@ class EventStream(Response):
         await send(start)
         async for chunk in self._chunks:
             try:
-                async with asyncio.timeout(self._slow_reader_timeout_s):
+                with self._limit:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             except TimeoutError:
                 raise ClientGone from None
