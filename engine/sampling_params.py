@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NoReturn
 
 from engine.beam_search import BeamParams
 from engine.grammar.spec import Grammar
@@ -16,8 +17,17 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 300
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
+MAX_COUNT = 2**31 - 1
 MAX_BEAM_WIDTH = 64
 MAX_LENGTH_PENALTY = 10.0
+# Fields that are numbers, with their bounds, and fields that are integers, with their least values.
+_RANGES = (
+    ("temperature", 0.0, 100.0),
+    ("min_p", 0.0, 1.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+)
+_COUNTS = (("top_k", 0), ("max_tokens", 1), ("min_tokens", 0))
 # Fields that choose single tokens or look at text, which beam search does not, with the values that do nothing.
 _NOT_WITH_BEAMS: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
@@ -85,114 +95,78 @@ class SamplingParams:
     log-probabilities that are searched; parameters that choose or report single tokens are refused."""
 
     def __post_init__(self) -> None:
+        # Every request is checked here, in its ingress and in its engine: no message is built unless it is needed.
         self._check_ranges()
         self._check_stops()
-        _require(
-            "ignore_eos",
-            not self.ignore_eos or self.grammar is None,
-            "must be false if the output has to match a grammar, which determines where it ends",
-        )
-        for token, bias in self.logit_bias.items():
-            _require("logit_bias", _is_int(token) and token >= 0, f"has the key {token!r}; keys are token ids")
-            _require("logit_bias", _in(bias, -100, 100), f"must hold values in [-100, 100], got {bias!r}")
-        _require(
-            "logit_bias",
-            len(self.logit_bias) <= MAX_LOGIT_BIAS,
-            f"has {len(self.logit_bias)} entries, at most {MAX_LOGIT_BIAS} are allowed",
-        )
+        if self.ignore_eos and self.grammar is not None:
+            _refuse(
+                "ignore_eos", "must be false if the output has to match a grammar, which determines where it ends"
+            )
+        if self.logit_bias:
+            self._check_bias()
         if self.beams is not None:
             self._check_beams(self.beams)
 
     def _check_ranges(self) -> None:
-        for name, low, high in (
-            ("temperature", 0.0, 100.0),
-            ("min_p", 0.0, 1.0),
-            ("presence_penalty", -2.0, 2.0),
-            ("frequency_penalty", -2.0, 2.0),
-        ):
+        for name, low, high in _RANGES:
             value = getattr(self, name)
-            _require(name, _in(value, low, high), f"must be in [{low:g}, {high:g}], got {value!r}")
-        _require("top_p", _in(self.top_p, 0, 1) and self.top_p > 0, f"must be in (0, 1], got {self.top_p!r}")
-        _require(
-            "repetition_penalty",
-            _in(self.repetition_penalty, 0, 100) and self.repetition_penalty > 0,
-            f"must be in (0, 100], got {self.repetition_penalty!r}",
-        )
-        for name, low_int, high_int in (
-            ("top_k", 0, 2**31 - 1),
-            ("max_tokens", 1, 2**31 - 1),
-            ("min_tokens", 0, 2**31 - 1),
-        ):
+            if not _in(value, low, high):
+                _refuse(name, f"must be in [{low:g}, {high:g}], got {value!r}")
+        if not (_in(self.top_p, 0, 1) and self.top_p > 0):
+            _refuse("top_p", f"must be in (0, 1], got {self.top_p!r}")
+        if not (_in(self.repetition_penalty, 0, 100) and self.repetition_penalty > 0):
+            _refuse("repetition_penalty", f"must be in (0, 100], got {self.repetition_penalty!r}")
+        for name, least in _COUNTS:
             count = getattr(self, name)
-            _require(
-                name,
-                _is_int(count) and low_int <= count <= high_int,
-                f"must be an integer in [{low_int}, {high_int}], got {count!r}",
-            )
-        _require(
-            "min_tokens",
-            self.min_tokens <= self.max_tokens,
-            f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}",
-        )
-        _require(
-            "seed",
-            self.seed is None or (_is_int(self.seed) and -MAX_SEED <= self.seed <= MAX_SEED),
-            f"must be a 64-bit integer, got {self.seed!r}",
-        )
+            if not (_is_int(count) and least <= count <= MAX_COUNT):
+                _refuse(name, f"must be an integer in [{least}, {MAX_COUNT}], got {count!r}")
+        if self.min_tokens > self.max_tokens:
+            _refuse("min_tokens", f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}")
+        if self.seed is not None and not (_is_int(self.seed) and -MAX_SEED <= self.seed <= MAX_SEED):
+            _refuse("seed", f"must be a 64-bit integer, got {self.seed!r}")
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
-            _require(
-                name,
-                count is None or (_is_int(count) and 0 <= count <= MAX_LOGPROBS),
-                f"must be an integer in [0, {MAX_LOGPROBS}], got {count!r}",
-            )
+            if count is not None and not (_is_int(count) and 0 <= count <= MAX_LOGPROBS):
+                _refuse(name, f"must be an integer in [0, {MAX_LOGPROBS}], got {count!r}")
 
     def _check_stops(self) -> None:
-        _require(
-            "stop",
-            len(self.stop) <= MAX_STOP_STRINGS,
-            f"has {len(self.stop)} strings, at most {MAX_STOP_STRINGS} are allowed",
-        )
+        if len(self.stop) > MAX_STOP_STRINGS:
+            _refuse("stop", f"has {len(self.stop)} strings, at most {MAX_STOP_STRINGS} are allowed")
         for text in self.stop:
-            _require(
-                "stop",
-                isinstance(text, str) and 0 < len(text) <= MAX_STOP_STRING_CHARS,
-                f"must hold strings of 1 to {MAX_STOP_STRING_CHARS} characters",
-            )
-        _require(
-            "stop_token_ids",
-            len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS,
-            f"has {len(self.stop_token_ids)} ids, at most {MAX_STOP_TOKEN_IDS} are allowed",
-        )
+            if not (isinstance(text, str) and 0 < len(text) <= MAX_STOP_STRING_CHARS):
+                _refuse("stop", f"must hold strings of 1 to {MAX_STOP_STRING_CHARS} characters")
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            count = len(self.stop_token_ids)
+            _refuse("stop_token_ids", f"has {count} ids, at most {MAX_STOP_TOKEN_IDS} are allowed")
         for token in self.stop_token_ids:
-            _require("stop_token_ids", _is_int(token) and token >= 0, f"must hold token ids, got {token!r}")
+            if not (_is_int(token) and token >= 0):
+                _refuse("stop_token_ids", f"must hold token ids, got {token!r}")
+
+    def _check_bias(self) -> None:
+        for token, bias in self.logit_bias.items():
+            if not (_is_int(token) and token >= 0):
+                _refuse("logit_bias", f"has the key {token!r}; keys are token ids")
+            if not _in(bias, -100, 100):
+                _refuse("logit_bias", f"must hold values in [-100, 100], got {bias!r}")
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            _refuse("logit_bias", f"has {len(self.logit_bias)} entries, at most {MAX_LOGIT_BIAS} are allowed")
 
     def _check_beams(self, beams: BeamParams) -> None:
         for name, count, most in (
             ("beam width", beams.width, MAX_BEAM_WIDTH),
             ("n", beams.num_returned, beams.width),
         ):
-            _require(
-                name,
-                _is_int(count) and 1 <= count <= most,
-                f"must be an integer in [1, {most}], got {count!r}",
-            )
-        _require(
-            "length_penalty",
-            _in(beams.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
-            f"must be in [{-MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}], got {beams.length_penalty!r}",
-        )
-        _require(
-            "early_stopping",
-            isinstance(beams.early_stopping, bool) or beams.early_stopping == "never",
-            f'must be true, false or "never", got {beams.early_stopping!r}',
-        )
+            if not (_is_int(count) and 1 <= count <= most):
+                _refuse(name, f"must be an integer in [1, {most}], got {count!r}")
+        if not _in(beams.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY):
+            bounds = f"[{-MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}]"
+            _refuse("length_penalty", f"must be in {bounds}, got {beams.length_penalty!r}")
+        if not (isinstance(beams.early_stopping, bool) or beams.early_stopping == "never"):
+            _refuse("early_stopping", f'must be true, false or "never", got {beams.early_stopping!r}')
         for name, neutral in _NOT_WITH_BEAMS.items():
-            _require(
-                name,
-                getattr(self, name) in neutral,
-                f"cannot be combined with beam search, got {getattr(self, name)!r}; leave it out",
-            )
+            if getattr(self, name) not in neutral:
+                shown = repr(getattr(self, name))
+                _refuse(name, f"cannot be combined with beam search, got {shown}; leave it out")
 
     @property
     def is_greedy(self) -> bool:
@@ -200,9 +174,8 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
-def _require(param: str, holds: bool, expectation: str) -> None:
-    if not holds:
-        raise InvalidSamplingParams(param, f"{param} {expectation}")
+def _refuse(param: str, expectation: str) -> NoReturn:
+    raise InvalidSamplingParams(param, f"{param} {expectation}")
 
 
 def _is_int(value: object) -> bool:
@@ -211,6 +184,6 @@ def _is_int(value: object) -> bool:
 
 def _in(value: object, low: float, high: float) -> bool:
     """Whether `value` is a finite number in [low, high]; NaN is in no range."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):  # a union is slower
         return False
     return math.isfinite(value) and low <= value <= high

@@ -58,6 +58,8 @@ _PASSED = (
 
 def with_max_tokens(sampling: SamplingParams, max_tokens: int) -> SamplingParams:
     """Set `max_tokens`. Raises `ApiError` when `min_tokens` is larger."""
+    if max_tokens == sampling.max_tokens:
+        return sampling
     try:
         return replace(sampling, max_tokens=max_tokens)
     except InvalidSamplingParams as error:
@@ -66,6 +68,8 @@ def with_max_tokens(sampling: SamplingParams, max_tokens: int) -> SamplingParams
 
 def with_grammar(sampling: SamplingParams, grammar: Grammar | None) -> SamplingParams:
     """Set the grammar that the answer must match. Raises `ApiError` when another parameter excludes it."""
+    if grammar == sampling.grammar:
+        return sampling
     try:
         return replace(sampling, grammar=grammar)
     except InvalidSamplingParams as error:
