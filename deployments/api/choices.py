@@ -157,6 +157,9 @@ class Choices:
 
     async def open(self) -> None:
         """Send all requests; when one is refused, abort those that were accepted and raise its error."""
+        if len(self._requests) == 1:
+            self._generations = [await self._client.generate(self._requests[0])]
+            return
         starts = [asyncio.ensure_future(self._client.generate(request)) for request in self._requests]
         try:
             await asyncio.gather(*starts)
@@ -193,11 +196,14 @@ class Choices:
             limit.close()
         for pump in self._pumps:
             pump.cancel()
-        closing = [generation.aclose() for generation in self._generations]
-        for outcome in await asyncio.gather(*self._pumps, *closing, return_exceptions=True):
-            if isinstance(outcome, Exception):
-                logger.warning("closing a generation failed: %r", outcome)
-        self._pumps = []
+        for generation in self._generations:
+            try:
+                await generation.aclose()
+            except Exception as error:
+                logger.warning("closing a generation failed: %r", error)
+        if self._pumps:
+            await asyncio.gather(*self._pumps, return_exceptions=True)
+            self._pumps = []
 
     async def _pump(self, index: int, queue: asyncio.Queue[ChoiceDelta | Exception | None]) -> None:
         try:

@@ -34,18 +34,30 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
     The request's body must have been read, because `receive` then returns nothing but the disconnect.
     """
-    worker = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_disconnect(receive))
-    try:
-        await asyncio.wait({worker, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if worker.done():
-            return worker.result()
-        raise ClientGone
-    finally:
-        for task in (worker, watcher):
+    task = asyncio.current_task()
+    assert task is not None
+    num_cancelling, has_left = task.cancelling(), False
+
+    def leave(watcher: asyncio.Task[None]) -> None:
+        nonlocal has_left
+        if not watcher.cancelled():
+            watcher.exception()  # a server that cannot say that the client left has lost it too
+            has_left = True
             task.cancel()
-        with contextlib.suppress(BaseException):
-            await asyncio.gather(worker, watcher, return_exceptions=True)
+
+    watcher = asyncio.create_task(_disconnect(receive))
+    watcher.add_done_callback(leave)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if has_left and task.cancelling() == num_cancelling + 1:
+            raise ClientGone from None
+        raise
+    finally:
+        watcher.remove_done_callback(leave)
+        watcher.cancel()
+        if has_left:
+            task.uncancel()
 
 
 async def _disconnect(receive: Receive) -> None:
