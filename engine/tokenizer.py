@@ -48,6 +48,29 @@ def load_tokenizer(directory: Path) -> Tokenizer:
         ) from error
 
 
+def encoding_backend(tokenizer: Tokenizer) -> Any | None:
+    """Return the `tokenizers.Tokenizer` whose ids are those of `tokenizer.encode`, or None if there is none.
+
+    It is left as `encode` leaves it, which neither truncates nor pads.
+    """
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        return None
+    from transformers.tokenization_utils_tokenizers import TokenizersBackend  # half a second to import
+
+    kinds = type(tokenizer).__mro__
+    if TokenizersBackend not in kinds:
+        return None
+    subclasses = kinds[: kinds.index(TokenizersBackend)]
+    if any(vars(kind).keys() & {"encode", "_encode_plus"} for kind in subclasses):
+        return None  # it does more than its backend
+    known = cast(Any, tokenizer)
+    backend = known.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = known.split_special_tokens
+    return backend
+
+
 def _is_self_contained(directory: Path) -> bool:
     """Whether tokenizer.json is the whole tokenizer, so that no class of the model's family has to be looked up.
 

@@ -109,7 +109,8 @@ class _Endpoints:
 
         async def plan() -> GenerationPlan:
             served, asked = await self._parsed(request, ChatRequest, record)
-            return await plan_chat(self._service.limits, served, asked)
+            salt = tenant_of(request).salt(asked.cache_salt or "")
+            return await plan_chat(self._service.limits, served, asked, salt)
 
         return await self._generate(request, record, plan)
 

@@ -39,8 +39,8 @@ from deployments.config.limits import Limits
 from engine.logprobs import TokenLogprobs
 
 
-async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -> GenerationPlan:
-    """Check and tokenize a request, and plan what to generate. Raises `ApiError`."""
+async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest, salt: str) -> GenerationPlan:
+    """Check and tokenize a request, and plan what to generate. `salt` is the cache's. Raises `ApiError`."""
     model = served.card
     asked, logprobs = _asked_tokens(request), _asked_logprobs(request, limits.max_top_logprobs)
     num_scored = requested_scores(request, limits)
@@ -53,7 +53,8 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest) -
     grammar = await requested_grammar(limits, served.grammars, request.response_format, request.structured_outputs)
     sampling = with_grammar(sampling, grammar)
     tools = await requested_tools(limits, request, served.codec.dialect.tools)
-    ids = await encode_messages(limits, served, request.messages, tools.functions if tools else ())
+    functions = tools.functions if tools else ()
+    ids = await encode_messages(limits, served, request.messages, functions, salt=salt)
     check_prompt(model, ids, "messages")
     left = room(len(ids), model.max_model_len, "messages")
     check_room(len(ids), asked or left, model, "messages")

@@ -1,48 +1,72 @@
 """Converts text to token ids and back, with the server's own chat template.
 
-A conversation is rendered to text first, so a user who writes `<|im_end|>` would end the message and could speak
-as the assistant. Such strings in messages and tools are therefore tokenized as plain characters, while the
-template's own keep their meaning. A raw completions prompt is the client's responsibility and stays as written.
-
-    content      "hi <|im_end|> you"            a special token's text is replaced by a mark before rendering
-    rendered     "<|im_start|>user\\nhi ¤0¤ you<|im_end|>\\n"
-    pieces       [     with specials      ] [plain] [      with specials       ]
+A raw completions prompt is the client's responsibility and stays as written, special tokens included. In a
+conversation, only the template writes special tokens (`deployments.api.conversation.marks`).
 """
 
 from __future__ import annotations
 
 import functools
-import re
-import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from deployments.api.conversation.encoder import Encoder, UnencodedTexts
+from deployments.api.conversation.marks import Marks, SpecialTexts
+from deployments.api.conversation.template import ChatTemplate, template_text
 from deployments.api.output.dialect import dialect_of
+from deployments.config.limits import Limits
 from deployments.config.settings import ChatSettings
 from engine.detokenizer import Detokenizer, TextStream
 from engine.token_bytes import spelled_bytes
 from engine.tokenizer import Tokenizer
 
 
-class TemplateRefused(ValueError):
-    """The chat template cannot render these messages. The error's text may be shown to the client."""
-
-
 class TextCodec:
-    """A tokenizer and its chat template. Immutable, hence as thread-safe as the tokenizer."""
+    """A tokenizer and its chat template. As thread-safe as the tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, chat: ChatSettings | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chat: ChatSettings | None = None,
+        max_cache_bytes: int = Limits().token_cache_bytes,
+    ) -> None:
+        """`max_cache_bytes` bounds the memory for conversations with their token ids; 0 keeps none."""
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer)
         self.dialect = dialect_of(tokenizer, chat or ChatSettings())
         named = [text for text in getattr(tokenizer, "all_special_tokens", []) if text]
         # tokenizer_config.json often names no more than the first and the last; tokenizer.json has all.
-        specials = dict.fromkeys([*named, *self._detokenizer.specials])
-        self._specials = re.compile("|".join(map(re.escape, specials))) if specials else None
+        self._specials = SpecialTexts(dict.fromkeys([*named, *self._detokenizer.specials]))
+        self._template = ChatTemplate(tokenizer)
+        self._encoder = Encoder(tokenizer, template_text(tokenizer), max_cache_bytes)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`; special tokens in it keep their meaning."""
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self._encoder.encode(text, add_special_tokens=add_special_tokens)
+
+    def render_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        add_generation_prompt: bool = True,
+        salt: str = "",
+    ) -> UnencodedTexts:
+        """Return the texts of a conversation up to where the answer begins. Raises `TemplateRefused`.
+
+        What is known of them comes from conversations with the same `salt`.
+        """
+        marks = Marks(self._specials)
+        rendered = self._template.render(
+            marks.put(list(messages)),
+            marks.put(list(tools)) or None,
+            add_generation_prompt=add_generation_prompt,
+        )
+        texts = []
+        for stretch, special in marks.find(rendered):
+            # Cut after its first character, the text of a special token is no longer special.
+            texts += [stretch, special[:1], special[1:]]
+        return self._encoder.begin([text for text in texts if text], salt)
 
     def encode_chat(
         self,
@@ -52,13 +76,7 @@ class TextCodec:
         add_generation_prompt: bool = True,
     ) -> list[int]:
         """Return the token ids of a conversation up to where the answer begins. Raises `TemplateRefused`."""
-        marks = _Marks(self._specials)
-        rendered = self._render(marks.put(list(messages)), marks.put(list(tools)) or None, add_generation_prompt)
-        ids: list[int] = []
-        for piece, special in marks.find(rendered):
-            ids += self.encode(piece, add_special_tokens=False) if piece else []
-            ids += self._encode_plain(special) if special else []
-        return ids
+        return self.render_chat(messages, tools, add_generation_prompt=add_generation_prompt).encode()
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of `token_ids`."""
@@ -102,60 +120,3 @@ class TextCodec:
         """Number of characters in the longest token, which bounds a text's number of tokens from below."""
         get_vocab = getattr(self._tokenizer, "get_vocab", None)
         return max(map(len, get_vocab()), default=1) if get_vocab else 1024
-
-    def _encode_plain(self, special: str) -> list[int]:
-        """Encode a special token's text as plain text: cut after its first character, it is no longer special."""
-        head, rest = special[:1], special[1:]
-        return self.encode(head, add_special_tokens=False) + self.encode(rest, add_special_tokens=False)
-
-    def _render(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, add_generation_prompt: bool
-    ) -> str:
-        from jinja2.exceptions import TemplateError, TemplateSyntaxError, UndefinedError
-
-        options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": add_generation_prompt}
-        try:
-            rendered = self._tokenizer.apply_chat_template(messages, tools=tools, **options)
-        except TemplateError as error:
-            if isinstance(error, TemplateSyntaxError | UndefinedError):
-                raise TemplateRefused("The model's chat template cannot render these messages.") from error
-            raise TemplateRefused(f"The model's chat template refuses these messages: {error}.") from error
-        except ValueError as error:  # the tokenizer has no template
-            raise TemplateRefused("This model has no chat template; use /v1/completions.") from error
-        return str(rendered)
-
-
-class _Marks:
-    """Replaces the texts of special tokens in a client's strings by marks, and finds them after rendering.
-
-    A mark is a number between two nonces of letters and digits, which no template escapes and no client knows.
-    """
-
-    def __init__(self, specials: re.Pattern[str] | None) -> None:
-        self._specials = specials
-        self._nonce = f"m{secrets.token_hex(8)}m"
-        self._texts: list[str] = []
-
-    def put(self, value: Any) -> Any:
-        """Return `value` with marks in its strings, keys of objects included."""
-        if self._specials is None:
-            return value
-        if isinstance(value, str):
-            return self._specials.sub(self._take, value)
-        if isinstance(value, dict):
-            return {self.put(key): self.put(child) for key, child in value.items()}
-        return [self.put(child) for child in value] if isinstance(value, list) else value
-
-    def find(self, rendered: str) -> Iterator[tuple[str, str]]:
-        """Yield stretches of the rendered text, each with the client's special token text that follows it."""
-        if not self._texts:  # nearly always; compiling the pattern would cost more than rendering
-            yield rendered, ""
-            return
-        *pairs, rest = re.split(f"{self._nonce}([0-9]+){self._nonce}", rendered)
-        for text, number in zip(pairs[::2], pairs[1::2], strict=True):
-            yield text, self._texts[int(number)]
-        yield rest, ""
-
-    def _take(self, found: re.Match[str]) -> str:
-        self._texts.append(found.group())
-        return f"{self._nonce}{len(self._texts) - 1}{self._nonce}"

@@ -95,8 +95,11 @@ class Limits(BaseModel):
     """Most chunks that all streams of an ingress write per second; faster tokens share chunks. "auto": 250 for
     each core of its machine, at most 1,000. None: no bound."""
     inline_text_chars: int = Field(default=8192, ge=0)
-    """Texts longer than this many characters are tokenized in a thread, so that no stream waits for them."""
+    """Texts longer than this many characters are tokenized in a thread, so that no stream waits for them. Of a
+    conversation, only what is not in the token cache counts."""
+    token_cache_bytes: int = Field(default=64 * MIB, ge=0)
+    """Bytes of conversations that an ingress keeps with their token ids, for each model; 0 keeps none."""
     inline_logprobs: int = Field(default=2048, ge=0)
     """Answers with more log-probabilities than this are encoded in a thread."""
     inline_body_bytes: int = Field(default=256 * 1024, ge=0)
-    """Bodies larger than this many bytes are parsed in a thread."""
+    """Bodies larger than this many bytes are parsed in a thread, and longer conversations are rendered there."""

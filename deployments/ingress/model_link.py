@@ -104,7 +104,7 @@ class ModelLink:
             self._limits,
             self.metrics,
         )
-        codec = TextCodec(tokenizer, self._model.chat)
+        codec = TextCodec(tokenizer, self._model.chat, self._limits.token_cache_bytes)
         return ServedModel(card, client, codec, self.metrics, self._switch, self._grammars)
 
     def in_cluster(self) -> ClusterModel:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from deployments.api.conversation.template import template_text
 from deployments.api.output import reasoning
 from deployments.api.tools.formats import FORMATS, ToolFormat
 from deployments.config.settings import ChatSettings
@@ -29,7 +30,7 @@ def dialect_of(tokenizer: Any, settings: ChatSettings) -> Dialect:
     Tools use the first format that the template shows, or Hermes' in the messages' text if the template does not
     mention tools. Reasoning is assumed if the template, or the vocabulary, contains its marks.
     """
-    template = _template(tokenizer)
+    template = template_text(tokenizer)
     has_place = re.search(r"\btools\b", template) is not None
     tools = FORMATS.get(settings.tools)
     if settings.tools == "auto" and template:
@@ -39,14 +40,6 @@ def dialect_of(tokenizer: Any, settings: ChatSettings) -> Dialect:
     if settings.reasoning == "auto":
         thinks = reasoning.CLOSE in template or {reasoning.OPEN, reasoning.CLOSE} <= _vocabulary(tokenizer).keys()
     return Dialect(tools, has_place, thinks)
-
-
-def _template(tokenizer: Any) -> str:
-    """Return the template's text, preferring the one for tools, or "" if there is none."""
-    try:
-        return str(tokenizer.get_chat_template(tools=[]))
-    except (AttributeError, ValueError):
-        return ""
 
 
 def _vocabulary(tokenizer: Any) -> dict[str, int]:

@@ -1,19 +1,23 @@
-"""Turns what a client sent into token ids that fit the model, in a thread when the text is long."""
+"""Turns what a client sent into token ids that fit the model, in a thread where that takes long."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+from deployments.api.conversation.template import TemplateRefused
 from deployments.api.errors import invalid
 from deployments.api.request.protocol import Message
 from deployments.api.request.sampling import context_exceeded, in_vocabulary, room
 from deployments.api.service import ModelCard, ServedModel
-from deployments.api.text_codec import TemplateRefused
 from deployments.api.tools.protocol import Function
 from deployments.api.tools.rendering import messages_as_text, plain_messages, plain_tools
 from deployments.api.tools.requested import check_conversation, size_of
 from deployments.config.limits import Limits
+
+_Result = TypeVar("_Result")
 
 
 async def encode_text(
@@ -21,12 +25,8 @@ async def encode_text(
 ) -> list[int]:
     """Return the token ids of a text prompt."""
     _refuse_hopeless(served, len(text), param)
-    ids = await _near_or_far(
-        limits,
-        len(text),
-        lambda: served.codec.encode(text, add_special_tokens=add_special_tokens),
-    )
-    return ids
+    encode = functools.partial(served.codec.encode, text, add_special_tokens=add_special_tokens)
+    return await _near_or_far(len(text), limits.inline_text_chars, encode)
 
 
 async def encode_messages(
@@ -36,8 +36,12 @@ async def encode_messages(
     functions: Sequence[Function] = (),
     *,
     add_generation_prompt: bool = True,
+    salt: str = "",
 ) -> list[int]:
-    """Return the token ids of a conversation that shows `functions` to the model."""
+    """Return the token ids of a conversation that shows `functions` to the model.
+
+    What other requests with the same `salt` have sent already is not tokenized again.
+    """
     check_conversation(limits, messages)
     calls = (len(call.function.arguments) for message in messages for call in message.tool_calls)
     size = sum(len(message.content) for message in messages) + sum(calls)
@@ -47,14 +51,14 @@ async def encode_messages(
         plain = plain_messages(messages)
     else:
         plain, tools = messages_as_text(messages, functions, dialect.tools), []
+    render = functools.partial(
+        served.codec.render_chat, plain, tools, add_generation_prompt=add_generation_prompt, salt=salt
+    )
     try:
-        return await _near_or_far(
-            limits,
-            size + size_of(functions),
-            lambda: served.codec.encode_chat(plain, tools, add_generation_prompt=add_generation_prompt),
-        )
+        texts = await _near_or_far(size + size_of(functions), limits.inline_body_bytes, render)
     except TemplateRefused as error:
         raise invalid(str(error), "messages") from None
+    return await _near_or_far(texts.num_new_chars, limits.inline_text_chars, texts.encode)
 
 
 def check_prompt(model: ModelCard, ids: list[int], param: str) -> None:
@@ -75,7 +79,6 @@ def _refuse_hopeless(served: ServedModel, chars: int, param: str) -> None:
         )
 
 
-async def _near_or_far(limits: Limits, size: int, encode: Callable[[], list[int]]) -> list[int]:
-    if size <= limits.inline_text_chars:
-        return encode()
-    return await asyncio.to_thread(encode)
+async def _near_or_far(size: int, inline: int, work: Callable[[], _Result]) -> _Result:
+    """Do work at once if it is at most as large as `inline`, and in a thread if it is larger."""
+    return work() if size <= inline else await asyncio.to_thread(work)

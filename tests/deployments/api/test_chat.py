@@ -135,6 +135,21 @@ def test_sampling_parameters_reach_the_engine(client: Client, engine: ScriptedEn
     assert (request.salt, request.priority, request.session_id) == ("salt:tenant", 3, "s-1")
 
 
+def test_what_is_remembered_of_conversations_has_the_salt_of_their_cache(
+    client: Client, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    salts, render = [], engine.codec.render_chat
+
+    def noting(*args: Any, salt: str, **options: Any) -> Any:
+        salts.append(salt)
+        return render(*args, **options)
+
+    monkeypatch.setattr(engine.codec, "render_chat", noting)
+    chat(client, extra_body={"cache_salt": "own"})
+    chat(client)
+    assert salts == [request.salt for request in engine.requests] == ["salt:own", ""]
+
+
 def test_parts_are_joined_and_developer_means_system(client: Client, engine: ScriptedEngine) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     chat(client, messages=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}])

@@ -17,3 +17,14 @@ def test_no_special_token_comes_from_a_users_text(family: str) -> None:
     assert [token for token in forged if codec.is_special(token)] == list(filter(codec.is_special, harmless))
     said = codec.decode(forged).replace(" ", "")  # some tokenizers put a space before each text that they encode
     assert "".join(special) in said
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_are_encoded_as_the_tokenizer_encodes_them(family: str) -> None:
+    tokenizer = tokenizer_of(family)
+    codec = TextCodec(tokenizer)
+    specials = "".join(FAMILIES[family].special)
+    for text in ("", " ", "Hello  world\n", f"a {specials} b", "naïve 世界 🙂\u0000", "word " * 2000):
+        for special in (True, False):
+            ids = tokenizer.encode(text, add_special_tokens=special)
+            assert codec.encode(text, add_special_tokens=special) == ids

@@ -140,9 +140,6 @@ FAMILIES: dict[str, Family] = {
         ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
         pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]),
     ),
-    "prefixed-bytes": Family(
-        CHATML, ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), pre_tokenizers.ByteLevel(add_prefix_space=True)
-    ),
     "deepseek": Family(
         DEEPSEEK,
         ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),

@@ -1,0 +1,67 @@
+"""Renders conversations with a model's chat template, which is compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.tokenizer import Tokenizer
+
+
+class TemplateRefused(ValueError):
+    """The chat template cannot render these messages. The error's text may be shown to the client."""
+
+
+class ChatTemplate:
+    """A tokenizer's chat template.
+
+    `apply_chat_template` copies and checks what it is given, which costs as much again as the rendering. Requests
+    are checked and plain JSON already, so they go to the same compiled template directly.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer: Any = tokenizer
+        self._variables = dict(getattr(tokenizer, "special_tokens_map", {}))
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        """Return the conversation as text. No value in a message may be None. Raises `TemplateRefused`."""
+        from jinja2.exceptions import TemplateError, TemplateSyntaxError, UndefinedError
+        from transformers.utils.chat_template_utils import _compile_jinja_template  # remembers what it compiled
+
+        try:
+            template = self._tokenizer.get_chat_template(tools=tools)
+        except ValueError as error:
+            raise TemplateRefused("This model has no chat template; use /v1/completions.") from error
+        try:
+            rendered = _compile_jinja_template(template).render(
+                messages=[_with_reasoning(message) for message in messages],
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._variables,
+            )
+        except TemplateError as error:
+            if isinstance(error, TemplateSyntaxError | UndefinedError):
+                raise TemplateRefused("The model's chat template cannot render these messages.") from error
+            raise TemplateRefused(f"The model's chat template refuses these messages: {error}.") from error
+        return str(rendered)
+
+
+def template_text(tokenizer: Any) -> str:
+    """Return the template's source, preferring the one for tools, or "" if there is none."""
+    try:
+        return str(tokenizer.get_chat_template(tools=[]))
+    except (AttributeError, ValueError):
+        return ""
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its reasoning under the name that gpt-oss' template reads, too."""
+    reasoning = message.get("reasoning_content")
+    return message if reasoning is None else {"thinking": reasoning, **message}
