@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from deployments.config.limits import Limits
 from deployments.config.settings import (
     AdmissionSettings,
+    BatchSettings,
     ChatSettings,
     EngineDeploymentSettings,
     HealthSettings,
@@ -142,6 +143,8 @@ class AppArgs(AccessSettings):
 
     admission: AdmissionSettings = AdmissionSettings()
     """When requests wait in the ingress, and for how long."""
+    batch: BatchSettings = BatchSettings()
+    """How ingresses send the prompts of programs that give them thousands at once."""
     access_file: str | None = None
     """YAML file with `tenants` and `admin_key_hash`, such as a mounted Secret; each ingress reads it at its start.
     None: they are given here."""

@@ -283,7 +283,7 @@ class MetricsSettings(Settings):
 
 
 class BatchSettings(Settings):
-    """How the requests of a batch are sent (`deployments/batch/runner.py`)."""
+    """How the requests of a batch are sent (`deployments/batch/runner.py`, `deployments/ingress/many.py`)."""
 
     max_in_flight: int = Field(default=256, ge=1)
     """Most requests of one batch in flight. Fewer are, while the engines or a tenant's limits refuse more."""
@@ -291,6 +291,8 @@ class BatchSettings(Settings):
     """Times that a request is run, each time in vain, until its error is its answer."""
     patience_s: float = Field(default=600.0, gt=0)
     """Seconds after which a batch stops when all its requests are refused and none is in flight."""
+    priority: int = -10
+    """Priority of requests that give none; interactive ones have 0."""
 
 
 class WarmUpSettings(Settings):

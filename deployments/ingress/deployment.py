@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,7 @@ from deployments.api.app import create_app
 from deployments.api.http.access import AccessControl
 from deployments.api.record import Listener
 from deployments.api.service import ApiService
+from deployments.batch.prompts import Answer, Prompt
 from deployments.config.args import AppArgs
 from deployments.config.tenants import KeyRing
 from deployments.control.cluster import Cluster
@@ -22,6 +25,7 @@ from deployments.control.controller_client import ControllerClient
 from deployments.hub.keeper import MetricsKeeper
 from deployments.ingress.access_file import with_access_file
 from deployments.ingress.http_server import HttpServer, check_proxy
+from deployments.ingress.many import ManyPrompts
 from deployments.ingress.model_link import ModelLink
 from deployments.ingress.prefix_reporter import PrefixReporter
 from deployments.replica.draining import serve_is_stopping
@@ -86,7 +90,27 @@ class Ingress:
         service = await asyncio.to_thread(self._service)
         if self._args.ingresses.http == "direct":
             await self._listen(directly_served(service, self._args.ingresses.max_ongoing))
-        return create_app(service)
+        app = create_app(service)
+        self._many = ManyPrompts(app, service, self._args.batch, serve_is_stopping)
+        return app
+
+    async def generate_many(
+        self,
+        prompts: Sequence[Prompt],
+        fields: Mapping[str, Any] | None = None,
+        *,
+        tenant: str | None = None,
+        max_in_flight: int | None = None,
+    ) -> AsyncGenerator[Answer]:
+        """Yield an answer to each prompt, as they come: for programs that call this through a Serve handle.
+
+        `fields` are for bodies that lack them. Raises `BatchStopped` when this ingress is to stop, or when the
+        engines take nothing for too long.
+        """
+        answers = self._many.answers(prompts, fields, tenant=tenant, max_in_flight=max_in_flight)
+        async with aclosing(answers):
+            async for answer in answers:
+                yield answer
 
     async def _listen(self, service: ApiService) -> None:
         settings = self._args.ingresses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from examples import load_test, streamed_tool_call, structured_output
+from tests.e2e.conftest import Service
 
 pytestmark = pytest.mark.e2e
 
@@ -42,6 +44,22 @@ def test_a_chat_without_a_call_is_streamed(run: Run) -> None:
 def test_a_pydantic_class_is_filled_in(run: Run) -> None:
     printed = run(structured_output.main, "Is itertools.chain a class? Rate it.")
     assert structured_output.Review.model_validate_json(printed)
+
+
+def test_a_data_set_is_answered(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyarrow", reason="Ray Data is not installed here: pip install 'ray[data]'")
+    from examples import ray_data
+
+    questions = {f"What does {name} do?" for name in ("math.sqrt", "os.path.join", "shutil.copy")}
+    source, target = tmp_path / "prompts.jsonl", tmp_path / "answers"
+    source.write_text("".join(json.dumps({"prompt": question}) + "\n" for question in questions))
+    monkeypatch.setattr(sys, "argv", ["example", str(source), str(target)])
+    ray_data.main()
+    rows = [json.loads(line) for path in target.glob("*.json") for line in path.read_text().splitlines()]
+    assert {row["prompt"] for row in rows} == questions and len(rows) == 3
+    assert all(row["answer"] and row["error"] is None for row in rows)
 
 
 def test_a_load_is_put_on_the_server_and_drawn(run: Run, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def missing_tools(block: Block) -> list[str]:
 
 def _adapted(text: str, url: str) -> str:
     """`text` with the default address replaced by `url`, which commands are given where they name none."""
-    text = re.sub(r"(\braydix (?:chat|top)\b)(?! --url)", rf"\1 --url {ADDRESS}", text)
+    text = re.sub(r"(\braydix (?:chat|top|batch)\b)(?! --url)", rf"\1 --url {ADDRESS}", text)
     return text.replace(ADDRESS, url)
 
 

@@ -1,0 +1,102 @@
+"""Answers the prompts of a program that calls this ingress through a Serve handle, thousands in one call.
+
+    handle.generate_many ─▶ BatchRunner ─▶ the API, within this process ─▶ admission ─▶ router ─▶ engines
+
+A call is one request to Serve, and each of its prompts is a request to the API: it is checked, waits for its turn,
+goes where its prefix is cached, and moves to another engine when its own is lost, like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from deployments.api.in_process import InProcessApi
+from deployments.api.service import ApiService
+from deployments.batch.errors import BatchStopped
+from deployments.batch.prompts import Answer, Prompt, answer_of, call_for
+from deployments.batch.runner import BatchCall, BatchRunner
+from deployments.config.settings import BatchSettings
+from deployments.config.tenants import Tenant
+
+BATCH_TENANT = "batch"
+"""Tenant of calls that name none: one of the configuration, or else one without limits."""
+
+
+class ManyPrompts:
+    """Runs the calls of one ingress."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        service: ApiService,
+        settings: BatchSettings,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`app` is the API over `service`. Once `is_stopping`, calls end early."""
+        self._app, self._service, self._settings, self._is_stopping = app, service, settings, is_stopping
+
+    async def answers(
+        self,
+        prompts: Sequence[Prompt],
+        fields: Mapping[str, Any] | None = None,
+        *,
+        tenant: str | None = None,
+        max_in_flight: int | None = None,
+    ) -> AsyncGenerator[Answer]:
+        """Yield an answer to each prompt, as they come. Raises BatchStopped, or ValueError before any answer."""
+        settings = self._settings_for(max_in_flight)
+        runner = BatchRunner(InProcessApi(self._app, self._tenant(tenant)).post, settings)
+        wrong: list[Answer] = []
+        num_answered = 0
+        async with aclosing(runner.run(self._calls(prompts, self._common(fields or {}), wrong))) as found:
+            async for call, reply in found:
+                yield answer_of(call.key, reply)
+                num_answered += 1
+        for answer in wrong:
+            yield answer
+        if num_answered + len(wrong) < len(prompts):
+            raise BatchStopped(
+                f"the ingress is being stopped after {num_answered + len(wrong)} of {len(prompts)} prompts; call "
+                "again with those that have no answer"
+            )
+
+    def _calls(
+        self, prompts: Sequence[Prompt], fields: Mapping[str, Any], wrong: list[Answer]
+    ) -> Iterator[BatchCall[int]]:
+        """Yield the requests, until the ingress is to stop; prompts that cannot be sent go to `wrong`."""
+        for index, prompt in enumerate(prompts):
+            if self._is_stopping():
+                return
+            call = call_for(index, prompt, fields)
+            if isinstance(call, Answer):
+                wrong.append(call)
+            else:
+                yield call
+
+    def _common(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of bodies that lack them: those of the call, and what follows from the application."""
+        own: dict[str, Any] = {"priority": self._settings.priority}
+        if len(self._service.models) == 1:
+            own["model"] = next(iter(self._service.models))
+        return {**own, **fields}
+
+    def _tenant(self, name: str | None) -> Tenant:
+        tenant = self._service.access.tenant(name or BATCH_TENANT)
+        if tenant is None and name is not None:
+            raise ValueError(
+                f"there is no tenant {name!r} in the configuration; leave it out for {BATCH_TENANT!r}"
+            )
+        return tenant or Tenant(BATCH_TENANT)
+
+    def _settings_for(self, max_in_flight: int | None) -> BatchSettings:
+        if max_in_flight is None:
+            return self._settings
+        if max_in_flight < 1:
+            raise ValueError(f"max_in_flight is {max_in_flight}; it must be at least 1")
+        return self._settings.model_copy(
+            update={"max_in_flight": min(max_in_flight, self._settings.max_in_flight)}
+        )

@@ -1,0 +1,202 @@
+"""A program's prompts go through the API of its ingress, and their answers come back as they are there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deployments.api import ApiService, create_app
+from deployments.api.http.access import AccessControl
+from deployments.api.record import RequestRecord
+from deployments.batch.errors import BatchStopped
+from deployments.batch.prompts import Answer, Prompt
+from deployments.client.protocol import GenerateRequest, Overloaded, Turn
+from deployments.config.settings import BatchSettings
+from deployments.config.tenants import KeyRing, TenantSettings, hash_key
+from deployments.ingress.many import ManyPrompts
+from monitoring.metrics import Metrics
+from tests.deployments.support.scripted_api import ScriptedEngine, ScriptedGeneration
+from tests.support.metric_values import count_of
+
+
+def many(service: ApiService, **settings: Any) -> ManyPrompts:
+    return ManyPrompts(create_app(service), service, BatchSettings(**settings))
+
+
+def ask(prompts: Sequence[Prompt], run: ManyPrompts, *args: Any, **options: Any) -> list[Answer]:
+    """Return the answers in the order of the prompts."""
+
+    async def scenario() -> list[Answer]:
+        async with aclosing(run.answers(prompts, *args, **options)) as answers:
+            return sorted([answer async for answer in answers], key=lambda answer: answer.index)
+
+    return asyncio.run(scenario())
+
+
+def test_prompts_may_be_texts_token_ids_chats_or_bodies(service: ApiService, engine: ScriptedEngine) -> None:
+    chat = [{"role": "user", "content": "Hello"}]
+    prompts: list[Prompt] = ["Hello", [5, 6, 7], chat, {"prompt": "Hello", "max_tokens": 2}, {"messages": chat}]
+    answers = ask(prompts, many(service), {"max_tokens": 4})
+    assert [answer.status for answer in answers] == [200] * 5
+    objects = [answer.body["object"] for answer in answers]
+    assert objects == [
+        "text_completion",
+        "text_completion",
+        "chat.completion",
+        "text_completion",
+        "chat.completion",
+    ]
+    by_prompt = {tuple(request.prompt_ids): request for request in engine.requests}
+    assert (5, 6, 7) in by_prompt and len(by_prompt) == 3
+    assert [answer.body["usage"]["completion_tokens"] for answer in answers] == [4, 4, 4, 2, 4]
+    assert answers[0].text == "The quick brown fox"[: len(answers[0].text or "")] and answers[0].text
+    assert answers[2].text == answers[0].text and answers[0].error is None
+    assert all(answer.request_id.startswith("req-") for answer in answers)
+
+
+def test_columns_of_numpy_are_prompts_too(service: ApiService, engine: ScriptedEngine) -> None:
+    texts = np.array(["one", "two"], dtype=object)
+    prompts: list[Any] = [*texts, np.array([5, 6, 7])]
+    answers = ask(prompts, many(service), {"max_tokens": np.int64(3)})
+    assert [answer.status for answer in answers] == [200] * 3
+    assert [5, 6, 7] in [request.prompt_ids for request in engine.requests]
+
+
+def test_a_wrong_prompt_is_an_answer_and_the_others_are_answered(
+    service: ApiService, engine: ScriptedEngine
+) -> None:
+    prompts: list[Any] = [
+        "good",
+        None,
+        {"prompt": "x", "stream": True},
+        {"prompt": object()},
+        "",
+        {"messages": []},
+    ]
+    answers = ask(prompts, many(service), {"max_tokens": 2})
+    assert [answer.status for answer in answers] == [200, 400, 400, 400, 400, 400]
+    errors = [str(answer.error) for answer in answers]
+    for error, part in zip(
+        errors[1:],
+        ["NoneType is neither a text", "stream is set", "it holds an object of object", "is empty", "is empty"],
+        strict=True,
+    ):
+        assert part in error
+    assert [answer.text for answer in answers[1:]] == [None] * 5
+    assert len(engine.requests) == 1
+
+
+def test_requests_yield_to_interactive_ones_unless_they_say_otherwise(
+    service: ApiService, engine: ScriptedEngine
+) -> None:
+    ask(["a", {"prompt": "b", "priority": 5}], many(service), {"max_tokens": 1})
+    ask(["c"], many(service), {"max_tokens": 1, "priority": 3})
+    assert [(request.priority, request.tenant) for request in engine.requests] == [
+        (-10, "batch"), (5, "batch"), (3, "batch"),
+    ]  # fmt: skip
+
+
+def test_at_most_so_many_are_in_flight_and_a_call_may_ask_for_fewer(
+    service: ApiService, engine: ScriptedEngine
+) -> None:
+    num_open: list[int] = []
+
+    class Counting(ScriptedEngine):
+        async def generate(self, request: GenerateRequest, turn: Turn | None = None) -> ScriptedGeneration:
+            generation = await super().generate(request, turn)
+            num_open.append(sum(not one.closed for one in self.generations))
+            return generation
+
+    counting = Counting(engine.codec)
+    [(name, served)] = service.models.items()
+    counted = replace(service, models={name: replace(served, client=counting)})
+    for asked, most in ((None, 4), (2, 2), (100, 4)):
+        num_open.clear()
+        ask(["p"] * 20, many(counted, max_in_flight=4), {"max_tokens": 5}, max_in_flight=asked)
+        assert max(num_open) <= most and len(num_open) == 20
+    with pytest.raises(ValueError, match="max_in_flight is 0"):
+        ask(["p"], many(counted), max_in_flight=0)
+
+
+def test_a_refusal_is_waited_out(service: ApiService, engine: ScriptedEngine) -> None:
+    class Full(ScriptedEngine):
+        async def generate(self, request: GenerateRequest, turn: Turn | None = None) -> ScriptedGeneration:
+            if sum(not one.closed for one in self.generations) >= 2:
+                raise Overloaded("every queue is full", 0.01)
+            return await super().generate(request, turn)
+
+    [(name, served)] = service.models.items()
+    full = replace(service, models={name: replace(served, client=Full(engine.codec))})
+    answers = ask(["p"] * 30, many(full, max_in_flight=8), {"max_tokens": 3})
+    assert [answer.status for answer in answers] == [200] * 30
+
+
+def test_a_reader_that_leaves_aborts_what_is_in_flight(service: ApiService, engine: ScriptedEngine) -> None:
+    async def scenario() -> None:
+        async with aclosing(many(service, max_in_flight=4).answers(["a", "b", "c", "d"] * 5)) as answers:
+            await anext(answers)
+            engine.hangs = True
+            await anext(answers)
+            while not any(one.hangs for one in engine.generations):
+                await asyncio.sleep(0)
+        assert all(one.closed for one in engine.generations)
+        assert len(engine.generations) < 20
+
+    asyncio.run(scenario())
+
+
+def test_an_ingress_that_is_to_stop_finishes_what_it_has_begun(service: ApiService) -> None:
+    answers: list[Answer] = []
+    run = ManyPrompts(
+        create_app(service), service, BatchSettings(max_in_flight=2), is_stopping=lambda: len(answers) >= 5
+    )
+
+    async def scenario() -> None:
+        async with aclosing(run.answers(["p"] * 50, {"max_tokens": 2})) as found:
+            async for answer in found:
+                answers.append(answer)
+
+    with pytest.raises(BatchStopped, match=r"after \d+ of 50 prompts; call again with those that have no answer"):
+        asyncio.run(scenario())
+    # Two are in flight at a time, and one answer may wait to be read.
+    assert 5 <= len(answers) <= 5 + 3 and {answer.status for answer in answers} == {200}
+
+
+TENANT = TenantSettings(name="nightly", key_hashes=(hash_key("rdx-secret"),), isolate_cache=True, priority=-3)
+
+
+def closed(service: ApiService, *tenants: TenantSettings) -> ApiService:
+    return replace(service, access=AccessControl(KeyRing(tenants)))
+
+
+def test_a_call_may_belong_to_a_tenant_of_the_configuration(service: ApiService, engine: ScriptedEngine) -> None:
+    run = many(closed(service, TENANT))
+    [answer] = ask(["a"], run, {"max_tokens": 1}, tenant="nightly")
+    assert answer.status == 200
+    [request] = engine.requests
+    assert (request.tenant, request.salt) == ("nightly", "tenant:nightly:")
+    with pytest.raises(ValueError, match="there is no tenant 'other'"):
+        ask(["a"], run, tenant="other")
+
+
+def test_the_tenant_named_batch_owns_calls_that_name_none(service: ApiService, engine: ScriptedEngine) -> None:
+    mine = TENANT.model_copy(update={"name": "batch", "max_concurrency": 1})
+    answers = ask(["a"] * 5, many(closed(service, mine)), {"max_tokens": 1})
+    assert [answer.status for answer in answers] == [200] * 5
+    assert {request.salt for request in engine.requests} == {"tenant:batch:"}
+
+
+def test_requests_are_counted_and_reported_like_others(service: ApiService, metrics: Metrics) -> None:
+    reported: list[RequestRecord] = []
+    ask(["a", ""], many(replace(service, listeners=(reported.append,))), {"max_tokens": 2})
+    assert sorted((record.status, record.tenant, record.endpoint) for record in reported) == [
+        (200, "batch", "completions"), (400, "batch", "completions"),
+    ]  # fmt: skip
+    route = {"route": "/v1/completions", "method": "POST"}
+    assert [count_of(metrics, "http_requests_total", status=code, **route) for code in ("200", "400")] == [1, 1]
