@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from engine.structs import Struct
 from engine.token_bytes import TokenBytes
 from engine.tokenizer import Tokenizer
 
@@ -25,8 +25,7 @@ _MAX_OPEN = 3
 _MAX_WINDOW, _KEPT_WINDOW = 32, 16
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(Struct, frozen=True, gc=False):
     """The text that a push made certain."""
 
     text: str

@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from deployments.api.errors import RETRY_AFTER_S, ApiError
 from deployments.api.output.output_parser import OutputParser, ToolCallDelta
@@ -29,8 +28,7 @@ from engine.stream_delta import FinishReason, StreamDelta
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceDelta:
+class ChoiceDelta(Struct, frozen=True, gc=False):
     """The part of one choice that one delta of a stream adds."""
 
     index: int
@@ -92,7 +90,8 @@ class Choice:
             finish_reason = "tool_calls"
         self.num_generated += num_generated
         logprobs = delta.logprobs or ()
-        self._sum_logprobs += sum(at.logprob for at in logprobs[:num_generated])
+        if logprobs:
+            self._sum_logprobs += sum(at.logprob for at in logprobs[:num_generated])
         self.finish_reason = finish_reason
         return ChoiceDelta(
             self.index,

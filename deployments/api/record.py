@@ -97,7 +97,9 @@ class RequestRecord:
 
     def received(self, choice: int, num_tokens: int, *, is_last: bool) -> None:
         """Record tokens of a choice that arrived together, or its end."""
-        now, times = self._clock(), self.choice_times.setdefault(choice, ChoiceTimes())
+        now, times = self._clock(), self.choice_times.get(choice)
+        if times is None:
+            times = self.choice_times[choice] = ChoiceTimes()
         if num_tokens:
             self.metrics.tokens(num_tokens)
             if times.first_at is not None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from msgspec import Struct
 
 from deployments.api.output.reasoning import CLOSE, OPEN, parse_reasoning
 from deployments.api.tools.formats import ToolFormat
@@ -53,13 +55,12 @@ class ToolCallDelta:
     arguments: str = ""
 
 
-@dataclass(slots=True)
-class ParsedOutput:
+class ParsedOutput(Struct):
     """The text, reasoning and calls that some tokens added."""
 
     text: str = ""
     reasoning: str = ""
-    calls: list[ToolCallDelta] = field(default_factory=list)
+    calls: list[ToolCallDelta] = []
     """One for each call that gained something."""
 
 
@@ -93,16 +94,22 @@ class OutputParser:
 
     def push(self, token_ids: Sequence[int], *, is_last: bool) -> ParsedOutput:
         """Parse more tokens. With `is_last`, no more will come, and what was held back is released."""
+        if self._reasoning_parser is None and self._call_parser is None:
+            return self._plain(token_ids, is_last)
         parsed = ParsedOutput()
-        # One by one where it matters which token ends the reasoning or the answer.
-        steps = [[token] for token in token_ids] if self._reasoning_parser or self._call_parser else [token_ids]
-        for step in steps:
+        for token in token_ids:  # one by one, as it matters which token ends the reasoning or the answer
             if not self.stopped:
-                self._take(parsed, step)
+                self._take(parsed, [token])
         if is_last and not self.stopped:
             self._add(parsed, self._segments(self._text.finish()))
             self._add(parsed, self._rest())
         return parsed
+
+    def _plain(self, token_ids: Sequence[int], is_last: bool) -> ParsedOutput:
+        """Take all as text."""
+        delta = self._text.push(token_ids)
+        self.stopped = delta.stopped
+        return ParsedOutput(delta.text + self._text.finish() if is_last else delta.text)
 
     def _take(self, parsed: ParsedOutput, token_ids: Sequence[int]) -> None:
         if not self._is_answering:
