@@ -101,7 +101,8 @@ class _Endpoints:
     def __init__(self, service: ApiService) -> None:
         self._service = service
         self._readiness = Readiness(service)
-        self._pace = Pace(chunks_per_s(service.limits.max_chunks_per_s, usable_cores()))
+        most = chunks_per_s(service.limits.max_chunks_per_s, usable_cores(), has_proxy=service.is_named_outside)
+        self._pace = Pace(most)
 
     async def chat(self, request: Request) -> Response:
         """Create a chat completion."""

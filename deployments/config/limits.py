@@ -92,8 +92,8 @@ class Limits(BaseModel):
     slow_reader_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds that a client may leave a chunk of its stream unread."""
     max_chunks_per_s: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
-    """Most chunks that all streams of an ingress write per second; faster tokens share chunks. "auto": 250 for
-    each core of its machine, at most 1,000. None: no bound."""
+    """Most chunks that all streams of an ingress write per second; faster tokens share chunks. "auto": 1,000
+    for each core of its machine, at most 4,000; a quarter of that through Serve's proxy. None: no bound."""
     inline_text_chars: int = Field(default=8192, ge=0)
     """Texts longer than this many characters are tokenized in a thread, so that no stream waits for them. Of a
     conversation, only what is not in the token cache counts."""
