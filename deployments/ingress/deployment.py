@@ -60,6 +60,7 @@ class Ingress:
         self._name = name = context.replica_id.unique_id
         log_through_serve()
         self._tracer = open_tracing(args.tracing, name)
+        self._log = RequestLog(name)
         self._controller = controller = ControllerClient(context.app_name, args.health.status_timeout_s)
         self._links = [
             ModelLink(args, model, engines[model.name], name, controller) for model in args.served.values()
@@ -144,7 +145,7 @@ class Ingress:
     def _listeners(self) -> tuple[Listener, ...]:
         """The tracer comes first, because the log line names the trace."""
         traced: tuple[Listener, ...] = () if self._tracer is None else (self._tracer,)
-        return (*traced, RequestLog(self._name)) if self._args.logging.requests else traced
+        return (*traced, self._log) if self._args.logging.requests else traced
 
     def _cluster(self) -> Cluster:
         return Cluster(
@@ -167,5 +168,6 @@ class Ingress:
             pusher.stop()
         for link in self._links:
             await link.aclose()
+        self._log.flush()
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close)

@@ -18,6 +18,9 @@ Serve's own fields (asctime, levelname, message, ...) and these:
     stream, num_choices
     replica, migrations, preemptions, and all other fields of `timings` (deployments/api/timings.py)
 
+Lines are written together, at most 0.1 s after their requests, and those of failures at once. A process that is
+stopped writes the last ones; one that is killed loses them.
+
 No line contains text of prompts or answers, or keys. All other lines that ingresses and engines log for a request
 also bear its request_id: see `deployments/telemetry/serve_logging.py`.
 """
@@ -31,6 +34,7 @@ import msgspec
 
 from deployments.api.record import RequestRecord
 from deployments.api.timings import timings_of
+from deployments.telemetry.log_batches import LogBatches
 
 serve_logger = logging.getLogger("ray.serve")
 
@@ -40,6 +44,7 @@ class RequestLog:
 
     def __init__(self, ingress: str) -> None:
         self._ingress = ingress
+        self._batches = LogBatches(serve_logger)
 
     def __call__(self, record: RequestRecord) -> None:
         """Log a request that has ended."""
@@ -47,7 +52,15 @@ class RequestLog:
         level = logging.WARNING if record.outcome == "failed" else logging.INFO
         # Otherwise Serve would replace the engine's id in `replica` with the ingress's.
         extra = {**fields, "ingress": self._ingress, "skip_context_filter": True}
-        serve_logger.log(level, _line(fields), extra=extra)
+        code = RequestLog.__call__.__code__
+        line = serve_logger.makeRecord(
+            serve_logger.name, level, __file__, code.co_firstlineno, _line(fields), (), None, code.co_name, extra
+        )
+        self._batches.add(line)
+
+    def flush(self) -> None:
+        """Write the lines that wait: at the process's end."""
+        self._batches.flush()
 
 
 def request_fields(record: RequestRecord) -> dict[str, Any]:

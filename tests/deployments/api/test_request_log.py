@@ -39,6 +39,7 @@ class Lines:
     """The lines that Serve's two kinds of handler write, without its files."""
 
     def __init__(self) -> None:
+        self.log = RequestLog("ingress-7")
         self.json, self.text = io.StringIO(), io.StringIO()
         component = ("Ingress", "ingress-7", ServeComponentType.REPLICA)
         made = [(self.text, ServeFormatter("Ingress", "ingress-7")), (self.json, JSONFormatter())]
@@ -53,6 +54,7 @@ class Lines:
 
     @property
     def all(self) -> list[dict[str, Any]]:
+        self.log.flush()
         return [json.loads(line) for line in self.json.getvalue().splitlines()]
 
     @property
@@ -73,9 +75,9 @@ def lines() -> Iterator[Lines]:
 
 
 @pytest.fixture
-def logged(service: ApiService) -> ApiService:
+def logged(service: ApiService, lines: Lines) -> ApiService:
     tenant = TenantSettings.model_validate({"name": "acme", "key_hashes": [hash_key(KEY)]})
-    return replace(service, listeners=(RequestLog("ingress-7"),), access=AccessControl(KeyRing((tenant,), None)))
+    return replace(service, listeners=(lines.log,), access=AccessControl(KeyRing((tenant,), None)))
 
 
 @pytest.fixture
@@ -131,7 +133,7 @@ def test_failed_requests(client: Client, engine: ScriptedEngine, lines: Lines) -
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_lost_client(service: ApiService, engine: ScriptedEngine, lines: Lines, stream: bool) -> None:
     engine.hangs = True
-    asyncio.run(hang_up(replace(service, listeners=(RequestLog("i"),)), ASK | {"stream": stream}))
+    asyncio.run(hang_up(replace(service, listeners=(lines.log,)), ASK | {"stream": stream}))
     (line,) = lines.all
     assert (line["outcome"], line["finish_reason"]) == ("aborted", "abort")
     assert line["status"] == (200 if stream else 499)

@@ -1,0 +1,84 @@
+"""Log records that are written together, because a line's way to its file costs several times the line.
+
+record ──▶ batch: MAX_RECORDS, BATCH_S, or a warning ──▶ each handler: formatted one by one, written at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from logging.handlers import MemoryHandler, RotatingFileHandler
+from typing import Any
+
+BATCH_S = 0.1
+"""Seconds that a record may wait for others: what is lost when the process is killed."""
+MAX_RECORDS = 256
+"""Records that are written even before that."""
+
+_KNOWN = (logging.StreamHandler, RotatingFileHandler)
+"""Handlers that do nothing with a record but write it; of others, even of their subclasses, that is not known."""
+
+
+class LogBatches:
+    """Passes records to a logger's handlers, several at a time. Lives on one event loop."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._waiting: list[logging.LogRecord] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, record: logging.LogRecord) -> None:
+        """Write a record with the next batch; a warning at once, with those before it."""
+        if not self._logger.isEnabledFor(record.levelno):
+            return
+        self._waiting.append(record)
+        if record.levelno >= logging.WARNING or len(self._waiting) >= MAX_RECORDS:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(BATCH_S, self.flush)
+
+    def flush(self) -> None:
+        """Write the records that wait."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        batch, self._waiting = self._waiting, []
+        for handler in _handlers(self._logger) if batch else ():
+            _write(handler, [record for record in batch if record.levelno >= handler.level])
+
+
+def _handlers(logger: logging.Logger | None) -> Iterator[logging.Handler]:
+    """Yield the handlers of a logger and of those to which it propagates."""
+    while logger is not None:
+        yield from logger.handlers
+        logger = logger.parent if logger.propagate else None
+
+
+def _write(handler: logging.Handler, batch: list[logging.LogRecord]) -> None:
+    """Do what the handler does with each of the records; a file or stream of Serve's gets one write."""
+    passed = [record for record in batch if handler.filter(record)]
+    if not passed:
+        return
+    if isinstance(handler, MemoryHandler) and handler.target is not None:  # Serve's, before its file
+        handler.flush()
+        _write(handler.target, passed)
+    elif isinstance(handler, logging.StreamHandler) and type(handler) in _KNOWN:
+        _write_at_once(handler, passed)
+    else:
+        for record in passed:
+            handler.handle(record)
+
+
+def _write_at_once(handler: logging.StreamHandler[Any], batch: list[logging.LogRecord]) -> None:
+    handler.acquire()
+    try:
+        text = "".join([handler.format(record) + handler.terminator for record in batch])
+        if isinstance(handler, RotatingFileHandler) and handler.shouldRollover(batch[0]):
+            handler.doRollover()
+        handler.stream.write(text)
+        handler.flush()
+    except Exception:
+        handler.handleError(batch[0])
+    finally:
+        handler.release()
