@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import NamedTuple
 
 
@@ -46,3 +47,10 @@ class CacheStats:
     """Pages taken from the tree to make room, without those dropped by `reset`."""
     reset_pages: int = 0
     """Pages that `reset` dropped."""
+
+    def copy(self) -> CacheStats:
+        """Return the totals as they are now."""
+        return CacheStats(*_totals(self))
+
+
+_totals = attrgetter(*(total.name for total in fields(CacheStats)))

@@ -169,6 +169,8 @@ class EngineLoop:
             before, self._in_flight = self._in_flight, None
         if before is not None:
             events += self._take_in(before)
+        elif self._in_flight is None:  # there was nothing to compute
+            self._update_load()
         return events
 
     def _wait_to_plan(self, running: _InFlight | None) -> None:
@@ -187,7 +189,6 @@ class EngineLoop:
         scheduled = self.clock()
         events += plan.ended
         if plan.is_empty:
-            self._update_load()
             return None
         if self._load.num_running + self._load.num_waiting == 0:
             self._load = self.scheduler.load(scheduled)  # shows the work even if this step never ends

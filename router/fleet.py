@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+import msgspec
+
 from router.cost import Candidate
 
 DEFAULT_PREFILL_RATE = 5_000.0
@@ -39,8 +41,7 @@ class ReplicaAddress:
     """Number drawn at the replica's start; None when it was not advertised."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaLoad:
+class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
     """A replica's load as its last heartbeat reported it."""
 
     num_requests: int = 0

@@ -32,7 +32,7 @@ from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 from router.fleet import ReplicaLoad
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 

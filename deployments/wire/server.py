@@ -20,10 +20,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import zmq
+from msgspec import structs
 
 from deployments.wire import messages
 from deployments.wire.messages import Abort, Generate, Hello, Load, NotRun, RefusalKind, Resume, Resync
@@ -234,7 +235,7 @@ class WireServer:
 
     def _load(self, ingress_id: str) -> Load:
         """Return the engine's load, as that ingress needs it."""
-        return replace(
+        return structs.replace(
             self._engine_load(),
             num_requests=self._outbox.num_live,
             num_own=self._outbox.num_live_of(ingress_id),

@@ -49,7 +49,11 @@ class PrefillBudget:
         # Seconds per prompt token of the last steps, decodes included, without the first step, which is slow.
         self._paces: deque[float] = deque(maxlen=_NUM_PACES)
         self._is_first = True
-        self._least_rate = 0.0  # tokens per second, from steps too small for `_paces`
+        self.prefill_rate = 0.0
+        """Prompt tokens per second of steps that prefill, decodes included; 0 until there was one.
+
+        A queue of prompts drains at this rate. Until a step was large enough, it is the best of the small ones.
+        """
 
     def observe(self, num_decodes: int, num_prefill_tokens: int, seconds: float, context: float = 0.0) -> None:
         """Learn from a finished step, whose prompt tokens attend to `context` tokens on average."""
@@ -63,27 +67,18 @@ class PrefillBudget:
             cost = max(0.0, seconds - self._decodes.at(num_decodes))
             self._pace.add(context, cost / num_prefill_tokens)
             self._sizes.append(num_prefill_tokens)
-        if num_prefill_tokens < _MIN_TOKENS:
-            self._least_rate = max(self._least_rate, num_prefill_tokens / max(seconds, _MIN_SECONDS))
-        elif self._is_first:
-            self._is_first = False
-        else:
+        if num_prefill_tokens >= _MIN_TOKENS and not self._is_first:
             self._paces.append(seconds / num_prefill_tokens)
+            self.prefill_rate = 1.0 / max(statistics.median(self._paces), _MIN_SECONDS / self._max_tokens)
+        elif num_prefill_tokens >= _MIN_TOKENS:
+            self._is_first = False
+        elif not self._paces:
+            self.prefill_rate = max(self.prefill_rate, num_prefill_tokens / max(seconds, _MIN_SECONDS))
 
     def seconds(self, num_decodes: int, num_prefill_tokens: int) -> float:
         """Predict how long a step of this many tokens takes, whatever its context; 0 until one was measured."""
         decodes = self._decodes.at(num_decodes) if num_decodes and self._decodes.is_known else 0.0
         return max(decodes, num_prefill_tokens / self.prefill_rate if self.prefill_rate else 0.0)
-
-    @property
-    def prefill_rate(self) -> float:
-        """Prompt tokens per second of steps that prefill, decodes included; 0 until there was one.
-
-        A queue of prompts drains at this rate. Until a step was large enough, it is the best of the small ones.
-        """
-        if not self._paces:
-            return self._least_rate
-        return 1.0 / max(statistics.median(self._paces), _MIN_SECONDS / self._max_tokens)
 
     @property
     def decode_seconds(self) -> float:

@@ -13,7 +13,6 @@ can be planned. Nothing else changes a request.
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Iterable, Sequence
 
@@ -371,7 +370,7 @@ class Scheduler:
             pages=self.account(),
             page_size=self.cache.page_size,
             eviction_age=self.cache.eviction_age(now),
-            cache=copy.copy(self.cache.stats),
+            cache=self.cache.stats.copy(),
             num_steps=self._num_steps,
             num_preemptions=self.allocator.num_preemptions,
             num_swapped=self.allocator.num_swapped,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cache import CacheStats, PageAccount
 from engine.scheduling.swap import HostAccount
+from engine.structs import Struct, field
 
 
 class StageSeconds(NamedTuple):
@@ -24,8 +24,7 @@ class StageSeconds(NamedTuple):
     """Applying the result."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepStats:
+class StepStats(Struct, frozen=True):
     """What one engine step did."""
 
     stages: StageSeconds
@@ -49,8 +48,7 @@ class StepStats:
         return "mixed" if self.num_decode_tokens else "prefill"
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
+class EngineLoad(Struct, frozen=True):
     """How busy an engine is, as of its last step. Counters are cumulative since the engine started."""
 
     num_running: int = 0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import threading
-from dataclasses import replace
 from typing import get_args
 
 import pytest
+from msgspec import structs
 
 from cache.node import Namespace
 from cache.prefix_hash import block_hashes, prefix_root
@@ -73,7 +73,7 @@ def test_a_prompt_whose_logits_are_wanted_counts_on_no_cache() -> None:
     fleet, placer = made("a", "b")
     prompt = Prompt("r", list(range(400)))
     placer.replace("b", held(prompt))
-    fleet.record_load("b", replace(IDLE, queued_prefill_tokens=100))
+    fleet.record_load("b", structs.replace(IDLE, queued_prefill_tokens=100))
     scored = Prompt("s", prompt.prompt_ids, most_reusable=0)
     assert placer.uncached_tokens(scored) == 400 and placer.uncached_tokens(prompt) == 1
     fleet.open("s")

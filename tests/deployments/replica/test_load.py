@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from cache import PageAccount
 from deployments.replica.autoscaling import STATS
@@ -89,7 +89,7 @@ def test_the_meter_reads_queue_rate_and_memory() -> None:
         "running": 2,
         "waiting": 4,
     }
-    later = meter.read(replace(load, num_running=0, num_waiting=0), now=20.0)
+    later = meter.read(structs.replace(load, num_running=0, num_waiting=0), now=20.0)
     assert later["busy_share"] == later["preemptions_per_s"] == 0
     assert later["kv_share"] == pytest.approx(0.6)
     assert stats.keys() >= set(STATS)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from cache import CacheStats, PageAccount
 from cache.page_ages import EvictedPage
@@ -34,7 +33,7 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     pages = PageAccount(free=1, evictable=2, locked=3, private=4)
     host = HostAccount(free=11, held=12)
     load = EngineLoad(num_waiting=5, num_deferred=2, pages=pages, cache=cache, host_pages=host)
-    engine.on_load(replace(load, num_preemptions=9, num_swapped=2))
+    engine.on_load(structs.replace(load, num_preemptions=9, num_swapped=2))
     values, counts = observations_of(metrics)
     assert values["engine_stage_seconds_total"] == pytest.approx(
         {("schedule",): 0.002, ("prepare",): 0.002, ("forward",): 0.010, ("sample",): 0.003, ("output",): 0.004}
