@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import add
 
 from cache.page_ages import EvictedPage
 from engine.precompute import Precomputed
-from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
+from engine.scheduling.stats import PHASES, EngineLoad, StageSeconds, StepStats
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 
 _TIER = "device"
 _HOST = "host"
 """Tier that may keep the KV of preempted requests."""
+_OF_STEPS = ("engine_step_seconds", "engine_batch_requests", "engine_batch_tokens")
+_OF_REQUESTS = ("request_queue_seconds", "request_prefill_seconds", "request_decode_seconds")
 
 
 class EngineMetrics:
@@ -21,8 +24,10 @@ class EngineMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         # Plain numbers, copied before each snapshot: updating a metric costs too much beside a small model's step.
-        self._stage_seconds = dict.fromkeys(StageSeconds._fields, 0.0)
+        self._stage_seconds = StageSeconds(0.0)
         self._num_generated = self._num_steps = self._num_replayed = self._num_drafts = self._num_accepted = 0
+        self._steps = {phase: [metrics.series(name, phase=phase) for name in _OF_STEPS] for phase in PHASES}
+        self._requests = [metrics.series(name) for name in _OF_REQUESTS]
 
     def describe(self, *, version: str, attention: str, device: str, dtype: str, page_size: int) -> None:
         """Set the metrics that do not change while the engine runs."""
@@ -37,17 +42,15 @@ class EngineMetrics:
 
     def on_step(self, stats: StepStats) -> None:
         """Count one step."""
-        metrics, phase = self._metrics, stats.phase
-        metrics.observe("engine_step_seconds", sum(stats.stages), phase=phase)
-        metrics.observe("engine_batch_requests", stats.num_requests, phase=phase)
-        num_tokens = stats.num_decode_tokens + stats.num_prefill_tokens + stats.num_draft_tokens
-        metrics.observe("engine_batch_tokens", num_tokens, phase=phase)
+        seconds, requests, tokens = self._steps[stats.phase]
+        seconds.observe(sum(stats.stages))
+        requests.observe(stats.num_requests)
+        tokens.observe(stats.num_decode_tokens + stats.num_prefill_tokens + stats.num_draft_tokens)
         self._num_steps += 1
         self._num_replayed += stats.is_replayed
         self._num_drafts += stats.num_draft_tokens
         self._num_accepted += stats.num_accepted_tokens
-        for stage, spent in zip(StageSeconds._fields, stats.stages, strict=True):
-            self._stage_seconds[stage] += spent
+        self._stage_seconds = StageSeconds(*map(add, self._stage_seconds, stats.stages))
 
     def on_events(self, events: Sequence[StreamDelta]) -> None:
         """Count what a step produced for its requests."""
@@ -56,9 +59,10 @@ class EngineMetrics:
             for hypothesis in (event.alternatives or ())[1:]:
                 self._num_generated += len(hypothesis.token_ids)
             if event.timings is not None and event.finish_reason is not None:
-                self._metrics.observe("request_queue_seconds", event.timings.queue)
-                self._metrics.observe("request_prefill_seconds", event.timings.prefill)
-                self._metrics.observe("request_decode_seconds", event.timings.decode)
+                queue, prefill, decode = self._requests
+                queue.observe(event.timings.queue)
+                prefill.observe(event.timings.prefill)
+                decode.observe(event.timings.decode)
 
     def on_evicted(self, pages: Sequence[EvictedPage]) -> None:
         """Observe a sample of the pages evicted since the last call."""
@@ -81,7 +85,7 @@ class EngineMetrics:
         metrics.set("kv_pages", load.host_pages.free, state="free", tier=_HOST)
         metrics.set("kv_pages", load.host_pages.held, state="active", tier=_HOST)
         metrics.set("kv_pages_capacity", load.host_pages.total, tier=_HOST)
-        for stage, seconds in self._stage_seconds.items():
+        for stage, seconds in self._stage_seconds._asdict().items():
             metrics.count_to("engine_stage_seconds_total", seconds, stage=stage)
         metrics.count_to("engine_steps_total", self._num_steps)
         metrics.count_to("engine_graph_replays_total", self._num_replayed, mode="graph")

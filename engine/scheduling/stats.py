@@ -8,6 +8,9 @@ from cache import CacheStats, PageAccount
 from engine.scheduling.swap import HostAccount
 from engine.structs import Struct, field
 
+PHASES = ("prefill", "decode", "mixed")
+"""What the batch of a step may hold: prompts, decoding requests, or both."""
+
 
 class StageSeconds(NamedTuple):
     """Where a step's time went, in seconds."""
@@ -42,7 +45,7 @@ class StepStats(Struct, frozen=True):
 
     @property
     def phase(self) -> str:
-        """What the batch held: "decode", "prefill" or "mixed"."""
+        """What the batch held, of `PHASES`."""
         if self.num_prefill_tokens == 0:
             return "decode"
         return "mixed" if self.num_decode_tokens else "prefill"
