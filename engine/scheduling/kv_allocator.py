@@ -68,11 +68,14 @@ class KVAllocator:
         """Times that the last step deferred a prompt because another one computes its beginning."""
         self._max_running = max_running
         self._budget = budget
+        self._num_rows = 0  # of all running requests together
+        self._promised: dict[int, int] = {}  # growth -> pages promised to the running requests, while it is known
 
     def begin_step(self, *, is_in_flight: bool) -> None:
         """Begin to plan a step."""
         self.is_in_flight, self.is_starved, self.is_swapping = is_in_flight, False, False
         self.num_deferred = 0
+        self.forget_promises()
         self.swap.begin_step()
 
     def enqueue(self, request: Request) -> None:
@@ -115,10 +118,10 @@ class KVAllocator:
     def _would_fit(self, request: Request, victims: Sequence[Request]) -> bool:
         """Whether `request` would fit without `victims`; overestimates the room if they share pages."""
         others = [other for other in self.running if other not in victims]
-        if not self._has_rows(request, others):
+        if not self._has_rows(request, sum([other.width for other in others])):
             return False
         growth = _growth(request)
-        room = self.cache.available - self._pages_promised(others, growth)
+        room = self.cache.available - sum([self._pages_after_all(other, growth) for other in others])
         room += sum(len(lease.pages) for victim in victims for lease in beam_group.leases(victim))
         num_missing = (
             (request.width - 1) * growth
@@ -127,12 +130,12 @@ class KVAllocator:
         )
         return num_missing <= room * self.cache.page_size
 
-    def _has_rows(self, request: Request, running: Sequence[Request]) -> bool:
-        """Whether a batch has rows for `request` beside `running`."""
-        return sum([other.width for other in running]) + request.width <= self._max_running
+    def _has_rows(self, request: Request, num_taken: int) -> bool:
+        """Whether a batch in which `num_taken` rows are taken has rows for `request`."""
+        return num_taken + request.width <= self._max_running
 
     def _start_if_it_fits(self, step: StepBuilder, request: Request, now: float) -> AdmissionOutcome:
-        if not self._has_rows(request, self.running):
+        if not self._has_rows(request, self._num_rows):
             return AdmissionOutcome.NO_MEMORY
         match = self.cache.match(request.namespace, request.reusable, now)
         num_reached = self.swap.reach(request.request_id, match.length)
@@ -149,9 +152,9 @@ class KVAllocator:
                 return AdmissionOutcome.NO_MEMORY
             self.cache.reset()  # It fits alone, except for pages that other requests extended.
         self.waiting.remove(request)
-        bisect.insort(self.running, request, key=precedence)
         self._start(request, lease.num_cached, now)
         request.lease = lease
+        self._enter(request)
         return AdmissionOutcome.STARTED
 
     def _fits(self, request: Request, lease: Lease) -> bool:
@@ -161,18 +164,19 @@ class KVAllocator:
         """
         growth = _growth(request)
         needed = self._pages_after(request, lease, growth)
-        return needed + self._pages_promised(self.running, growth) <= self.cache.available
+        return needed + self._pages_promised(growth) <= self.cache.available
 
     def has_spare(self, lease: Lease, num_tokens: int) -> bool:
         """Whether a running request can cover `num_tokens` tokens with pages promised to no other one."""
         needed = self.cache.pages_needed(lease, num_tokens)
-        return not needed or needed <= self.cache.available - self._pages_promised(self.running, 1)
+        return not needed or needed <= self.cache.available - self._pages_promised(1)
 
     def grow(self, step: StepBuilder, request: Request, num_tokens: int, now: float) -> bool:
         """Make a running request's pages cover `num_tokens` tokens; False when it has to skip this step."""
         lease = request.lease
         assert lease is not None
         begins = not lease.is_admitted
+        self.forget_promises()
         while True:
             try:
                 step.copies += self.cache.extend(lease, num_tokens, now)
@@ -194,6 +198,7 @@ class KVAllocator:
                 if self.running == [request] and not self.is_in_flight:
                     self._start_over(step, request, now)
                 return False
+        self.forget_promises()
         for beam in request.beams:
             assert beam.lease is not None
             step.copies += self.cache.extend(beam.lease, beam.num_tokens, now)
@@ -250,13 +255,39 @@ class KVAllocator:
         request.num_computed = request.num_planned = num_reached
         request.status = Status.RUNNING
 
-    def _pages_promised(self, running: Sequence[Request], growth: int) -> int:
-        """Pages that `running` requests still need for their tokens and `growth` more each."""
-        return sum(
-            self._pages_after(part, part.lease, growth)
-            for request in running
-            for part in request.beams or (request,)
-        )
+    def _enter(self, request: Request) -> None:
+        """Add a request to the running ones."""
+        bisect.insort(self.running, request, key=precedence)
+        self._num_rows += request.width
+        for growth in self._promised:
+            self._promised[growth] += self._pages_after_all(request, growth)
+
+    def _leave(self, request: Request) -> None:
+        """Take a request out of the running ones."""
+        self.running.remove(request)
+        self._num_rows -= request.width
+        self.forget_promises()
+
+    def forget_promises(self) -> None:
+        """Note that running requests need other pages than before: one has more tokens, or other pages."""
+        self._promised.clear()
+
+    def _pages_promised(self, growth: int) -> int:
+        """Pages that the running requests still need for their tokens and `growth` more each.
+
+        O(running) for the first of the requests that a step admits, O(1) for the others.
+        """
+        promised = self._promised.get(growth)
+        if promised is None:
+            promised = sum([self._pages_after_all(request, growth) for request in self.running])
+            self._promised[growth] = promised
+        return promised
+
+    def _pages_after_all(self, request: Request, growth: int) -> int:
+        """Pages that a running request, or each of its beams, needs for its tokens and `growth` more."""
+        if not request.beams:
+            return self._pages_after(request, request.lease, growth)
+        return sum([self._pages_after(beam, beam.lease, growth) for beam in request.beams])
 
     def _pages_after(self, request: Request, lease: Lease | None, growth: int) -> int:
         """Pages that a request needs for its tokens and `growth` more; each beam its own, after the prompt."""
@@ -279,7 +310,7 @@ class KVAllocator:
         self._release_pages(request, now, keep)
         self.swap.forget(request.request_id)
         if request.status is Status.RUNNING:
-            self.running.remove(request)
+            self._leave(request)
         else:
             self.waiting.remove(request)
 
@@ -310,7 +341,7 @@ class KVAllocator:
         request.status = Status.WAITING
         request.num_preemptions += 1
         self.num_preemptions += 1
-        self.running.remove(request)
+        self._leave(request)
         step.preempted.append(request)
         self.enqueue(request)  # at its old position, which it keeps
 

@@ -197,6 +197,7 @@ class Scheduler:
         request.num_planned = end
         if samples:
             tokens.append(PENDING)
+            self.allocator.forget_promises()
         return True
 
     # --- applying a result ---------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from engine.logprobs import PackedLogprobs, joined
 from engine.loop import EngineLoop
 from engine.request import Request, Status
 from engine.sampling_params import SamplingParams
+from engine.scheduling.kv_allocator import KVAllocator
 from engine.scheduling.plan import Chunk
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.settings import SchedulerSettings
@@ -58,6 +59,7 @@ class Script:
             speculator = Speculator(self.drafter, self.max_drafts, adaptive=self.is_adaptive)
         settings = SchedulerSettings(**limits)
         self.scheduler = Scheduler(self.cache, settings, max_model_len, [EOS], self.swap, speculator)
+        _check_promises(self.scheduler.allocator)
         self.runner = MemoryRunner(self.page_size)
         self.loop = EngineLoop(self.scheduler, self.runner, clock=lambda: self.now, overlap=self.overlap)
         self.requests: dict[str, Request] = {}
@@ -176,3 +178,16 @@ class Script:
         account = self.scheduler.account()
         self.swap.begin_step()
         return account.locked == account.private == self.swap.account().held == 0
+
+
+def _check_promises(allocator: KVAllocator) -> None:
+    """Have the allocator count the pages that it has promised anew each time, beside the sum that it keeps."""
+    kept = allocator._pages_promised
+
+    def counted(growth: int) -> int:
+        promised = kept(growth)
+        allocator._promised.clear()
+        assert promised == kept(growth), "the sum of promised pages is out of date"
+        return promised
+
+    allocator._pages_promised = counted  # type: ignore[method-assign]
