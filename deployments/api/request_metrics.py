@@ -16,6 +16,13 @@ from monitoring.metrics import Metrics
 Endpoint = Literal["chat_completions", "completions"]
 
 
+def count_conversation(metrics: Metrics | None, num_chars: int, num_new: int) -> None:
+    """Count the characters of a rendered conversation, of which `num_new` have to be tokenized."""
+    if metrics is not None:
+        metrics.inc("conversation_characters_total", num_new, source="tokenized")
+        metrics.inc("conversation_characters_total", num_chars - num_new, source="kept")
+
+
 class RequestMetrics:
     """Counts one request in the metrics of its model and tenant."""
 

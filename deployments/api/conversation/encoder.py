@@ -43,10 +43,10 @@ class UnencodedTexts:
         self._encoder, self._cache, self._salt, self._texts = encoder, cache, salt, texts
         self._known = [None] * len(texts) if cache is None else cache.find(salt, texts)
 
-    @property
-    def num_new_chars(self) -> int:
+        self.num_chars = sum(map(len, texts))
+        """Number of characters of all texts."""
+        self.num_new_chars = sum(len(text) for text, ids in zip(texts, self._known, strict=True) if ids is None)
         """Number of characters that `encode` has to encode."""
-        return sum(len(text) for text, ids in zip(self._texts, self._known, strict=True) if ids is None)
 
     def encode(self) -> list[int]:
         """Return the token ids of all texts, and remember those of the new ones."""

@@ -11,6 +11,7 @@ from deployments.api.conversation.template import TemplateRefused
 from deployments.api.errors import invalid
 from deployments.api.request.protocol import Message
 from deployments.api.request.sampling import context_exceeded, in_vocabulary, room
+from deployments.api.request_metrics import count_conversation
 from deployments.api.service import ModelCard, ServedModel
 from deployments.api.tools.protocol import Function
 from deployments.api.tools.rendering import messages_as_text, plain_messages, plain_tools
@@ -58,6 +59,7 @@ async def encode_messages(
         texts = await _near_or_far(size + size_of(functions), limits.inline_body_bytes, render)
     except TemplateRefused as error:
         raise invalid(str(error), "messages") from None
+    count_conversation(served.metrics, texts.num_chars, texts.num_new_chars)
     return await _near_or_far(texts.num_new_chars, limits.inline_text_chars, texts.encode)
 
 

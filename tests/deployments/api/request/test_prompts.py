@@ -17,8 +17,11 @@ from deployments.api.conversation.template import ChatTemplate
 from deployments.api.request.prompts import encode_messages, encode_text
 from deployments.api.request.protocol import Message
 from engine.tokenizer import load_tokenizer
+from monitoring.metrics import Metrics
+from tests.support.metric_values import count_of
 
 LIMITS = Limits(inline_text_chars=1000, inline_body_bytes=20_000)
+_CHARACTERS = "conversation_characters_total"
 LONG = "All work and no play. " * 100
 
 
@@ -52,7 +55,8 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
 def served(max_cache_bytes: int = 10**6) -> ServedModel:
     tokenizer = load_tokenizer(Path(deployments.demo_model.__file__).parent)
     codec = TextCodec(tokenizer, max_cache_bytes=max_cache_bytes)
-    return ServedModel(ModelCard("demo", 1, 100_000, 4096), Any, codec)  # type: ignore[arg-type]
+    card = ModelCard("demo", 1, 100_000, 4096)
+    return ServedModel(card, Any, codec, Metrics("demo", "ingress-1"))  # type: ignore[arg-type]
 
 
 def encoded(model: ServedModel, *contents: str, salt: str = "") -> list[int]:
@@ -97,6 +101,18 @@ def test_what_another_has_sent_is_new_if_caches_are_separate(work: Work) -> None
     assert work.take() == {("render", "loop"), ("encode", "thread")}
     encoded(model, LONG, salt="tenant:a:")
     assert work.take() == {("render", "loop")}
+
+
+def test_what_is_kept_and_what_is_tokenized_is_counted() -> None:
+    model = served()
+    assert model.metrics is not None
+    first = len(model.codec.decode(encoded(model, LONG)))
+    assert count_of(model.metrics, _CHARACTERS, source="tokenized") == first
+    assert count_of(model.metrics, _CHARACTERS, source="kept") == 0
+    second = len(model.codec.decode(encoded(model, LONG, "Why?", "Tell me more.")))
+    kept = count_of(model.metrics, _CHARACTERS, source="kept")
+    assert len(LONG) < kept <= first
+    assert count_of(model.metrics, _CHARACTERS, source="tokenized") == first + second - kept
 
 
 def test_a_very_long_conversation_is_rendered_in_a_thread_too(work: Work) -> None:
