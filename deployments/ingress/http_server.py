@@ -13,7 +13,7 @@ import os
 import socket
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deployments.api.errors import ApiError
 from deployments.config.settings import IngressSettings
+from deployments.ingress.gathered_writes import GatheredWrites
 
 BACKLOG = 2048
 """Connections that the kernel holds until they are accepted."""
@@ -118,7 +119,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the first request."""
-        super().connection_made(transport)  # type: ignore[arg-type]
+        gathered = GatheredWrites(cast(asyncio.Transport, transport), self.loop)
+        super().connection_made(cast(asyncio.Transport, gathered))
         self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
