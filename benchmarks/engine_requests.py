@@ -13,6 +13,8 @@ cached. What is counted is the processor time of the replica's process per reque
     other      the main thread, which does nothing here
     beside     all of them but `steps`
 
+Garbage collections since the measurement before are counted, with the longest pause of them.
+
 The model "none" answers at once, so that nothing but the rest is measured.
 """
 
@@ -39,6 +41,7 @@ from rich.table import Table
 
 from benchmarks.null_model import NullRunner
 from deployments.replica.deployment import EngineReplica, ReplicaSettings
+from deployments.telemetry.garbage import GarbagePauses
 from deployments.wire import messages
 from deployments.wire.sockets import Context, Socket, connect_dealer
 from engine.config import EngineConfig
@@ -104,6 +107,7 @@ def serve(config: EngineConfig, pipe: Connection) -> None:
         engines.append(make_engine(config))
         return engines[0]
 
+    garbage = GarbagePauses()
     replica = EngineReplica(
         config,
         ReplicaSettings(),
@@ -111,13 +115,16 @@ def serve(config: EngineConfig, pipe: Connection) -> None:
         whereabouts=lambda: ("replica", "127.0.0.1"),
         is_stopping=lambda: False,
     )
+    garbage.settle()
     pipe.send((replica._wire.endpoint, replica._wire.secret))
     while True:
         try:
             pipe.recv()
         except EOFError:
             break
-        pipe.send(spent(cast(MeteredRunner, engines[0].runner)))
+        pauses = [seconds for _, seconds in garbage.drain()]
+        found = spent(cast(MeteredRunner, engines[0].runner))
+        pipe.send({**found, "num_pauses": len(pauses), "longest_pause": max(pauses, default=0.0)})
     replica.close()
 
 
@@ -217,6 +224,8 @@ def measure(config: EngineConfig, outstanding: list[int], seconds: float) -> Ite
                 "outstanding": num_outstanding,
                 "per_second": count / elapsed,
                 "steps_per_request": (after["num_steps"] - before["num_steps"]) / count,
+                "gc_pauses": after["num_pauses"],
+                "longest_gc_pause_ms": after["longest_pause"] * 1e3,
                 "processor_us": {**each, "beside": sum(each.values()) - each["steps"]},
             }
 
@@ -229,11 +238,20 @@ def _spent(pipe: Connection) -> Spent:
 def show(console: Console, rows: list[Row]) -> None:
     """Print the rows as a table of microseconds of processor time per request."""
     parts = [*PARTS, "beside"]
-    table = Table("outstanding", "requests/s", "steps each", *parts, title="Processor time per request, in µs")
+    table = Table(
+        "outstanding",
+        "requests/s",
+        "steps each",
+        *parts,
+        "GC pauses",
+        "longest, ms",
+        title="Processor time per request, in µs",
+    )
     for row in rows:
         spent_us = [f"{row['processor_us'][part]:.0f}" for part in parts]
         steps = f"{row['steps_per_request']:.2f}"
-        table.add_row(str(row["outstanding"]), f"{row['per_second']:.0f}", steps, *spent_us)
+        pauses = f"{row['gc_pauses']:.0f}", f"{row['longest_gc_pause_ms']:.2f}"
+        table.add_row(str(row["outstanding"]), f"{row['per_second']:.0f}", steps, *spent_us, *pauses)
     console.print(table)
 
 
@@ -247,7 +265,7 @@ def main() -> None:
     options = parser.parse_args()
     config = EngineConfig(model=options.model, threads=options.threads, kv_pages=4096)
     rows = list(measure(config, options.outstanding, options.seconds))
-    show(Console(width=110), rows)
+    show(Console(width=115), rows)
     if options.json:
         machine = {"cpus": os.cpu_count(), "platform": f"{platform.system()} {platform.machine()}"}
         settings = {"model": options.model, "threads": options.threads}

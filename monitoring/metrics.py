@@ -63,6 +63,7 @@ _TOKEN_LATENCY = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02,
 # Pages live from milliseconds, under pressure, to hours.
 _AGES = (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 14400.0)
 _DECISION = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+_PAUSES = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _REQUESTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 _TOKENS = (1.0, 4.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 _REQUEST_TOKENS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5,
@@ -225,6 +226,9 @@ METRICS: tuple[Metric, ...] = (
              "requests", route=None, method=_METHOD, status=None),
     Metric("http_inflight_requests", "gauge", "HTTP requests being answered, streams included.", "requests",
            "ingress"),
+    # Of engines and ingresses. 0 are collections of young objects alone, 2 are full ones.
+    Metric("gc_pause_seconds", "histogram", "Pause of a process for a garbage collection, by generation.",
+           "seconds", None, {"generation": ("0", "1", "2")}, _PAUSES),
     Metric("build_info", "gauge", "1; the labels say what runs.", "", None,
            {"version": None, "attention": None, "device": None, "dtype": None}),
     Metric("metrics_processes", "gauge", "Processes whose numbers are recent.", "processes", "hub"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -29,6 +30,7 @@ from deployments.ingress.many import ManyPrompts
 from deployments.ingress.model_link import ModelLink
 from deployments.ingress.prefix_reporter import PrefixReporter
 from deployments.replica.draining import serve_is_stopping
+from deployments.telemetry.garbage import GarbagePauses
 from deployments.telemetry.metrics_push import MetricsPusher
 from deployments.telemetry.request_log import RequestLog
 from deployments.telemetry.serve_logging import log_through_serve
@@ -67,10 +69,12 @@ class Ingress:
         ]
         snapshots = {f"{name}/{link.name}": link.snapshot for link in self._links}
         # A request that names no served model is counted for the only model, or for none where there are several.
-        self._metrics = self._links[0].metrics
+        self._metrics, own = self._links[0].metrics, next(iter(snapshots))
         if len(self._links) > 1:
-            self._metrics = Metrics("", name, "ingress")
-            snapshots[name] = self._metrics.snapshot
+            self._metrics, own = Metrics("", name, "ingress"), name
+            snapshots[own] = self._metrics.snapshot
+        self._garbage = GarbagePauses()
+        snapshots[own] = partial(self._with_pauses, snapshots[own])
         self._reporter = PrefixReporter(
             hub, name, lambda: [link.prefix_report() for link in self._links], args.warm_up.tell_period_s
         )
@@ -80,6 +84,10 @@ class Ingress:
             MetricsPusher(hub, process, snapshot, mirror_to_ray=args.metrics.ray)
             for process, snapshot in snapshots.items()
         ]
+
+    def _with_pauses(self, snapshot: Callable[[], bytes]) -> bytes:
+        self._garbage.report(self._metrics)
+        return snapshot()
 
     async def __serve_build_asgi_app__(self) -> Any:
         """Connect and build the API. Serve calls this once, on the event loop that will serve requests."""
@@ -92,6 +100,7 @@ class Ingress:
         if self._args.ingresses.http == "direct":
             await self._listen(directly_served(service, self._args.ingresses.max_ongoing))
         app = create_app(service)
+        self._garbage.settle()
         self._many = ManyPrompts(app, service, self._args.batch, serve_is_stopping)
         return app
 

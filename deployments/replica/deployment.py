@@ -29,6 +29,7 @@ from deployments.replica.load import DrainRate, LoadReporter, WorkMeter
 from deployments.replica.metrics import EngineMetrics
 from deployments.replica.ranks import load_engine
 from deployments.replica.warm_up import warm_up
+from deployments.telemetry.garbage import GarbagePauses
 from deployments.telemetry.metrics_push import MetricsPusher
 from deployments.telemetry.serve_logging import log_through_serve
 from deployments.wire.server import WireServer, WireTimings
@@ -124,6 +125,7 @@ class EngineReplica:
         self._intake.wire = self._wire
         self._wire.start()
         self._beat = Beat(settings.health.beat_directory, self.replica)
+        self._garbage = GarbagePauses()
         self._hub = hub
         self._pusher: MetricsPusher | None = None
         if hub is not None:
@@ -144,6 +146,7 @@ class EngineReplica:
         if self._pusher is not None:
             await asyncio.to_thread(prove_step, self._engine)
             self._metrics.on_warm_up(await warm_up(self._engine, self._hub, self._settings.warm_up))
+            self._garbage.settle()
             self._loop.start(self._on_events, self._on_step, self._on_failure)
             self._pusher.start()
         return {
@@ -175,6 +178,7 @@ class EngineReplica:
         """Stop the engine and the wire. Idempotent."""
         if self._pusher is not None:
             self._pusher.stop()
+        self._garbage.close()
         self._beat.clear()
         self._intake.close()
         self._engine.close()
@@ -249,6 +253,7 @@ class EngineReplica:
             call.fail(EngineUnhealthy(reason))
 
     def _snapshot(self, metrics: Metrics) -> bytes:
+        self._garbage.report(metrics)
         self._metrics.on_load(self._loop.load())
         self._metrics.on_evicted(self._engine.cache.page_ages.drain())
         metrics.set("engine_up", float(self._loop.failure is None))
