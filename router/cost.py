@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.structs import Struct
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A replica to choose among, as its router knows it at one moment."""
+
+class Candidate(Struct, frozen=True, gc=False):
+    """A replica to choose among, as its router knows it at one moment. Every prompt makes one for each replica."""
 
     replica: str
     queued_prefill_tokens: float
@@ -44,8 +45,7 @@ class Candidate:
     """Requests per second that it finished lately; 0 while unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class RouteQuery:
+class RouteQuery(Struct, frozen=True, gc=False):
     """A prompt to place."""
 
     num_tokens: int

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from router.cost import Candidate, CostSettings, RouteQuery, cost, decode_slowdown, evict_price, prefill_weight
 from tests.router.support.fleets import candidate, candidates, queries, query
