@@ -17,11 +17,9 @@ import pytest
 from ray import serve
 from ray.exceptions import ActorDiedError
 
-from deployments.app import build
 from deployments.batch.errors import BatchStopped
-from deployments.config.args import AppArgs
 from deployments.config.tenants import hash_key
-from tests.e2e.conftest import PATIENCE_S, Service, kill
+from tests.e2e.conftest import PATIENCE_S, Service, kill, running
 
 pytestmark = pytest.mark.e2e
 
@@ -33,20 +31,14 @@ GREEDY = {"max_tokens": 8, "temperature": 0}
 def guarded(service: Service) -> Iterator[Service]:
     """An application with one engine, whose only tenant may have three generations at once."""
     tenant = {"name": "nightly", "key_hashes": [hash_key(KEY)], "max_concurrency": 3}
-    arguments = AppArgs.model_validate(
-        {
-            "engine": {"model": "demo", "kv_pages": 1024, "threads": 1},
-            "engines": {"num_cpus": 0.1},
-            "ingresses": {"num_cpus": 0.1, "http": "serve"},
-            "tenants": [tenant],
-        }
-    )
-    serve.run(build(arguments), name="batches", route_prefix="/batches")
-    running = Service(f"{service.url}/batches")
-    running.wait_until(lambda: running.health()["status"] == "healthy")
-    yield running
-    if "batches" in serve.status().applications:
-        serve.delete("batches")
+    arguments = {
+        "engine": {"model": "demo", "kv_pages": 1024, "threads": 1},
+        "engines": {"num_cpus": 0.1},
+        "ingresses": {"num_cpus": 0.1},
+        "tenants": [tenant],
+    }
+    with running("batches", arguments) as application:
+        yield application
 
 
 def prompts(count: int) -> list[str]:
