@@ -52,8 +52,9 @@ class Asker:
         chats = [[{"role": "user", "content": prompt}] for prompt in block["prompt"]]
         texts: list[str | None] = [None] * len(chats)
         errors: list[str | None] = [None] * len(chats)
-        for answer in self._handle.generate_many.remote(chats, FIELDS):
-            texts[answer.index], errors[answer.index] = answer.text, answer.error
+        for answers in self._handle.generate_many.remote(chats, FIELDS):
+            for answer in answers:
+                texts[answer.index], errors[answer.index] = answer.text, answer.error
         return {**block, "answer": texts, "error": errors}
 
 

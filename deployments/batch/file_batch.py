@@ -45,13 +45,12 @@ async def run_file_batch(
     progress = BatchProgress(batch.num_lines, output.num_ok, batch.num_invalid)
     on_progress(progress)
     async with aclosing(runner.run(_jobs(batch, output, fields))) as answers:
-        async for job, reply in answers:
-            line = output_line(job.key, reply)
-            output.add(line)
-            if line.is_ok:
-                progress.num_ok += 1
-            else:
-                progress.num_failed += 1
+        async for replies in answers:
+            lines = [output_line(call.key, reply) for call, reply in replies]
+            output.add(lines)
+            num_ok = sum(line.is_ok for line in lines)
+            progress.num_ok += num_ok
+            progress.num_failed += len(lines) - num_ok
             on_progress(progress)
     output.finish()
     return progress

@@ -15,7 +15,7 @@ import fcntl
 import os
 import uuid
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -128,11 +128,11 @@ class PartialOutput:
         """Return whether the request in this line was answered as it was meant."""
         return bool(self._is_ok[index])
 
-    def add(self, line: OutputLine) -> None:
-        """Add an answer, which lasts when the call returns, whatever happens to this process."""
-        assert line.custom_id is not None
-        self._note(line, self._file.tell())
-        self._file.write(_encoder.encode(line) + b"\n")
+    def add(self, lines: Iterable[OutputLine]) -> None:
+        """Add answers, which last when the call returns, whatever happens to this process."""
+        for line in lines:
+            self._note(line, self._file.tell())
+            self._file.write(_encoder.encode(line) + b"\n")
         self._file.flush()
 
     def finish(self) -> None:
@@ -178,7 +178,7 @@ class PartialOutput:
             for line, _ in self._lines(file, self.path):
                 index = None if line.custom_id is None else self._batch.index(line.custom_id)
                 if line.is_ok and index is not None and not self.is_ok(index):
-                    self.add(line)
+                    self.add([line])
 
     def _lines(self, file: BinaryIO, path: Path) -> Iterator[tuple[OutputLine, int]]:
         """Yield the complete lines of an output, each with its length."""

@@ -74,43 +74,48 @@ class BatchRunner:
         self._post, self._settings = post, settings
         self._throttle = Throttle(settings.max_in_flight)
 
-    async def run(self, jobs: Iterable[BatchCall[K]]) -> AsyncGenerator[tuple[BatchCall[K], Reply | NoReply]]:
-        """Yield the last reply to each request. Raises BatchStopped when there is no use in going on.
+    async def run(
+        self, calls: Iterable[BatchCall[K]]
+    ) -> AsyncGenerator[list[tuple[BatchCall[K], Reply | NoReply]]]:
+        """Yield the last reply to each request, those together that are there when they are asked for.
 
-        Close it to abort the requests that are in flight.
+        Raises BatchStopped when there is no use in going on. Close it to abort the requests that are in flight.
         """
-        source = iter(jobs)
-        results: asyncio.Queue[tuple[BatchCall[K], Reply | NoReply] | Exception | None] = asyncio.Queue(1)
+        source = iter(calls)
+        most = self._settings.max_in_flight
+        results: asyncio.Queue[tuple[BatchCall[K], Reply | NoReply] | Exception | None] = asyncio.Queue(most)
 
         async def work() -> None:
             try:
-                for job in source:
-                    await results.put((job, await self._last_reply(job)))
+                for call in source:
+                    await results.put((call, await self._last_reply(call)))
                 await results.put(None)
             except Exception as error:
                 await results.put(error)
 
-        workers = [asyncio.create_task(work()) for _ in range(self._settings.max_in_flight)]
-        num_working = len(workers)
+        workers = [asyncio.create_task(work()) for _ in range(most)]
+        num_working = most
         try:
             while num_working:
-                result = await results.get()
-                if isinstance(result, Exception):
-                    raise result
-                if result is None:
-                    num_working -= 1
-                else:
-                    yield result
+                ready = [await results.get()]
+                while not results.empty():
+                    ready.append(results.get_nowait())
+                num_working -= ready.count(None)
+                if replies := [result for result in ready if isinstance(result, tuple)]:
+                    yield replies
+                for result in ready:
+                    if isinstance(result, Exception):
+                        raise result
         finally:
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
 
-    async def _last_reply(self, job: BatchCall[K]) -> Reply | NoReply:
+    async def _last_reply(self, call: BatchCall[K]) -> Reply | NoReply:
         """Send a request until its reply is final or it was sent often enough. Raises BatchStopped."""
         num_failures = 0
         while True:
-            reply = await self._attempt(job)
+            reply = await self._attempt(call)
             if isinstance(reply, Reply) and not _can_change(reply):
                 self._check_key(reply)
                 return reply
@@ -123,10 +128,10 @@ class BatchRunner:
                 seconds = f"{self._settings.patience_s:g} seconds"
                 raise BatchStopped(f"the API has taken no request for {seconds}; the last attempt: {_said(reply)}")
 
-    async def _attempt(self, job: BatchCall[K]) -> Reply | NoReply:
+    async def _attempt(self, call: BatchCall[K]) -> Reply | NoReply:
         await self._throttle.enter()
         try:
-            reply: Reply | NoReply = await self._post(job.url, job.body)
+            reply: Reply | NoReply = await self._post(call.url, call.body)
         except NoReply as error:
             reply = error
         except BaseException:

@@ -111,16 +111,16 @@ class Ingress:
         *,
         tenant: str | None = None,
         max_in_flight: int | None = None,
-    ) -> AsyncGenerator[Answer]:
-        """Yield an answer to each prompt, as they come: for programs that call this through a Serve handle.
+    ) -> AsyncGenerator[list[Answer]]:
+        """Yield the answers as they come, in lists: for programs that call this through a Serve handle.
 
         `fields` are for bodies that lack them. Raises `BatchStopped` when this ingress is to stop, or when the
         engines take nothing for too long.
         """
         answers = self._many.answers(prompts, fields, tenant=tenant, max_in_flight=max_in_flight)
         async with aclosing(answers):
-            async for answer in answers:
-                yield answer
+            async for ready in answers:
+                yield ready
 
     async def _listen(self, service: ApiService) -> None:
         settings = self._args.ingresses

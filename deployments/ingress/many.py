@@ -18,12 +18,14 @@ from deployments.api.in_process import InProcessApi
 from deployments.api.service import ApiService
 from deployments.batch.errors import BatchStopped
 from deployments.batch.prompts import Answer, Prompt, answer_of, call_for
-from deployments.batch.runner import BatchCall, BatchRunner
+from deployments.batch.runner import BatchCall, BatchRunner, Reply
 from deployments.config.settings import BatchSettings
 from deployments.config.tenants import Tenant
 
 BATCH_TENANT = "batch"
 """Tenant of calls that name none: one of the configuration, or else one without limits."""
+
+_NOT_SENT = Reply(499, b"{}")
 
 
 class ManyPrompts:
@@ -46,18 +48,29 @@ class ManyPrompts:
         *,
         tenant: str | None = None,
         max_in_flight: int | None = None,
-    ) -> AsyncGenerator[Answer]:
-        """Yield an answer to each prompt, as they come. Raises BatchStopped, or ValueError before any answer."""
+    ) -> AsyncGenerator[list[Answer]]:
+        """Yield an answer to each prompt, those together that are there when they are asked for.
+
+        Raises BatchStopped, or ValueError before any answer.
+        """
         settings = self._settings_for(max_in_flight)
-        runner = BatchRunner(InProcessApi(self._app, self._tenant(tenant)).post, settings)
+        api = InProcessApi(self._app, self._tenant(tenant))
+
+        async def post(url: str, body: bytes) -> Reply:
+            # An engine that is being stopped too would refuse for as long as this ingress may wait.
+            return _NOT_SENT if self._is_stopping() else await api.post(url, body)
+
+        runner = BatchRunner(post, settings)
         wrong: list[Answer] = []
         num_answered = 0
         async with aclosing(runner.run(self._calls(prompts, self._common(fields or {}), wrong))) as found:
-            async for call, reply in found:
-                yield answer_of(call.key, reply)
-                num_answered += 1
-        for answer in wrong:
-            yield answer
+            async for replies in found:
+                answers = [answer_of(call.key, reply) for call, reply in replies if reply is not _NOT_SENT]
+                num_answered += len(answers)
+                if answers:
+                    yield answers
+        if wrong:
+            yield wrong
         if num_answered + len(wrong) < len(prompts):
             raise BatchStopped(
                 f"the ingress is being stopped after {num_answered + len(wrong)} of {len(prompts)} prompts; call "

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ray import serve
 from ray.exceptions import ActorDiedError
 
 from deployments.batch.errors import BatchStopped
+from deployments.batch.prompts import Answer
 from deployments.config.tenants import hash_key
 from tests.e2e.conftest import PATIENCE_S, Service, kill, running
 
@@ -25,6 +27,7 @@ pytestmark = pytest.mark.e2e
 
 KEY = "the-key-of-the-nightly-batch"
 GREEDY = {"max_tokens": 8, "temperature": 0}
+LONG = {"max_tokens": 200, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +49,10 @@ def prompts(count: int) -> list[str]:
     return [f"{number}. What does {names[number % len(names)]} do?" for number in range(count)]
 
 
+def flat(answers: Iterable[list[Answer]]) -> Iterator[Answer]:
+    return chain.from_iterable(answers)
+
+
 def many(application: str) -> Any:
     return serve.get_app_handle(application).options(stream=True).generate_many
 
@@ -56,7 +63,7 @@ def many(application: str) -> Any:
 def test_one_call_answers_many_prompts_as_single_requests_would(service: Service) -> None:
     asked = prompts(300)
     before = service.metric("raydix_requests_total")
-    answers = sorted(many("raydix").remote(asked, GREEDY), key=lambda answer: answer.index)
+    answers = sorted(flat(many("raydix").remote(asked, GREEDY)), key=lambda answer: answer.index)
     assert [answer.index for answer in answers] == list(range(300))
     assert {answer.status for answer in answers} == {200}
     for index in (0, 123, 299):
@@ -69,14 +76,14 @@ def test_one_call_answers_many_prompts_as_single_requests_would(service: Service
 def test_answers_arrive_while_others_are_still_generated(service: Service) -> None:
     long = {"prompt": "A long story", "max_tokens": 1500, "ignore_eos": True}
     answers = many("raydix").remote([long, *prompts(20)], GREEDY)
-    order = [answer.index for answer in answers]
+    order = [answer.index for answer in flat(answers)]
     assert len(order) == 21 and order[-1] == 0
 
 
 def test_a_caller_that_leaves_frees_the_engines(service: Service) -> None:
     long = {"max_tokens": 2000, "ignore_eos": True}
     answers = many("raydix").remote([{"prompt": "short", "max_tokens": 1}, *prompts(200)], long)
-    assert next(answers).status == 200
+    assert next(answers)[0].status == 200
     answers.cancel()
 
     def are_free() -> bool:
@@ -92,16 +99,16 @@ def test_a_call_that_makes_no_sense_is_refused(service: Service) -> None:
 
 def test_what_a_killed_ingress_did_not_answer_can_be_asked_again(service: Service, guarded: Service) -> None:
     asked = prompts(40)
-    done: dict[int, str] = {}
+    done: dict[int, str | None] = {}
     with pytest.raises(ActorDiedError):
-        for answer in many("batches").remote(asked, {"max_tokens": 200, "ignore_eos": True}, max_in_flight=4):
+        for answer in flat(many("batches").remote(asked, LONG, max_in_flight=4)):
             done[answer.index] = answer.text
             if len(done) == 8:
                 kill(_ingress_of("batches"))
     assert 8 <= len(done) < 40
     guarded.wait_until(lambda: guarded.health()["status"] == "healthy")
     rest = [index for index in range(40) if index not in done]
-    answers = list(many("batches").remote([asked[index] for index in rest], GREEDY))
+    answers = list(flat(many("batches").remote([asked[index] for index in rest], GREEDY)))
     assert {rest[answer.index] for answer in answers} | done.keys() == set(range(40))
 
 
@@ -202,9 +209,7 @@ def test_an_application_that_is_deleted_finishes_what_a_call_has_begun(guarded: 
     """Runs last, as it deletes the application."""
     done = []
     with pytest.raises(BatchStopped, match="the ingress is being stopped"):
-        for answer in many("batches").remote(
-            prompts(2000), {"max_tokens": 50, "ignore_eos": True}, max_in_flight=4
-        ):
+        for answer in flat(many("batches").remote(prompts(2000), LONG, max_in_flight=4)):
             done.append(answer)
             if len(done) == 1:
                 serve.delete("batches", _blocking=False)
