@@ -202,7 +202,7 @@ class _Endpoints:
             hints = _hints(request, self._service.limits)
             caller = Caller(tenant, ticket)
             exchange = Exchange(self._service.limits, planned, record, name, hints, caller, self._pace)
-            return await until_disconnect(request.receive, exchange.respond())
+            return await until_disconnect(request.scope, request.receive, exchange.respond())
         except RateLimited as error:
             record.refused(error)
             limited = from_client(error, name)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deployments.api.errors import ApiError
+from deployments.api.http.transport import ON_DISCONNECT
 from deployments.config.settings import IngressSettings
 from deployments.ingress.gathered_writes import GatheredWrites
 
@@ -116,6 +118,7 @@ class Connection(HttpToolsProtocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._num_header_bytes = 0
         self._is_last_call = False
+        self._on_disconnect: dict[object, Callable[[], None]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the first request."""
@@ -124,9 +127,11 @@ class Connection(HttpToolsProtocol):
         self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the connection."""
+        """End the connection, and what is done for its requests."""
         self._stop_timer()
         super().connection_lost(exc)
+        for watch in list(self._on_disconnect):
+            self._tell(watch)
 
     def data_received(self, data: bytes) -> None:
         """Parse what arrived, unless it makes the headers too large."""
@@ -147,8 +152,26 @@ class Connection(HttpToolsProtocol):
         """Begin to answer."""
         self._stop_timer()
         super().on_headers_complete()
+        cast(dict[str, Any], self.scope)[ON_DISCONNECT] = self._watch
         if self._is_last_call and self.cycle is not None:
             self.cycle.keep_alive = False
+
+    def _watch(self, leave: Callable[[], None]) -> Callable[[], None]:
+        """Have `leave` called when the client has disconnected; return a function that takes it back."""
+        watch = object()
+        self._on_disconnect[watch] = leave
+        if self.transport.is_closing():  # it left before it was watched
+            self.loop.call_soon(self._tell, watch)
+
+        def unwatch() -> None:
+            self._on_disconnect.pop(watch, None)
+
+        return unwatch
+
+    def _tell(self, watch: object) -> None:
+        leave = self._on_disconnect.pop(watch, None)
+        if leave is not None:
+            leave()
 
     def shutdown(self) -> None:
         """Close the connection after its last request; uvicorn calls this when the server drains."""

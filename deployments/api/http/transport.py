@@ -29,7 +29,12 @@ def request_id(scope: Scope) -> str:
     return str(scope.get(_REQUEST_ID, ""))
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+ON_DISCONNECT = "raydix.on_disconnect"
+"""Where a server that can do so leaves a function in the scope: it takes a callback, calls it when the client has
+disconnected, and returns a function that takes it back. It saves the task that waits for ASGI's own message."""
+
+
+async def until_disconnect(scope: Scope, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return `work`'s result. Cancels it and raises `ClientGone` when the client disconnects first.
 
     The request's body must have been read, because `receive` then returns nothing but the disconnect.
@@ -38,15 +43,12 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     assert task is not None
     num_cancelling, has_left = task.cancelling(), False
 
-    def leave(watcher: asyncio.Task[None]) -> None:
+    def leave() -> None:
         nonlocal has_left
-        if not watcher.cancelled():
-            watcher.exception()  # a server that cannot say that the client left has lost it too
-            has_left = True
-            task.cancel()
+        has_left = True
+        task.cancel()
 
-    watcher = asyncio.create_task(_disconnect(receive))
-    watcher.add_done_callback(leave)
+    unwatch = scope[ON_DISCONNECT](leave) if ON_DISCONNECT in scope else _watch(receive, leave)
     try:
         return await work
     except asyncio.CancelledError:
@@ -54,10 +56,26 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
             raise ClientGone from None
         raise
     finally:
-        watcher.remove_done_callback(leave)
-        watcher.cancel()
+        unwatch()
         if has_left:
             task.uncancel()
+
+
+def _watch(receive: Receive, leave: Callable[[], None]) -> Callable[[], None]:
+    """Call `leave` when ASGI's message says that the client has left; return a function that stops the waiting."""
+
+    def on_end(watcher: asyncio.Task[None]) -> None:
+        if not watcher.cancelled():
+            watcher.exception()  # a server that cannot say that the client left has lost it too
+            leave()
+
+    def unwatch() -> None:
+        watcher.remove_done_callback(on_end)
+        watcher.cancel()
+
+    watcher = asyncio.create_task(_disconnect(receive))
+    watcher.add_done_callback(on_end)
+    return unwatch
 
 
 async def _disconnect(receive: Receive) -> None:
@@ -91,7 +109,7 @@ class EventStream(Response):
         """Send all chunks."""
         try:
             with contextlib.suppress(ClientGone, OSError):  # servers report a disconnect to a sender as OSError
-                await until_disconnect(receive, self._send_all(send))
+                await until_disconnect(scope, receive, self._send_all(send))
         finally:
             self._limit.close()
             await self._close()

@@ -12,6 +12,8 @@ import httpx
 import pytest
 
 from benchmarks.private_ray import free_port
+from deployments.api.http.body import ClientGone
+from deployments.api.http.transport import until_disconnect
 from deployments.config.settings import IngressSettings
 from deployments.ingress import http_server
 from deployments.ingress.http_server import HttpPortError, HttpServer, check_proxy
@@ -230,3 +232,34 @@ def test_the_port_of_serve_s_proxy_is_refused_as_both_could_listen_on_it() -> No
     check_proxy(8000, None)
     with pytest.raises(HttpPortError, match="proxy_location: Disabled"):
         check_proxy(8000, 8000)
+
+
+def test_work_for_a_client_that_leaves_is_cancelled_also_if_it_left_before() -> None:
+    """The server says itself that the client has left, without a task that waits for it."""
+    outcomes: list[str] = []
+
+    async def scenario(is_early: bool) -> None:
+        is_working, has_left = asyncio.Event(), asyncio.Event()
+
+        async def api(scope: Any, receive: Any, send: Any) -> None:
+            is_working.set()
+            if is_early:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+            try:
+                await until_disconnect(scope, receive, asyncio.sleep(3600))
+            except ClientGone:
+                outcomes.append("gone")
+            has_left.set()
+
+        async with serving(api) as (port, _):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            await is_working.wait()
+            writer.close()
+            async with asyncio.timeout(60):
+                await has_left.wait()
+
+    asyncio.run(scenario(is_early=False))
+    asyncio.run(scenario(is_early=True))
+    assert outcomes == ["gone", "gone"]
