@@ -1,13 +1,13 @@
 """Compare Raydix with other engines on a CPU: same weights, same token ids, same threads, in one run.
 
     benchmarks/peers/install.sh                      # once; each peer gets its own environment
-    python -m benchmarks.compare [--quick] [--models llama-15m] [--precision float32] [--http]
+    python -m benchmarks.compare [--quick] [--models llama-15m] [--precision float32]
 
 Engines (`benchmarks/peers/NAME.py`): Raydix through `LLM`, vLLM's CPU build, OpenVINO GenAI's continuous batching,
 llama.cpp's server, transformers' continuous batching. Each runs in a process of its own and gets the same jobs
 (`benchmarks/peers/workloads.py`); answers have a fixed length whatever their text, and their tokens are counted.
-Models are made here with random weights. Engines that are not installed or fail are named and left out. `--http`
-adds Raydix over HTTP, one replica (`benchmarks/peers/http_load.py` asks any OpenAI-compatible server the same).
+Models are made here with random weights. Engines that are not installed or fail are named and left out.
+`benchmarks.compare_http` compares servers.
 
 Rounds alternate: job after job goes to every engine in turn where all fit into memory at once, else an engine is
 started anew for its turn. Tables show each engine's best round (in brackets its worst), and Raydix's best over the
@@ -31,7 +31,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.peers import chart, http_load, raydix_server, summary
+from benchmarks.peers import chart, summary
 from benchmarks.peers.ceilings import NOTHING, Ceilings, decode_share, measure, prefill_share
 from benchmarks.peers.models import CONFIGS, FIRST_WORD, kv_numbers, make_model, matrix_parameters
 from benchmarks.peers.process import PEERS, RAYDIX, REPOSITORY, Peer, PeerFailed
@@ -203,7 +203,6 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=cores, help="rounds of each engine (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="an eighth of the work")
-    parser.add_argument("--http", action="store_true", help="also Raydix over HTTP, one replica")
     parser.add_argument("--timeout", type=float, default=1800.0, help="longest silence of an engine, in seconds")
     parser.add_argument("--home", type=Path, default=REPOSITORY / ".peers", help="where peers are installed")
     parser.add_argument("--weights", type=Path, default=Path.home() / ".cache" / "raydix-bench", help="for models")
@@ -228,9 +227,6 @@ def main() -> None:
         comparison.run()
         results[model] = comparison.report()
         show(console, f"{model}, {options.precision}, {options.threads} threads", results[model])
-        if options.http:
-            results[model]["http"] = raydix_server.measure(settings, sizes, comparison.ids)
-            http_load.show(console, f"{model} over HTTP", results[model]["http"])
     machine = {"machine": platform.machine(), "cpus": os.cpu_count(), "python": platform.python_version()}
     written = {"machine": machine, "sizes": asdict(sizes), "models": results}
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -3,13 +3,18 @@
     python -m benchmarks.front_door [--seconds 5] [--json benchmarks/results/front_door.json]
 
     starlette    a bare Starlette on uvicorn that parses, renders and tokenizes the same chats, and answers at once
-    direct       `raydix serve` with the embedded model, one engine, and one ingress that listens itself
+    prototype    an ASGI function and Raydix's engine, with one ZeroMQ socket between (`bare_servers.py`)
+    direct       `raydix serve`: one engine, and one ingress that listens itself
     serve        the same behind Serve's HTTP proxy
+    vllm         vLLM's own server, and
+    rayllm       Ray Serve LLM with vLLM's engine, where they are installed (`benchmarks/peers/install.sh`)
 
-The chats share a system prompt, which the engine's cache holds, and ask for one token. 1, 8 and 64 clients ask for
-some seconds each; then 128 clients ask for a stream of 64 tokens each, all at once. The clients share the
-processors with the server, so rates are those of the whole machine. Processor time is that of each process while
-it is measured, by what the process is, per request; for the streams, per event.
+All have the embedded model and one thread for it. The chats share a system prompt, which the engine's cache holds,
+and ask for one token. 1, 8 and 64 clients ask for some seconds each; then 128 clients ask for a stream of 64
+tokens each, all at once. The clients share the processors with the server: rates are those of the whole machine.
+Processor time is that of each process while it is measured, by what the process is, per request; for the streams,
+per event, which may bring several tokens. At last "direct" runs with 1, 2 and 4 ingresses, which share their port:
+what a request costs should stay.
 """
 
 from __future__ import annotations
@@ -25,7 +30,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +39,15 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.peers import raydix_server
+from benchmarks.peers.process import REPOSITORY, PeerFailed
 from benchmarks.peers.protocol import Settings
+from benchmarks.peers.servers import SERVERS, Running, serving
 from benchmarks.private_ray import free_port
+from engine.config import EngineConfig
+from engine.engine import model_directory
 
+BARE = ("starlette", "prototype")
+INGRESSES = (1, 2, 4)
 CLIENTS = (1, 8, 64)
 STREAMS = 128
 STREAM_TOKENS = 64
@@ -47,98 +56,66 @@ SYSTEM = "You are a helpful assistant. " * 12
 ROLES = {
     ":Ingress": "ingress",
     ":EngineReplica": "engine",
+    "bare_servers starlette": "ingress",
+    "bare_servers door": "ingress",
+    "bare_servers engine": "engine",
+    ":OpenAiIngress": "ingress",
+    "VLLM::": "engine",
+    ":LLMServer": "engine",
+    "vllm.entrypoints": "ingress",
     "ray::ProxyActor": "proxy",
+    "haproxy": "proxy",
     "ray::Serve": "Serve",
-    "benchmarks.front_door": "starlette",
 }
-"""Roles of processes, by what their command lines contain; all others of Raydix are Ray's."""
+"""Roles of processes, by what their command lines contain; all others are Ray's."""
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """A running server."""
-
-    name: str
-    url: str
-    model: str
-    root: psutil.Process
-    """The process that was started; its descendants are the server's processes too."""
-
-    def processor_seconds(self) -> dict[str, float]:
-        """Return the processor time of the server's processes until now, by their roles."""
-        seconds: defaultdict[str, float] = defaultdict(float)
-        for process in (self.root, *self.root.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                command, times = " ".join(process.cmdline()), process.cpu_times()
-                role = next((role for part, role in ROLES.items() if part in command), "Ray")
-                seconds[role] += times.user + times.system
-        return seconds
 
 
 # --- the servers -------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def starlette() -> Iterator[Arm]:
-    """Start the bare server in a process of its own."""
-    port = free_port()
-    command = [sys.executable, "-m", "benchmarks.front_door", "--serve", str(port)]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+def bare(name: str) -> Iterator[Running]:
+    """Start one of `bare_servers.py`, in processes of its own."""
+    port, endpoint = free_port(), f"tcp://127.0.0.1:{free_port()}"
+    wanted = {
+        "starlette": [["starlette", str(port)]],
+        "prototype": [["engine", endpoint], ["door", str(port), endpoint]],
+    }
+    module = [sys.executable, "-m", "benchmarks.bare_servers"]
+    processes = [subprocess.Popen([*module, *words], stdin=subprocess.DEVNULL) for words in wanted[name]]
     url = f"http://127.0.0.1:{port}"
     try:
-        while process.poll() is None:
+        while all(process.poll() is None for process in processes):
             with contextlib.suppress(httpx.HTTPError):
-                httpx.post(f"{url}/v1/chat/completions", json=chat("demo", "", 1), timeout=5)
+                httpx.post(f"{url}/v1/chat/completions", json=chat("demo", "", 1), timeout=60)
                 break
             time.sleep(0.1)
-        yield Arm("starlette", url, "demo", psutil.Process(process.pid))
+        yield Running(name, url, "demo", tuple(psutil.Process(process.pid) for process in processes))
     finally:
-        process.terminate()
-        process.wait()
+        for process in processes:
+            process.terminate()
+            process.wait()
 
 
-def serve_bare(port: int) -> None:
-    """Serve chats with a bare Starlette until the process is ended."""
-    import uvicorn
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import StreamingResponse
-    from starlette.routing import Route
-
-    from deployments.api.text_codec import TextCodec
-    from deployments.config.args import ModelArgs
-    from engine.config import EngineConfig
-    from engine.engine import model_directory
-    from engine.tokenizer import load_tokenizer
-
-    model = ModelArgs(engine=EngineConfig(model="demo"))
-    codec = TextCodec(load_tokenizer(model_directory(model.engine)), model.chat)
-
-    async def answer(request: Request) -> StreamingResponse:
-        ids = codec.encode_chat((await request.json())["messages"])
-        event = {
-            "choices": [{"index": 0, "delta": {"content": codec.decode(ids[-1:])}, "finish_reason": "length"}]
-        }
-
-        async def events() -> Any:
-            yield b"data: " + json.dumps(event).encode() + b"\n\n"
-            yield b"data: [DONE]\n\n"
-
-        return StreamingResponse(events(), media_type="text/event-stream")
-
-    app = Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
+def started(name: str, home: Path, ingresses: int = 1) -> contextlib.AbstractContextManager[Running]:
+    """Start a server with the embedded model; `home` is where peers are installed."""
+    if name in BARE:
+        return bare(name)
+    model = str(model_directory(EngineConfig(model="demo")))
+    settings = Settings(model, "float32", threads=1, max_requests=STREAMS, max_len=512, kv_tokens=65_536)
+    return serving(name, settings, home, ingresses)
 
 
-@contextlib.contextmanager
-def raydix(http: str) -> Iterator[Arm]:
-    """Start `raydix serve` with one engine and one ingress; `http` is the setting `ingresses.http`."""
-    settings = Settings("demo", "float32", threads=1, max_requests=STREAMS, max_len=512, kv_tokens=65_536)
-    before = set(psutil.Process().children())
-    with raydix_server.serving(settings, http) as url:
-        (root,) = set(psutil.Process().children()) - before
-        yield Arm(http, url, "demo", root)
+def processor_seconds(server: Running) -> dict[str, float]:
+    """Return the processor time of the server's processes until now, by their roles."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for process in server.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            command, times = " ".join(process.cmdline()), process.cpu_times()
+            role = next((role for part, role in ROLES.items() if part in command), "Ray")
+            seconds[role] += times.user + times.system
+    return seconds
 
 
 # --- the clients -------------------------------------------------------------------------------------------
@@ -165,7 +142,7 @@ async def ask(client: aiohttp.ClientSession, body: dict[str, Any]) -> tuple[floa
     return first, events
 
 
-async def ask_for(arm: Arm, num_clients: int, seconds: float) -> list[float]:
+async def ask_for(server: Running, num_clients: int, seconds: float) -> list[float]:
     """Have clients ask one request after the other; return the times to first text, in seconds."""
     found: list[float] = []
     until = time.perf_counter() + seconds
@@ -174,19 +151,19 @@ async def ask_for(arm: Arm, num_clients: int, seconds: float) -> list[float]:
         count = 0
         while time.perf_counter() < until:
             count += 1
-            first, _ = await ask(client, chat(arm.model, f"What does itertools.chain do? {number} {count}", 1))
+            first, _ = await ask(client, chat(server.model, f"What does itertools.chain do? {number} {count}", 1))
             found.append(first)
 
-    async with aiohttp.ClientSession(arm.url, connector=aiohttp.TCPConnector(limit=0)) as client:
+    async with aiohttp.ClientSession(server.url, connector=aiohttp.TCPConnector(limit=0)) as client:
         await asyncio.gather(*(one(client, number) for number in range(num_clients)))
     return found
 
 
-async def stream_at_once(arm: Arm) -> tuple[list[float], int]:
+async def stream_at_once(server: Running) -> tuple[list[float], int]:
     """Ask for all streams at once; return the times to first text and the number of events."""
-    async with aiohttp.ClientSession(arm.url, connector=aiohttp.TCPConnector(limit=0)) as client:
+    async with aiohttp.ClientSession(server.url, connector=aiohttp.TCPConnector(limit=0)) as client:
         bodies = [
-            chat(arm.model, f"Tell a story about number {number}.", STREAM_TOKENS) for number in range(STREAMS)
+            chat(server.model, f"Tell a story about number {number}.", STREAM_TOKENS) for number in range(STREAMS)
         ]
         streams = await asyncio.gather(*(ask(client, body) for body in bodies))
     return [first for first, _ in streams], sum(events for _, events in streams)
@@ -195,26 +172,31 @@ async def stream_at_once(arm: Arm) -> tuple[list[float], int]:
 # --- the measurement ---------------------------------------------------------------------------------------
 
 
-def measure(arm: Arm, seconds: float) -> Iterator[Row]:
+def measure(server: Running, seconds: float) -> Iterator[Row]:
     """Yield a row for each number of clients, and one for the streams."""
-    asyncio.run(ask_for(arm, CLIENTS[1], WARM_UP_S))
-    for num_clients in CLIENTS:
-        before, began = arm.processor_seconds(), time.perf_counter()
-        firsts = asyncio.run(ask_for(arm, num_clients, seconds))
-        what = f"{num_clients} clients" if num_clients > 1 else "1 client"
-        yield _row(arm, what, firsts, len(firsts), before, began)
-    if arm.name == "starlette":
-        return
-    before, began = arm.processor_seconds(), time.perf_counter()
-    firsts, events = asyncio.run(stream_at_once(arm))
-    yield _row(arm, f"{STREAMS} streams", firsts, events, before, began)
+    asyncio.run(ask_for(server, CLIENTS[1], WARM_UP_S))
+    yield from (_requests(server, num_clients, seconds) for num_clients in CLIENTS)
+    if server.name != "starlette":
+        before, began = processor_seconds(server), time.perf_counter()
+        firsts, events = asyncio.run(stream_at_once(server))
+        row = _row(server, f"{STREAMS} streams", firsts, events, before, began)
+        yield {**row, "tokens_per_event": STREAMS * STREAM_TOKENS / events}
 
 
-def _row(arm: Arm, what: str, firsts: list[float], count: int, before: dict[str, float], began: float) -> Row:
+def _requests(server: Running, num_clients: int, seconds: float) -> Row:
+    before, began = processor_seconds(server), time.perf_counter()
+    firsts = asyncio.run(ask_for(server, num_clients, seconds))
+    what = f"{num_clients} clients" if num_clients > 1 else "1 client"
+    return _row(server, what, firsts, len(firsts), before, began)
+
+
+def _row(
+    server: Running, what: str, firsts: list[float], count: int, before: dict[str, float], began: float
+) -> Row:
     elapsed, ordered = time.perf_counter() - began, sorted(firsts)
-    spent = {role: seconds - before.get(role, 0.0) for role, seconds in arm.processor_seconds().items()}
+    spent = {role: seconds - before.get(role, 0.0) for role, seconds in processor_seconds(server).items()}
     return {
-        "server": arm.name,
+        "server": server.name,
         "what": what,
         "per_second": count / elapsed,
         "ttft_p50_ms": ordered[len(ordered) // 2] * 1e3,
@@ -225,35 +207,49 @@ def _row(arm: Arm, what: str, firsts: list[float], count: int, before: dict[str,
 
 def show(console: Console, rows: list[Row]) -> None:
     """Print the rows as a table."""
-    table = Table(
-        "server", "what", "requests/s or events/s", "TTFT p50, ms", "p99", "processor ms each", "of which"
-    )
+    columns = ("server", "what", "requests/s or events/s", "TTFT p50, ms", "p99", "processor ms each", "of which")
+    table = Table(*columns)
     for row in rows:
-        parts = ", ".join(f"{role} {spent:.2f}" for role, spent in row["processor_ms"].items())
+        spent = row["processor_ms"]
+        what = row["what"] + (f", {row['ingresses']} ingresses" if "ingresses" in row else "")
+        if "tokens_per_event" in row:
+            what += f", {row['tokens_per_event']:.1f} tokens per event"
         table.add_row(
-            row["server"], row["what"], f"{row['per_second']:.0f}", f"{row['ttft_p50_ms']:.1f}",
-            f"{row['ttft_p99_ms']:.1f}", f"{sum(row['processor_ms'].values()):.2f}", parts,
+            row["server"], what, f"{row['per_second']:.0f}",
+            f"{row['ttft_p50_ms']:.1f}", f"{row['ttft_p99_ms']:.1f}",
+            f"{sum(spent.values()):.2f}", ", ".join(f"{role} {each:.2f}" for role, each in spent.items()),
         )  # fmt: skip
     console.print(table)
+
+
+def scaling(options: argparse.Namespace) -> Iterator[Row]:
+    """Yield a row for each number of ingresses."""
+    for count in INGRESSES:
+        with started("direct", options.home, count) as server:
+            asyncio.run(ask_for(server, CLIENTS[-1], WARM_UP_S))
+            yield {**_requests(server, CLIENTS[-1], options.seconds), "ingresses": count}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0, help="time for each number of clients (%(default)s)")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--serve", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    names = [*BARE, *SERVERS]
+    parser.add_argument("--servers", nargs="+", choices=names, default=names, help="(all)")
+    parser.add_argument("--home", type=Path, default=REPOSITORY / ".peers", help="where peers are installed")
     options = parser.parse_args()
-    if options.serve:
-        return serve_bare(options.serve)
     rows: list[Row] = []
-    for server in (starlette(), raydix("direct"), raydix("serve")):
-        with server as arm:
-            rows += measure(arm, options.seconds)
-    show(Console(), rows)
+    for name in options.servers:
+        try:
+            with started(name, options.home) as server:
+                rows += measure(server, options.seconds)
+        except PeerFailed as failure:
+            print(f"left out: {failure}", flush=True)
+    scaled = list(scaling(options)) if "direct" in options.servers else []
+    show(Console(), [*rows, *scaled])
     if options.json:
         machine = {"cpus": os.cpu_count(), "platform": f"{platform.system()} {platform.machine()}"}
-        options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
-    return None
+        options.json.write_text(json.dumps({"machine": machine, "rows": rows, "scaling": scaled}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

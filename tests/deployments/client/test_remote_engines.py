@@ -513,6 +513,32 @@ def test_ingresses_see_each_others_requests() -> None:
     run_scenario(scenario())
 
 
+def test_of_two_ingresses_that_race_for_the_last_place_one_gets_it() -> None:
+    async def scenario() -> None:
+        async with ClientAndEngines(1, max_running=1, max_waiting=1) as (client, engines):
+            router = _router_like(engines)
+            other = RemoteEngines(router, 1, timings=TIMINGS)
+            try:
+                await other.start()
+                await other.wait_for_prefixes(5)
+                engines.runners[0].gate.clear()
+                running = await client.generate(request("running", max_tokens=2))
+                await until(lambda: router.fleet.candidates(["r0"])[0].num_running == 1)
+                asked = [
+                    one.generate(request(f"late-{at}", max_tokens=2)) for at, one in enumerate((client, other))
+                ]
+                told = await asyncio.gather(*asked, return_exceptions=True)
+                assert sorted(type(each).__name__ for each in told) == ["Overloaded", "Stream"]
+                engines.runners[0].gate.set()
+                for stream in (running, *(each for each in told if isinstance(each, Stream))):
+                    assert await tokens_of(stream) == [1, 2]
+                assert engines.replicas[0]._wire.num_live == 0
+            finally:
+                await other.aclose()
+
+    run_scenario(scenario())
+
+
 def test_a_request_or_its_answer_that_is_lost_is_sent_again_and_runs_once() -> None:
     """Until the connection is made anew all requests are lost, or all answers."""
 
