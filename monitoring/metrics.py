@@ -297,6 +297,8 @@ class Metrics:
         self._lock = threading.Lock()
         self._values: dict[str, dict[Key, float]] = {}
         self._histograms: dict[str, dict[Key, Histogram]] = {}
+        # Keys of series that exist, by the arguments of the calls that named them: checking those takes longest.
+        self._known: dict[tuple[object, ...], Key] = {}
         for metric in METRICS:
             keys = metric.initial_keys() if part is None or metric.part == part else []
             if metric.kind == "histogram":
@@ -355,6 +357,10 @@ class Metrics:
             )
 
     def _key(self, name: str, kind: Kind, labels: Mapping[str, str]) -> Key:
+        call = (name, kind, *labels.items())
+        known = self._known.get(call)
+        if known is not None:
+            return known
         metric = BY_NAME.get(name)
         if metric is None:
             raise KeyError(f"no metric is named {name!r}; monitoring/metrics.py has the table of all")
@@ -366,6 +372,7 @@ class Metrics:
         except KeyError as missing:
             raise ValueError(f"{name} has the labels {sorted(metric.labels)}, {missing} is missing") from None
         if key in series and len(labels) == len(key):
+            self._known[call] = key
             return key
         _check_labels(metric, labels)
         if len(series) >= MAX_SERIES:

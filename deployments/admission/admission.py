@@ -15,8 +15,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import structs
 
 from deployments.admission.busy_rate import BusyRate
 from deployments.admission.fair_queue import AdmissionQueueFull, FairQueue, Waiting
@@ -69,7 +71,7 @@ class Admission:
         self._load, self._settings, self._tenants, self._metrics = load, settings, tenants, metrics
         weights = {name: tenant.weight for name, tenant in tenants.items()}
         self._queue: FairQueue[_Place] = FairQueue(weights, settings)
-        self._sending: dict[str, int] = {}  # uncached tokens of sent requests that no engine has accepted yet
+        self._sending: dict[str, int] = {}  # uncached tokens of requests that are not placed yet
         self._drain = BusyRate()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -89,7 +91,7 @@ class Admission:
         tenant = self._tenants.get(request.tenant)
         if tenant is not None and tenant.priority is not None:
             # A client's own priority orders its tenant's requests; between tenants the operator's counts.
-            request = replace(request, priority=tenant.priority)
+            request = structs.replace(request, priority=tenant.priority)
         return AdmittedTurn(self, request, asked_at, time.monotonic(), cost if has_waited else None)
 
     @property
@@ -181,8 +183,8 @@ class Admission:
     # --- after a turn ----------------------------------------------------------------------------------------
 
     def _sent(self, request_id: str) -> None:
-        self._sending.pop(request_id, None)
-        self._give_turns()
+        if self._sending.pop(request_id, None) is not None:
+            self._give_turns()
 
     def _correct(self, tenant: str, tokens: float) -> None:
         """Charge the tenant for tokens computed beyond those charged; a negative number is a refund."""
@@ -205,7 +207,7 @@ class AdmittedTurn:
         self._admission, self._charged = admission, charged
 
     def sent(self) -> None:
-        """Report that the request is no longer on its way to an engine."""
+        """Report that the request counts at an engine now, or will not be sent. Idempotent."""
         self._admission._sent(self.request.request_id)
 
     def refused(self) -> None:

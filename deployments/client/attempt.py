@@ -154,6 +154,7 @@ class Attempt:
         if not order:
             return self._loss("silent", "no replica answers")
         self._target = order[0]
+        self.stream.placed()
         try:
             self._message = message_of(request, dispatch.fleet.dispatch_number(self.wire_id))
             if not dispatch.connections[self._target].generate(self._message):

@@ -9,7 +9,7 @@ plus the ints themselves, until the stream has ended.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec import structs
 
 from deployments.client.protocol import GenerateRequest
 from engine.stream_delta import StreamDelta
@@ -50,7 +50,7 @@ class Journal:
 
     def resumed(self, request_id: str) -> GenerateRequest:
         """Return the request to send to the next replica, under its own id."""
-        return replace(
+        return structs.replace(
             self.request,
             request_id=request_id,
             output_ids=self.request.output_ids + self.token_ids,

@@ -9,8 +9,10 @@ This module knows neither Ray nor ZeroMQ, so the API is tested with a scripted c
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
+
+from msgspec import Struct
 
 from deployments.client.timeline import Timeline
 from deployments.wire.messages import RefusalKind
@@ -18,8 +20,7 @@ from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateRequest:
+class GenerateRequest(Struct, frozen=True):
     """One prompt to continue, with everything that an engine needs and nothing of HTTP."""
 
     request_id: str
@@ -29,7 +30,7 @@ class GenerateRequest:
     prompt_ids: list[int]
     sampling: SamplingParams
     """`seed` is always set, so that a stream that is resumed elsewhere continues with the same tokens."""
-    output_ids: list[int] = field(default_factory=list)
+    output_ids: list[int] = []
     """Tokens that another replica has already generated."""
     num_prompt_reported: int = 0
     """Number of leading prompt tokens whose log-probabilities were already received, if requested."""
@@ -166,7 +167,7 @@ class Turn(Protocol):
         ...
 
     def sent(self) -> None:
-        """Report that the request is no longer in flight: an engine accepted or refused it, or the client left."""
+        """Report that the request counts at an engine now, or will not be sent. Idempotent."""
         ...
 
     def refused(self) -> None:

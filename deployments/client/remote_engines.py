@@ -15,9 +15,11 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import zmq
+from msgspec import structs
 
 from deployments.client.attempt import ClientTimings, DispatchContext
 from deployments.client.failover import Failover, HedgeBudget
@@ -92,7 +94,7 @@ class RemoteEngines:
         self._unsubscribe()
         tasks = [*self._tasks.values(), *([self._ticker] if self._ticker else [])]
         for stream in list(self._tasks):
-            await stream.aclose()
+            stream.fail(Unavailable("this ingress is being stopped"))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -105,7 +107,7 @@ class RemoteEngines:
 
     def prepared(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request with its prompt's block hashes, which admission and placement look up."""
-        return replace(request, block_hashes=self.placer.block_hashes(request))
+        return structs.replace(request, block_hashes=self.placer.block_hashes(request))
 
     async def generate(self, request: GenerateRequest, turn: Turn | None = None) -> Stream:
         """Return once an engine accepted; raise Overloaded, Unavailable or Rejected when none did.
@@ -118,14 +120,10 @@ class RemoteEngines:
         self._tasks[stream] = task = asyncio.create_task(failover.run())
         task.add_done_callback(lambda _: self._tasks.pop(stream, None))
         try:
-            await asyncio.wait([stream.accepted], timeout=self._timings.accept_s)
+            await stream.accepted  # which fails after `accept_s`, at a tick
         except asyncio.CancelledError:
             await stream.aclose()
             raise
-        if not stream.accepted.done():
-            await stream.aclose()
-            raise Unavailable(f"no engine accepted within {self._timings.accept_s:g} s")
-        stream.accepted.result()
         return stream
 
     async def health(self) -> FleetHealth:
@@ -167,6 +165,14 @@ class RemoteEngines:
             self._sync()  # a replica may have appeared in this very moment
         if not self._dispatch.reachable():
             raise Unavailable("no engine replica is up")
+
+    def _end_unaccepted(self, now: float) -> None:
+        """Fail the streams that no engine has accepted in time."""
+        longest = self._timings.accept_s
+        for stream in list(self._tasks):
+            if not stream.accepted.done() and now - stream.opened_at > longest:
+                stream.fail(Unavailable(f"no engine accepted within {longest:g} s"))
+                self._close(stream)
 
     def _close(self, stream: Stream) -> None:
         """Cancel the task of a stream that its reader closed; the attempt then aborts the request."""
@@ -282,15 +288,17 @@ class RemoteEngines:
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(self._timings.tick_s)
-            try:
-                for connection in list(self._connections.values()):
-                    connection.tick()
-                now = time.monotonic()
-                for attempt in list(self._attempts.values()):
-                    attempt.repeat(now, self._timings.repeat_s)
-                self._sync()
-            except Exception:
-                logger.exception("checking the connections to engine replicas failed")
+            now = time.monotonic()
+            for check in self._checks(now):
+                try:
+                    check()
+                except Exception:  # of one connection, which must not end the checks of others
+                    logger.exception("checking the connections to engine replicas failed")
+
+    def _checks(self, now: float) -> list[Callable[[], None]]:
+        repeats = (partial(attempt.repeat, now, self._timings.repeat_s) for attempt in self._attempts.values())
+        ticks = (connection.tick for connection in self._connections.values())
+        return [*ticks, *repeats, partial(self._end_unaccepted, now), self._sync]
 
 
 def _health_of(connection: WireConnection, is_draining: bool) -> ReplicaHealth:

@@ -31,7 +31,8 @@ class Stream:
         self.journal = Journal(request)
         self.replica: str | None = None
         """Id of the replica that generates the stream; None until one has accepted."""
-        now = time.monotonic()
+        self.opened_at = now = time.monotonic()
+        """Clock (`time.monotonic`) at its start."""
         self.timeline = Timeline(now, now) if turn is None else Timeline(turn.asked_at, turn.sent_at)
         self._turn = turn
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -48,6 +49,11 @@ class Stream:
         self._on_close = on_close
 
     # --- the engines' side ---------------------------------------------------------------------------------
+
+    def placed(self) -> None:
+        """Record that the request counts at a replica, which it is sent to."""
+        if self._turn is not None:
+            self._turn.sent()
 
     def accept(self, replica: str, explain: Callable[[], dict[str, Any] | None]) -> None:
         """Record that a replica accepted the request or resumed it; `explain` tells why that one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import uuid
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -162,7 +162,7 @@ class Envelope:
             return
         given = [value for header, value in scope["headers"] if header == b"x-request-id"]
         is_fit = len(set(given)) == 1 and _is_fit(given[0])
-        name = scope[_REQUEST_ID] = given[0].decode("ascii") if is_fit else f"req-{uuid.uuid4().hex}"
+        name = scope[_REQUEST_ID] = given[0].decode("ascii") if is_fit else f"req-{secrets.token_hex(16)}"
         self._on_named(name)
         has_started = False
 

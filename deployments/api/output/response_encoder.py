@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -44,7 +44,7 @@ class ResponseContext:
     @classmethod
     def begin(cls, prefix: str, model: str, prompts: Sequence[EncodedPrompt], **options: Any) -> ResponseContext:
         """Create the context of a new response, with an id of its own."""
-        return cls(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model, prompts, **options)
+        return cls(f"{prefix}-{secrets.token_hex(16)}", int(time.time()), model, prompts, **options)
 
     def head(self, kind: str) -> dict[str, Any]:
         """Return the fields that begin every object of this response."""

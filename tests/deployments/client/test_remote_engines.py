@@ -8,17 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from deployments.client.attempt import ClientTimings
 from deployments.client.protocol import Overloaded, Rejected, ReplicaLost, Unavailable
 from deployments.client.remote_engines import RemoteEngines
 from deployments.client.replica_watch import ReplicaDied
 from deployments.client.stream import Stream
 from deployments.wire import messages
 from engine.grammar.spec import Grammar
-from router.fleet import Fleet
-from router.placer import Placer
-from router.state import RouterState
-from tests.deployments.support.in_process_engines import TIMINGS, ClientAndEngines, request, until
+from tests.deployments.support.in_process_engines import TIMINGS, ClientAndEngines, request, router_like, until
 from tests.deployments.support.time_limit import run_scenario
 
 
@@ -401,7 +400,7 @@ def test_a_client_learns_what_replicas_hold_from_a_snapshot_and_then_from_deltas
             await tokens_of(first)
             known = request("b", prompt_len=64)
             await until(lambda: client.placer.uncached_tokens(known) == 1)  # all blocks: 4 of 16
-            other = RemoteEngines(_router_like(engines), 2, timings=TIMINGS)
+            other = RemoteEngines(router_like(engines), 2, timings=TIMINGS)
             try:
                 await other.start()
                 assert await other.wait_for_prefixes(5)
@@ -481,7 +480,7 @@ def test_a_replica_of_another_start_or_model_is_not_used(what: str) -> None:
         async with ClientAndEngines(1) as (client, engines):
             if what == "model":
                 engines.replicas[0]._wire._model = "another"
-            router = _router_like(engines, epoch_shift=1 if what == "epoch" else 0)
+            router = router_like(engines, epoch_shift=1 if what == "epoch" else 0)
             other = RemoteEngines(router, 1, timings=TIMINGS, model="mine")
             try:
                 await other.start()
@@ -498,7 +497,7 @@ def test_a_replica_of_another_start_or_model_is_not_used(what: str) -> None:
 def test_ingresses_see_each_others_requests() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1, kv_pages=400) as (client, engines):
-            router = _router_like(engines)
+            router = router_like(engines)
             other = RemoteEngines(router, 1, timings=TIMINGS)
             try:
                 await other.start()
@@ -516,7 +515,7 @@ def test_ingresses_see_each_others_requests() -> None:
 def test_of_two_ingresses_that_race_for_the_last_place_one_gets_it() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1, max_running=1, max_waiting=1) as (client, engines):
-            router = _router_like(engines)
+            router = router_like(engines)
             other = RemoteEngines(router, 1, timings=TIMINGS)
             try:
                 await other.start()
@@ -631,7 +630,7 @@ def test_a_grammar_s_request_can_be_left_while_the_grammar_is_compiled() -> None
 
             replica._intake.compile = compile_late  # type: ignore[method-assign]
             asked = request("a")
-            asked = replace(asked, sampling=replace(asked.sampling, grammar=Grammar("regex", "a")))
+            asked = structs.replace(asked, sampling=replace(asked.sampling, grammar=Grammar("regex", "a")))
             task = asyncio.create_task(client.generate(asked))
             await until(lambda: bool(replica._intake._compiling))
             task.cancel()
@@ -643,16 +642,25 @@ def test_a_grammar_s_request_can_be_left_while_the_grammar_is_compiled() -> None
     run_scenario(scenario())
 
 
-def _router_like(engines: Any, epoch_shift: int = 0) -> RouterState:
-    """Return a client of the same replicas in another ingress."""
-    fleet = Fleet()
-    fleet.update(
-        {
-            name: replace(address, epoch=(address.epoch or 0) + epoch_shift)
-            for name, address in engines.fleet.addresses().items()
-        }
-    )
-    return RouterState(fleet, Placer(fleet))
+def test_a_request_that_no_engine_accepts_in_time_is_given_up_at_both_ends() -> None:
+    async def scenario() -> None:
+        async with ClientAndEngines(1, ClientTimings(accept_s=0.1, tick_s=0.03)) as (client, engines):
+            may_compile, replica = threading.Event(), engines.replicas[0]
+
+            def compile_late(grammar: Grammar) -> None:
+                may_compile.wait(60)
+
+            replica._intake.compile = compile_late  # type: ignore[method-assign]
+            asked = request("a")
+            asked = structs.replace(asked, sampling=replace(asked.sampling, grammar=Grammar("regex", "a")))
+            with pytest.raises(Unavailable, match=r"no engine accepted within 0\.1 s"):
+                await client.generate(asked)
+            await until(lambda: not replica._intake._compiling)
+            assert client.num_streams == 0
+            await until(lambda: engines.fleet.loads() == {"r0": 0})
+            may_compile.set()
+
+    run_scenario(scenario())
 
 
 async def _connected(client: Any) -> Any:

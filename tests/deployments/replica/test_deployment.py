@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from deployments.client.protocol import CallOutcome
 from deployments.replica.deployment import EngineReplica, ReplicaSettings
@@ -151,7 +152,7 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_and_the_event_loop_stays_f
     async def scenario() -> CallOutcome:
         asked = request("r")
         return await replica.generate(
-            replace(asked, sampling=replace(asked.sampling, grammar=Grammar("regex", "(")))
+            structs.replace(asked, sampling=replace(asked.sampling, grammar=Grammar("regex", "(")))
         )
 
     monkeypatch.setattr(replica._engine.grammars, "compile", noticed)
@@ -172,7 +173,7 @@ def test_an_engine_knows_whose_a_request_is_and_lets_tenants_take_turns() -> Non
         ended: list[str] = []
 
         async def ask(name: str, tenant: str) -> None:
-            await replica.generate(replace(request(name, 2), tenant=tenant))
+            await replica.generate(structs.replace(request(name, 2), tenant=tenant))
             ended.append(name)
 
         engines.runners[0].gate.clear()

@@ -6,6 +6,7 @@ import asyncio
 import struct
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -215,3 +216,15 @@ async def until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
     async with asyncio.timeout(timeout):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+def router_like(engines: InProcessEngines, epoch_shift: int = 0) -> RouterState:
+    """Return a client of the same replicas in another ingress."""
+    fleet = Fleet()
+    fleet.update(
+        {
+            name: replace(address, epoch=(address.epoch or 0) + epoch_shift)
+            for name, address in engines.fleet.addresses().items()
+        }
+    )
+    return RouterState(fleet, Placer(fleet))

@@ -120,6 +120,8 @@ class ObservedFleet:
             generation = await self._fleet.generate(request, turn)
             assert generation.replica is not None
             self.known.book(request.request_id, generation.replica, len(request.prompt_ids))
+            if turn is not None:
+                turn.sent()
             self._num_placed[generation.replica] += 1
             return generation
         finally:
