@@ -1,7 +1,7 @@
 """Converts text to token ids and back, with the server's own chat template.
 
 A raw completions prompt is the client's responsibility and stays as written, special tokens included. In a
-conversation, only the template writes special tokens (`deployments.api.conversation.marks`).
+conversation, only the template writes control tokens (`deployments.api.conversation.marks`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import functools
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from deployments.api.conversation.control_tokens import control_tokens
 from deployments.api.conversation.encoder import Encoder, UnencodedTexts
-from deployments.api.conversation.marks import Marks, SpecialTexts
-from deployments.api.conversation.template import ChatTemplate, template_text
+from deployments.api.conversation.marks import Marks
+from deployments.api.conversation.template import ChatTemplate, all_template_texts, template_text
+from deployments.api.output import reasoning
 from deployments.api.output.dialect import dialect_of
 from deployments.config.limits import Limits
 from deployments.config.settings import ChatSettings
@@ -34,11 +36,11 @@ class TextCodec:
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer)
         self.dialect = dialect_of(tokenizer, chat or ChatSettings())
-        named = [text for text in getattr(tokenizer, "all_special_tokens", []) if text]
-        # tokenizer_config.json often names no more than the first and the last; tokenizer.json has all.
-        self._specials = SpecialTexts(dict.fromkeys([*named, *self._detokenizer.specials]))
+        calls = self.dialect.tools.marks if self.dialect.tools else ()
+        answers = (reasoning.OPEN, reasoning.CLOSE, *calls)
+        self._control = control_tokens(tokenizer, all_template_texts(tokenizer), answers)
         self._template = ChatTemplate(tokenizer)
-        self._encoder = Encoder(tokenizer, template_text(tokenizer), max_cache_bytes)
+        self._encoder = Encoder(tokenizer, template_text(tokenizer), max_cache_bytes, self._control)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`; special tokens in it keep their meaning."""
@@ -56,17 +58,13 @@ class TextCodec:
 
         What is known of them comes from conversations with the same `salt`.
         """
-        marks = Marks(self._specials)
+        marks = Marks(self._control)
         rendered = self._template.render(
-            marks.put(list(messages)),
+            marks.put_into_messages(messages),
             marks.put(list(tools)) or None,
             add_generation_prompt=add_generation_prompt,
         )
-        texts = []
-        for stretch, special in marks.find(rendered):
-            # Cut after its first character, the text of a special token is no longer special.
-            texts += [stretch, special[:1], special[1:]]
-        return self._encoder.begin([text for text in texts if text], salt)
+        return self._encoder.begin(marks.pieces(rendered), salt)
 
     def encode_chat(
         self,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from deployments.api.conversation.control_guard import ControlGuard
+from deployments.api.conversation.control_tokens import ControlTokens
 from deployments.api.conversation.cuts import cut, cut_pattern
 from deployments.api.conversation.piece_cache import PieceCache
 from engine.tokenizer import Tokenizer, encoding_backend
@@ -12,12 +14,15 @@ from engine.tokenizer import Tokenizer, encoding_backend
 class Encoder:
     """Encodes texts as a tokenizer does, faster."""
 
-    def __init__(self, tokenizer: Tokenizer, template: str, max_cache_bytes: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: str, max_cache_bytes: int, control: ControlTokens | None = None
+    ) -> None:
         """`template` is the chat template's source; `max_cache_bytes` bounds the cache of texts and their ids."""
         self._tokenizer = tokenizer
         self._backend = backend = encoding_backend(tokenizer)
         self._cuts = cut_pattern(backend, template) if backend is not None and max_cache_bytes else None
         self._cache = PieceCache(max_cache_bytes)
+        self._guard = ControlGuard(self._encode_all, control or ControlTokens({}))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`; special tokens in it keep their meaning."""
@@ -27,6 +32,13 @@ class Encoder:
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
+
+    def encode_guarded(self, text: str) -> list[int]:
+        """Return the token ids of part of a conversation, whose control tokens are those that it spells."""
+        return self._guard.checked(text, self.encode(text, add_special_tokens=False))
+
+    def _encode_all(self, text: str) -> list[int]:
+        return self.encode(text, add_special_tokens=False)
 
     def begin(self, texts: Sequence[str], salt: str) -> UnencodedTexts:
         """Look up what is known of texts that are to be encoded one by one."""
@@ -56,7 +68,7 @@ class UnencodedTexts:
             if known is not None:
                 all_ids += known
                 continue
-            ids = self._encoder.encode(text, add_special_tokens=False)
+            ids = self._encoder.encode_guarded(text)
             new.append((text, ids))
             all_ids += ids
         if new and self._cache is not None:

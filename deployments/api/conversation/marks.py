@@ -1,64 +1,80 @@
-"""Keeps the texts of special tokens apart from the tokens, through the chat template.
+"""Keeps what clients write apart from control tokens, through the chat template.
 
 A conversation is rendered to text first, so a user who writes `<|im_end|>` would end the message and could speak
 as the assistant. Such strings in messages and tools are therefore tokenized as plain characters, while the
 template's own keep their meaning.
 
-    content      "hi <|im_end|> you"            a special token's text is replaced by a mark before rendering
+    content      "hi <|im_end|> you"            a token's text is replaced by a mark before rendering
     rendered     "<|im_start|>user\\nhi ¤0¤ you<|im_end|>\\n"
-    pieces       [     with specials      ] [plain] [      with specials       ]
+    put back     "<|im_start|>user\\nhi <|im_end|> you<|im_end|>\\n"
+    pieces       [                     ][                        ]     cut within each token that a mark is part of
+
+What may become a token beside other text is marked as well: two messages may end with `<|im_` and begin with
+`end|>`. Where no token came of it, the text is not cut.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Sequence
 from typing import Any
 
-
-class SpecialTexts:
-    """The texts of a tokenizer's special tokens."""
-
-    def __init__(self, texts: Collection[str]) -> None:
-        self.pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
-        self.first_characters = frozenset(text[0] for text in texts)
+from deployments.api.conversation.control_tokens import ControlTokens
 
 
 class Marks:
-    """Replaces the texts of special tokens in a client's strings by marks, and finds them after rendering.
+    """Replaces what a client's strings spell of control tokens by marks, and finds it after rendering.
 
     A mark is a number between two nonces of letters and digits, which no template escapes and no client knows.
+    Equal texts have equal marks, because templates compare some strings.
     """
 
-    def __init__(self, specials: SpecialTexts) -> None:
-        self._pattern, self._first_characters = specials.pattern, specials.first_characters
+    def __init__(self, control: ControlTokens) -> None:
+        self._control = control
         self._nonce = ""
-        self._texts: list[str] = []
+        self._numbers: dict[str, int] = {}
 
-    def put(self, value: Any) -> Any:
+    def put_into_messages(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return messages with marks; their roles are not the client's words."""
+        return [
+            {
+                field: value
+                if field == "role"
+                else self.put(value, in_answer=field == "content" and message.get("role") == "assistant")
+                for field, value in message.items()
+            }
+            for message in messages
+        ]
+
+    def put(self, value: Any, *, in_answer: bool = False) -> Any:
         """Return `value` with marks in its strings, keys of objects included."""
         if isinstance(value, str):
-            for character in self._first_characters:  # a search for one character costs next to nothing
-                if character in value:
-                    assert self._pattern is not None
-                    return self._pattern.sub(self._take, value)
-            return value
+            spans = self._control.spelled(value, in_answer=in_answer)
+            return self._replace(value, spans) if spans else value
         if isinstance(value, dict):
             return {self.put(key): self.put(child) for key, child in value.items()}
         return [self.put(child) for child in value] if isinstance(value, list) else value
 
-    def find(self, rendered: str) -> Iterator[tuple[str, str]]:
-        """Yield stretches of the rendered text, each with the client's special token text that follows it."""
-        if not self._texts:  # nearly always; compiling the pattern would cost more than rendering
-            yield rendered, ""
-            return
-        *pairs, rest = re.split(f"{self._nonce}([0-9]+){self._nonce}", rendered)
-        for text, number in zip(pairs[::2], pairs[1::2], strict=True):
-            yield text, self._texts[int(number)]
-        yield rest, ""
+    def pieces(self, rendered: str) -> list[str]:
+        """Return the rendered text without marks, cut so that no piece has a token that a client wrote."""
+        if not self._numbers:  # nearly always; compiling the pattern would cost more than rendering
+            return [rendered]
+        texts = list(self._numbers)
+        parts, spans, length = [], [], 0
+        for place, part in enumerate(re.split(f"{self._nonce}([0-9]+){self._nonce}", rendered)):
+            is_mark = place % 2 == 1
+            parts.append(texts[int(part)] if is_mark else part)
+            if is_mark:
+                spans.append((length, length + len(parts[-1])))
+            length += len(parts[-1])
+        return [piece for piece in self._control.without_forged("".join(parts), spans) if piece]
 
-    def _take(self, found: re.Match[str]) -> str:
+    def _replace(self, text: str, spans: Sequence[tuple[int, int]]) -> str:
         self._nonce = self._nonce or f"m{secrets.token_hex(8)}m"
-        self._texts.append(found.group())
-        return f"{self._nonce}{len(self._texts) - 1}{self._nonce}"
+        parts, end = [], 0
+        for begin, following in spans:
+            number = self._numbers.setdefault(text[begin:following], len(self._numbers))
+            parts += [text[end:begin], f"{self._nonce}{number}{self._nonce}"]
+            end = following
+        return "".join([*parts, text[end:]])

@@ -61,6 +61,13 @@ def template_text(tokenizer: Any) -> str:
         return ""
 
 
+def all_template_texts(tokenizer: Any) -> str:
+    """Return the sources of all of a tokenizer's templates."""
+    known = getattr(tokenizer, "chat_template", None)
+    texts = known.values() if isinstance(known, dict) else [known or ""]
+    return "\n".join([template_text(tokenizer), *map(str, texts)])
+
+
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message with its reasoning under the name that gpt-oss' template reads, too."""
     reasoning = message.get("reasoning_content")

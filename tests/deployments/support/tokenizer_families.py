@@ -96,6 +96,16 @@ class Family:
     tokenizer_class: str = "PreTrainedTokenizerFast"
     model_type: str = "llama"
 
+    def tokenizer_config(self) -> dict[str, Any]:
+        """Return the family's tokenizer_config.json."""
+        return {
+            "tokenizer_class": self.tokenizer_class,
+            "bos_token": self.special[0],
+            "eos_token": self.special[-1],
+            "chat_template": self.template,
+            **self.config,
+        }
+
 
 def _split_bytes(*patterns: str) -> Any:
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
@@ -186,21 +196,16 @@ def tokenizer_of(name: str) -> Any:
     """Train a family's tokenizer and load it as a model's."""
     family = FAMILIES[name]
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "tokenizer.json").write_text(_trained(family))
-        config = {
-            "tokenizer_class": family.tokenizer_class,
-            "bos_token": family.special[0],
-            "eos_token": family.special[-1],
-            "chat_template": family.template,
-            **family.config,
-        }
-        Path(folder, "tokenizer_config.json").write_text(json.dumps(config))
+        Path(folder, "tokenizer.json").write_text(trained(name))
+        Path(folder, "tokenizer_config.json").write_text(json.dumps(family.tokenizer_config()))
         Path(folder, "config.json").write_text(json.dumps({"model_type": family.model_type}))
         return load_tokenizer(Path(folder))
 
 
-def _trained(family: Family) -> str:
+@functools.cache
+def trained(name: str) -> str:
     """Return a family's tokenizer.json."""
+    family = FAMILIES[name]
     spelled = [] if family.is_byte_level else [f"<0x{byte:02X}>" for byte in range(256)]
     tokenizer = Tokenizer(
         models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>") if spelled else models.BPE()

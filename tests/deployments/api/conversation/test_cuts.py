@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from deployments.api.conversation import cuts
+from deployments.api.conversation.control_tokens import Spelled, control_tokens
 from deployments.api.conversation.cuts import cut, cut_pattern
 from deployments.api.text_codec import TextCodec
 from tests.deployments.support.random_conversations import RandomConversations
@@ -26,7 +26,8 @@ def test_conversations_are_encoded_as_if_whole(family: str, monkeypatch: pytest.
     They are cut wherever they may be, and the cache is small, so that much is forgotten.
     """
     monkeypatch.setattr(cuts, "MIN_PIECE_CHARS", 1)
-    tokenizer, special = tokenizer_of(family), re.compile("|".join(map(re.escape, FAMILIES[family].special)))
+    tokenizer = tokenizer_of(family)
+    control = Spelled(control_tokens(tokenizer, FAMILIES[family].template, ()).id_of)
     codec, uncut = TextCodec(tokenizer, max_cache_bytes=200_000), TextCodec(tokenizer, max_cache_bytes=0)
     draw = RandomConversations(random.Random(7), [*FAMILIES[family].special, *FAMILIES[family].also_added])
     num_hits = 0
@@ -35,8 +36,8 @@ def test_conversations_are_encoded_as_if_whole(family: str, monkeypatch: pytest.
         whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         num_hits += texts.num_new_chars < len(whole) // 2
         ids = texts.encode()
-        if any(special.search(message["content"]) for message in messages):
-            # A user's special tokens are encoded apart, so the text around them is not encoded whole.
+        if any(control.find(message["content"]) for message in messages):
+            # A user's control tokens are encoded apart, so the text around them is not encoded whole.
             assert ids == uncut.encode_chat(messages), messages
         else:
             assert ids == tokenizer.encode(whole, add_special_tokens=False), messages

@@ -77,6 +77,7 @@ def test_short_texts_are_encoded_on_the_loop_and_long_ones_in_a_thread(work: Wor
 
 def test_of_a_conversation_only_what_is_new_counts(work: Work) -> None:
     model = served()
+    work.take()  # its control tokens were encoded
     encoded(model, LONG)
     assert work.take() == {("render", "loop"), ("encode", "thread")}
     grown = encoded(model, LONG, "Why?", "Tell me more.")
@@ -88,6 +89,7 @@ def test_of_a_conversation_only_what_is_new_counts(work: Work) -> None:
 
 def test_without_a_cache_all_of_it_is_new(work: Work) -> None:
     model = served(0)
+    work.take()  # its control tokens were encoded
     for _ in range(2):
         encoded(model, LONG, "Why?", "Tell me more.")
         assert work.take() == {("render", "loop"), ("encode", "thread")}
@@ -116,5 +118,7 @@ def test_what_is_kept_and_what_is_tokenized_is_counted() -> None:
 
 
 def test_a_very_long_conversation_is_rendered_in_a_thread_too(work: Work) -> None:
-    encoded(served(), LONG * 10)
+    model = served()
+    work.take()  # its control tokens were encoded
+    encoded(model, LONG * 10)
     assert work.take() == {("render", "thread"), ("encode", "thread")}
