@@ -12,6 +12,7 @@ from cache.node import Namespace
 from cache.page_pool import OutOfPages, PagePool
 from cache.prefix_log import PrefixLog
 from cache.radix_tree import RadixTree
+from cache.shared_prefixes import SharedPrefixes
 
 __all__ = [
     "CacheStats",
@@ -26,4 +27,5 @@ __all__ = [
     "PagePool",
     "PrefixLog",
     "RadixTree",
+    "SharedPrefixes",
 ]

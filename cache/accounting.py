@@ -15,7 +15,8 @@ class PageAccount(NamedTuple):
     evictable: int
     """Pages of the tree that no running request relies on."""
     locked: int
-    """Pages of the tree that running requests rely on; shared by any number of them, counted once."""
+    """Pages of the tree that running requests rely on, shared by any number of them and counted once; and pages of
+    prefixes that all namespaces share."""
     private: int
     """Pages that belong to one running request."""
 

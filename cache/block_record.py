@@ -13,14 +13,14 @@ from __future__ import annotations
 from array import array
 
 from cache.node import Node
-from cache.prefix_hash import block_hashes, prefix_root
+from cache.prefix_hash import block_hashes, gate_root, prefix_root
 from cache.prefix_log import PrefixLog
 
 
 class BlockRecord:
     """Keeps `Node.blocks` up to date and logs blocks that appear and disappear. The tree reports every change.
 
-    A root's only block is the empty prefix, with which its chains begin; it is not logged.
+    The only block of a root or a gate is that with which its chains begin; it is not logged.
     """
 
     def __init__(self, block_tokens: int) -> None:
@@ -30,8 +30,11 @@ class BlockRecord:
         self.log = PrefixLog()
 
     def begin(self, root: Node) -> None:
-        """Note the root of a namespace with its first request."""
-        root.blocks.append(prefix_root(root.namespace))
+        """Note the root of a namespace with its first request, or its gate at the end of a shared prefix."""
+        if root.parent is None:
+            root.blocks.append(prefix_root(root.namespace))
+        else:
+            root.blocks.append(gate_root(root.parent.blocks[-1], root.namespace))
 
     def grow(self, node: Node, grown_from: int) -> None:
         """Note that `node` gained the tokens from position `grown_from` on. O(their number + `block_tokens`)."""

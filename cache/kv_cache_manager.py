@@ -20,6 +20,7 @@ from cache.page_ages import PageAges
 from cache.page_pool import OutOfPages, PagePool
 from cache.prefix_log import PrefixLog
 from cache.radix_tree import RadixTree
+from cache.shared_prefixes import SharedPrefixes, own_namespace
 
 MAX_PAGE_SIZE = 256
 
@@ -58,6 +59,11 @@ class KVCacheManager:
         """Feed of stored and evicted block hashes, for routers; None without `block_tokens`."""
         self._tree = RadixTree(page_size, eviction_strategy(eviction), record if prefix_cache else None)
         self._num_private = self._num_groups = 0
+        self._block_tokens = block_tokens
+        self._shared: dict[Namespace, SharedPrefixes] = {}
+        self._shared_ends: list[Node] = []
+        self.num_shared_pages = 0
+        """Pages of prefixes that all namespaces share, which are locked for good."""
 
     @property
     def available(self) -> int:
@@ -101,12 +107,39 @@ class KVCacheManager:
             if node is not None and (node.parent is None or node.end != end):
                 raise ValueError("the match is out of date: match again and lock before any other change")
         held = match.node or tree.root(self._own(match.namespace))
+        if match.node is not None and held.namespace != match.namespace:
+            held = tree.gate(held, match.namespace)
         tree.lock(held)
         if match.source is not None:
             tree.lock(match.source)
             match.source.copying += 1
         pages = tree.table(held)
         return Lease(pages, len(pages), match.length, priority, held, match.source, match.partial)
+
+    def share(self, namespace: Namespace, tokens: Sequence[int]) -> int:
+        """Let all namespaces of the model find `tokens`, which are held in `namespace`, the one without a salt.
+
+        They are locked for good. Returns how many are shared: whole blocks and whole pages. Call it before other
+        namespaces have prompts that begin with `tokens`: what these hold of them is found no more. Raises
+        ValueError when the tokens are not held, or in another namespace.
+        """
+        if not self._prefix_cache or namespace != own_namespace(namespace):
+            raise ValueError("prefixes are shared with a prefix cache, in a namespace without a salt")
+        shared = self._shared.setdefault(namespace, SharedPrefixes(self.page_size, self._block_tokens))
+        length = len(tokens) - len(tokens) % shared.unit
+        if not length:
+            return 0
+        root = self._tree.find_root(namespace)
+        node, found = (None, 0) if root is None else self._tree.walk(root, tokens, length)
+        if node is None or found < length:
+            raise ValueError(f"{length} tokens are to be shared, but only {found} of them are held: compute them")
+        end = self._tree.cut(node, length)
+        if end not in self._shared_ends:
+            self._shared_ends.append(end)
+            self._tree.lock(end)
+            tables = map(self._tree.table, self._shared_ends)
+            self.num_shared_pages = len({page for table in tables for page in table})
+        return shared.add(tokens[:length])
 
     def shared_tokens(self, lease: Lease) -> int:
         """Count the leading tokens that another lease or a pending copy holds as well. O(depth).
@@ -192,11 +225,16 @@ class KVCacheManager:
 
         The tokens enter the tree and both leases hold them: whole pages are shared, and the page they end in is
         copied when the new lease first extends, as after a match. `num_cached` tells how many of them it holds:
-        all, unless a page that must change its owner is being copied. O(pages + tokens since the last insert).
+        all, unless a page that must change its owner is being copied, or they end within a shared prefix, where
+        a salt has no tokens of its own: then none. O(pages + depth + tokens since the last insert).
         """
         self._insert(lease, tokens, now)
         tree, held = self._tree, held_node(lease)
         node, length = held, len(tokens)
+        if length < tree.origin(held).end:
+            root = tree.root(held.namespace)
+            tree.lock(root)
+            return Lease([], 0, 0, lease.priority, root, is_admitted=True)
         if length > held.end:
             node, length = tree.walk(held, tokens, length)
         partial = length % self.page_size
@@ -292,10 +330,20 @@ class KVCacheManager:
         return len(pages)
 
     def _find(self, namespace: Namespace, tokens: Sequence[int]) -> tuple[Node | None, int]:
-        root = self._tree.find_root(namespace)
-        if root is None or len(tokens) < 2:
+        if len(tokens) < 2:
             return None, 0
-        return self._tree.walk(root, tokens, len(tokens) - 1)
+        root, stop = self._tree.find_root(namespace), len(tokens) - 1
+        own = own_namespace(namespace)
+        shared = self._shared.get(own)
+        length = 0 if shared is None else shared.length(namespace, tokens)
+        if length:
+            root = self._tree.find_root(own)
+            assert root is not None, "shared prefixes are locked"
+            end, _ = self._tree.walk(root, tokens, length)
+            root = (end.gates or {}).get(namespace, end)
+            if root is end:
+                return end, length
+        return (None, 0) if root is None else self._tree.walk(root, tokens, stop)
 
     def _release_source(self, lease: Lease) -> None:
         assert lease.source is not None

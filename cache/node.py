@@ -25,6 +25,7 @@ class Node:
         "children",
         "copying",
         "first_slot",
+        "gates",
         "going_on",
         "hits",
         "last_access",
@@ -61,6 +62,8 @@ class Node:
         """Hashes of the blocks that end in it (see `block_record`); empty without a record."""
         self.children: dict[int, Node] = {}
         """Child nodes by their first token."""
+        self.gates: dict[Namespace, Node] | None = None
+        """Where other namespaces begin: empty nodes at its end, if it is the end of a shared prefix."""
         self.going_on: Node | None = None
         """The child that continues the page this node ends in, if it ends inside one."""
         self.num_holders = 0
@@ -90,8 +93,8 @@ class Node:
 
     @property
     def is_evictable(self) -> bool:
-        """Whether it is an unlocked leaf of the tree (roots hold no pages and do not count)."""
-        return not self.pins and not self.children and self.parent is not None
+        """Whether it is an unlocked leaf of the tree (roots and gates hold no pages and do not count)."""
+        return not self.pins and not self.children and self.parent is not None and bool(self.tokens)
 
     def __repr__(self) -> str:
         return f"Node([{self.start}, {self.end}), pages={len(self.pages)}, pins={self.pins})"

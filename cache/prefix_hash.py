@@ -35,6 +35,13 @@ def prefix_root(namespace: Namespace) -> int:
     return int(_digest(b"".join([len(part).to_bytes(4, "little") + part for part in parts])))
 
 
+def gate_root(last_hash: int, namespace: Namespace) -> int:
+    """Return the 64-bit hash with which a namespace's chains go on after a shared prefix, whose last block has
+    `last_hash`.
+    """
+    return int(_digest(prefix_root(namespace).to_bytes(8, "little"), seed=last_hash))
+
+
 def block_hashes(token_ids: Sequence[int], root: int, block_tokens: int, start: int = 0) -> list[int]:
     """Return the 64-bit hash of each whole block of `token_ids[start:]`; a partial last block has none.
 

@@ -10,6 +10,13 @@ its own, which then holds the tokens before the run as well. With 4 tokens to a 
               ├─ continues:  [ · · t6 t7 | t8 ]         owns page 3           first_slot 2, table 7 8 3
               └─ overrides:  [ · · u6 ]                 owns page 5           first_slot 1, table 7 5
 
+Where a prefix is shared by all namespaces, they part at its end: each goes on under a *gate*, an empty node of its
+own. Such a prefix is locked for good, and ends with a page, so a gate's children begin with one.
+
+    root ─ [ shared prefix ] ─┬─ tokens of the prefix's own namespace
+                              ├─ gate of a ─ tokens of a
+                              └─ gate of b ─ tokens of b
+
 The page table of a path is the walk from the root with `table[node.first_slot:] = node.pages` at each node.
 
 Locking a node locks the path above it. Only unlocked leaves are evicted, so a node's ancestors are always present:
@@ -54,6 +61,27 @@ class RadixTree:
             if self._record is not None:
                 self._record.begin(root)
         return root
+
+    def origin(self, node: Node) -> Node:
+        """Return the root or gate below which `node` lies, where its namespace's own tokens begin. O(depth)."""
+        while node.tokens:
+            assert node.parent is not None, "a root has no tokens"
+            node = node.parent
+        return node
+
+    def gate(self, node: Node, namespace: Namespace) -> Node:
+        """Return where `namespace` goes on after `node`, the end of a shared prefix; new if need be.
+
+        A new gate must be locked or get a child at once, as a new root.
+        """
+        assert node.pins and node.end % self.page_size == 0 and node.namespace != namespace
+        gates = node.gates = {} if node.gates is None else node.gates
+        gate = gates.get(namespace)
+        if gate is None:
+            gate = gates[namespace] = Node(namespace, node, node.end, array("i"), node.end // self.page_size, [])
+            if self._record is not None:
+                self._record.begin(gate)
+        return gate
 
     def walk(self, node: Node, tokens: Sequence[int], stop: int) -> tuple[Node, int]:
         """Follow `tokens` from `node.end` up to `stop`. Return the last node entered and the position reached.
@@ -143,7 +171,7 @@ class RadixTree:
 
         0 < position <= node.end.
         """
-        while node.start >= position:
+        while node.start >= position and node.end > position:  # a gate has no length
             assert node.parent is not None, "the position is on the path"
             node = node.parent
         return self.split(node, position) if position < node.end else node
@@ -307,11 +335,15 @@ class RadixTree:
         self.surplus.extend([] if page is None else [page])
 
     def _became_idle(self, node: Node) -> None:
-        """Queue `node`, which was unlocked or lost a child, if it is evictable now; drop an unused root."""
+        """Queue `node`, which was unlocked or lost a child, if it can be evicted; drop an unused root or gate."""
         if node.is_evictable:
             self._queue.push(node)
-        elif node.parent is None and not node.children:
-            del self._roots[node.namespace]
+        elif not node.tokens and not node.children:
+            if node.parent is None:
+                del self._roots[node.namespace]
+            elif node.parent.gates is not None:
+                del node.parent.gates[node.namespace]
+                node.parent = None
 
     def _uncopied_tail_owner(self, node: Node) -> Node | None:
         """Return the owner of the page in which `node` ends; None while that page is being copied."""

@@ -28,6 +28,7 @@ from router.policy_names import policy_named
 def build(args: AppArgs) -> Application:
     """Build the application that `args` describes."""
     check_tracing(args.tracing)
+    args = args.model_copy(update={"shared_prefixes": tuple(prefix.read() for prefix in args.shared_prefixes)})
     policy_named(args.router.policy)  # a class that cannot be used is refused here, and not by each ingress
     hub = serve.deployment(
         MetricsHub,
@@ -64,6 +65,8 @@ def bind_engines(
         wire=args.wire,
         metrics=args.metrics,
         warm_up=args.warm_up,
+        chat=model.chat,
+        shared_prefixes=args.shared_prefixes,
     )
     options = _options(args, model.engines, model.gpus_per_rank)
     if model.engine.tensor_parallel_size > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from engine.grammar.compiler import Compiler
 from engine.grammar.vocabulary import Vocabulary
 from engine.loop import EngineLoop
 from engine.machine import prepare_process
+from engine.precompute import Precomputed, precompute
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Runner
@@ -176,6 +178,35 @@ class Engine:
         if sampling.grammar is not None:
             request.constraint = self.grammars.constraint(sampling.grammar)
         return request
+
+    def share_prefixes(self, prefixes: Sequence[Sequence[int]], max_kv_share: float = 0.5) -> Precomputed:
+        """Compute prefixes that requests of all salts find, and keep them for good. The loop must not have begun.
+
+        `max_kv_share` is the largest share of the KV pages that they may take. Raises ValueError when they need
+        more, or when one cannot be computed or found.
+        """
+        if prefixes and not self.config.prefix_cache:
+            raise ValueError(
+                "prefixes cannot be shared without a prefix cache: set engine.prefix_cache or leave them out"
+            )
+        sampling, done = SamplingParams(max_tokens=1, temperature=0.0, seed=0), Precomputed()
+        for number, token_ids in enumerate(prefixes):
+            request = self.new_request(f"shared-{number}", token_ids, sampling)
+            computed = precompute(self.loop, [request], math.inf)
+            if not computed.num_prompts:
+                raise ValueError(
+                    f"the shared prefix {number} has {len(token_ids)} tokens, but at most "
+                    f"{self.max_model_len - 1} fit: make it shorter, or the context or the KV memory larger"
+                )
+            self.scheduler.share(request.namespace, token_ids)
+            done += computed
+            share = self.cache.num_shared_pages / self.cache.num_pages
+            if share > max_kv_share:
+                raise ValueError(
+                    f"the shared prefixes up to number {number} take {share:.0%} of the KV pages, but at most "
+                    f"{max_kv_share:.0%} may be taken: share less, or give the engine more pages"
+                )
+        return done
 
     def _vocabulary(self) -> Vocabulary:
         from engine.tokenizer import load_tokenizer

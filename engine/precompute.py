@@ -21,6 +21,11 @@ class Precomputed:
     """Tokens whose KV became reusable, those of unfinished prompts included."""
     seconds: float = 0.0
 
+    def __add__(self, other: Precomputed) -> Precomputed:
+        return Precomputed(
+            self.num_prompts + other.num_prompts, self.num_tokens + other.num_tokens, self.seconds + other.seconds
+        )
+
 
 def precompute(loop: EngineLoop, requests: Iterable[Request], max_seconds: float) -> Precomputed:
     """Compute requests in order, for at most `max_seconds`, on a loop that has not been started.

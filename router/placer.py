@@ -21,6 +21,7 @@ from typing import Protocol
 
 from cache.node import Namespace
 from cache.prefix_hash import block_hashes, prefix_key, prefix_root
+from cache.shared_prefixes import SharedPrefixes
 from router.cost import RouteQuery, uncached_tokens
 from router.decisions import DecisionLog, DecisionRecord
 from router.fleet import Fleet
@@ -103,7 +104,8 @@ class _Open:
     """A request that has not ended."""
 
     tokens: Sequence[int]
-    root: int
+    seed: int
+    """The hash from which the chain goes on."""
     chain: Sequence[int]
     usable: Sequence[int]
     """Leading part of the chain that may come from a cache."""
@@ -111,8 +113,7 @@ class _Open:
     def continued(self, generated: Sequence[int], block_tokens: int) -> list[int]:
         """Return the chain of prompt and output; the last generated token has no KV yet."""
         unfinished = self.tokens[len(self.chain) * block_tokens :]
-        last = self.chain[-1] if self.chain else self.root
-        return [*self.chain, *block_hashes([*unfinished, *generated[:-1]], last, block_tokens)]
+        return [*self.chain, *block_hashes([*unfinished, *generated[:-1]], self.seed, block_tokens)]
 
 
 class Placer:
@@ -140,8 +141,13 @@ class Placer:
             tokens, half_life_s = self.settings.hot_tokens, self.settings.hot_half_life_s
             self._hot = HotPrefixes(self.settings.block_tokens, tokens, half_life_s=half_life_s)
         self._open: dict[str, _Open] = {}
+        self._shared = SharedPrefixes()
         self._lock = threading.Lock()
         fleet.subscribe(self._forget_departed)
+
+    def share(self, prefixes: SharedPrefixes) -> None:
+        """Expect the engines to share these prefixes among all salts. Call it before the first request."""
+        self._shared = prefixes
 
     # --- placing -------------------------------------------------------------------------------------------
 
@@ -167,10 +173,10 @@ class Placer:
     def _decide(self, request: Placeable, candidates: Collection[str], avoid: Collection[str]) -> Decision:
         tokens = [*request.prompt_ids, *request.output_ids] if request.output_ids else request.prompt_ids
         namespace, block_tokens = Namespace(request.model, salt=request.salt), self.settings.block_tokens
-        root = prefix_root(namespace)
         chain = self.block_hashes(request)
+        seed = self._shared.seed(namespace, tokens, chain, block_tokens)
         first = self.settings.key_blocks
-        key = chain[first - 1] if len(chain) >= first else prefix_key(tokens, root)
+        key = chain[first - 1] if len(chain) >= first else prefix_key(tokens, prefix_root(namespace))
         replicas, utilisation = self._fleet.candidates(candidates, avoid), self._fleet.utilisation()
         with self._lock:
             now = self._clock()
@@ -185,7 +191,7 @@ class Placer:
             self._index.expect(chosen, chain, now)
             if self._hot is not None and not request.output_ids:
                 self._hot.record(namespace, tokens, chain, now)
-            self._open[request.request_id] = _Open(tokens, root, chain, usable)
+            self._open[request.request_id] = _Open(tokens, seed, chain, usable)
             self._log.add(request.request_id, time.time(), request.model, query, decision)
         self._fleet.book(request.request_id, chosen, uncached_tokens(len(tokens), overlap.get(chosen, 0)))
         if self._fleet.placement(request.request_id) is None:  # The client disconnected meanwhile.
@@ -199,8 +205,9 @@ class Placer:
         """
         if request.block_hashes is not None:
             return request.block_hashes
-        root = prefix_root(Namespace(request.model, salt=request.salt))
-        return block_hashes([*request.prompt_ids, *request.output_ids], root, self.settings.block_tokens)
+        tokens = [*request.prompt_ids, *request.output_ids]
+        namespace = Namespace(request.model, salt=request.salt)
+        return self._shared.chain(namespace, tokens, self.settings.block_tokens)
 
     def place_blindly(self, request_id: str | None, candidates: Collection[str]) -> list[str]:
         """Order the candidates by their requests: for calls without a prompt, and after `place` has failed."""

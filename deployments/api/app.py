@@ -200,6 +200,8 @@ class _Endpoints:
             ticket = self._service.access.start(tenant)
             planned = await plan()
             hints = _hints(request, self._service.limits)
+            if hints.explains:
+                self._service.access.check_may_explain(tenant)
             caller = Caller(tenant, ticket)
             exchange = Exchange(self._service.limits, planned, record, name, hints, caller, self._pace)
             return await until_disconnect(request.scope, request.receive, exchange.respond())

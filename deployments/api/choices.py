@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from msgspec import Struct, structs
 
@@ -57,15 +57,20 @@ class ChoiceDelta(Struct, frozen=True, gc=False):
 class Choice:
     """One choice while it is generated."""
 
-    def __init__(self, index: int, text: OutputParser, *, scores_only: bool = False) -> None:
-        """With `scores_only` the choice stays empty: the one token that an engine always generates is dropped."""
+    def __init__(
+        self, index: int, text: OutputParser, *, scores_only: bool = False, max_cached: int | None = None
+    ) -> None:
+        """With `scores_only` the choice stays empty: the one token that an engine always generates is dropped.
+        `max_cached` bounds the cached tokens that are reported; None reports all.
+        """
         self.index = index
         self.num_generated = 0
         self.num_cached = 0
-        """Number of prompt tokens whose KV was found in a cache."""
+        """Number of prompt tokens whose KV was found in a cache, as far as the client may know."""
         self.finish_reason: str | None = None
         self._sum_logprobs = 0.0
         self._text, self._scores_only = text, scores_only
+        self._max_cached = max_cached
 
     @property
     def mean_logprob(self) -> float:
@@ -76,7 +81,8 @@ class Choice:
         """Apply a delta and return what it adds. Raises `ApiError` when the engine failed."""
         if delta.finish_reason in ("error", "abort"):
             raise _failed(delta)
-        self.num_cached = max(self.num_cached, delta.num_cached)
+        found = delta.num_cached if self._max_cached is None else min(delta.num_cached, self._max_cached)
+        self.num_cached = max(self.num_cached, found)
         if self._scores_only:
             delta = _without_output(delta)
         before, shown = self._text.num_tokens, delta.text_ids
@@ -121,9 +127,10 @@ class Choices:
         idle_timeout_s: float,
         *,
         scores_only: bool = False,
+        max_cached: Callable[[Sequence[int]], int | None] = lambda _: None,
     ) -> None:
         """A part is a request to an engine and the parsers of its outputs, of which a beam search has several.
-        `Choice` explains `scores_only`.
+        `Choice` explains `scores_only`, and `max_cached` for each prompt.
         """
         self._client = client
         self._requests = [request for request, _ in parts]
@@ -131,8 +138,11 @@ class Choices:
         self._generations: list[Generation] = []
         self._pumps: list[asyncio.Task[None]] = []
         self._limits: list[TimeLimit] = []
-        texts = [text for _, texts in parts for text in texts]
-        self.choices = [Choice(index, text, scores_only=scores_only) for index, text in enumerate(texts)]
+        texts = [(text, max_cached(request.prompt_ids)) for request, texts in parts for text in texts]
+        self.choices = [
+            Choice(index, text, scores_only=scores_only, max_cached=most)
+            for index, (text, most) in enumerate(texts)
+        ]
 
     def choices_of(self, generation: int) -> Sequence[Choice]:
         """Return the choices of one generation."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -104,7 +104,11 @@ class Exchange:
         self._num_prompt_tokens = plan.encoder.context.num_prompt_tokens
         is_silent = plan.sampling.beams is not None  # A beam search sends nothing before its end.
         idle_timeout_s = limits.request_timeout_s if is_silent else limits.idle_timeout_s
-        self._choices = Choices(plan.served.client, parts, idle_timeout_s, scores_only=plan.scores_only)
+        # Of a cache that it shares with others, a tenant is told only what the configuration says is there.
+        reported = plan.served.shared.longest if caller.tenant.shares_cache else _all_cached
+        self._choices = Choices(
+            plan.served.client, parts, idle_timeout_s, scores_only=plan.scores_only, max_cached=reported
+        )
         self._scores, self._num_top = plan.scores, plan.sampling.logprobs
         self._start = GenerationStart(plan.encoder.context, plan.sampling, self._is_stream, self._choices)
         self._num_echoed = len(plan.encoder.context.prompts) * (plan.request.n or 1) if plan.echoes_only else 0
@@ -264,6 +268,10 @@ class Exchange:
         if decision is not None:
             headers["x-raydix-decision"] = json.dumps(decision, separators=(",", ":"))
         return headers
+
+
+def _all_cached(prompt_ids: Sequence[int]) -> None:
+    """Bound the reported cached tokens of a prompt by nothing."""
 
 
 def _parts(plan: GenerationPlan, hints: Hints, tenant: Tenant) -> list[tuple[GenerateRequest, list[OutputParser]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
+from cache import SharedPrefixes
 from deployments.api.errors import invalid, model_not_found
 from deployments.api.http.access import AccessControl
 from deployments.api.record import Listener
@@ -46,6 +47,8 @@ class ServedModel:
     """Loads and unloads the model; None: it is always loaded."""
     grammars: GrammarChecker | None = None
     """Checks the grammars that answers must match; None leaves that to the engines."""
+    shared: SharedPrefixes = field(default_factory=SharedPrefixes)
+    """Prefixes that the engines compute at their start, for all tenants."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from deployments.config.settings import (
     WarmUpSettings,
     WireSettings,
 )
+from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.config.tenants import KeyHash, TenantSettings, distinct_tenants
 from engine.config import EngineConfig
 from engine.drafting.settings import Speculation
@@ -140,6 +141,8 @@ class AppArgs(AccessSettings):
     """Ports on which engine replicas listen for ingresses."""
     warm_up: WarmUpSettings = WarmUpSettings()
     """What a new engine replica computes before it takes requests."""
+    shared_prefixes: tuple[SharedPrefixSettings, ...] = ()
+    """What the operator puts in front of prompts: every engine replica computes it once, for all tenants."""
 
     admission: AdmissionSettings = AdmissionSettings()
     """When requests wait in the ingress, and for how long."""
@@ -190,6 +193,16 @@ class AppArgs(AccessSettings):
             hot_tokens=self.warm_up.track_tokens if self.warm_up.max_seconds else 0,
             hot_half_life_s=self.warm_up.half_life_s,
         )
+
+    @model_validator(mode="after")
+    def _shared_prefixes_have_a_cache(self) -> Self:
+        without = [model.name for model in self.served.values() if not model.engine.prefix_cache]
+        if self.shared_prefixes and without:
+            raise ValueError(
+                f"shared_prefixes are kept in prefix caches, but {without} have engine.prefix_cache: false; "
+                "set it to true or leave shared_prefixes out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _keys_are_in_one_place(self) -> Self:

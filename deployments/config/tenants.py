@@ -61,8 +61,9 @@ class TenantSettings(BaseModel):
     """Most requests per minute, and most in one burst. None: no limit."""
     tokens_per_minute: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Most tokens per minute; prompts count when admitted, generated tokens as they come. None: no limit."""
-    isolate_cache: bool = False
-    """Whether cached prefixes are kept from other tenants, so that timing tells them nothing about its prompts."""
+    isolate_cache: bool | None = None
+    """Whether cached prefixes are kept from other tenants, so that nothing tells them what this one asked. None:
+    where there is more than one tenant."""
     priority: int = Field(default=0, ge=-100, le=100)
     """Requests of a higher priority go first in an engine and are preempted last."""
 
@@ -77,6 +78,8 @@ class Tenant:
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
     isolate_cache: bool = False
+    shares_cache: bool = False
+    """Whether other tenants may find its cached prefixes, and it theirs."""
     priority: int | None = None
     """None: each request says its own, as where there are no tenants to protect from each other."""
 
@@ -115,7 +118,7 @@ class KeyRing:
     """The hashes of all keys, and the tenant that each belongs to."""
 
     def __init__(self, tenants: Sequence[TenantSettings] = (), admin_key_hash: str | None = None) -> None:
-        self.tenants = tuple(_tenant(settings) for settings in tenants)
+        self.tenants = tuple(_tenant(settings, is_alone=len(tenants) == 1) for settings in tenants)
         self._owners = [
             (bytes.fromhex(key_hash), tenant)
             for settings, tenant in zip(tenants, self.tenants, strict=True)
@@ -139,5 +142,8 @@ class KeyRing:
         return found
 
 
-def _tenant(settings: TenantSettings) -> Tenant:
-    return Tenant(**settings.model_dump(exclude={"key_hashes"}))
+def _tenant(settings: TenantSettings, *, is_alone: bool) -> Tenant:
+    declared = settings.isolate_cache
+    isolated = not is_alone if declared is None else declared
+    rest = settings.model_dump(exclude={"key_hashes", "isolate_cache"})
+    return Tenant(**rest, isolate_cache=isolated, shares_cache=not (isolated or is_alone))

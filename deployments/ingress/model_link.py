@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cache import SharedPrefixes
 from deployments.admission.admission import Admission
 from deployments.admission.fleet_load import FleetLoad
+from deployments.api.conversation.shared_prefixes import shared_prefix_ids
 from deployments.api.service import ModelCard, ServedModel
 from deployments.api.text_codec import TextCodec
 from deployments.client.model_client import ModelClient
@@ -54,6 +56,8 @@ class ModelLink:
         self._limits = args.limits
         self._connections: RemoteEngines | None = None
         self._tokenizer: Tokenizer | None = None
+        self._codec: TextCodec | None = None
+        self._declared, self._shared = args.shared_prefixes, SharedPrefixes()
         self._routing_metrics = IngressMetrics(self.metrics, self._router.placer, self._router.fleet)
         self._watch: asyncio.Task[None] | None = None
         self._is_unloaded = not model.load_at_start
@@ -65,7 +69,14 @@ class ModelLink:
         """
         directory = await asyncio.to_thread(model_directory, self._model.engine)
         loading = asyncio.to_thread(load_tokenizer, directory)
-        self._tokenizer, _ = await asyncio.gather(loading, self._connect(directory))
+        self._tokenizer = tokenizer = (await asyncio.gather(loading, self._connect(directory)))[0]
+        codec = await asyncio.to_thread(TextCodec, tokenizer, self._model.chat, self._limits.token_cache_bytes)
+        self._codec = codec
+        if self._declared:
+            engine = self._model.engine
+            shared = await asyncio.to_thread(shared_prefix_ids, codec, self._declared)
+            self._shared = SharedPrefixes(engine.page_size, engine.block_tokens, shared)
+            self._router.placer.share(self._shared)
 
     async def _connect(self, directory: Path) -> None:
         self._connections = RemoteEngines(
@@ -91,7 +102,7 @@ class ModelLink:
 
     def served(self, keys: KeyRing) -> ServedModel:
         """Return the model as the API serves it to the tenants with these keys. Reads the model's files."""
-        assert self._connections is not None and self._tokenizer is not None, "start() comes first"
+        assert self._connections and self._tokenizer and self._codec, "start() comes first"
         tokenizer = self._tokenizer
         config = ModelConfig.from_directory(model_directory(self._model.engine))
         card = _card(self._model.engine, config)
@@ -104,8 +115,7 @@ class ModelLink:
             self._limits,
             self.metrics,
         )
-        codec = TextCodec(tokenizer, self._model.chat, self._limits.token_cache_bytes)
-        return ServedModel(card, client, codec, self.metrics, self._switch, self._grammars)
+        return ServedModel(card, client, self._codec, self.metrics, self._switch, self._grammars, self._shared)
 
     def in_cluster(self) -> ClusterModel:
         """Return the model as the cluster's state reports it."""

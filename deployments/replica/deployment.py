@@ -19,7 +19,14 @@ from typing import Any
 
 from deployments.client.attempt import message_of
 from deployments.client.protocol import CallOutcome, GenerateRequest
-from deployments.config.settings import HealthSettings, MetricsSettings, WarmUpSettings, WireSettings
+from deployments.config.settings import (
+    ChatSettings,
+    HealthSettings,
+    MetricsSettings,
+    WarmUpSettings,
+    WireSettings,
+)
+from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.config.version import raydix_version
 from deployments.replica.devices import gpu_utilization, gpus_of
 from deployments.replica.draining import serve_is_stopping
@@ -28,7 +35,7 @@ from deployments.replica.liveness import Beat, EngineUnhealthy, prove_step
 from deployments.replica.load import DrainRate, LoadReporter, WorkMeter
 from deployments.replica.metrics import EngineMetrics
 from deployments.replica.ranks import load_engine
-from deployments.replica.warm_up import warm_up
+from deployments.replica.warm_up import share_prefixes, warm_up
 from deployments.telemetry.garbage import GarbagePauses
 from deployments.telemetry.metrics_push import MetricsPusher
 from deployments.telemetry.serve_logging import log_through_serve
@@ -59,6 +66,10 @@ class ReplicaSettings:
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     warm_up: WarmUpSettings = field(default_factory=WarmUpSettings)
     """Used where there is a hub to ask."""
+    chat: ChatSettings = field(default_factory=ChatSettings)
+    """How conversations are turned into prompts; used for shared prefixes."""
+    shared_prefixes: tuple[SharedPrefixSettings, ...] = ()
+    """Computed at the start, for all tenants; each has its text."""
     timings: WireTimings = field(default_factory=WireTimings)
     """Periods of the wire; its heartbeat is `health.heartbeat_s`."""
 
@@ -96,6 +107,9 @@ class EngineReplica:
         self._settings, self._is_stopping = settings, is_stopping
         self._engine = engine_factory(_with_threads(config, settings.num_sharing))
         self._loop = self._engine.loop
+        shared = share_prefixes(
+            self._engine, settings.shared_prefixes, settings.chat, settings.warm_up.max_kv_share
+        )
         self._calls: dict[str, _Call] = {}
         self._drain = DrainRate()
         self._intake = Intake(self._engine, self._drain, is_stopping)
@@ -103,6 +117,7 @@ class EngineReplica:
         metrics = Metrics(config.name, self.replica, "engine")
         self._metrics = EngineMetrics(metrics)
         self._metrics.describe(**_build_info(self._engine))
+        self._metrics.on_warm_up(shared)
         self._reporter = LoadReporter(
             self._loop.load,
             self._loop.clock,

@@ -1,7 +1,7 @@
-"""A new replica computes the fleet's most valuable prefixes before it takes requests.
+"""A new replica computes shared prefixes and the fleet's most valuable ones before it takes requests.
 
-The hub knows them (`deployments/hub/warm_up_board.py`). Without the hub, or before it has learned any, a replica
-starts with an empty cache.
+Shared prefixes are those of the configuration, and stay as long as the replica lives. The others are known to the
+hub (`deployments/hub/warm_up_board.py`): without it, or before it has learned any, a replica starts without them.
 """
 
 from __future__ import annotations
@@ -9,17 +9,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cache import Namespace
-from deployments.config.settings import WarmUpSettings
-from engine.engine import Engine
+from deployments.config.settings import ChatSettings, WarmUpSettings
+from deployments.config.shared_prefixes import SharedPrefixSettings
+from engine.engine import Engine, model_directory
 from engine.precompute import Precomputed, precompute
 from engine.sampling_params import SamplingParams
+from engine.tokenizer import load_tokenizer
 from router.hot_prefixes import HotPrefix
 
 logger = logging.getLogger("ray.serve")
+
+
+def share_prefixes(
+    engine: Engine, prefixes: Sequence[SharedPrefixSettings], chat: ChatSettings, max_kv_share: float
+) -> Precomputed:
+    """Compute prefixes that all tenants share, on an engine whose loop has not started.
+
+    Raises ValueError when they do not fit, or cannot be prompts of this model: the replica must not start without.
+    """
+    if not prefixes:
+        return Precomputed()
+    # Only where there are any: other engines have no use for the API.
+    from deployments.api.conversation.shared_prefixes import shared_prefix_ids
+    from deployments.api.text_codec import TextCodec
+
+    codec = TextCodec(load_tokenizer(model_directory(engine.config)), chat, max_cache_bytes=0)
+    done = engine.share_prefixes(shared_prefix_ids(codec, prefixes), max_kv_share)
+    message = "computed %d shared prefixes, %d tokens, in %.1f s; %d pages are theirs"
+    logger.info(message, done.num_prompts, done.num_tokens, done.seconds, engine.cache.num_shared_pages)
+    return done
 
 
 async def warm_up(engine: Engine, hub: Any, settings: WarmUpSettings) -> Precomputed:
@@ -27,7 +49,8 @@ async def warm_up(engine: Engine, hub: Any, settings: WarmUpSettings) -> Precomp
     if settings.max_seconds <= 0:
         return Precomputed()
     try:
-        max_tokens = int(engine.cache.num_pages * engine.config.page_size * settings.max_kv_share)
+        num_pages = engine.cache.num_pages * settings.max_kv_share - engine.cache.num_shared_pages
+        max_tokens = int(max(num_pages, 0) * engine.config.page_size)
         async with asyncio.timeout(settings.ask_timeout_s):
             prefixes = await hub.hot_prefixes.remote(engine.config.name, max_tokens)
         done = await asyncio.to_thread(compute_prefixes, engine, prefixes, settings.max_seconds)

@@ -28,10 +28,11 @@ def check(request: Request, width: int, cache: KVCacheManager, max_running: int)
     size, longest = cache.page_size, request.num_prompt + request.sampling.max_tokens
     shared = request.num_prompt // size
     most = shared + width * (-(-longest // size) - shared)
-    if most > cache.num_pages:
+    room = cache.num_pages - cache.num_shared_pages
+    if most > room:
         raise NeverFits(
             f"{width} beams of {longest} tokens may need {most} KV pages of {size} tokens, "
-            f"but this engine has {cache.num_pages}; ask for fewer beams or tokens"
+            f"but this engine has {room} for them; ask for fewer beams or tokens"
         )
 
 

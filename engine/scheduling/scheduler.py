@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-from cache import CacheStats, KVCacheManager, PageAccount
+from cache import CacheStats, KVCacheManager, Namespace, PageAccount
 from engine.drafting.speculator import Speculator
 from engine.errors import NeverFits
 from engine.logprobs import PackedLogprobs, TokenLogprobs
@@ -70,6 +70,16 @@ class Scheduler:
         self.allocator = KVAllocator(cache, self.waiting, settings.max_running, swap, self._budget)
         self._ending: dict[str, FinishReason] = {}  # requests to end between two steps, and why
         self._num_steps = self._num_finished = self._num_in_flight = 0
+
+    def share(self, namespace: Namespace, token_ids: Sequence[int]) -> int:
+        """Share computed tokens with all namespaces for good (`KVCacheManager.share`); return how many of them.
+
+        Their pages are no longer there for requests, which may have to be shorter from now on.
+        """
+        num_shared = self.cache.share(namespace, token_ids)
+        room = self.cache.num_pages - self.cache.num_shared_pages
+        self.max_model_len = min(self.max_model_len, room * self._page_size)
+        return num_shared
 
     # --- requests ------------------------------------------------------------------------------------------
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cache import KVCacheManager
-from tests.cache.support.checked_cache import CheckedCache
+from tests.cache.support.checked_cache import NAMESPACES, CheckedCache
 from tests.cache.support.random_operations import RandomOperations
 
 OPERATIONS = 400
@@ -14,9 +16,18 @@ HISTORIES = 30
 
 
 def run_history(
-    seed: int, page_size: int, num_pages: int, eviction: str, num_operations: int, *, prefix_cache: bool = True
+    seed: int,
+    page_size: int,
+    num_pages: int,
+    eviction: str,
+    num_operations: int,
+    *,
+    prefix_cache: bool = True,
+    shared: Sequence[Sequence[int]] = (),
 ) -> CheckedCache:
     checked = CheckedCache(KVCacheManager(num_pages, page_size, eviction=eviction, prefix_cache=prefix_cache))
+    for prefix in shared:
+        checked.share(prefix)
     driver = RandomOperations(checked, seed)
     for _ in range(num_operations):
         driver.step()
@@ -25,10 +36,13 @@ def run_history(
     while checked.clients:
         driver.finish()
         checked.check()
-    assert checked.cache.account() == (*checked.cache.account()[:2], 0, 0)
+    num_shared = len(checked.shared_pages())
+    assert checked.cache.num_shared_pages == num_shared
+    assert checked.cache.account() == (*checked.cache.account()[:2], num_shared, 0)
     checked.cache.reset()
-    assert checked.cache.account() == (num_pages, 0, 0, 0)
-    assert not checked.cache._tree._roots
+    assert checked.cache.account() == (num_pages - num_shared, 0, num_shared, 0)
+    assert set(checked.cache._tree._roots) == ({NAMESPACES[0]} if shared else set())
+    assert not any(node.gates for node, _ in checked.paths())
     return checked
 
 
@@ -44,3 +58,22 @@ def test_any_history_reads_its_own_kv_and_loses_no_page(
     seed: int, page_size: int, num_pages: int, eviction: str, prefix_cache: bool
 ) -> None:
     run_history(seed, page_size, num_pages, eviction, OPERATIONS, prefix_cache=prefix_cache)
+
+
+@settings(max_examples=HISTORIES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(
+    seed=st.integers(0, 2**32),
+    page_size=st.sampled_from((1, 2, 3, 4, 8)),
+    num_pages=st.integers(12, 60),
+    eviction=st.sampled_from(("lru", "lfu", "priority")),
+    tokens=st.lists(st.integers(0, 1), min_size=1, max_size=2),
+    lengths=st.lists(st.sampled_from((1, 1.5, 2)), min_size=1, max_size=2),
+)
+def test_any_history_beside_shared_prefixes_does_so_too(
+    seed: int, page_size: int, num_pages: int, eviction: str, tokens: list[int], lengths: list[float]
+) -> None:
+    """Prefixes of one or two pages, of which one may begin the other; most requests have salts."""
+    shared = [(tokens * 16)[: int(length * page_size) + 1] for length in lengths]
+    run_history(
+        seed, page_size, num_pages, eviction, OPERATIONS, shared=[p for p in shared if len(p) >= page_size]
+    )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from cache import Namespace
+from engine.beam_search import BeamParams
 from engine.precompute import precompute
 from engine.request import Request
 from engine.sampling_params import SamplingParams
@@ -77,3 +78,30 @@ def test_a_running_loop_keeps_its_totals() -> None:
     with pytest.raises(RuntimeError, match="running"):
         script.loop.forget_totals()
     script.loop.stop()
+
+
+def test_a_shared_prefix_is_found_under_every_salt_from_the_first_request_on() -> None:
+    """Its pages are held once; what follows it is each salt's own, also for beams and after a preemption."""
+    script = Script(num_pages=40)
+    system = list(range(1, 41))
+    (request,) = prompts(script, [system])
+    precompute(script.loop, [request], 1e9)
+    assert script.scheduler.share(request.namespace, system) == 40
+    assert (script.scheduler.max_model_len, script.scheduler.account().locked) == ((40 - 10) * 4, 10)
+    question = [*system, 50, 51, 52, 53, 54]
+    for salt, found in (("a", 40), ("b", 40), ("a", 44), ("", 40)):
+        name = script.arrive(question, salt=salt, max_tokens=30)
+        script.run()
+        assert (script.requests[name].num_cached, script.tokens(name)) == (found, script.undisturbed(name))
+    crowd = [script.arrive([*question, number], salt=f"s{number}", max_tokens=60) for number in range(4)]
+    script.run()
+    for name in crowd:
+        assert (script.requests[name].num_cached, script.tokens(name)) == (40, script.undisturbed(name))
+    assert script.scheduler.allocator.num_preemptions > 0
+    beams = script.arrive(question, salt="beams", beams=BeamParams(3), max_tokens=6)
+    script.run()
+    assert script.found(beams) == script.found_alone(beams)
+    account = script.scheduler.account()
+    assert (account.locked, account.private) == (10, 0)
+    script.cache.reset()
+    assert script.scheduler.account() == (30, 0, 10, 0)

@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 from msgspec import structs
 
+from cache import KVCacheManager, SharedPrefixes
 from cache.node import Namespace
 from cache.prefix_hash import block_hashes, prefix_root
 from monitoring.metrics import BY_NAME
@@ -248,3 +249,40 @@ def test_news_and_questions_from_two_threads_do_not_disturb_each_other() -> None
     finally:
         stop.set()
         teller.join()
+
+
+def test_a_shared_prefix_attracts_all_salts_and_what_follows_it_only_its_own() -> None:
+    """The engine's cache reports hashes; the placer knows prompts, and expects what it sent, by the same."""
+    fleet, placer = made("a", "b")
+    system = list(range(1000, 1040))
+    placer.share(SharedPrefixes(BLOCK, BLOCK, [system]))
+    cache = KVCacheManager(100, BLOCK, block_tokens=BLOCK)
+    log, prompt = cache.prefix_log, [*system, *range(40)]
+    assert log is not None
+
+    def compute(tokens: list[int], salt: str) -> None:
+        lease = cache.lock(cache.match(Namespace("m", salt=salt), tokens, 0.0))
+        cache.extend(lease, len(tokens))
+        cache.finish(lease, tokens, 0.0)
+        placer.apply_delta("b", *log.drain())
+
+    def predicted(name: str, salt: str, tokens: list[int]) -> int:
+        asked = Prompt(name, tokens, salt=salt)
+        placer.place(asked, "b")
+        record = placer.decision(name)
+        assert record is not None and placer.uncached_tokens(asked) >= 0
+        return record.predicted_cached
+
+    compute(system, "")
+    cache.share(Namespace("m"), system)
+    assert [predicted(f"first-{salt}", salt, [*system, 1]) for salt in ("x", "y")] == [40, 40]
+    compute(prompt, "x")
+    assert predicted("again", "x", prompt) == 80
+    assert predicted("other", "y", [*system, *range(20), 9]) == 40
+    # The answer of a prompt that is just the prefix and less than a block is expected under its own salt.
+    asked = Prompt("turn", [*system, 1], salt="z")
+    fleet.open("turn")
+    placer.place(asked, "b")
+    placer.release("turn", [2, 3, 4, 5])
+    assert predicted("next", "z", [*system, 1, 2, 3, 4, 5, 6]) == 44
+    assert predicted("none", "w", [*system, 1, 2, 3, 4, 5, 6]) == 40

@@ -16,7 +16,7 @@ from deployments.admission.rate_limits import TenantLimits, Ticket
 from deployments.api.errors import ApiError
 from deployments.api.http.admin import require_admin
 from deployments.api.http.transport import error_response
-from deployments.config.tenants import ANONYMOUS, KeyRing, Tenant
+from deployments.config.tenants import ADMIN, ANONYMOUS, KeyRing, Tenant
 from monitoring.metrics import Metrics
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
@@ -61,6 +61,17 @@ class AccessControl:
     def tenant(self, name: str) -> Tenant | None:
         """Return the tenant with this name; None when there is none."""
         return next((tenant for tenant in self._keys.tenants if tenant.name == name), None)
+
+    def check_may_explain(self, tenant: Tenant) -> None:
+        """Raise `ApiError` 403 where a router's record would tell one tenant of others: it holds the load of every
+        replica and what each has cached.
+        """
+        if len(self._keys.tenants) > 1 and tenant is not ADMIN:
+            message = (
+                "x-raydix-explain shows what all tenants make of the replicas, so where there is more than one "
+                "tenant it needs the admin key (admin_key_hash); leave the header out."
+            )
+            raise ApiError(403, message, code="admin_key_needed")
 
     def start(self, tenant: Tenant) -> Ticket:
         """Count a request to generate against its tenant's limits. Raises `RateLimited`."""

@@ -7,6 +7,8 @@ that is not its own, that another request has written to since, or that was neve
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -18,10 +20,13 @@ T = TypeVar("T")
 NAMESPACES = (Namespace("m"), Namespace("m", "adapter"), Namespace("m", "", "salt"))
 
 
-def kv_of(namespace: Namespace, tokens: Sequence[int]) -> list[int]:
-    """The KV content at each position."""
-    content, chain = [], hash(namespace._replace(group=0))
-    for token in tokens:
+def kv_of(namespace: Namespace, tokens: Sequence[int], num_shared: int = 0) -> list[int]:
+    """The KV content at each position; the first `num_shared` tokens are those of all salts."""
+    own = namespace._replace(group=0)
+    content, chain = [], hash(own._replace(salt="") if num_shared else own)
+    for position, token in enumerate(tokens):
+        if position == num_shared and num_shared:
+            chain = hash((chain, own))
         chain = hash((chain, token))
         content.append(chain)
     return content
@@ -37,6 +42,12 @@ class Client:
     computed: int
     """Leading tokens whose KV lies in its pages; set when the copy was done."""
     copy: PageCopy | None
+    num_shared: int = 0
+    """Leading tokens of a shared prefix, in the namespace of all salts."""
+
+    def content(self, stop: int | None = None) -> list[int]:
+        """The KV content of its tokens up to `stop`."""
+        return kv_of(self.namespace, self.tokens[:stop], self.num_shared)
 
 
 @dataclass
@@ -51,7 +62,32 @@ class CheckedCache:
     memory: dict[tuple[int, int], int] = field(default_factory=dict)
     held: set[int] = field(default_factory=set)
     """The KV of the last token of every prefix that can be reused."""
+    shared: list[list[int]] = field(default_factory=list)
+    """Prefixes that all salts share."""
     now: float = 0.0
+
+    def share(self, tokens: Sequence[int]) -> None:
+        """Compute a prefix and share it."""
+        self.serve(tokens)
+        num_shared = self.cache.share(NAMESPACES[0], tokens)
+        unit = math.lcm(self.cache.page_size, self.cache._block_tokens or 1)
+        assert num_shared == len(tokens) // unit * unit == self.cache.share(NAMESPACES[0], tokens)
+        self.shared.append(list(tokens[:num_shared]))
+        self.check()
+
+    def shared_pages(self) -> set[int]:
+        """The pages of shared prefixes."""
+        tree = self.cache._tree
+        return {page for end in self.cache._shared_ends for page in tree.table(end)}
+
+    def num_shared(self, namespace: Namespace, tokens: Sequence[int]) -> int:
+        """By brute force: the tokens that a request has of the longest shared prefix."""
+        if namespace.model != "m" or namespace.adapter or not namespace.salt:
+            return 0
+        fitting = (
+            prefix for prefix in self.shared if prefix == list(tokens[: len(prefix)]) and len(prefix) < len(tokens)
+        )
+        return max(map(len, fitting), default=0)
 
     # What clients do
 
@@ -68,7 +104,9 @@ class CheckedCache:
         if drop_partial:
             cache.drop_partial(lease)
             assert lease.num_cached == wanted // cache.page_size * cache.page_size
-        client = Client(namespace, tokens, lease, lease.num_cached, None)
+        num_shared = self.num_shared(namespace, tokens)
+        client = Client(namespace, tokens, lease, lease.num_cached, None, num_shared)
+        assert lease.num_cached >= num_shared
         if not self.extend(client, lease.num_cached + 1):
             cache.finish(lease, [], self.now)
             return None
@@ -118,7 +156,7 @@ class CheckedCache:
         stop = min(client.computed + num_tokens, len(client.tokens))
         if not self.extend(client, stop):
             return
-        content = kv_of(client.namespace, client.tokens[:stop])
+        content = client.content(stop)
         for position in range(client.computed, stop):
             self.memory[self.place(client.lease.pages, position)] = content[position]
         client.computed = stop
@@ -137,9 +175,11 @@ class CheckedCache:
         after = self.cache.account()
         assert after.private + after.locked <= before.private + before.locked + before.evictable
         assert after.free >= before.free and self.cache.stats.copied_pages == copied
-        assert lease.num_cached == len(tokens) or self.is_copying
+        num_shared = client.num_shared if len(tokens) >= client.num_shared else 0
+        assert lease.num_cached == len(tokens) or self.is_copying or num_shared < client.num_shared
         assert lease.pages == client.lease.pages[: lease.num_cached // self.cache.page_size]
-        fork = Client(client.namespace, tokens, lease, lease.num_cached - lease.partial, None)
+        computed = lease.num_cached - lease.partial
+        fork = Client(client.namespace, tokens, lease, computed, None, num_shared)
         self.clients.append(fork)
         return fork
 
@@ -159,9 +199,11 @@ class CheckedCache:
         inserted, is_copying = self.cache.stats.inserted_tokens, self.is_copying
         result = act()
         if self.has_prefix_cache:
+            content = client.content(len(tokens))
             if is_copying:  # It may be put off then, but not done by halves.
-                tokens = tokens[: self.cache.peek(client.namespace, [*tokens, -1])]
-            new = set(kv_of(client.namespace, tokens)) - self.held
+                present = {kv for _, held in self.paths() for kv in held}
+                content = list(itertools.takewhile(present.__contains__, content))
+            new = set(content) - self.held
             assert self.cache.stats.inserted_tokens - inserted == len(new)
             self.held |= new
         return result
@@ -214,7 +256,7 @@ class CheckedCache:
 
     def longest_held(self, namespace: Namespace, tokens: Sequence[int]) -> int:
         """By brute force: the longest held prefix that leaves a token to compute."""
-        content = kv_of(namespace, tokens)[:-1]
+        content = kv_of(namespace, tokens, self.num_shared(namespace, tokens))[:-1]
         return max((length + 1 for length, kv in enumerate(content) if kv in self.held), default=0)
 
     def forget_evicted(self) -> None:
@@ -227,13 +269,14 @@ class CheckedCache:
 
     def paths(self) -> Iterator[tuple[Node, list[int]]]:
         """Every node of the tree with the KV content that its path stands for."""
-        for namespace, root in self.cache._tree._roots.items():
-            stack: list[tuple[Node, list[int]]] = [(root, [])]
+        for root in self.cache._tree._roots.values():
+            stack: list[tuple[Node, list[int], int]] = [(root, [], 0)]
             while stack:
-                node, tokens = stack.pop()
+                node, tokens, num_shared = stack.pop()
                 tokens = tokens + list(node.tokens)
-                yield node, kv_of(namespace, tokens)
-                stack.extend((child, tokens) for child in node.children.values())
+                yield node, kv_of(node.namespace, tokens, num_shared)
+                stack.extend((child, tokens, num_shared) for child in node.children.values())
+                stack.extend((gate, tokens, len(tokens)) for gate in (node.gates or {}).values())
 
     def check(self) -> None:
         """Check all that must be true after every operation."""
@@ -260,7 +303,7 @@ class CheckedCache:
         lease, page_size = client.lease, self.cache.page_size
         assert lease.node is not None and lease.num_shared == -(-lease.node.end // page_size)
         assert lease.pages[: lease.num_shared] == self.cache._tree.table(lease.node)
-        content = kv_of(client.namespace, client.tokens)
+        content = client.content()
         for position in range(client.computed):
             assert self.memory[self.place(lease.pages, position)] == content[position]
         if client.lease.partial:
@@ -280,7 +323,11 @@ class CheckedCache:
     def check_node(self, node: Node) -> None:
         """Check the shape of the tree, its locks and its queue."""
         page_size = self.cache.page_size
-        assert node.tokens or node.parent is None
+        is_gate = node.parent is not None and node.parent.gates and node in node.parent.gates.values()
+        assert node.tokens or node.parent is None or is_gate
+        for namespace, gate in (node.gates or {}).items():
+            assert node.end % page_size == 0 and gate.parent is node and gate.namespace == namespace
+            assert not gate.tokens and gate.start == node.end and (gate.children or gate.pins)
         assert node.first_slot in (node.start // page_size, -(-node.start // page_size))
         assert node.first_slot + len(node.pages) == -(-node.end // page_size)
         for token, child in node.children.items():
@@ -288,7 +335,7 @@ class CheckedCache:
         continuing = [child for child in node.children.values() if child.first_slot * page_size > child.start]
         assert continuing == ([] if node.going_on is None else [node.going_on])
         assert node.queued or not node.is_evictable
-        assert node.parent is not None or node.children or node.pins
+        assert node.tokens or node.children or node.pins
 
     def check_pages(self, nodes: list[Node]) -> None:
         """Check that each page is in one place, and that the counters say how many are where."""
@@ -303,21 +350,21 @@ class CheckedCache:
         assert not set(owned) & set(private) and len(set(private)) == len(private)
 
     def check_locks(self) -> None:
-        """Check that exactly the clients' paths are locked. Call between operations only."""
-        pins: dict[Node, int] = {}
+        """Check that exactly the paths of clients and shared prefixes are locked. Call between operations only."""
+        pins: dict[Node, int] = dict.fromkeys(self.cache._shared_ends, 1)
         for client in self.clients:
             for node in (client.lease.node, client.lease.source):
                 if node is not None:
                     pins[node] = pins.get(node, 0) + 1
         for node, _ in self.paths():
-            locked_children = sum(child.is_locked for child in node.children.values())
+            children = [*node.children.values(), *(node.gates or {}).values()]
+            locked_children = sum(child.is_locked for child in children)
             assert node.pins == pins.get(node, 0) + locked_children
             assert node.copying == sum(client.lease.source is node for client in self.clients)
         for client in self.clients:
             assert client.lease.node is not None
-            others = [c.lease.node for c in self.clients if c is not client] + [
-                c.lease.source for c in self.clients
-            ]
+            others = [c.lease.node for c in self.clients if c is not client]
+            others += [*(c.lease.source for c in self.clients), *self.cache._shared_ends]
             above = {node for other in others if other is not None for node in self.cache._tree.path(other)}
             ends = [node.end for node in self.cache._tree.path(client.lease.node) if node in above]
             assert self.cache.shared_tokens(client.lease) == max(ends, default=0)

@@ -40,12 +40,14 @@ class RandomOperations:
         return [self.draw.randrange(2) for _ in range(self.draw.randint(1, self.longest // 2))]
 
     def arrive(self) -> None:
-        old = self.draw.choice([*self.seen, *(client.tokens for client in self.checked.clients)])
+        old = self.draw.choice(
+            [*self.seen, *self.checked.shared, *(client.tokens for client in self.checked.clients)]
+        )
         tokens = old[: self.draw.randint(0, len(old))] if self.draw.random() < 0.5 else list(old)
         if not tokens or self.draw.random() < 0.6:
             tokens = tokens + self.more_tokens()
         del tokens[self.longest :]
-        namespace = self.draw.choices(NAMESPACES, (6, 1, 1))[0]
+        namespace = self.draw.choices(NAMESPACES, (2, 1, 5) if self.checked.shared else (6, 1, 1))[0]
         self.checked.admit(namespace, tokens, drop_partial=self.draw.random() < 0.1)
 
     def compute(self) -> None:
@@ -114,4 +116,6 @@ class RandomOperations:
                 self.checked.finish(other, other.computed)
             self.reset()
             account, source = self.checked.cache.account(), client.lease.source
-            assert account.locked + account.private == len(client.lease.pages) or source is not None
+            shared = self.checked.shared_pages()
+            held = len(shared.union(client.lease.pages))
+            assert account.locked + account.private == held or source is not None

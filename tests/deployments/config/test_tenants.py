@@ -88,5 +88,13 @@ def test_an_isolated_tenant_shares_nothing(one: tuple[str, bool, str], other: tu
     assert (salts[0] == salts[1]) == (spaces[0] == spaces[1])
 
 
+def test_tenants_are_isolated_where_there_is_more_than_one_of_them() -> None:
+    alone, *several = ring(tenant("a")).tenants, ring(tenant("a"), tenant("b")).tenants
+    assert [[one.isolate_cache for one in tenants] for tenants in (alone, *several)] == [[False], [True, True]]
+    declared = ring(tenant("a", isolate_cache=False), tenant("b", isolate_cache=True), tenant("c")).tenants
+    assert [one.isolate_cache for one in declared] == [False, True, True]
+    assert [one.isolate_cache for one in ring(tenant("a", isolate_cache=True)).tenants] == [True]
+
+
 def test_settings_are_documented() -> None:
     assert all(field.description for field in TenantSettings.model_fields.values())

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from deployments.api.text_codec import TextCodec
 from deployments.config.settings import WarmUpSettings
+from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.hub.deployment import MetricsHub
 from deployments.replica.deployment import EngineReplica, ReplicaSettings
 from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.engine import Engine, model_directory
+from engine.tokenizer import load_tokenizer
 from router.fleet import Fleet
 from router.placer import Placer, PlacerSettings
 from tests.deployments.support.in_process_engines import CountingRunner, request, until
@@ -38,10 +41,13 @@ class Handle:
         return SimpleNamespace(remote=never if name in self._broken else method)
 
 
-def replica(hub: Any, **limits: float) -> EngineReplica:
+def replica(hub: Any, *shared: SharedPrefixSettings, **limits: float) -> EngineReplica:
     config = EngineConfig(served_name="m", kv_pages=64, page_size=BLOCK, block_tokens=BLOCK)
-    settings = ReplicaSettings(warm_up=WarmUpSettings.model_validate({"ask_timeout_s": 0.2, **limits}))
-    engine = Engine(config, CountingRunner(64))
+    warm_up = WarmUpSettings.model_validate({"ask_timeout_s": 0.2, **limits})
+    settings = ReplicaSettings(warm_up=warm_up, shared_prefixes=shared)
+    runner = CountingRunner(64)
+    runner.model_config.vocab_size = 100_000
+    engine = Engine(config, runner)
     return EngineReplica(config, settings, Handle(hub) if isinstance(hub, MetricsHub) else hub, lambda _: engine,
                          lambda: ("new", "127.0.0.1"))  # fmt: skip
 
@@ -124,3 +130,31 @@ def test_without_an_answer_or_a_wish_a_replica_starts_cold(
         made.close()
 
     run_scenario(scenario())
+
+
+def test_a_replica_computes_shared_prefixes_from_their_texts_and_keeps_them_for_all_salts() -> None:
+    text = "Answer in one short sentence, and name the module that you speak of."
+    codec = TextCodec(load_tokenizer(model_directory(EngineConfig())))
+
+    def prompt(question: str) -> list[int]:
+        return codec.encode_chat([{"role": "system", "content": text}, {"role": "user", "content": question}])
+
+    async def scenario() -> None:
+        hub = MetricsHub()
+        await hub.report_prefixes("i1", report(*[[1] * 64] * 9))
+        made = replica(hub, SharedPrefixSettings(text=text))
+        await made.record_replica_metadata()
+        load = made._loop.load()
+        num_shared = load.pages.locked * BLOCK
+        assert len(text) // 8 < num_shared <= len(prompt("")) and load.pages.evictable == 64 // BLOCK
+        for salt in ("tenant:a:", "tenant:b:", ""):
+            assert await cached_tokens(made, f"r{salt}", prompt("Hi"), salt=salt) == num_shared
+        made.close()
+
+    run_scenario(scenario())
+
+
+@pytest.mark.parametrize(("times", "complaint"), [(4, "take .* of the KV pages"), (50, "at most 255 fit")])
+def test_a_replica_does_not_start_without_its_shared_prefixes(times: int, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        replica(None, SharedPrefixSettings(text="Answer in one short sentence. " * times), max_kv_share=0.05)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,21 @@ from typing import Any
 import httpx
 
 import deployments.demo_model
+from cache import SharedPrefixes
 from deployments.admission.admission import Admission
 from deployments.api import ApiService, ModelCard, ServedModel, TextCodec, create_app
+from deployments.api.http.access import AccessControl
 from deployments.api.record import Listener, RequestRecord
 from deployments.client.model_client import ModelClient
 from deployments.client.protocol import GenerateRequest
 from deployments.client.remote_engines import RemoteEngines
 from deployments.config.settings import AdmissionSettings
+from deployments.config.tenants import KeyRing, TenantSettings, hash_key
 from engine.tokenizer import load_tokenizer
 from tests.deployments.support.in_process_engines import ClientAndEngines, InProcessEngines
 
 PROMPT = list(range(100, 120))
+ADMIN_KEY = "the-admins-key"
 
 
 class Idle:
@@ -37,7 +41,14 @@ class Idle:
 class Api:
     """Sends a test's requests, and collects the reports about them."""
 
-    def __init__(self, client: RemoteEngines, engines: InProcessEngines, listeners: tuple[Listener, ...]) -> None:
+    def __init__(
+        self,
+        client: RemoteEngines,
+        engines: InProcessEngines,
+        listeners: tuple[Listener, ...],
+        tenants: Sequence[TenantSettings] = (),
+        shared: Sequence[Sequence[int]] = (),
+    ) -> None:
         codec = TextCodec(load_tokenizer(Path(deployments.demo_model.__file__).parent))
         vocab_size = engines.replicas[0]._engine.model.vocab_size
         card = ModelCard("m", created=1, max_model_len=512, vocab_size=vocab_size)
@@ -45,7 +56,10 @@ class Api:
         self.reports: list[RequestRecord] = []
         waiting = ModelClient(client, Admission(Idle(), AdmissionSettings(), {}))
         service = ApiService(
-            {"m": ServedModel(card, waiting, codec)}, no_metrics, listeners=(self.reports.append, *listeners)
+            {"m": ServedModel(card, waiting, codec, shared=SharedPrefixes(4, 16, shared))},
+            no_metrics,
+            listeners=(self.reports.append, *listeners),
+            access=AccessControl(KeyRing(tenants, hash_key(ADMIN_KEY) if tenants else None)),
         )
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://test")
 
@@ -63,10 +77,16 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def api_over(count: int = 1, *listeners: Listener, **config: Any) -> AsyncIterator[Api]:
-    """Run the API over `count` engines."""
-    async with ClientAndEngines(count, **config) as (client, engines):
-        api = Api(client, engines, listeners)
+async def api_over(
+    count: int = 1,
+    *listeners: Listener,
+    tenants: Sequence[TenantSettings] = (),
+    shared: Sequence[Sequence[int]] = (),
+    **config: Any,
+) -> AsyncIterator[Api]:
+    """Run the API over `count` engines; with `tenants`, `ADMIN_KEY` is the admin's. `shared` are prefixes."""
+    async with ClientAndEngines(count, shared=shared, **config) as (client, engines):
+        api = Api(client, engines, listeners, tenants, shared)
         async with api.http:
             yield api
 

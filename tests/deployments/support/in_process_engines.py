@@ -101,9 +101,10 @@ class InProcessEngines:
         count: int,
         wire: WireTimings = WIRE,
         load: Callable[[EngineConfig], LoadedRunner] | None = None,
+        shared: Sequence[Sequence[int]] = (),
         **config: Any,
     ) -> None:
-        """`load` makes real runners for them."""
+        """`load` makes real runners for them; `shared` are prefixes that they compute for all salts."""
         health = HealthSettings(stall_timeout_s=0.5, heartbeat_s=wire.heartbeat_s)
         settings = ReplicaSettings(health=health, timings=wire)
         engine_config = EngineConfig(**{"served_name": "m", "kv_pages": 64, "page_size": 4, **config})
@@ -116,7 +117,7 @@ class InProcessEngines:
                 engine_config,
                 settings,
                 None,
-                _engine_with(runner),
+                _engine_with(runner, shared),
                 _located(f"r{number}"),
                 partial(self.stopping.__contains__, f"r{number}"),
             )
@@ -161,8 +162,13 @@ class ChosenPlacer(Placer):
         return [name]
 
 
-def _engine_with(runner: LoadedRunner) -> Callable[[EngineConfig], Engine]:
-    return lambda config: Engine(config, runner)
+def _engine_with(runner: LoadedRunner, shared: Sequence[Sequence[int]]) -> Callable[[EngineConfig], Engine]:
+    def make(config: EngineConfig) -> Engine:
+        engine = Engine(config, runner)
+        engine.share_prefixes(shared)
+        return engine
+
+    return make
 
 
 def _located(name: str) -> Callable[[], tuple[str, str]]:

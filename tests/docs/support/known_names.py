@@ -20,6 +20,7 @@ from deployments.api.app import create_framework_app
 from deployments.cli.app import app as raydix
 from deployments.config.args import AppArgs
 from deployments.config.settings import AutoscalingSettings
+from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.config.tenants import TenantSettings
 from engine.config import EngineConfig
 from engine.drafting.settings import Speculation
@@ -27,7 +28,11 @@ from monitoring.metrics import METRICS, PREFIX
 
 REQUIRED = object()
 """The default of a setting that has none."""
-_LISTS: Mapping[str, type[BaseModel] | None] = {"tenants": TenantSettings, "models": None}
+_LISTS: Mapping[str, type[BaseModel] | None] = {
+    "tenants": TenantSettings,
+    "shared_prefixes": SharedPrefixSettings,
+    "models": None,
+}
 """Lists of objects; a model's own settings are those of `engine` and `engines` at the top."""
 
 
