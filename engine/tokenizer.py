@@ -53,22 +53,35 @@ def encoding_backend(tokenizer: Tokenizer) -> Any | None:
 
     It is left as `encode` leaves it, which neither truncates nor pads.
     """
-    if getattr(tokenizer, "backend_tokenizer", None) is None:
+    if not _leaves_to_backend(tokenizer, {"encode", "_encode_plus"}):
         return None
-    from transformers.tokenization_utils_tokenizers import TokenizersBackend  # half a second to import
-
-    kinds = type(tokenizer).__mro__
-    if TokenizersBackend not in kinds:
-        return None
-    subclasses = kinds[: kinds.index(TokenizersBackend)]
-    if any(vars(kind).keys() & {"encode", "_encode_plus"} for kind in subclasses):
-        return None  # it does more than its backend
     known = cast(Any, tokenizer)
     backend = known.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = known.split_special_tokens
     return backend
+
+
+def decoding_backend(tokenizer: Tokenizer) -> Any | None:
+    """Return the `tokenizers.Tokenizer` whose texts are those of `tokenizer.decode`, or None if there is none."""
+    if not _leaves_to_backend(tokenizer, {"decode", "_decode"}):
+        return None
+    known = cast(Any, tokenizer)
+    return None if known.clean_up_tokenization_spaces else known.backend_tokenizer
+
+
+def _leaves_to_backend(tokenizer: Tokenizer, methods: set[str]) -> bool:
+    """Whether the tokenizer is one of `tokenizers`, and no class of its own does more in these methods."""
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        return False
+    from transformers.tokenization_utils_tokenizers import TokenizersBackend  # half a second to import
+
+    kinds = type(tokenizer).__mro__
+    if TokenizersBackend not in kinds:
+        return False
+    subclasses = kinds[: kinds.index(TokenizersBackend)]
+    return not any(vars(kind).keys() & methods for kind in subclasses)
 
 
 def _is_self_contained(directory: Path) -> bool:

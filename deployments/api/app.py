@@ -7,6 +7,7 @@ Spelling ─▶ Observation ─▶ Envelope ─▶ Bounded ─▶ Gate ─▶ Ho
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -16,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from deployments.admission.fair_threads import FairThreads
 from deployments.admission.rate_limits import RateLimited
 from deployments.api.chat import plan_chat
 from deployments.api.completions import plan_completion
@@ -23,12 +25,14 @@ from deployments.api.errors import ApiError, at_most, from_client, internal, inv
 from deployments.api.exchange import Caller, Exchange, GenerationPlan, Hints
 from deployments.api.http.access import Gate, tenant_of
 from deployments.api.http.body import ClientGone, read_json
+from deployments.api.http.body_memory import BodyMemory, BodyRoom
 from deployments.api.http.bounded import Bounded
 from deployments.api.http.hot_paths import HotPaths
 from deployments.api.http.observation import Observation, record_of
 from deployments.api.http.pacing import Pace, chunks_per_s
 from deployments.api.http.spelling import Spelling
 from deployments.api.http.transport import Envelope, error_response, json_response, request_id, until_disconnect
+from deployments.api.off_loop import near_or_far, num_threads, off_loop, take_share
 from deployments.api.record import RequestRecord
 from deployments.api.request.prompts import encode_messages, encode_text
 from deployments.api.request.protocol import (
@@ -103,15 +107,20 @@ class _Endpoints:
         self._readiness = Readiness(service)
         most = chunks_per_s(service.limits.max_chunks_per_s, usable_cores(), has_proxy=service.is_named_outside)
         self._pace = Pace(most)
+        self._bodies = BodyMemory(service.limits.max_total_body_bytes, has_tenants=bool(service.access.weights))
+        self._threads = FairThreads(
+            num_threads(service.limits.prepare_threads, usable_cores()), "prepare", service.access.weights
+        )
 
     async def chat(self, request: Request) -> Response:
         """Create a chat completion."""
         record = self._record(request)
 
         async def plan() -> GenerationPlan:
-            served, asked = await self._parsed(request, ChatRequest, record)
-            salt = tenant_of(request).salt(asked.cache_salt or "")
-            return await plan_chat(self._service.limits, served, asked, salt)
+            with self._room(request) as room:
+                served, asked = await self._parsed(request, ChatRequest, room, record)
+                salt = tenant_of(request).salt(asked.cache_salt or "")
+                return await plan_chat(self._service.limits, served, asked, salt)
 
         return await self._generate(request, record, plan)
 
@@ -120,14 +129,19 @@ class _Endpoints:
         record = self._record(request)
 
         async def plan() -> GenerationPlan:
-            served, asked = await self._parsed(request, CompletionRequest, record)
-            return await plan_completion(self._service.limits, served, asked)
+            with self._room(request) as room:
+                served, asked = await self._parsed(request, CompletionRequest, room, record)
+                return await plan_completion(self._service.limits, served, asked)
 
         return await self._generate(request, record, plan)
 
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a prompt or a conversation."""
-        served, asked = await self._parsed(request, TokenizeRequest)
+        with self._room(request) as room:
+            served, asked = await self._parsed(request, TokenizeRequest, room)
+            return await self._tokenized(served, asked, tenant_of(request).salt(""))
+
+    async def _tokenized(self, served: ServedModel, asked: TokenizeRequest, salt: str) -> Response:
         if (asked.prompt is None) == (not asked.messages):
             raise invalid("Give either prompt or messages.", "prompt")
         if asked.messages:
@@ -140,6 +154,7 @@ class _Endpoints:
                 asked.messages,
                 functions,
                 add_generation_prompt=asked.add_generation_prompt,
+                salt=salt,
             )
         else:
             special = asked.add_special_tokens is not False
@@ -148,10 +163,13 @@ class _Endpoints:
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of token ids."""
-        served, asked = await self._parsed(request, DetokenizeRequest)
-        in_vocabulary("tokens", asked.tokens, served.card.vocab_size)
-        at_most("tokens", len(asked.tokens), served.card.max_model_len, "tokens")
-        return json_response({"prompt": served.codec.decode(asked.tokens)})
+        with self._room(request) as room:
+            served, asked = await self._parsed(request, DetokenizeRequest, room)
+            at_most("tokens", len(asked.tokens), served.card.max_model_len, "tokens")
+            in_vocabulary("tokens", asked.tokens, served.card.vocab_size)
+            decode = partial(served.codec.decode, asked.tokens)
+            text = await near_or_far(len(asked.tokens), self._service.limits.inline_text_chars, decode)
+            return json_response({"prompt": text})
 
     async def health(self) -> Response:
         """Report whether requests can be served, and each replica as this process sees it."""
@@ -177,33 +195,38 @@ class _Endpoints:
             return Response(f"{error}\n", 503, {"retry-after": "2"}, "text/plain")
         return Response(text, headers={"content-type": content_type})
 
+    def _room(self, request: Request) -> BodyRoom:
+        return self._bodies.open(tenant_of(request).name)
+
     def _record(self, request: Request) -> RequestRecord:
         record, tenant = record_of(request), tenant_of(request).name
         record.metrics = RequestMetrics(self._service.metrics, record.endpoint, tenant, self._service.slo)
         return record
 
     async def _parsed(
-        self, request: Request, kind: type[Parsed], record: RequestRecord | None = None
+        self, request: Request, kind: type[Parsed], room: BodyRoom, record: RequestRecord | None = None
     ) -> tuple[ServedModel, Parsed]:
-        """Return the model that the body names, and the body as a request."""
-        body = await read_json(request, self._service.limits)
-        asked = body.get("model")
+        """Return the model that the body names, and the body as a request, which takes `room`."""
+        take_share(self._threads, tenant_of(request).name)
+        body = await read_json(request, self._service.limits, room)
+        asked = body.fields.get("model")
         served = self._service.find(asked if isinstance(asked, str) else None)
         if record is not None:
             record.metrics.count_to(served.metrics)
             record.model = served.card.id
-        return served, parse(body, kind, self._service.limits)
+        work = partial(parse, body.fields, kind, self._service.limits)
+        return served, await off_loop(work) if body.is_large else work()
 
     async def _generate(self, request: Request, record: RequestRecord, plan: _Planner) -> Response:
         tenant, name = tenant_of(request), request_id(request.scope)
         try:
             ticket = self._service.access.start(tenant)
-            planned = await plan()
             hints = _hints(request, self._service.limits)
             if hints.explains:
                 self._service.access.check_may_explain(tenant)
             caller = Caller(tenant, ticket)
-            exchange = Exchange(self._service.limits, planned, record, name, hints, caller, self._pace)
+            # The plan, which has the request's texts, is not kept for as long as the answer takes.
+            exchange = Exchange(self._service.limits, await plan(), record, name, hints, caller, self._pace)
             return await until_disconnect(request.scope, request.receive, exchange.respond())
         except RateLimited as error:
             record.refused(error)

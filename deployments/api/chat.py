@@ -17,6 +17,7 @@ from deployments.api.output.response_encoder import (
     EncodedPrompt,
     ResponseContext,
     encode_json,
+    encode_whole,
 )
 from deployments.api.request.beams import with_beams
 from deployments.api.request.best_of import num_candidates
@@ -157,13 +158,13 @@ class ChatResponseEncoder:
 
     def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
         """Encode a chat.completion object."""
-        encoded = [self._whole_choice(index, CompleteChoice.of(own)) for index, own in enumerate(deltas)]
+        choices = (self._whole_choice(index, CompleteChoice.of(own)) for index, own in enumerate(deltas))
         head = self.context.head("chat.completion")
         if self.context.with_token_ids:
             head["prompt_token_ids"] = self.context.prompts[0].token_ids
         if self._scores is not None:
             head["prompt_logprobs"] = prompt_logprobs(self._codec, self._scores.of(0), self._scores.num_top)
-        return encode_json({**head, "choices": encoded, **extras})
+        return encode_whole(head, choices, extras)
 
     def _whole_choice(self, index: int, whole: CompleteChoice) -> dict[str, Any]:
         text, calls = "".join(whole.text), [_encoded_call(call) for call in whole.calls]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from deployments.api.choices import ChoiceDelta
 from deployments.api.errors import at_most
 from deployments.api.exchange import GenerationPlan
+from deployments.api.off_loop import near_or_far
 from deployments.api.output.logprobs import (
     TextOffsets,
     completion_logprobs,
@@ -21,6 +23,7 @@ from deployments.api.output.response_encoder import (
     EncodedPrompt,
     ResponseContext,
     encode_json,
+    encode_whole,
 )
 from deployments.api.request.beams import with_beams
 from deployments.api.request.best_of import num_candidates
@@ -91,10 +94,13 @@ async def _prompt(limits: Limits, served: ServedModel, given: str | list[int], e
     """Return a prompt's token ids, and its text as it was given if it is echoed."""
     ids = await encode_text(limits, served, given) if isinstance(given, str) else given
     # An empty text counts as an empty prompt, although the tokenizer adds special tokens to it.
-    check_prompt(served.card, ids if given else [], "prompt")
-    if not echo:
-        return EncodedPrompt(ids)
-    return EncodedPrompt(ids, given if isinstance(given, str) else served.codec.decode(ids))
+    check = partial(check_prompt, served.card, ids if given else [], "prompt")
+    await near_or_far(len(ids), limits.inline_text_chars, check)
+    if not echo or isinstance(given, str):
+        return EncodedPrompt(ids, given if echo and isinstance(given, str) else None)
+    return EncodedPrompt(
+        ids, await near_or_far(len(ids), limits.inline_text_chars, partial(served.codec.decode, ids))
+    )
 
 
 class CompletionResponseEncoder:
@@ -154,9 +160,9 @@ class CompletionResponseEncoder:
 
     def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
         """Encode a text_completion object."""
-        encoded = [self._whole_choice(index, CompleteChoice.of(own)) for index, own in enumerate(deltas)]
+        choices = (self._whole_choice(index, CompleteChoice.of(own)) for index, own in enumerate(deltas))
         head = self.context.head("text_completion")
-        return encode_json({**head, "choices": encoded, **extras})
+        return encode_whole(head, choices, extras)
 
     def _whole_choice(self, index: int, whole: CompleteChoice) -> dict[str, Any]:
         prompt = self.context.prompt_of(index)

@@ -20,6 +20,7 @@ from deployments.api.choices import ChoiceDelta, Choices
 from deployments.api.errors import ApiError, from_client, internal
 from deployments.api.http.pacing import Pace
 from deployments.api.http.transport import EventStream, logger
+from deployments.api.off_loop import off_loop
 from deployments.api.output.output_parser import PLAIN_TEXT, OutputParser, OutputParseSpec
 from deployments.api.output.response_encoder import DONE, ResponseEncoder, error_event
 from deployments.api.record import GenerationStart, RequestRecord
@@ -222,13 +223,13 @@ class Exchange:
         await self._choices.aclose()
 
     async def _encode(self, encode: Callable[[], bytes]) -> bytes:
-        """Encode a large part of the answer, in a thread when many log-probabilities make it slow."""
+        """Encode a large part of the answer, in a thread when many log-probabilities or prompts make it slow."""
         num_logprobs = 0 if self._scores is None else self._scores.num_entries
         if self._num_top is not None:
             num_logprobs += (self._num_top + 1) * sum(choice.num_generated for choice in self._choices.choices)
-        if num_logprobs <= self._limits.inline_logprobs:
-            return encode()
-        return await asyncio.to_thread(encode)
+        is_short = num_logprobs <= self._limits.inline_logprobs
+        is_small = self._encoder.context.num_repeated <= self._limits.inline_body_bytes
+        return encode() if is_short and is_small else await off_loop(encode)
 
     def _extras(self, *, is_whole: bool) -> dict[str, Any]:
         """Return the fields that concern all choices: `usage` and `timings`, in a stream only those requested."""

@@ -20,7 +20,10 @@ from deployments.config.limits import Limits
 from deployments.config.settings import ChatSettings
 from engine.detokenizer import Detokenizer, TextStream
 from engine.token_bytes import spelled_bytes
-from engine.tokenizer import Tokenizer
+from engine.tokenizer import Tokenizer, decoding_backend
+
+MANY_TOKENS = 1024
+"""Tokens whose text takes long enough that other threads should run meanwhile."""
 
 
 class TextCodec:
@@ -34,6 +37,7 @@ class TextCodec:
     ) -> None:
         """`max_cache_bytes` bounds the memory for conversations with their token ids; 0 keeps none."""
         self._tokenizer = tokenizer
+        self._decoding = decoding_backend(tokenizer)
         self._detokenizer = Detokenizer(tokenizer)
         self.dialect = dialect_of(tokenizer, chat or ChatSettings())
         calls = self.dialect.tools.marks if self.dialect.tools else ()
@@ -42,9 +46,12 @@ class TextCodec:
         self._template = ChatTemplate(tokenizer)
         self._encoder = Encoder(tokenizer, template_text(tokenizer), max_cache_bytes, self._control)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of `text`; special tokens in it keep their meaning."""
-        return self._encoder.encode(text, add_special_tokens=add_special_tokens)
+    def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
+        """Return the token ids of `text`; special tokens in it keep their meaning.
+
+        Raises TooManyTokens for a text with far more than `max_tokens`, before all of it is encoded.
+        """
+        return self._encoder.encode(text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
 
     def render_chat(
         self,
@@ -78,7 +85,11 @@ class TextCodec:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of `token_ids`."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        if self._decoding is None or len(token_ids) < MANY_TOKENS:
+            return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        # Unlike `decode`, this lets other threads run meanwhile.
+        (text,) = self._decoding.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     def text_stream(
         self, stop: Sequence[str] = (), *, min_tokens: int = 0, keep: Collection[str] = ()

@@ -5,9 +5,9 @@ Where the engine has a bound of its own (`engine.sampling_params`), a limit can 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from engine import sampling_params as engine_bounds
 
@@ -21,6 +21,12 @@ class Limits(BaseModel):
 
     max_body_bytes: int = Field(default=8 * MIB, ge=1024)
     """Largest request body, in bytes; a larger one is refused with 413 while it is read."""
+    max_total_body_bytes: int = Field(default=64 * MIB, ge=4096)
+    """Bytes of all bodies that an ingress reads and works on at once, each value in them counted as 8 more; beyond
+    it a request gets a 429. At least 4 times `max_body_bytes`. Where there are tenants, each may use half."""
+    max_json_values: int = Field(default=400_000, ge=1024)
+    """Most values in a body, and in all arguments of its tool calls, counted before any is made. A value with a
+    name counts 5 more, an array or object 10."""
     max_json_depth: int = Field(default=64, ge=8)
     """Deepest nesting of arrays and objects in a body."""
     max_header_bytes: int = Field(default=64 * 1024, ge=1024)
@@ -103,3 +109,18 @@ class Limits(BaseModel):
     """Answers with more log-probabilities than this are encoded in a thread."""
     inline_body_bytes: int = Field(default=256 * 1024, ge=0)
     """Bodies larger than this many bytes are parsed in a thread, and longer conversations are rendered there."""
+    inline_json_values: int = Field(default=16_384, ge=0)
+    """Bodies with more values than this are parsed in a thread. Commas, colons and brackets in texts count too."""
+    prepare_threads: Annotated[int, Field(ge=2)] | Literal["auto"] = "auto"
+    """Threads that parse, render and tokenize what is large; all but one for a single tenant. "auto": one more
+    than the machine's cores, at most 5."""
+
+    @model_validator(mode="after")
+    def _a_body_fits(self) -> Self:
+        if self.max_total_body_bytes < 4 * self.max_body_bytes:
+            raise ValueError(
+                f"max_total_body_bytes ({self.max_total_body_bytes}) must be at least 4 times max_body_bytes "
+                f"({self.max_body_bytes}), or the largest bodies would never be taken; raise the one or lower the "
+                "other"
+            )
+        return self

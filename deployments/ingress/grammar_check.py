@@ -1,6 +1,8 @@
 """Checks whether a model's engines can follow a grammar, by compiling it in a process that can be killed.
 
 check ──▶ verdict known? ──▶ same grammar being compiled? ──▶ a thread with a process: `engine.grammar.trial`
+
+Tenants take turns at the processes, and none can take all the places where grammars wait.
 """
 
 from __future__ import annotations
@@ -9,10 +11,12 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping
+from functools import partial
 
+from deployments.admission.fair_threads import FairThreads
+from deployments.api.off_loop import working_for
 from deployments.client.protocol import Overloaded
 from deployments.config.limits import Limits
 from engine.errors import InvalidGrammar
@@ -28,14 +32,25 @@ class GrammarCheck:
     """Checks grammars for one model. Belongs to one event loop; no process is started before the first grammar."""
 
     def __init__(
-        self, vocabulary: Callable[[], Vocabulary], limits: Limits, metrics: Metrics | None = None
+        self,
+        vocabulary: Callable[[], Vocabulary],
+        limits: Limits,
+        metrics: Metrics | None = None,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
-        """`vocabulary` is called in another thread."""
+        """`vocabulary` is called in another thread. `weights` are tenants' shares; None: there are no tenants."""
         self._vocabulary, self._limits, self._metrics = vocabulary, limits, metrics
         self._trial_limits = TrialLimits(limits.grammar_compile_s, limits.grammar_compile_bytes)
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()
         self._running: dict[bytes, asyncio.Future[Verdict]] = {}
-        self._threads = ThreadPoolExecutor(limits.grammar_processes, "grammar-check")
+        self._places: Counter[str] = Counter()  # grammars that are being compiled or wait, by tenant
+        self._threads = FairThreads(
+            limits.grammar_processes,
+            "grammar-check",
+            weights,
+            reserves_one=weights is not None,
+            clock=time.monotonic,  # a thread only waits for its process
+        )
         self._idle: deque[Trial] = deque()
         self._is_closed = False
 
@@ -56,19 +71,26 @@ class GrammarCheck:
     def close(self) -> None:
         """End all processes, busy ones when they have finished or their time is up. Idempotent."""
         self._is_closed = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         self._end_idle()
 
     def _start(self, key: bytes, grammar: Grammar) -> asyncio.Future[Verdict]:
-        if len(self._running) >= self._limits.max_waiting_grammars:
+        tenant = working_for()
+        share = self._limits.max_waiting_grammars // len(self._places.keys() | {tenant})
+        # Who has less than an equal share of the places is let in, although others have taken them all.
+        if len(self._running) >= self._limits.max_waiting_grammars and self._places[tenant] >= share:
             raise Overloaded(f"{len(self._running)} grammars are being compiled", self._limits.grammar_compile_s)
-        future = asyncio.get_running_loop().run_in_executor(self._threads, self._try, grammar)
+        self._places[tenant] += 1
+        future = asyncio.ensure_future(self._threads.run(tenant, partial(self._try, grammar)))
         self._running[key] = future
-        future.add_done_callback(lambda done: self._learn(key, done))
+        future.add_done_callback(lambda done: self._learn(key, tenant, done))
         return future
 
-    def _learn(self, key: bytes, done: asyncio.Future[Verdict]) -> None:
+    def _learn(self, key: bytes, tenant: str, done: asyncio.Future[Verdict]) -> None:
         del self._running[key]
+        self._places[tenant] -= 1
+        if not self._places[tenant]:
+            del self._places[tenant]
         if done.cancelled() or done.exception() is not None:
             return
         self._known[key] = done.result()
@@ -79,7 +101,7 @@ class GrammarCheck:
         """Compile a grammar, in one of the threads; there are as many as there may be processes."""
         started = time.monotonic()
         try:
-            trial = self._idle.pop() if self._idle else Trial(self._vocabulary(), self._trial_limits)
+            trial = self._idle_trial() or Trial(self._vocabulary(), self._trial_limits)
             try:
                 trial.check(grammar)
             finally:
@@ -92,6 +114,12 @@ class GrammarCheck:
                 self._end_idle()
             if self._metrics is not None:
                 self._metrics.observe("grammar_compile_seconds", time.monotonic() - started)
+
+    def _idle_trial(self) -> Trial | None:
+        try:
+            return self._idle.pop()
+        except IndexError:  # none, or another thread was first
+            return None
 
     def _end_idle(self) -> None:
         with contextlib.suppress(IndexError):

@@ -114,6 +114,7 @@ class ModelLink:
             lambda: Vocabulary.of(tokenizer, card.vocab_size, config.eos_token_ids),
             self._limits,
             self.metrics,
+            {tenant.name: tenant.weight for tenant in keys.tenants} or None,
         )
         return ServedModel(card, client, self._codec, self.metrics, self._switch, self._grammars, self._shared)
 

@@ -58,6 +58,11 @@ class AccessControl:
             raise unauthenticated("This API key is not known here.")
         return tenant
 
+    @property
+    def weights(self) -> dict[str, float]:
+        """The tenants' weights, by name."""
+        return {tenant.name: tenant.weight for tenant in self._keys.tenants}
+
     def tenant(self, name: str) -> Tenant | None:
         """Return the tenant with this name; None when there is none."""
         return next((tenant for tenant in self._keys.tenants if tenant.name == name), None)

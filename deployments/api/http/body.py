@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from deployments.api.errors import ApiError, invalid
+from deployments.api.http.body_memory import VALUE_BYTES, BodyRoom
+from deployments.api.http.json_size import count_values, most_values
+from deployments.api.off_loop import off_loop
 from deployments.config.limits import Limits
 
 
@@ -17,8 +23,17 @@ class ClientGone(Exception):
     """The client disconnected, so no response can be sent."""
 
 
-async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
-    """Return the body as a JSON object. Raises `ApiError` 400, 408, 413 or 415.
+@dataclass(frozen=True, slots=True)
+class JsonBody:
+    """A parsed body."""
+
+    fields: dict[str, Any]
+    is_large: bool
+    """Whether it has too many bytes or values to be worked on between two turns of the event loop."""
+
+
+async def read_json(request: Request, limits: Limits, room: BodyRoom) -> JsonBody:
+    """Return the body, a JSON object, which takes `room`. Raises `ApiError` 400, 408, 413, 415 or 429.
 
     The content type is ignored, because `curl -d` sends a form's.
     """
@@ -27,45 +42,75 @@ async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
         raise ApiError(415, "Compressed bodies are not supported; send the JSON as it is.")
     try:
         async with asyncio.timeout(limits.body_timeout_s):
-            body = await _read(request, limits.max_body_bytes)
+            body = await _read(request, limits.max_body_bytes, room)
     except TimeoutError:
         raise ApiError(408, f"The body did not arrive within {limits.body_timeout_s:g} seconds.") from None
     except ClientDisconnect:
         raise ClientGone from None
-    if len(body) > limits.inline_body_bytes:
-        return await asyncio.to_thread(parse_object, body, limits.max_json_depth)
-    return parse_object(body, limits.max_json_depth)
+    if len(body) <= limits.inline_body_bytes and most_values(body) <= limits.inline_json_values:
+        return JsonBody(_parse_within(room, body, limits), is_large=False)
+    return JsonBody(await off_loop(partial(_parse_within, room, body, limits)), is_large=True)
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+def _parse_within(room: BodyRoom, body: bytearray, limits: Limits) -> dict[str, Any]:
+    # Commas in texts count too, as a text may be JSON itself: arguments of calls are.
+    room.take(min(most_values(body), 2 * limits.max_json_values) * VALUE_BYTES)
+    return parse_object(body, limits)
+
+
+async def _read(request: Request, max_bytes: int, room: BodyRoom) -> bytearray:
     """Read the body. The announced length is checked first, and the bytes that arrive are counted anyway."""
     announced = request.headers.get("content-length", "")
     if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > max_bytes):
         raise _too_large(max_bytes)
     body = bytearray()
     async for chunk in request.stream():
+        room.take(len(chunk))
         body += chunk
         if len(body) > max_bytes:
             raise _too_large(max_bytes)
-    return bytes(body)
+    return body
 
 
 def _too_large(max_bytes: int) -> ApiError:
-    return ApiError(413, f"The body is larger than {max_bytes} bytes.", code="request_too_large")
+    message = f"The body is larger than {max_bytes} bytes (the server's limits.max_body_bytes)."
+    return ApiError(413, message, code="request_too_large")
 
 
-def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
-    """Parse strict JSON: UTF-8, no NaN or Infinity, no number above a double, no lone surrogate, bounded depth."""
+def parse_object(body: bytes | bytearray, limits: Limits) -> dict[str, Any]:
+    """Parse strict JSON: UTF-8, no NaN or Infinity, no number above a double, no lone surrogate, bounded depth.
+
+    The number of values is bounded before any is made.
+    """
+    check_num_values([body], limits, "The body")
     try:
         value = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
-        _explain(body, max_depth)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        _explain(body, limits, error)
     if not isinstance(value, dict):
         raise invalid("The body must be a JSON object.")
     # Nesting is at most the number of opening brackets, so most bodies need no walk.
-    if body.count(b"[") + body.count(b"{") > max_depth and is_deeper(value, max_depth):
-        raise invalid(f"The body is nested deeper than {max_depth} levels.")
+    if body.count(b"[") + body.count(b"{") > limits.max_json_depth and is_deeper(value, limits.max_json_depth):
+        raise invalid(f"The body is nested deeper than {limits.max_json_depth} levels.")
     return value
+
+
+def check_num_values(
+    texts: Sequence[bytes | bytearray], limits: Limits, what: str, param: str | None = None
+) -> None:
+    """Raise `ApiError` 400 when JSON texts, named `what`, have too many values together. Makes none of them."""
+    most = limits.max_json_values
+    if sum(map(most_values, texts)) <= most:
+        return
+    num_values = 0
+    for text in texts:
+        num_values += count_values(text, most - num_values)
+        if num_values > most:
+            raise invalid(
+                f"{what} must have at most {most} values (the server's limits.max_json_values; a value with a "
+                "name counts 5 more, an array or object 10); send fewer or shorter arrays and objects.",
+                param,
+            )
 
 
 def is_deeper(value: object, depth: int) -> bool:
@@ -83,23 +128,25 @@ def is_deeper(value: object, depth: int) -> bool:
     return True
 
 
-def _explain(body: bytes, max_depth: int) -> NoReturn:
+def _explain(body: bytes | bytearray, limits: Limits, error: Exception) -> NoReturn:
     """Raise `ApiError` that says what is wrong with a body that the fast parser refused, using a slower parser."""
+    if len(body) > limits.inline_body_bytes:  # the slower one would take too long
+        raise invalid(f"The body is not valid JSON: {error}.")
     try:
         text = body.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise invalid(f"The body is not UTF-8: the byte at position {error.start} is invalid.") from None
+    except UnicodeDecodeError as fault:
+        raise invalid(f"The body is not UTF-8: the byte at position {fault.start} is invalid.") from None
     if not text.strip():
         raise invalid("The body is empty; a JSON object was expected.")
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
         json.dumps(value, ensure_ascii=False).encode()
-    except json.JSONDecodeError as error:
+    except json.JSONDecodeError as fault:
         raise invalid(
-            f"The body is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}."
+            f"The body is not valid JSON: {fault.msg} at line {fault.lineno}, column {fault.colno}."
         ) from None
     except RecursionError:
-        raise invalid(f"The body is nested deeper than {max_depth} levels.") from None
+        raise invalid(f"The body is nested deeper than {limits.max_json_depth} levels.") from None
     except UnicodeEncodeError:
         raise invalid("The body has a lone surrogate (half a character); text must be valid Unicode.") from None
     except ValueError:  # an integer with thousands of digits

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
+
 from deployments.api.errors import at_most, from_client, invalid
 from deployments.api.output.answer_grammar import answer_grammar, arguments_schema
 from deployments.api.output.output_parser import PLAIN_TEXT, OutputParseSpec
@@ -62,9 +64,12 @@ async def _calls_grammar(
     spec: OutputParseSpec,
 ) -> Grammar:
     """Return the grammar of an answer with calls. Raises `ApiError`, for the function at fault if one is."""
+    unit = "bytes that calls must match"
+    schemas = sum(len(msgspec.json.encode(function.parameters)) for function in tools.callable)
+    at_most("tools", schemas, limits.max_grammar_bytes, unit)  # the grammar, which takes longer to make, has more
     try:
         grammar = answer_grammar(schema, tools, spec, served.codec.has_special)
-        at_most("tools", len(grammar.source.encode()), limits.max_grammar_bytes, "bytes that calls must match")
+        at_most("tools", len(grammar.source.encode()), limits.max_grammar_bytes, unit)
         if served.grammars is not None:
             await served.grammars.check(grammar)
         return grammar

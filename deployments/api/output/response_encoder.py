@@ -59,6 +59,12 @@ class ResponseContext:
         """Number of tokens in all prompts."""
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
+    @property
+    def num_repeated(self) -> int:
+        """Number of characters and token ids of the prompts that the answer repeats."""
+        echoed = sum(len(prompt.echo or "") for prompt in self.prompts)
+        return (echoed + (self.num_prompt_tokens if self.with_token_ids else 0)) * self.num_choices
+
     def usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Return the usage object. A prompt and its cached tokens count once, whatever its number of choices."""
         prompt_tokens = self.num_prompt_tokens
@@ -124,6 +130,12 @@ class ResponseEncoder(Protocol):
     def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
         """Encode a response that is not streamed from each choice's deltas."""
         ...
+
+
+def encode_whole(head: dict[str, Any], choices: Iterable[dict[str, Any]], extras: dict[str, Any]) -> bytes:
+    """Encode a response choice by choice: each may be long, and one step for all would hold up other threads."""
+    encoded = b",".join([encode_json(choice) for choice in choices])
+    return b'%b,"choices":[%b],%b' % (encode_json(head)[:-1], encoded, encode_json(extras)[1:])
 
 
 class ChunkFraming:

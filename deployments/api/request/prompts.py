@@ -1,14 +1,14 @@
-"""Turns what a client sent into token ids that fit the model, in a thread where that takes long."""
+"""Turns what a client sent into token ids that fit the model, off the event loop where that takes long."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
+from deployments.api.conversation.encoder import TooManyTokens, UnencodedTexts
 from deployments.api.conversation.template import TemplateRefused
-from deployments.api.errors import invalid
+from deployments.api.errors import ApiError, invalid
+from deployments.api.off_loop import near_or_far
 from deployments.api.request.protocol import Message
 from deployments.api.request.sampling import context_exceeded, in_vocabulary, room
 from deployments.api.request_metrics import count_conversation
@@ -18,16 +18,22 @@ from deployments.api.tools.rendering import messages_as_text, plain_messages, pl
 from deployments.api.tools.requested import check_conversation, size_of
 from deployments.config.limits import Limits
 
-_Result = TypeVar("_Result")
+_MESSAGE_CHARS = 512
+"""Characters whose rendering takes about as long as what each message and each call costs besides its text."""
 
 
 async def encode_text(
     limits: Limits, served: ServedModel, text: str, *, param: str = "prompt", add_special_tokens: bool = True
 ) -> list[int]:
-    """Return the token ids of a text prompt."""
+    """Return the token ids of a text prompt. Raises `ApiError` when it cannot fit the model's context."""
     _refuse_hopeless(served, len(text), param)
-    encode = functools.partial(served.codec.encode, text, add_special_tokens=add_special_tokens)
-    return await _near_or_far(len(text), limits.inline_text_chars, encode)
+    encode = functools.partial(
+        served.codec.encode, text, add_special_tokens=add_special_tokens, max_tokens=served.card.max_model_len
+    )
+    try:
+        return await near_or_far(len(text), limits.inline_text_chars, encode)
+    except TooManyTokens as error:
+        raise _hopeless(served, error.least, param) from None
 
 
 async def encode_messages(
@@ -43,24 +49,53 @@ async def encode_messages(
 
     What other requests with the same `salt` have sent already is not tokenized again.
     """
+    prepare = functools.partial(
+        _rendered, limits, served, messages, functions, add_generation_prompt=add_generation_prompt, salt=salt
+    )
+    texts = await near_or_far(_weight(messages) + size_of(functions), limits.inline_body_bytes, prepare)
+    count_conversation(served.metrics, texts.num_chars, texts.num_new_chars)
+    # What a template leaves out does not count against the context: the rendered text decides.
+    _refuse_hopeless(served, texts.num_chars, "messages")
+    encode = functools.partial(texts.encode, served.card.max_model_len)
+    try:
+        return await near_or_far(texts.num_new_chars, limits.inline_text_chars, encode)
+    except TooManyTokens as error:
+        raise _hopeless(served, error.least, "messages") from None
+
+
+def _rendered(
+    limits: Limits,
+    served: ServedModel,
+    messages: Sequence[Message],
+    functions: Sequence[Function],
+    *,
+    add_generation_prompt: bool,
+    salt: str,
+) -> UnencodedTexts:
+    """Check a conversation and return its texts. Raises `ApiError`."""
     check_conversation(limits, messages)
     calls = (len(call.function.arguments) for message in messages for call in message.tool_calls)
-    size = sum(len(message.content) for message in messages) + sum(calls)
-    _refuse_hopeless(served, size, "messages")
+    _refuse_hopeless(served, sum(len(message.content) for message in messages) + sum(calls), "messages")
     dialect, tools = served.codec.dialect, plain_tools(functions)
     if dialect.tools is None or dialect.has_place_for_tools:
         plain = plain_messages(messages)
     else:
         plain, tools = messages_as_text(messages, functions, dialect.tools), []
-    render = functools.partial(
-        served.codec.render_chat, plain, tools, add_generation_prompt=add_generation_prompt, salt=salt
-    )
     try:
-        texts = await _near_or_far(size + size_of(functions), limits.inline_body_bytes, render)
+        return served.codec.render_chat(plain, tools, add_generation_prompt=add_generation_prompt, salt=salt)
     except TemplateRefused as error:
         raise invalid(str(error), "messages") from None
-    count_conversation(served.metrics, texts.num_chars, texts.num_new_chars)
-    return await _near_or_far(texts.num_new_chars, limits.inline_text_chars, texts.encode)
+
+
+def _weight(messages: Sequence[Message]) -> int:
+    """Return how much work a conversation is, in characters of all fields, which the template may show or not."""
+    weight = 0
+    for message in messages:
+        weight += _MESSAGE_CHARS + len(message.content) + len(message.reasoning or "") + len(message.name or "")
+        weight += len(message.tool_call_id or "")
+        for call in message.tool_calls:
+            weight += _MESSAGE_CHARS + len(call.id) + len(call.function.arguments)
+    return weight
 
 
 def check_prompt(model: ModelCard, ids: list[int], param: str) -> None:
@@ -75,12 +110,10 @@ def _refuse_hopeless(served: ServedModel, chars: int, param: str) -> None:
     """Refuse text that cannot fit whatever its tokens are, without spending seconds on tokenizing it."""
     least = chars // served.codec.max_token_chars
     if least >= served.card.max_model_len:
-        raise context_exceeded(
-            f"This model's context is {served.card.max_model_len} tokens, but the prompt has at least {least}.",
-            param,
-        )
+        raise _hopeless(served, least, param)
 
 
-async def _near_or_far(size: int, inline: int, work: Callable[[], _Result]) -> _Result:
-    """Do work at once if it is at most as large as `inline`, and in a thread if it is larger."""
-    return work() if size <= inline else await asyncio.to_thread(work)
+def _hopeless(served: ServedModel, least: int, param: str) -> ApiError:
+    return context_exceeded(
+        f"This model's context is {served.card.max_model_len} tokens, but the prompt has at least {least}.", param
+    )

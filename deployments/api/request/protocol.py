@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from deployments.api.errors import ApiError, at_most, invalid, quoted
+from deployments.api.errors import ApiError, invalid, quoted
+from deployments.api.request.counts import check_counts
 from deployments.api.request.fields import (
     CHAT_UNSUPPORTED,
     COMPLETION_UNSUPPORTED,
@@ -248,8 +249,9 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 def parse(body: dict[str, Any], kind: type[Parsed], limits: Limits) -> Parsed:
     """Return `body` as a request of `kind`. Raises `ApiError` 400 that names the first field at fault."""
     fields = keep_known(body, kind.model_fields.keys(), _UNSUPPORTED.get(kind, {}))
+    check_counts(fields, limits)
     if isinstance(fields.get("messages"), list):
-        fields["messages"] = _clean_messages(fields["messages"], limits)
+        fields["messages"] = _clean_messages(fields["messages"])
     if isinstance(structured := fields.get("structured_outputs"), dict):
         known = [field.alias or name for name, field in StructuredOutputs.model_fields.items()]
         fields["structured_outputs"] = keep_known(
@@ -261,15 +263,10 @@ def parse(body: dict[str, Any], kind: type[Parsed], limits: Limits) -> Parsed:
         raise _translated(error) from None
 
 
-def _clean_messages(messages: list[Any], limits: Limits) -> list[Any]:
-    """Check counts before anything is built, and drop harmless fields that responses have."""
+def _clean_messages(messages: list[Any]) -> list[Any]:
+    """Drop harmless fields that responses have."""
     if not messages:
         raise invalid("messages is empty; it needs at least one message.", "messages")
-    at_most("messages", len(messages), limits.max_messages, "messages")
-    for message in messages:
-        parts = message.get("content") if isinstance(message, dict) else None
-        if isinstance(parts, list):
-            at_most("messages.content", len(parts), limits.max_content_parts, "parts")
     known = Message.model_fields.keys()
     return [
         _clean_message(message, known, f"messages.{i}.") if isinstance(message, dict) else message

@@ -139,9 +139,10 @@ async def check_grammar(checker: GrammarChecker | None, grammar: Grammar, param:
 
 def schema_grammar(limits: Limits, schema: object, param: str) -> Grammar:
     """Return the grammar of a JSON schema that came in field `param`. Raises `ApiError` if it is too large."""
+    grammar = _sized(limits, "json_schema", msgspec.json.encode(schema).decode(), param)
     if isinstance(schema, dict) and is_deeper(schema, limits.max_schema_depth):
         raise invalid(f"{param} is nested deeper than {limits.max_schema_depth} levels.", param)
-    return _sized(limits, "json_schema", msgspec.json.encode(schema).decode(), param)
+    return grammar
 
 
 def _of_format(limits: Limits, given: ResponseFormat | None) -> Sequence[tuple[Grammar, str]]:

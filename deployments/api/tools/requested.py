@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from deployments.api.errors import at_most, invalid, quoted
 from deployments.api.http.body import is_deeper
+from deployments.api.off_loop import near_or_far
 from deployments.api.tools.formats import ToolFormat
 from deployments.api.tools.protocol import Function, NamedChoice, Tool
 from deployments.api.tools.schema import check_parameters
@@ -81,10 +82,8 @@ async def checked_functions(limits: Limits, tools: Sequence[Tool]) -> tuple[Func
             path = f"tools.{index}.function.name"
             raise invalid(f"{path} is {quoted(function.name)}, as in an earlier tool; names must differ.", path)
         seen.add(function.name)
-    if size_of(functions) > limits.inline_text_chars:
-        await asyncio.to_thread(_check_parameters, limits, functions)
-    else:
-        _check_parameters(limits, functions)
+    check = partial(_check_parameters, limits, functions)
+    await near_or_far(size_of(functions), limits.inline_text_chars, check)
     return functions
 
 

@@ -11,7 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
+from deployments.admission.fair_threads import FairThreads
 from deployments.api import ApiService, Limits
+from deployments.api.off_loop import take_share
 from deployments.client.protocol import Overloaded
 from deployments.ingress.grammar_check import GrammarCheck
 from engine.errors import InvalidGrammar
@@ -216,6 +218,32 @@ def test_no_more_than_so_many_wait() -> None:
     async def work(check: GrammarCheck) -> None:
         got = await asyncio.gather(*(verdict(check, Grammar("regex", f"a{n}")) for n in range(5)))
         assert sorted(got) == ["Overloaded", "Overloaded", "fine", "fine", "fine"]
+
+    run(STRICT, work)
+
+
+def test_a_tenant_that_has_fewer_than_its_share_of_the_places_gets_one() -> None:
+    """One tenant takes all processes and places; another's grammar is let in, and tried before the rest."""
+
+    async def work(check: GrammarCheck) -> None:
+        threads = FairThreads(2, "prepare")
+
+        async def ask(tenant: str, grammar: Grammar) -> str:
+            take_share(threads, tenant)
+            return await verdict(check, grammar)
+
+        done: list[str] = []
+        flood = [asyncio.ensure_future(ask("a", Grammar("regex", f"a{n}"))) for n in range(4)]
+        for task in flood:
+            task.add_done_callback(lambda _: done.append("a"))
+        await asyncio.sleep(0)
+        others = [asyncio.ensure_future(ask("b", Grammar("regex", f"b{n}"))) for n in range(2)]
+        others[0].add_done_callback(lambda _: done.append("b"))
+        got = await asyncio.gather(*flood, *others)
+        # Three places: the flood's fourth is refused, and of the other tenant's the one beyond its half of them.
+        assert got == ["fine", "fine", "fine", "Overloaded", "fine", "Overloaded"]
+        assert done.index("b") <= 2  # after the grammar that was being tried, and the refusal
+        threads.close()
 
     run(STRICT, work)
 

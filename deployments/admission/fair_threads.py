@@ -1,0 +1,162 @@
+"""Threads that tenants share fairly, for work that would stop the event loop.
+
+    tenant a  [ 900 ms ] [ 900 ms ] ...   two threads of three at most: the last idle one is not for who has one
+    tenant b  [ 3 ms ]                    begins at once
+
+Turns are given by deficit round robin (`engine/scheduling/round_robin.py`) over the processor time that work has
+taken, which is known only afterwards. Work is not interrupted, so it should come in pieces of a second at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from engine.scheduling.round_robin import DeficitRoundRobin
+
+T = TypeVar("T")
+QUANTUM_US = 20_000
+"""Microseconds of processor time that a tenant of weight 1 may take on each of its turns."""
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """Work that waits or runs, and who is to be told its result."""
+
+    tenant: str
+    work: Callable[[], Any]
+    context: contextvars.Context
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+
+    def tell(self, result: Any, error: BaseException | None) -> None:
+        """Hand the result over, from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self.loop.call_soon_threadsafe(self._settle, result, error)
+
+    def _settle(self, result: Any, error: BaseException | None) -> None:
+        if self.future.done():  # who waited for it was cancelled
+            return
+        if error is None:
+            self.future.set_result(result)
+        elif isinstance(error, asyncio.CancelledError):
+            self.future.cancel()
+        else:
+            self.future.set_exception(error)
+
+
+class FairThreads:
+    """A pool of threads. `run` may be called from any event loop; threads start when they are first needed."""
+
+    def __init__(
+        self,
+        num_threads: int,
+        name: str,
+        weights: Mapping[str, float] | None = None,
+        *,
+        reserves_one: bool = True,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`name` begins the threads' names. `weights` are tenants' shares; others weigh 1.
+
+        With `reserves_one`, the last idle thread is left to tenants that have none. What work is charged is the
+        difference of two times of `clock`, in seconds: by default the processor time of its thread.
+        """
+        self._executor = ThreadPoolExecutor(num_threads, name)
+        self._num_threads, self._clock = num_threads, clock
+        self._num_reserved = 1 if reserves_one else 0
+        self._lock = threading.Lock()  # guards all that follows
+        self._turns = DeficitRoundRobin(QUANTUM_US, weights)
+        self._waiting: dict[str, deque[_Job]] = {}  # of tenants with work that waits
+        self._running: dict[str, int] = {}  # number of threads, of tenants that have some
+
+    async def run(self, tenant: str, work: Callable[[], T]) -> T:
+        """Do work in a thread when it is the tenant's turn, and return its result or raise its exception.
+
+        When this is cancelled, work that waits is not done, and the result of work that runs is dropped.
+        """
+        loop = asyncio.get_running_loop()
+        job = _Job(tenant, work, contextvars.copy_context(), loop, loop.create_future())
+        with self._lock:
+            if tenant not in self._waiting:
+                self._waiting[tenant] = deque()
+                self._turns.join(tenant)
+            self._waiting[tenant].append(job)
+        self._executor.submit(self._serve)
+        try:
+            result: T = await job.future
+            return result
+        finally:
+            if job.future.cancelled():
+                self._withdraw(job)
+
+    def num_waiting(self, tenant: str) -> int:
+        """Return how much work of a tenant waits for a thread."""
+        with self._lock:
+            return len(self._waiting.get(tenant, ()))
+
+    def close(self) -> None:
+        """Cancel what waits; threads end with the work that they do. Idempotent."""
+        with self._lock:
+            jobs = [job for queue in self._waiting.values() for job in queue]
+            for tenant in list(self._waiting):
+                self._leave(tenant)
+        for job in jobs:
+            job.tell(None, asyncio.CancelledError())
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _serve(self) -> None:
+        """Do work until there is none that this thread may take."""
+        while (job := self._take()) is not None:
+            began = self._clock()
+            result, error = None, None
+            try:
+                result = job.context.run(job.work)
+            except BaseException as raised:
+                error = raised
+            self._end(job.tenant, self._clock() - began)
+            job.tell(result, error)
+            del job, result, error  # a thread that waits for work holds no request
+
+    def _take(self) -> _Job | None:
+        with self._lock:
+            num_idle = self._num_threads - sum(self._running.values())
+            # Whoever is left out has a thread, which looks for more work when it is done.
+            allowed = [
+                name for name in self._waiting if num_idle > self._num_reserved or name not in self._running
+            ]
+            tenant = self._turns.turn(allowed)
+            if tenant is None:
+                return None
+            job = self._waiting[tenant].popleft()
+            self._running[tenant] = self._running.get(tenant, 0) + 1
+            if not self._waiting[tenant]:
+                self._leave(tenant)
+            return job
+
+    def _end(self, tenant: str, seconds: float) -> None:
+        with self._lock:
+            self._running[tenant] -= 1
+            if not self._running[tenant]:
+                del self._running[tenant]
+            self._turns.charge(tenant, seconds * 1e6)
+
+    def _withdraw(self, job: _Job) -> None:
+        with self._lock:
+            queue = self._waiting.get(job.tenant)
+            if queue is not None and job in queue:
+                queue.remove(job)
+                if not queue:
+                    self._leave(job.tenant)
+
+    def _leave(self, tenant: str) -> None:
+        del self._waiting[tenant]
+        self._turns.leave(tenant)

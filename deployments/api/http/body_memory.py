@@ -1,0 +1,82 @@
+"""Bounds the bodies that an ingress reads and works on at once, and thereby the memory that they take.
+
+    arrives    1 byte a byte, as it arrives: an announced length takes no room
+    parsed     and VALUE_BYTES for each value and name; what JSON becomes is counted before it is made
+    planned    nothing: only token ids are left, which admission bounds (`admission.max_waiting_tokens`)
+
+A byte counted here is `MEMORY_FACTOR` bytes of memory at most, while texts are parsed, rendered and tokenized.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from types import TracebackType
+
+from deployments.api.errors import RETRY_AFTER_S, ApiError
+
+VALUE_BYTES = 8
+MEMORY_FACTOR = 32
+
+
+class BodyMemory:
+    """The room for bodies of one service. Thread-safe."""
+
+    def __init__(self, max_bytes: int, *, has_tenants: bool) -> None:
+        """`max_bytes` are for all bodies together; where there are tenants, each may take half of them."""
+        self._max_bytes, self._has_tenants = max_bytes, has_tenants
+        self._lock = threading.Lock()
+        self._taken: Counter[str] = Counter()  # bytes by tenant
+        self.num_bytes = 0
+        """Number of bytes that are taken now."""
+
+    def open(self, tenant: str) -> BodyRoom:
+        """Begin to read a body."""
+        return BodyRoom(self, tenant)
+
+    def take(self, tenant: str, num_bytes: int) -> None:
+        """Take room for a tenant. Raises `ApiError` 429 when there is not enough."""
+        with self._lock:
+            most = self._max_bytes // 2 if self._has_tenants else self._max_bytes
+            if self.num_bytes + num_bytes > self._max_bytes or self._taken[tenant] + num_bytes > most:
+                raise _no_room(self._max_bytes)
+            self.num_bytes += num_bytes
+            self._taken[tenant] += num_bytes
+
+    def give_back(self, tenant: str, num_bytes: int) -> None:
+        """Give room back that was taken."""
+        with self._lock:
+            self.num_bytes -= num_bytes
+            self._taken[tenant] -= num_bytes
+            if not self._taken[tenant]:
+                del self._taken[tenant]
+
+
+class BodyRoom:
+    """The room that one body takes. A context, which gives it back at its end."""
+
+    def __init__(self, memory: BodyMemory, tenant: str) -> None:
+        self._memory, self._tenant = memory, tenant
+        self._num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Take more room. Raises `ApiError` 429 when there is not enough."""
+        self._memory.take(self._tenant, num_bytes)
+        self._num_bytes += num_bytes
+
+    def __enter__(self) -> BodyRoom:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._memory.give_back(self._tenant, self._num_bytes)
+        self._num_bytes = 0
+
+
+def _no_room(max_bytes: int) -> ApiError:
+    message = (
+        f"The server is working on as many bodies as it takes ({max_bytes} bytes, limits.max_total_body_bytes); "
+        "retry later."
+    )
+    return ApiError(429, message, code="overloaded", headers={"retry-after": f"{RETRY_AFTER_S:.0f}"})

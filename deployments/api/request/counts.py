@@ -1,0 +1,66 @@
+"""Checks how much a request has of everything, on plain JSON, before objects are made of it.
+
+What has a wrong type is passed over: the models of `deployments/api/request/protocol.py` say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from deployments.api.errors import at_most
+from deployments.api.http.body import check_num_values
+from deployments.config.limits import Limits
+
+
+def check_counts(fields: Mapping[str, Any], limits: Limits) -> None:
+    """Raise `ApiError` 400 that names the first field which has too many entries, or too long a text of JSON."""
+    for name, limit, unit in (
+        ("messages", limits.max_messages, "messages"),
+        ("tools", limits.max_tools, "tools"),
+        ("stop", limits.max_stop_strings, "strings"),
+        ("stop_token_ids", limits.max_stop_token_ids, "ids"),
+        ("logit_bias", limits.max_logit_bias, "entries"),
+    ):
+        if isinstance(given := fields.get(name), list | dict):
+            at_most(name, len(given), limit, unit)
+    prompt = fields.get("prompt")
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        at_most("prompt", len(prompt), limits.max_prompts, "prompts")
+    if isinstance(structured := fields.get("structured_outputs"), dict):
+        _check_structured(structured, limits)
+    if isinstance(messages := fields.get("messages"), list):
+        _check_messages(messages, limits)
+
+
+def _check_structured(given: Mapping[str, Any], limits: Limits) -> None:
+    if isinstance(choice := given.get("choice"), list):
+        at_most("structured_outputs.choice", len(choice), limits.max_grammar_choices, "choices")
+        longest = sum(len(text) for text in choice if isinstance(text, str))
+        at_most("structured_outputs.choice", longest, limits.max_grammar_bytes, "characters")
+    if isinstance(schema := given.get("json"), str):
+        at_most("structured_outputs.json", len(schema), limits.max_grammar_bytes, "characters")
+
+
+def _check_messages(messages: list[Any], limits: Limits) -> None:
+    arguments: list[str] = []
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            continue
+        if isinstance(parts := message.get("content"), list):
+            at_most("messages.content", len(parts), limits.max_content_parts, "parts")
+        if isinstance(calls := message.get("tool_calls"), list):
+            at_most(f"messages.{index}.tool_calls", len(calls), limits.max_tools, "calls")
+            arguments += _arguments(calls)
+    if arguments:
+        # They are JSON within texts, in which the values of the body were not counted.
+        texts = [text.encode() for text in arguments]
+        check_num_values(texts, limits, "All arguments of tool calls together", "messages")
+
+
+def _arguments(calls: list[Any]) -> Iterator[str]:
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        given = function.get("arguments") if isinstance(function, dict) else None
+        if isinstance(given, str):
+            yield given
