@@ -31,6 +31,7 @@ from deployments.ingress.model_link import ModelLink
 from deployments.ingress.prefix_reporter import PrefixReporter
 from deployments.replica.draining import serve_is_stopping
 from deployments.telemetry.garbage import GarbagePauses
+from deployments.telemetry.loop_lag import LoopLag
 from deployments.telemetry.metrics_push import MetricsPusher
 from deployments.telemetry.request_log import RequestLog
 from deployments.telemetry.serve_logging import log_through_serve
@@ -73,7 +74,7 @@ class Ingress:
         if len(self._links) > 1:
             self._metrics, own = Metrics("", name, "ingress"), name
             snapshots[own] = self._metrics.snapshot
-        self._garbage = GarbagePauses()
+        self._garbage, self._lag = GarbagePauses(), LoopLag()
         snapshots[own] = partial(self._with_pauses, snapshots[own])
         self._reporter = PrefixReporter(
             hub, name, lambda: [link.prefix_report() for link in self._links], args.warm_up.tell_period_s
@@ -87,6 +88,7 @@ class Ingress:
 
     def _with_pauses(self, snapshot: Callable[[], bytes]) -> bytes:
         self._garbage.report(self._metrics)
+        self._lag.report(self._metrics)
         return snapshot()
 
     async def __serve_build_asgi_app__(self) -> Any:
@@ -101,6 +103,7 @@ class Ingress:
             await self._listen(directly_served(service, self._args.ingresses.max_ongoing))
         app = create_app(service)
         self._garbage.settle()
+        self._lag.start()
         self._many = ManyPrompts(app, service, self._args.batch, serve_is_stopping)
         return app
 
@@ -171,6 +174,7 @@ class Ingress:
         if self._http is not None:
             await asyncio.sleep(self._args.ingresses.shutdown_delay_s)
             await self._http.drain()
+        self._lag.close()
         self._reporter.stop()
         self._keeper.stop()
         for pusher in self._pushers:

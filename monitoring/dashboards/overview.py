@@ -253,6 +253,14 @@ _ERRORS = PanelRow(
             is_stacked=True,
         ),
         Panel(
+            "Delay of event loops",
+            "The longest of the last minute, by ingress: no token of any of its streams goes on meanwhile. Below "
+            "0.05 s on a machine that has a core for it.",
+            Unit.SECONDS,
+            (Target(FLEET.gauge("ingress_loop_lag_seconds", "replica", how="max"), "{{replica}}"),),
+            thresholds=(Threshold(0.05, "orange"), Threshold(0.25, "red")),
+        ),
+        Panel(
             "Replicas",
             "Engine replicas that are alive, and those that the configuration asks for. Autoscaling changes the "
             "latter.",
@@ -261,7 +269,6 @@ _ERRORS = PanelRow(
                 Target(FLEET.gauge("engine_up", "model_name"), "{{model_name}} up"),
                 Target(_EXPECTED, "{{model_name}} expected"),
             ),
-            width=12,
         ),
         Panel(
             "Streams that broke off or moved",
@@ -273,7 +280,6 @@ _ERRORS = PanelRow(
                 Target(FLEET.rate("migrations_total", outcome="resumed"), "moved to another replica"),
                 Target(FLEET.rate("migrations_total", outcome="gave_up|no_replica"), "lost"),
             ),
-            width=12,
         ),
     ),
 )

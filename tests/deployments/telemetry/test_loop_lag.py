@@ -1,0 +1,55 @@
+"""The delay of an event loop is noticed, reported for a minute, and then forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from deployments.telemetry.loop_lag import PERIOD_S, WINDOW_S, LoopLag
+from monitoring.metrics import Metrics
+from tests.deployments.support.virtual_time import VirtualLoop, run
+from tests.support.metric_values import snapshot_of
+
+
+def block(seconds: float) -> None:
+    """Let a callback take so long: the clock goes on, the loop does not."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop._jumping.now += seconds
+
+
+def test_the_longest_delay_of_the_last_minute_is_reported() -> None:
+    async def scenario() -> None:
+        lag = LoopLag()
+        assert lag.longest_s() == 0
+        lag.start()
+        await asyncio.sleep(1)
+        assert lag.longest_s() == pytest.approx(0, abs=1e-6)
+        block(0.5)
+        await asyncio.sleep(10)
+        block(0.25)
+        await asyncio.sleep(10)
+        assert 0.5 - PERIOD_S <= lag.longest_s() <= 0.5
+        await asyncio.sleep(WINDOW_S - 15)
+        assert 0.25 - PERIOD_S <= lag.longest_s() <= 0.25
+        await asyncio.sleep(WINDOW_S)
+        assert lag.longest_s() == pytest.approx(0, abs=1e-6)
+        lag.close()
+        lag.close()
+
+    run(scenario())
+
+
+def test_it_is_a_gauge_of_the_ingress() -> None:
+    async def scenario() -> dict[tuple[str, ...], float]:
+        lag, metrics = LoopLag(), Metrics("m", "i", "ingress")
+        lag.start()
+        await asyncio.sleep(1)
+        block(1.0)
+        await asyncio.sleep(0.1)
+        lag.report(metrics)
+        lag.close()
+        return {tuple(key): value for key, value in snapshot_of(metrics).values["ingress_loop_lag_seconds"]}
+
+    assert run(scenario()) == {(): pytest.approx(1.0, abs=2 * PERIOD_S)}
