@@ -52,7 +52,7 @@ class QueuePosition(NamedTuple):
 _NOT_QUEUED = QueuePosition(0.0, 0.0, "", 0)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Request:
     """A request inside one engine. Only the scheduler changes it after it was added.
 

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 LIBRARY = Path(__file__).parent / "libraydix.so"
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
 """Instruction sets, each of which includes those before it."""
-_ABI = 4
+_ABI = 5
 _REBUILD = "install a C compiler and run `python -m engine.kernels.build`"
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -120,12 +120,9 @@ class SampledRow(Structure):
         ("seed", c_uint64),
         ("position", c_int64),
         *((name, c_double) for name in ("temperature", "top_p", "min_p", "presence", "frequency")),
-        *((name, c_void_p) for name in ("history", "edited", "edits", "mask")),
+        *((name, c_void_p) for name in ("counts", "tail", "edited", "edits", "mask")),
         ("repetition", c_float),
-        *(
-            (name, c_int32)
-            for name in ("top_k", "num_history", "num_prompt", "num_edits", "mask_words", "num_top")
-        ),
+        *((name, c_int32) for name in ("top_k", "num_tail", "num_edits", "mask_words", "num_top")),
     ]
 
 

@@ -44,12 +44,14 @@ def measure_step(
 
 def worst_step(config: EngineConfig, max_model_len: int) -> StepPlan:
     """Return a step as large as any: the most tokens, at the end of the longest prompt, with all of them scored
-    and the most rows sampled.
+    and the most rows sampled, each with counts of its tokens for penalties.
 
     All rows share the same pages, as only the memory that the step takes matters.
     """
     pages = range(-(-max_model_len // config.page_size))
-    sampling = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, logprobs=20, prompt_logprobs=20)
+    sampling = SamplingParams(
+        temperature=1.0, top_p=0.9, top_k=50, logprobs=20, prompt_logprobs=20, repetition_penalty=1.1
+    )
     longest = min(config.max_step_tokens - config.max_running + 1, max_model_len)
     sizes = [1] * (config.max_running - 1) + [max(1, longest)]
     drafts = 0 if config.speculation is None else config.speculation.max_drafts * config.max_running

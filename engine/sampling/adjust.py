@@ -1,4 +1,8 @@
-"""Adjusts a request's logits before a token is chosen: penalties, bias, forbidden ends."""
+"""Adjusts a request's logits before a token is chosen: penalties, bias, forbidden ends.
+
+This is the reference, which reads the whole history each time. The samplers of CPUs and GPUs keep counts of it:
+`engine.sampling.token_counts`.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,14 @@ import numpy as np
 import torch
 
 from engine.sampling.row import SamplingRow
+from engine.sampling.token_counts import is_penalized
 from engine.sampling_params import SamplingParams
 
 
 def is_adjusted(row: SamplingRow) -> bool:
     """Whether `adjust` would change anything."""
     params = row.request.sampling
-    return bool(
-        params.repetition_penalty != 1.0
-        or params.presence_penalty
-        or params.frequency_penalty
-        or params.logit_bias
-        or must_go_on(row)
-    )
+    return bool(is_penalized(params) or params.logit_bias or must_go_on(row))
 
 
 def adjust(logits: torch.Tensor, row: SamplingRow, eos_token_ids: Collection[int]) -> None:

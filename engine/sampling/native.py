@@ -1,7 +1,8 @@
 """The sampler for logits on a CPU: one call of the native library for all rows of a step.
 
 The library reads the rows' parameters from a table with one struct per row. As the same requests decode from step
-to step, the table is rebuilt only when parameters change; a row without penalties costs only its position.
+to step, the table is rebuilt only when parameters change; a row without penalties costs only its position, and one
+with penalties the same whatever the length of its history.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import torch
 
 from engine.kernels.native import Kernels, SampledRow, Workspace
 from engine.logprobs import TokenLogprobs
-from engine.sampling.adjust import adjust, forbidden_ends, must_go_on
+from engine.sampling.adjust import forbidden_ends, must_go_on
 from engine.sampling.beam_candidates import beam_candidates
 from engine.sampling.masks import GrammarMasks, Masks
 from engine.sampling.row import SamplingRow
+from engine.sampling.token_counts import TokenCounts, is_penalized
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import GRAMMAR_FAILED
 
@@ -33,6 +35,7 @@ class NativeSampler:
         self._eos = frozenset(eos_token_ids)
         self._masks = GrammarMasks(self._eos)
         self._kernels = kernels
+        self._counts = TokenCounts()
         self._workspace = Workspace()
         self._table = _Table([], [])
 
@@ -49,8 +52,8 @@ class NativeSampler:
         table.positions[:] = [row.num_output for row in rows]
         for at in table.searching:
             logits[at] = torch.log_softmax(logits[at], dim=-1)
-            adjust(logits[at], rows[at], self._eos)
-        pointed_to = [part for at in table.changing for part in self._changes(table, at, rows[at], vocab_size)]
+        pointed_to = [part for at in table.edited for part in self._edit(table, at, rows[at], vocab_size)]
+        pointed_to += self._penalize(table, rows, logits)
         masks, failed = self._mask(table, rows)
         tokens = torch.empty(len(rows), dtype=torch.int64)
         reports = _Reports(table, vocab_size)
@@ -76,23 +79,33 @@ class NativeSampler:
                 found[at] = report if tokens[at] >= 0 else None
         return tokens, found
 
-    def _changes(self, table: _Table, at: int, row: SamplingRow, vocab_size: int) -> list[npt.NDArray[Any]]:
-        """Point a row's struct to the changes that `adjust` would make; return the arrays it points to."""
+    def _penalize(
+        self, table: _Table, rows: Sequence[SamplingRow], logits: torch.Tensor
+    ) -> list[npt.NDArray[Any]]:
+        """Point structs to the counts that penalties depend on; return the arrays they point to."""
+        if not table.penalized:
+            return []
+        asked = [rows[at] for at in table.penalized]
+        slots = np.array(self._counts.follow(asked, logits), dtype=np.int64)
+        counts = self._counts.table
+        table.rows["counts"][table.penalized] = (
+            counts.data_ptr() + slots * counts.stride(0) * counts.element_size()
+        )
+        tails = [np.array(row.tail, dtype=np.int64) for row in asked]
+        table.rows["tail"][table.penalized] = [tail.ctypes.data for tail in tails]
+        table.rows["num_tail"][table.penalized] = [len(tail) for tail in tails]
+        return tails
+
+    def _edit(self, table: _Table, at: int, row: SamplingRow, vocab_size: int) -> list[npt.NDArray[Any]]:
+        """Point a row's struct to its bias and forbidden ends; return the arrays it points to."""
         params, entry = row.request.sampling, table.rows[at]
-        num_prompt, tokens = 0, list[int]()
-        if params.repetition_penalty != 1.0:
-            num_prompt, tokens = row.request.num_prompt, row.history()
-        elif params.presence_penalty or params.frequency_penalty:
-            tokens = row.output()
         edits = {token: bias for token, bias in params.logit_bias.items() if token < vocab_size}
         if must_go_on(row):
             ends = forbidden_ends(params, self._eos)
             edits |= {token: -np.inf for token in ends if token < vocab_size}
-        history = np.array(tokens, dtype=np.int64)
         edited, added = np.array([*edits], dtype=np.int32), np.array([*edits.values()], dtype=np.float32)
-        entry["history"], entry["num_history"], entry["num_prompt"] = history.ctypes.data, len(history), num_prompt
         entry["edited"], entry["edits"], entry["num_edits"] = edited.ctypes.data, added.ctypes.data, len(edits)
-        return [history, edited, added]
+        return [edited, added]
 
     def _mask(self, table: _Table, rows: Sequence[SamplingRow]) -> tuple[Masks, list[int]]:
         """Point structs to their grammars' masks; return the masks, and the rows whose grammars failed."""
@@ -115,7 +128,8 @@ class _Table:
         self.address: int = rows.ctypes.data
         self.positions = rows["position"]
         self.searching = [at for at, p in enumerate(params) if p.beams is not None]
-        self.changing = [at for at, p in enumerate(params) if _changes(p) and p.beams is None]
+        self.penalized = [at for at, p in enumerate(params) if is_penalized(p)]
+        self.edited = [at for at, p in enumerate(params) if p.logit_bias or p.min_tokens]
         self.counts = {at: p.logprobs for at, p in enumerate(params) if p.logprobs is not None}
         """Number of alternatives to report, for each row that reports log-probabilities."""
         self.is_masked = False
@@ -125,20 +139,9 @@ class _Table:
             rows[name] = [getattr(p, name) for p in params]
         rows["num_top"], rows["repetition"] = -1, 1.0
         rows["temperature"][self.searching] = 0.0
-        for at in self.changing:
+        for at in self.penalized:
             penalties = params[at].repetition_penalty, params[at].presence_penalty, params[at].frequency_penalty
             rows["repetition"][at], rows["presence"][at], rows["frequency"][at] = penalties
-
-
-def _changes(params: SamplingParams) -> bool:
-    """Whether the parameters may change logits, apart from a grammar."""
-    return bool(
-        params.repetition_penalty != 1.0
-        or params.presence_penalty
-        or params.frequency_penalty
-        or params.logit_bias
-        or params.min_tokens
-    )
 
 
 class _Reports:

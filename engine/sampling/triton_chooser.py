@@ -1,7 +1,7 @@
 """Chooses tokens by Triton kernels: sampling parameters lie on the device, and no logits come back from it.
 
 As the same requests decode from step to step, their parameters are sent again only when they change; a row without
-penalties costs only its position.
+penalties costs only its position, and one with penalties the same whatever the length of its history.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from engine.kernels.triton import sample
 from engine.sampling.adjust import forbidden_ends, is_adjusted, must_go_on
 from engine.sampling.chooser import draws
 from engine.sampling.row import SamplingRow
+from engine.sampling.token_counts import TokenCounts, is_penalized
 from engine.sampling_params import SamplingParams
 
 
@@ -27,16 +28,22 @@ class TritonChooser:
     def __init__(self) -> None:
         self._asked: tuple[list[SamplingParams], list[int]] = [], []
         self._tensors: sample.SamplingTensors | None = None
+        self._counts = TokenCounts()
 
     def adjust(self, logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]) -> None:
         """Implement `Chooser`."""
-        changes = [
-            _changes(at, row, eos_token_ids, logits.shape[1]) for at, row in enumerate(rows) if is_adjusted(row)
+        penalized = [at for at, row in enumerate(rows) if is_penalized(row.request.sampling)]
+        if penalized:
+            slots = self._counts.follow([rows[at] for at in penalized], logits)
+            asked = _penalties(penalized, slots, rows)
+            sample.penalize(logits, self._counts.table, on_device(asked, logits.device))
+        edits = [
+            _edits(at, row, eos_token_ids, logits.shape[1]) for at, row in enumerate(rows) if is_adjusted(row)
         ]
-        if changes:
-            columns = [np.concatenate(column).view(np.int32) for column in zip(*changes, strict=True)]
+        if edits:
+            columns = [np.concatenate(column).view(np.int32) for column in zip(*edits, strict=True)]
             sent = on_device(np.stack(columns), logits.device)  # One transfer for all columns.
-            sample.change(logits, *sent[:2], *sent[2:].view(torch.float32))
+            sample.edit(logits, sent[0], sent[1], sent[2].view(torch.float32))
 
     def choose(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         """Implement `Chooser`."""
@@ -47,42 +54,38 @@ class TritonChooser:
         return sample.choose(logits, self._tensors, on_device(positions, logits.device))
 
 
-class _LogitChanges(NamedTuple):
-    """Changes to single logits: columns of E entries."""
+class _LogitEdits(NamedTuple):
+    """Additions to single logits: columns of E entries."""
 
     rows: npt.NDArray[np.int32]
     tokens: npt.NDArray[np.int32]
-    repetition: npt.NDArray[np.float32]
-    penalty: npt.NDArray[np.float32]
     bias: npt.NDArray[np.float32]
 
 
-def _changes(at: int, row: SamplingRow, eos_token_ids: Collection[int], vocab_size: int) -> _LogitChanges:
-    """Return the changes that `engine.sampling.adjust` makes to row `at`, one entry per token."""
-    params = row.request.sampling
-    biases = dict(params.logit_bias)
+def _edits(at: int, row: SamplingRow, eos_token_ids: Collection[int], vocab_size: int) -> _LogitEdits:
+    """Return the bias and the forbidden ends of row `at`, one entry per token."""
+    biases = dict(row.request.sampling.logit_bias)
     if must_go_on(row):
-        biases |= dict.fromkeys(forbidden_ends(params, eos_token_ids), -np.inf)
-    repeated = _known(row.history() if params.repetition_penalty != 1.0 else [], vocab_size)
-    output = row.output() if params.presence_penalty or params.frequency_penalty else []
-    seen, counts = np.unique(_known(output, vocab_size), return_counts=True)
-    biased = _known([*biases], vocab_size)
-    tokens = np.unique(np.concatenate((repeated, seen, biased)))
-    changes = _LogitChanges(
-        np.full(len(tokens), at, dtype=np.int32),
-        tokens.astype(np.int32),
-        *(np.full(len(tokens), neutral, dtype=np.float32) for neutral in (1.0, 0.0, 0.0)),
+        biases |= dict.fromkeys(forbidden_ends(row.request.sampling, eos_token_ids), -np.inf)
+    known = {token: bias for token, bias in biases.items() if token < vocab_size}
+    return _LogitEdits(
+        np.full(len(known), at, dtype=np.int32),
+        np.array([*known], dtype=np.int32),
+        np.array([*known.values()], dtype=np.float32),
     )
-    changes.repetition[np.searchsorted(tokens, repeated)] = params.repetition_penalty
-    changes.penalty[np.searchsorted(tokens, seen)] = params.presence_penalty + params.frequency_penalty * counts
-    changes.bias[np.searchsorted(tokens, biased)] = [biases[token] for token in biased.tolist()]
-    return changes
 
 
-def _known(tokens: Sequence[int], vocab_size: int) -> npt.NDArray[np.int64]:
-    """Return the tokens that have a logit."""
-    found = np.array(tokens, dtype=np.int64)
-    return found[found < vocab_size]
+def _penalties(places: Sequence[int], slots: Sequence[int], rows: Sequence[SamplingRow]) -> npt.NDArray[np.int64]:
+    """Return what `engine.kernels.triton.sample.penalize` is asked for: the rows at `places`, with their slots."""
+    tails = [rows[at].tail for at in places]
+    asked = np.full((len(places), 5 + max(map(len, tails))), -1, dtype=np.int64)
+    asked[:, 0], asked[:, 1] = places, slots
+    params = [rows[at].request.sampling for at in places]
+    penalties = [(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params]
+    asked[:, 2:5] = np.array(penalties, dtype=np.float64).view(np.int64)
+    for entry, tail in zip(asked, tails, strict=True):
+        entry[5 : 5 + len(tail)] = tail
+    return asked
 
 
 def _sampling_tensors(rows: Sequence[SamplingRow], logits: torch.Tensor) -> sample.SamplingTensors:

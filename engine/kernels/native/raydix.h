@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RAYDIX_ABI 4 /* engine/kernels/native.py expects the same number: raise both with every change of a struct. */
+#define RAYDIX_ABI 5 /* engine/kernels/native.py expects the same number: raise both with every change of a struct. */
 
 #ifdef RAYDIX_BF16
 typedef uint16_t elem; /* bfloat16: the upper half of a float */
@@ -80,13 +80,14 @@ typedef struct {
     int64_t position;                        /* in the noise */
     double temperature, top_p, min_p;        /* temperature 0: the most likely token */
     double presence, frequency;              /* penalties */
-    const int64_t *history;                  /* [num_history]: the prompt's tokens, if they matter, then the output's */
+    const int32_t *counts;                   /* [vocabulary]: engine/sampling/token_counts.py; NULL: no penalties */
+    const int64_t *tail;                     /* [num_tail]: tokens of the output that it does not count; at most 256 */
     const int32_t *edited;                   /* [num_edits] tokens; those outside the vocabulary are ignored */
     const float *edits;                      /* [num_edits]: added; -INFINITY forbids */
     const uint32_t *mask;                    /* [mask_words]: bits of the allowed tokens; NULL: all */
     float repetition;                        /* penalty */
     int32_t top_k;                           /* 0: all */
-    int32_t num_history, num_prompt, num_edits, mask_words;
+    int32_t num_tail, num_edits, mask_words;
     int32_t num_top;                         /* alternatives to report; -1: nothing is reported */
 } SampledRow;
 

@@ -125,36 +125,45 @@ static int choose(const SampledRow *asked, const float *row, int vocabulary, Sam
 
 static bool is_known(int64_t token, int vocabulary) { return token >= 0 && token < vocabulary; }
 
-static void penalize(const SampledRow *asked, float *row, int vocabulary, int32_t *counts)
+typedef struct {
+    float repetition;
+    double presence, frequency;
+} Penalties;
+
+/* Return a logit after the penalties; `count` is as in engine/sampling/token_counts.py. */
+static inline float penalized(Penalties by, float x, int32_t count)
 {
-    if (asked->repetition != 1) {
-        for (int i = 0; i < asked->num_history; i++) {
-            int64_t token = asked->history[i];
-            if (is_known(token, vocabulary) && !counts[token]++)
-                row[token] = row[token] > 0 ? row[token] / asked->repetition : row[token] * asked->repetition;
-        }
-        for (int i = 0; i < asked->num_history; i++)
-            if (is_known(asked->history[i], vocabulary))
-                counts[asked->history[i]] = 0;
-    }
-    if (asked->presence == 0 && asked->frequency == 0)
-        return;
-    for (int i = asked->num_prompt; i < asked->num_history; i++)
-        if (is_known(asked->history[i], vocabulary))
-            counts[asked->history[i]]++;
-    for (int i = asked->num_prompt; i < asked->num_history; i++) {
-        int64_t token = asked->history[i];
-        if (!is_known(token, vocabulary) || !counts[token])
+    float changed = x > 0 ? x / by.repetition : x * by.repetition;
+    float penalty = (float)(by.presence + by.frequency * (count >> 1));
+    changed -= count > 1 ? penalty : 0;
+    return count ? changed : x;
+}
+
+/* Apply the penalties to all tokens as counted, then anew to those of the tail, which occur more often. */
+static void penalize(const SampledRow *asked, float *row, int vocabulary, float *before)
+{
+    const Penalties by = {asked->repetition, asked->presence, asked->frequency};
+    const int32_t *counts = asked->counts;
+    for (int i = 0; i < asked->num_tail; i++)
+        before[i] = is_known(asked->tail[i], vocabulary) ? row[asked->tail[i]] : 0;
+    for (int token = 0; token < vocabulary; token++)
+        row[token] = penalized(by, row[token], counts[token]);
+    for (int i = 0; i < asked->num_tail; i++) {
+        int64_t token = asked->tail[i];
+        if (!is_known(token, vocabulary))
             continue;
-        row[token] -= (float)(asked->presence + asked->frequency * counts[token]);
-        counts[token] = 0;
+        int32_t count = counts[token];
+        for (int j = 0; j < asked->num_tail; j++)
+            count += asked->tail[j] == token ? 2 : 0;
+        row[token] = penalized(by, before[i], count);
     }
 }
 
 /* Adjust a row as engine/sampling/adjust.py does, then apply the grammar's mask. */
-static void adjust(const SampledRow *asked, float *row, int vocabulary, int32_t *counts)
+static void adjust(const SampledRow *asked, float *row, int vocabulary, SampleScratch *scratch)
 {
-    penalize(asked, row, vocabulary, counts);
+    if (asked->counts)
+        penalize(asked, row, vocabulary, scratch->list.logits);
     for (int i = 0; i < asked->num_edits; i++)
         if (is_known(asked->edited[i], vocabulary)) {
             float *logit = row + asked->edited[i];
@@ -223,7 +232,6 @@ EXPORT void NAME(raydix_sample)(const SampledRow *rows, int num_rows, float *log
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         SampleScratch scratch;
-        bool has_counts = false;
         carve_scratch(&scratch, vocabulary, workspace + size * omp_get_thread_num());
 #pragma omp for schedule(dynamic)
         for (int r = 0; r < num_rows; r++) {
@@ -234,14 +242,10 @@ EXPORT void NAME(raydix_sample)(const SampledRow *rows, int num_rows, float *log
             if (asked->num_top >= 0) {
                 normaliser = report_top(asked, row, vocabulary, top_tokens + (size_t)r * top_width,
                                         top_logprobs + (size_t)r * top_width, &scratch);
-                if (asked->num_history || asked->num_edits || asked->mask)
+                if (asked->counts || asked->num_edits || asked->mask)
                     original = memcpy(scratch.original, row, sizeof(float) * vocabulary);
             }
-            if (asked->num_history && !has_counts) {
-                memset(scratch.counts, 0, sizeof(int32_t) * vocabulary);
-                has_counts = true;
-            }
-            adjust(asked, row, vocabulary, scratch.counts);
+            adjust(asked, row, vocabulary, &scratch);
             tokens[r] = choose(asked, row, vocabulary, &scratch);
             if (asked->num_top >= 0)
                 logprobs[r] = tokens[r] < 0 ? 0 : (float)(original[tokens[r]] - normaliser);

@@ -32,7 +32,6 @@ typedef struct {
 typedef struct {
     List list;        /* [vocabulary], and a vector's width more */
     int32_t *indices; /* the same, for find_cut */
-    int32_t *counts;  /* [vocabulary]: zeros between rows */
     float *maxima;    /* of each block */
     double *sums;     /* the same */
     float *original;  /* [vocabulary]: a row before it was adjusted */
@@ -54,7 +53,6 @@ static char *carve_scratch(SampleScratch *scratch, int vocabulary, char *at)
     scratch->list.ids = (int32_t *)at, at += wide * 4;
     scratch->list.logits = (float *)at, at += wide * 4;
     scratch->indices = (int32_t *)at, at += wide * 4;
-    scratch->counts = (int32_t *)at, at += wide * 4;
     scratch->original = (float *)at, at += wide * 4;
     scratch->maxima = (float *)at, at += (blocks + 16) / 16 * 64;
     return at;

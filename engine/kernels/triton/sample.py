@@ -98,40 +98,56 @@ def choose(logits: torch.Tensor, tensors: SamplingTensors, positions: torch.Tens
     return tokens
 
 
-def change(
-    logits: torch.Tensor,
-    rows: torch.Tensor,
-    tokens: torch.Tensor,
-    repetition: torch.Tensor,
-    penalty: torch.Tensor,
-    bias: torch.Tensor,
-) -> None:
-    """Change single logits in place: entry e of E is token `tokens[e]` of row `rows[e]`, int32; no duplicates.
+def penalize(logits: torch.Tensor, counts: torch.Tensor, asked: torch.Tensor) -> None:
+    """Apply penalties in place to P rows of `logits`, float32 [R, V], of any row stride.
 
-    logits: float32 [R, V], of any row stride. A logit is divided by its repetition penalty, float32, or multiplied
-    by it if negative; then the penalty is subtracted and the bias added; a bias of -inf forbids the token.
+    counts: int32 [slots, V], as in `engine.sampling.token_counts`.
+    asked: int64 [P, 5 + T]: each one's row and slot; the bits of its repetition, presence and frequency penalties
+    as float64; the tokens of its output that the slot does not count, padded with -1.
+    """
+    if asked.shape[0]:
+        grid = (asked.shape[0], triton.cdiv(logits.shape[1], CHUNK))
+        shape = logits.stride(0), logits.shape[1]
+        _penalize[grid](logits, *shape, counts, asked, asked.shape[1], CHUNK=CHUNK)
+
+
+def edit(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, bias: torch.Tensor) -> None:
+    """Change single logits in place: add `bias[e]`, float32, to token `tokens[e]` of row `rows[e]`, int32.
+
+    logits: float32 [R, V], of any row stride. There are no duplicates; a bias of -inf forbids the token.
     """
     count, block = len(rows), 256
     if count:
-        changes = rows, tokens, repetition, penalty, bias
-        _change[triton.cdiv(count, block),](logits, logits.stride(0), *changes, count, BLOCK=block)
+        _edit[triton.cdiv(count, block),](logits, logits.stride(0), rows, tokens, bias, count, BLOCK=block)
 
 
 @triton.jit
-def _change(
-    logits_ptr, stride, rows_ptr, tokens_ptr, repetition_ptr, penalty_ptr, bias_ptr, count, BLOCK: tl.constexpr
-):
+def _penalize(logits_ptr, stride, size, counts_ptr, asked_ptr, width, CHUNK: tl.constexpr):
+    asked = asked_ptr + tl.program_id(0).to(tl.int64) * width
+    row, slot = tl.load(asked), tl.load(asked + 1)
+    repetition = tl.load(asked + 2).to(tl.float64, bitcast=True).to(tl.float32)
+    presence = tl.load(asked + 3).to(tl.float64, bitcast=True)
+    frequency = tl.load(asked + 4).to(tl.float64, bitcast=True)
+    token = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    count = tl.load(counts_ptr + slot * size + token, mask=token < size, other=0)
+    for index in range(5, width):
+        count += tl.where((token == tl.load(asked + index)) & (token < size), 2, 0)
+    x = tl.load(logits_ptr + row * stride + token, mask=count > 0, other=0.0)
+    x = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
+    penalty = (presence + frequency * (count >> 1).to(tl.float64)).to(tl.float32)
+    x = tl.where(count > 1, x - penalty, x)
+    tl.store(logits_ptr + row * stride + token, x, mask=count > 0)
+
+
+@triton.jit
+def _edit(logits_ptr, stride, rows_ptr, tokens_ptr, bias_ptr, count, BLOCK: tl.constexpr):
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_in = entry < count
     row = tl.load(rows_ptr + entry, mask=is_in, other=0).to(tl.int64)
     at = logits_ptr + row * stride + tl.load(tokens_ptr + entry, mask=is_in, other=0)
-    x = tl.load(at, mask=is_in, other=0.0)
-    repetition = tl.load(repetition_ptr + entry, mask=is_in, other=1.0)
     bias = tl.load(bias_ptr + entry, mask=is_in, other=0.0)
-    x = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
-    x -= tl.load(penalty_ptr + entry, mask=is_in, other=0.0)
-    x = tl.where(bias == float("-inf"), bias, x + bias)
-    tl.store(at, x, mask=is_in)
+    x = tl.load(at, mask=is_in, other=0.0)
+    tl.store(at, tl.where(bias == float("-inf"), bias, x + bias), mask=is_in)
 
 
 @triton.jit

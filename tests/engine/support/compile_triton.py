@@ -20,7 +20,7 @@ from engine.kernels.triton.grouped_gemm import experts_mlp
 from engine.kernels.triton.int4_gemm import int4_linear
 from engine.kernels.triton.norm import add_norm
 from engine.kernels.triton.rope import rotate_into, rotation
-from engine.kernels.triton.sample import SamplingTensors, change, choose
+from engine.kernels.triton.sample import SamplingTensors, choose, edit, penalize
 from engine.kernels.triton.silu import silu_mul
 from tests.engine.support.compiled_kernels import compiled, name_of
 from tests.engine.support.paged_kv import Heads, Paged
@@ -73,7 +73,8 @@ def sampling(vocab_size: int) -> None:
     choices = SamplingTensors(asked, numbers, asked.int(), numbers, numbers, draws=True, cuts=True)
     logits = torch.zeros(2, vocab_size)
     choose(logits, choices, asked)
-    change(logits, asked.int(), asked.int(), *torch.zeros(3, 2))
+    penalize(logits, logits.int(), torch.zeros(2, 7, dtype=torch.int64))
+    edit(logits, asked.int(), asked.int(), torch.zeros(2))
 
 
 CASES: dict[int, tuple[partial[None], ...]] = {

@@ -18,6 +18,7 @@ from engine.sampling.sampler import Sampler, sampler_for
 from engine.sampling.triton_chooser import TritonChooser
 from engine.scheduling.plan import GRAMMAR_FAILED
 from tests.engine.support.grammar_models import NUM_TOKENS, compiler, ids
+from tests.engine.support.penalty_courses import check_tokens_without_a_logit, play, read_by_steps
 from tests.engine.support.sampling_rows import EOS, PARAMS, assert_same_logprobs, row
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -166,6 +167,20 @@ def test_grammars_are_followed_beside_other_rows(sampler: Sampler) -> None:
     rows[2] = SamplingRow.of(rows[2].request)
     tokens = agree(sampler, logits, rows)
     assert tokens[1] in ids("bb bbb bbbb") and tokens[2] == GRAMMAR_FAILED
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 2**32))
+def test_any_course_of_requests_is_penalized_as_their_whole_histories(seed: int) -> None:
+    play(Sampler(EOS, TritonChooser()), seed, DEVICE.type)
+
+
+def test_a_step_reads_no_more_of_a_long_history_than_what_is_new(sampler: Sampler) -> None:
+    assert read_by_steps(sampler, DEVICE.type)[1:] == [2] * 4
+
+
+def test_tokens_without_a_logit_are_not_counted(sampler: Sampler) -> None:
+    check_tokens_without_a_logit(sampler, DEVICE.type)
 
 
 def test_noise_is_that_of_the_host() -> None:
