@@ -11,6 +11,7 @@ whether it is one.
 from __future__ import annotations
 
 import codecs
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
@@ -77,7 +78,7 @@ class TextStream:
     def __init__(self, decoder: TokenDecoder, stop: Sequence[str] = (), *, min_tokens: int = 0) -> None:
         """The first of the strings `stop` ends the text, but none within the first `min_tokens` tokens."""
         self._decoder = decoder
-        self._stop = tuple(stop)
+        self._stop = sorted(stop)
         self._min_tokens = min_tokens
         self._held = ""
         self.num_tokens = 0
@@ -85,7 +86,7 @@ class TextStream:
         self.stopped = False
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
-        """Add tokens; O(tokens). With stop strings they are taken one by one, to know which one completes one."""
+        """Add tokens. With stop strings they are taken one by one, to know which one completes one."""
         if self.stopped:
             return TextDelta("", stopped=True)
         if not self._stop:
@@ -107,27 +108,32 @@ class TextStream:
         return rest
 
     def _show(self, text: str) -> str:
-        """Return the part of the held text and `text` that can be shown now."""
+        """Return the part of the held text and `text` that can be shown now.
+
+        Looks once for each stop string, only where it would end in the new text. A character is passed over once,
+        when no stop string begins with it and what follows, so that holding costs O(1) look-ups a character over a
+        whole text.
+        """
         if self.num_tokens < self._min_tokens:
             return text
-        self._held += text
-        ends = [found for string in self._stop if (found := self._held.find(string)) >= 0]
+        num_held, text = len(self._held), self._held + text
+        ends = [
+            found for string in self._stop if (found := text.find(string, max(0, num_held + 1 - len(string)))) >= 0
+        ]
         if ends:
             self.stopped = True
-            shown, self._held = self._held[: min(ends)], ""
-            return shown
-        keep = max(_overlap(self._held, string) for string in self._stop)
-        split = len(self._held) - keep
-        shown, self._held = self._held[:split], self._held[split:]
-        return shown
+            self._held = ""
+            return text[: min(ends)]
+        split = 0
+        while split < len(text) and not self._may_begin(text[split:]):
+            split += 1
+        self._held = text[split:]
+        return text[:split]
 
-
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that is a beginning of `stop`."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+    def _may_begin(self, text: str) -> bool:
+        """Whether a stop string begins with `text`: if so, the first one in order that is not less does."""
+        at = bisect_left(self._stop, text)
+        return at < len(self._stop) and self._stop[at].startswith(text)
 
 
 class ByteDecoder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import cast
 
@@ -185,6 +186,83 @@ def test_the_first_stop_string_cuts_the_text(tokenizer: Tokenizer, text: str, st
     cut = min(complete.find(string) for string in stop if string in complete)
     assert shown == text[:cut]
     assert not any(string in tokenizer.decode(ids[: made.num_tokens - 1]) for string in stop)
+
+
+class Letters:
+    """A decoder whose tokens are texts of any length."""
+
+    def __init__(self, pieces: Sequence[str]) -> None:
+        self._pieces = pieces
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        return "".join(self._pieces[token] for token in token_ids)
+
+    def rest(self) -> str:
+        return ""
+
+
+def searched(pieces: Sequence[str], stop: Sequence[str], min_tokens: int) -> list[tuple[str, bool]]:
+    """What each token shows, by a search of all that is held, and whether the text ends there."""
+    deltas, held = [], ""
+    for count, piece in enumerate(pieces, 1):
+        if count < min_tokens:
+            deltas.append((piece, False))
+            continue
+        held += piece
+        if found := [held.find(string) for string in stop if string in held]:
+            return [*deltas, (held[: min(found)], True)]
+        ends = [held[at:] for at in range(len(held)) if any(string.startswith(held[at:]) for string in stop)]
+        shown = len(held) - len(ends[0] if ends else "")
+        deltas.append((held[:shown], False))
+        held = held[shown:]
+    return [*deltas, (held, False)]
+
+
+@settings(deadline=None, max_examples=500)
+@given(
+    pieces=st.lists(st.text("ab漢", max_size=6), max_size=30),
+    stop=st.lists(st.text("ab漢", min_size=1, max_size=9), min_size=1, max_size=8),
+    min_tokens=st.integers(0, 5),
+)
+def test_every_token_shows_what_a_search_of_the_text_finds(
+    pieces: list[str], stop: list[str], min_tokens: int
+) -> None:
+    """Whatever the tokens' borders: nothing that begins a stop string is shown, and nothing else is held."""
+    text = TextStream(Letters(pieces), stop, min_tokens=min_tokens)
+    deltas = []
+    for token in range(len(pieces)):
+        delta = text.push([token])
+        deltas.append((delta.text, delta.stopped))
+        if delta.stopped:
+            break
+    else:
+        deltas.append((text.finish(), False))
+    assert deltas == searched(pieces, stop, min_tokens)
+
+
+@pytest.mark.parametrize(
+    ("stop", "piece"),
+    [
+        (["a" * 255 + "b", *("x" * 256 for _ in range(7))], "aaaa"),
+        (["a" * 255 + "b", *("a" * (120 + at) + "x" * (136 - at) for at in range(7))], "aaaa"),
+        (["b" + "a" * 255, *("a" * 32 * at + "b" for at in range(1, 8))], "aaaa"),
+        (["ab" * 127 + "ax", *("ab" * at + "x" for at in range(100, 107))], "abab"),
+        ([chr(97 + at) + "y" * 255 for at in range(8)], "ahgc"),
+        (["END"], "abcd"),
+    ],
+    ids=["one holds", "all hold", "short after long", "two letters", "first letters", "one"],
+)
+def test_stop_strings_cost_at_most_20_microseconds_a_token(stop: list[str], piece: str) -> None:
+    """Of processor time, at the limits of their number and length. The best of several rounds counts."""
+    costs = []
+    for _ in range(7):
+        text = TextStream(Letters([piece]), stop)
+        began = time.process_time()
+        for _ in range(1000):
+            text.push([0])
+        costs.append((time.process_time() - began) / 1000)
+        assert not text.stopped
+    assert min(costs) <= 20e-6
 
 
 def test_what_may_begin_a_stop_string_is_held_until_it_does_not() -> None:
