@@ -19,7 +19,7 @@ from engine.structs import Struct
 
 
 class Candidate(Struct, frozen=True, gc=False):
-    """A replica to choose among, as its router knows it at one moment. Every prompt makes one for each replica."""
+    """A replica to choose among, as its router knows it at one moment. Each change of its state makes one."""
 
     replica: str
     queued_prefill_tokens: float

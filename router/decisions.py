@@ -67,7 +67,7 @@ class DecisionLog:
 
     def add(self, request_id: str, at: float, model: str, query: RouteQuery, decision: Decision) -> None:
         """Record that a request was placed at `decision.order[0]`."""
-        chosen, *others = decision.order
+        chosen = decision.order[0]
         self.by_reason[decision.policy, decision.reason] += 1
         self.regret_tokens += decision.regret_tokens
         self._records[request_id] = DecisionRecord(
@@ -79,7 +79,7 @@ class DecisionLog:
             num_tokens=query.num_tokens,
             utilisation=query.utilisation,
             replica=chosen,
-            runner_up=others[0] if others else None,
+            runner_up=decision.order[1] if len(decision.order) > 1 else None,
             predicted_cached=query.overlap.get(chosen, 0),
             regret_tokens=decision.regret_tokens,
             terms=dict(decision.terms),

@@ -16,10 +16,10 @@ from typing import Literal, get_args
 
 import msgspec
 
+from router.candidates import Candidates
 from router.cost import Candidate
+from router.ready_candidates import ReadyCandidates
 
-DEFAULT_PREFILL_RATE = 5_000.0
-"""Tokens/s of a replica while none in the fleet has measured its own."""
 CIRCUIT_FAILURES = 3
 """Failed calls in a row after which a replica's circuit opens: it gets nothing while others can serve."""
 CIRCUIT_OPEN_S = 5.0
@@ -86,12 +86,23 @@ class _Member:
     num_dispatches: int = 0
     unseen: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Dispatches of this process that no heartbeat counts yet: request id -> (number, uncached tokens)."""
+    num_unseen_tokens: int = 0
+    """Tokens of `unseen`."""
     num_failures: int = 0
     circuit_open_until: float = 0.0
 
+    def see(self, request_id: str) -> None:
+        """Forget an unseen dispatch, if it is one."""
+        _, tokens = self.unseen.pop(request_id, (0, 0))
+        self.num_unseen_tokens -= tokens
+
 
 class Fleet:
-    """The replicas of one deployment. Thread-safe; every method is a few dictionary operations and never waits."""
+    """The replicas of one deployment. Thread-safe; every method is a few dictionary operations and never waits.
+
+    What placement reads of a replica is made when the replica's state changes, not when a prompt asks for it: each
+    prompt considers all replicas, which may be hundreds.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -99,6 +110,8 @@ class Fleet:
         self._members: dict[str, _Member] = {}
         self._placed: dict[str, str | None] = {}  # open request id -> replica
         self._listeners: list[Callable[[], None]] = []
+        self._ready = ReadyCandidates()
+        self._open_circuits: set[str] = set()
 
     # --- members -------------------------------------------------------------------------------------------
 
@@ -108,8 +121,14 @@ class Fleet:
             before = {replica: member.address for replica, member in self._members.items()}
             for replica in self._members.keys() - addresses.keys():
                 del self._members[replica]
+                self._open_circuits.discard(replica)
+                self._ready.remove(replica)
             for replica, address in addresses.items():
-                self._members.setdefault(replica, _Member()).address = address
+                if replica in self._members:
+                    self._members[replica].address = address
+                else:
+                    member = self._members[replica] = _Member(address)
+                    self._refresh(replica, member)
             listeners = list(self._listeners) if before != dict(addresses) else []
         for listener in listeners:
             listener()
@@ -133,8 +152,10 @@ class Fleet:
     def mark_lost(self, replica: str, is_lost: bool = True) -> None:
         """Note that a replica stopped answering, or answers again. A lost replica is tried last."""
         with self._lock:
-            if replica in self._members:
-                self._members[replica].is_lost = is_lost
+            member = self._members.get(replica)
+            if member is not None and member.is_lost != is_lost:
+                member.is_lost = is_lost
+                self._refresh(replica, member)
 
     def names(self) -> set[str]:
         """Return the names of all replicas."""
@@ -163,6 +184,8 @@ class Fleet:
             member.num_failures = member.num_failures + 1 if is_failure else 0
             if member.num_failures >= CIRCUIT_FAILURES:
                 member.circuit_open_until = self._clock() + CIRCUIT_OPEN_S
+                self._open_circuits.add(replica)
+                self._refresh(replica, member)
 
     # --- load ----------------------------------------------------------------------------------------------
 
@@ -176,7 +199,8 @@ class Fleet:
             for request_id, (number, _) in list(member.unseen.items()):
                 if number > load.dispatches_seen:
                     break  # numbers ascend
-                del member.unseen[request_id]
+                member.see(request_id)
+            self._refresh(replica, member)
 
     def open(self, request_id: str) -> None:
         """Announce a request that this process is about to send. It counts as load where it is booked, until
@@ -196,13 +220,15 @@ class Fleet:
             if request_id not in self._placed or before == replica:
                 return
             if before in self._members:
-                self._drop(self._members[before], request_id)
+                self._drop(before, request_id)
             if member is None:
                 return
             self._placed[request_id] = replica
             member.own.add(request_id)
             member.num_dispatches += 1
             member.unseen[request_id] = (member.num_dispatches, num_tokens)
+            member.num_unseen_tokens += num_tokens
+            self._refresh(replica, member)
 
     def dispatch_number(self, request_id: str) -> int:
         """Return the number of an open request among those booked at its replica, from 1; 0 if it has none."""
@@ -219,46 +245,60 @@ class Fleet:
         with self._lock:
             replica = self._placed.pop(request_id, None)
             if replica in self._members:
-                self._drop(self._members[replica], request_id)
+                self._drop(replica, request_id)
 
     def loads(self) -> dict[str, float]:
         """Count the requests at each replica: others' as of its heartbeat, those of this process exactly."""
         with self._lock:
             return {replica: float(_num_requests(member)) for replica, member in self._members.items()}
 
-    def candidates(self, replicas: Collection[str], avoid: Collection[str] = ()) -> list[Candidate]:
+    def candidates(self, replicas: Collection[str], avoid: Collection[str] = ()) -> Candidates:
         """Return what is known of each replica. Those to `avoid` are marked unavailable, as are all that cannot
         serve now.
         """
         with self._lock:
-            now = self._clock()
-            rates = [m.load.prefill_rate for m in self._members.values() if m.load.prefill_rate > 0]
-            typical = sum(rates) / len(rates) if rates else DEFAULT_PREFILL_RATE
-            unknown = _Member()
-            members = {replica: self._members.get(replica, unknown) for replica in replicas}
-            return [
-                _candidate(replica, member, typical, replica not in avoid and _can_serve(member, now))
-                for replica, member in members.items()
-            ]
+            self._close_circuits()
+            return self._ready.of(replicas, avoid)
+
+    def shortest_queue(self) -> tuple[float, float] | None:
+        """Return the shortest wait of the replicas that can serve now, in seconds, and the prefill rate of all of
+        them together, in tokens/s; None when no replica can serve.
+        """
+        with self._lock:
+            self._close_circuits()
+            return self._ready.shortest_queue()
 
     def utilisation(self) -> float:
         """Return the share of the fleet's prefill capacity that is in use, 0..1."""
         with self._lock:
-            shares = [m.load.prefill_share for m in self._members.values() if not m.is_lost]
-            return sum(shares) / len(shares) if shares else 0.0
+            return self._ready.utilisation()
 
-    def _drop(self, member: _Member, request_id: str) -> None:
+    def _drop(self, replica: str, request_id: str) -> None:
+        member = self._members[replica]
         member.own.discard(request_id)
-        member.unseen.pop(request_id, None)
+        member.see(request_id)
+        self._refresh(replica, member)
+
+    def _refresh(self, replica: str, member: _Member) -> None:
+        """Make a replica's candidate anew: something has changed that it depends on."""
+        is_available = not (
+            replica in self._open_circuits or member.is_lost or member.load.is_draining or member.load.is_full
+        )
+        share = None if member.is_lost else member.load.prefill_share
+        self._ready.put(_candidate(replica, member, is_available), share)
+
+    def _close_circuits(self) -> None:
+        """Let replicas serve again whose circuits have been open for long enough."""
+        if not self._open_circuits:
+            return
+        now = self._clock()
+        for replica in [name for name in self._open_circuits if now >= self._members[name].circuit_open_until]:
+            self._open_circuits.remove(replica)
+            self._refresh(replica, self._members[replica])
 
 
 def _num_requests(member: _Member) -> int:
     return max(0, member.load.num_requests - member.load.num_own) + len(member.own)
-
-
-def _can_serve(member: _Member, now: float) -> bool:
-    is_closed = now >= member.circuit_open_until
-    return is_closed and not (member.is_lost or member.load.is_draining or member.load.is_full)
 
 
 def _member_state(member: _Member, now: float) -> MemberState:
@@ -269,16 +309,16 @@ def _member_state(member: _Member, now: float) -> MemberState:
     return "circuit_open" if now < member.circuit_open_until else "available"
 
 
-def _candidate(replica: str, member: _Member, typical_rate: float, is_available: bool) -> Candidate:
+def _candidate(replica: str, member: _Member, is_available: bool) -> Candidate:
     load = member.load
     return Candidate(
         replica=replica,
-        queued_prefill_tokens=load.queued_prefill_tokens + sum(tokens for _, tokens in member.unseen.values()),
+        queued_prefill_tokens=load.queued_prefill_tokens + member.num_unseen_tokens,
         num_running=_num_requests(member),
         pages_free=load.pages_free,
         pages_total=load.pages_total,
         evict_price=load.evict_price,
-        prefill_rate=load.prefill_rate or typical_rate,
+        prefill_rate=load.prefill_rate,
         decode_tokens_per_s=load.decode_rate,
         is_available=is_available,
         page_size=load.page_size,

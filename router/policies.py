@@ -16,11 +16,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
 from typing import Literal, Protocol
 
+from router.candidates import Candidates, Order
 from router.cost import DEFAULT_COST, Candidate, CostSettings, RouteQuery, Terms, cost, queue_seconds
-from router.rendezvous import rendezvous_order, session_key
+from router.rendezvous import RendezvousOrder, rendezvous_order, session_key
 
 Reason = Literal[
     "holder",
@@ -52,7 +54,7 @@ none_available  no replica can serve now; they are tried in the policy's order n
 class Decision:
     """The order of replicas for a prompt, and everything needed to explain it."""
 
-    order: tuple[str, ...]
+    order: Sequence[str]
     """Every replica once, best first; order[1] is the runner-up."""
     reason: Reason
     policy: str
@@ -100,12 +102,14 @@ class LoadGuard:
         if self.slack < 0.0:
             raise ValueError(f"the guard's slack must be at least 0 requests, got {self.slack}")
 
+    def bound(self, num_running: int, num_serving: int) -> float:
+        """Return the requests beyond which a replica is too busy; `num_serving` run `num_running` together."""
+        return self.factor * (num_running / num_serving) + self.slack
+
     def spared(self, serving: Sequence[Candidate]) -> set[str]:
         """Return the replicas that are too busy; never all of them."""
-        mean = sum(candidate.num_running for candidate in serving) / len(serving)
-        return {
-            candidate.replica for candidate in serving if candidate.num_running > self.factor * mean + self.slack
-        }
+        bound = self.bound(sum(candidate.num_running for candidate in serving), len(serving))
+        return {candidate.replica for candidate in serving if candidate.num_running > bound}
 
 
 class CostPolicy:
@@ -141,35 +145,48 @@ class CostPolicy:
 
     def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
         """Order by cost; replicas that were not compared follow in the order of their queues."""
-        split = Split(replicas)
-        serving = split.serving
+        known = Candidates.of(replicas)
+        split, serving = Split(known), known.serving
         if not serving:
             return split.decision([], "only_one", "cost", query)
-        by_name = {candidate.replica: candidate for candidate in serving}
-        held = {name: query.overlap.get(name, 0) for name in by_name}
-        most = max(held.values())
-        preferred = rendezvous_order(_place_key(query, most), by_name)
-        rank = {name: index for index, name in enumerate(preferred)}
-        candidates = self._candidates(held, preferred, rng)
-        terms = {name: cost(query, by_name[name], self._settings) for name in candidates}
-        ordered = sorted(candidates, key=lambda name: (terms[name].total, rank[name]))
+        held = {name: tokens for name, tokens in query.overlap.items() if tokens and name in serving}
+        most = max(held.values(), default=0)
+        preferred = RendezvousOrder(_place_key(query, most), serving)
+        terms = {name: cost(query, serving[name], self._settings) for name in self._compared(held, preferred, rng)}
+        score = {name: preferred.score(name) for name in terms}
+        ordered = sorted(terms, key=lambda name: (terms[name].total, -score[name]))
         bound = terms[ordered[0]].total * (1.0 + self._relative_tolerance) + self._tolerance
         close = [name for name in ordered if terms[name].total <= bound]
-        busy = self._guard.spared(serving)
+        busy = self._guard.bound(known.num_running, len(serving))
         # A prefix that all prompts share, such as a chat template's, must not bring them all to one replica.
-        worth = {name: held[name] if held[name] * MIN_SHARE >= query.num_tokens else 0 for name in close}
-        first = min(close, key=lambda name: (name in busy, -worth[name], rank[name]))
+        worth = {name: held.get(name, 0) for name in close}
+        worth = {name: tokens if tokens * MIN_SHARE >= query.num_tokens else 0 for name, tokens in worth.items()}
+        first = min(close, key=lambda name: (serving[name].num_running > busy, -worth[name], -score[name]))
         ordered.remove(first)
-        rest = [candidate for candidate in serving if candidate.replica not in terms]
-        rest.sort(key=lambda candidate: (queue_seconds(candidate), rank[candidate.replica]))
-        reason: Reason = "cold" if not most else "holder" if held[first] == most else "cheaper"
-        return split.decision([first, *ordered, *(s.replica for s in rest)], reason, "cost", query, terms)
 
-    def _candidates(self, held: Mapping[str, int], preferred: Sequence[str], rng: random.Random) -> list[str]:
-        """Return the best holders and random replicas. Ties go by rendezvous order: by load, all would herd."""
-        most = sorted(preferred, key=lambda name: -held[name])[: self._num_holders]
-        drawn = rng.sample(preferred, min(self._num_random, len(preferred)))
-        return list(dict.fromkeys([preferred[0], *most, *drawn]))
+        def rest() -> list[str]:
+            waits = {name: queue_seconds(serving[name]) for name in preferred if name not in terms}
+            return sorted(waits, key=waits.__getitem__)  # equal ones stay in rendezvous order
+
+        reason: Reason = "cold" if not most else "holder" if held.get(first, 0) == most else "cheaper"
+        order = Order([first, *ordered], len(serving) - len(terms), rest)
+        return split.decision(order, reason, "cost", query, terms)
+
+    def _compared(self, held: Mapping[str, int], preferred: RendezvousOrder, rng: random.Random) -> Iterable[str]:
+        """Return the rendezvous place, the best holders and random replicas, each once."""
+        drawn = rng.sample(range(len(preferred)), min(self._num_random, len(preferred)))
+        best = self._best_holders(held, preferred)
+        return dict.fromkeys([preferred.first, *best, *(preferred[position] for position in drawn)])
+
+    def _best_holders(self, held: Mapping[str, int], preferred: RendezvousOrder) -> list[str]:
+        """Return those that hold most, or else any. Ties go by rendezvous order: by load, all would herd."""
+        best: list[str] = []
+        for depth in sorted({0, *held.values()}, reverse=True):
+            same = (name for name in preferred if held.get(name, 0) == depth)
+            best.extend(islice(same, self._num_holders - len(best)))
+            if len(best) == self._num_holders:
+                break
+        return best
 
 
 def _place_key(query: RouteQuery, most: int) -> int:
@@ -230,12 +247,12 @@ class Split:
     """Separates the replicas that can serve from those to try last. When none can, all count as able to."""
 
     def __init__(self, replicas: Sequence[Candidate]) -> None:
-        serving = [candidate for candidate in replicas if candidate.is_available]
-        self.none_available = not serving
-        self.serving: Sequence[Candidate] = serving or list(replicas)
+        self._known = Candidates.of(replicas)
+        self.none_available = self._known.none_available
+        self.serving: Sequence[Candidate] = (
+            self._known if not self._known.unavailable else list(self._known.serving.values())
+        )
         """Those to choose among; empty only when there are no replicas."""
-        self._last = [candidate for candidate in replicas if not candidate.is_available] if serving else []
-        self._last.sort(key=lambda candidate: (candidate.num_running, candidate.replica))
 
     def decision(
         self,
@@ -249,14 +266,17 @@ class Split:
 
         `serving_order` contains each of `serving` once.
         """
-        order = (*serving_order, *(candidate.replica for candidate in self._last))
+        serving = self._known.serving
+        last = sorted(self._known.unavailable, key=lambda one: (one.num_running, one.replica))
+        names = [candidate.replica for candidate in last]
+        order = serving_order.followed_by(names) if isinstance(serving_order, Order) else (*serving_order, *names)
         if self.none_available:
             reason = "none_available"
-        elif len(self.serving) == 1:
+        elif len(serving) == 1:
             reason = "only_one"
         regret = 0
         if order:
-            best = max(query.overlap.get(candidate.replica, 0) for candidate in self.serving)
+            best = max((tokens for name, tokens in query.overlap.items() if name in serving), default=0)
             regret = best - query.overlap.get(order[0], 0)
         return Decision(order, reason, policy, dict(terms or {}), regret)
 

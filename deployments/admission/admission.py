@@ -36,11 +36,11 @@ MIN_RETRY_S, MAX_RETRY_S = 1.0, 600.0
 class LoadView(Protocol):
     """The engines' load as this process knows it, without asking them."""
 
-    def queue_seconds(self, sending: Mapping[str, int]) -> float:
+    def queue_seconds(self, num_sending: int) -> float:
         """Return the seconds until the least busy engine would start a new prompt; 0 when no engine is up.
 
-        `sending` holds the uncached tokens of requests that were sent but not accepted yet. Those that the view
-        does not count at an engine itself are spread over all engines.
+        `num_sending` is the number of uncached tokens of requests whose turn has come and that the view does not
+        count at an engine yet: they are spread over all engines.
         """
         ...
 
@@ -160,7 +160,7 @@ class Admission:
         self._give_turns()
 
     def _has_room(self) -> bool:
-        return self._load.queue_seconds(self._sending) < self._settings.ttft_target_s
+        return self._load.queue_seconds(sum(self._sending.values())) < self._settings.ttft_target_s
 
     def _on_queue_change(self) -> None:
         """Update the busy state and the metrics after a change of the queue."""

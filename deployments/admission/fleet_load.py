@@ -1,17 +1,15 @@
 """The `LoadView` of an ingress, computed from its router's state in this process.
 
 An engine's wait is the router's Q (`router/cost.py`): queued prompts at the rate that the engine has measured, and
-places in its batch. A request on its way through Serve counts by the tokens it has to compute, not by the time it
-spends there, so that engines do not run idle however slow Serve is.
+places in its batch. A request that is not placed yet counts by the tokens it has to compute.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from deployments.client.protocol import GenerateRequest
-from router.cost import queue_seconds
 from router.fleet import Fleet
 
 
@@ -22,16 +20,13 @@ class FleetLoad:
         """`uncached_tokens` returns the number of a request's tokens that no engine has cached."""
         self._fleet, self._uncached_tokens = fleet, uncached_tokens
 
-    def queue_seconds(self, sending: Mapping[str, int]) -> float:
+    def queue_seconds(self, num_sending: int) -> float:
         """Return the least wait that the router expects; infinite while all answering engines' queues are full."""
-        fleet = self._fleet
-        up = [state for state in fleet.candidates(fleet.names()) if state.is_available]
-        if not up:
-            return math.inf if fleet.count_by_state()["available"] else 0.0
-        # Placed requests count at their replica. The others will go to a replica with little to do.
-        on_the_way = sum(tokens for id_, tokens in sending.items() if fleet.placement(id_) is None)
-        rate = sum(state.prefill_rate for state in up)
-        return min(queue_seconds(state) for state in up) + on_the_way / rate
+        shortest = self._fleet.shortest_queue()
+        if shortest is None:
+            return math.inf if self._fleet.count_by_state()["available"] else 0.0
+        wait_s, rate = shortest
+        return wait_s + num_sending / rate  # What is not placed yet will go to a replica with little to do.
 
     def uncached_tokens(self, request: GenerateRequest) -> int:
         """Return the predicted number of uncached tokens."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ ADMIN_KEY = "the-admins-key"
 class Idle:
     """A `LoadView` of engines that always have room."""
 
-    def queue_seconds(self, sending: Mapping[str, int]) -> float:
+    def queue_seconds(self, num_sending: int) -> float:
         return 0.0
 
     def uncached_tokens(self, request: GenerateRequest) -> int:

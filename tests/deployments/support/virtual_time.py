@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -94,9 +94,9 @@ class VirtualFleet:
         )
         return FleetHealth("healthy", len(replicas), replicas)
 
-    def queue_seconds(self, sending: Mapping[str, int]) -> float:
+    def queue_seconds(self, num_sending: int) -> float:
         rate = sum(replica.rate for replica in self.replicas)
-        return min(replica.queue_seconds() for replica in self.replicas) + sum(sending.values()) / rate
+        return min(replica.queue_seconds() for replica in self.replicas) + num_sending / rate
 
     def uncached_tokens(self, request: GenerateRequest) -> int:
         return len(request.prompt_ids)
