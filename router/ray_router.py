@@ -18,6 +18,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from router.fleet import ReplicaAddress
 from router.placer import PlacerSettings
+from router.ray_internals import back_off, call_id, deployment_of, first_argument, metadata_of
 from router.state import SettingsDiffer, router_state
 
 logger = logging.getLogger("ray.serve")
@@ -32,7 +33,7 @@ class PrefixRouter(RequestRouter):
         Different settings reach only an ingress that an update is about to replace. It keeps its own: an exception
         here would leave its requests without a router.
         """
-        app, deployment = self._deployment_id.app_name, self._deployment_id.name
+        app, deployment = deployment_of(self)
         try:
             state = router_state(app, deployment, PlacerSettings(**settings))
         except SettingsDiffer as error:
@@ -46,10 +47,10 @@ class PrefixRouter(RequestRouter):
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """Return the first choice, the runner-up and all others, one list each. Never raises, never waits."""
-        if pending_request is not None:
-            pending_request.routing_context.should_backoff = True
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         try:
+            if pending_request is not None:
+                back_off(pending_request)
             order = self._order(list(by_id), pending_request)
         except Exception:
             logger.exception("a call could not be routed; it goes to any replica")
@@ -61,18 +62,18 @@ class PrefixRouter(RequestRouter):
         """Order the candidates for a call. Its argument is recognised by its attributes, because a class that is
         pickled by value must not bring copies of types along.
         """
-        argument: Any = pending.args[0] if pending is not None and pending.args else None
+        argument: Any = None if pending is None else first_argument(pending)
         if hasattr(argument, "watched_replica"):
             return [replica for replica in candidates if replica == argument.watched_replica]
         if pending is None or not hasattr(argument, "prompt_ids"):
             return self._placer.place_blindly(None, candidates)
         self._fleet.open(argument.request_id)
-        self._requests[pending.metadata.internal_request_id] = argument.request_id
+        self._requests[call_id(pending)] = argument.request_id
         return self._placer.order(argument, candidates)
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Correct the booking: Serve may have taken another replica than the first choice."""
-        request_id = self._requests.get(pending_request.metadata.internal_request_id)
+        request_id = self._requests.get(call_id(pending_request))
         if request_id is not None:
             self._placer.overrule(request_id, replica_id.unique_id)
 
@@ -89,7 +90,7 @@ class PrefixRouter(RequestRouter):
 
 
 def _address(replica: RunningReplica) -> ReplicaAddress | None:
-    metadata = replica.replica_metadata
+    metadata = metadata_of(replica)
     if "wire_endpoint" not in metadata:
         return None
     return ReplicaAddress(

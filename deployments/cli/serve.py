@@ -26,6 +26,7 @@ from rich.panel import Panel
 
 from deployments.cli.errors import UserError, one_line
 from deployments.cli.serve_config import Overrides, address, check_metrics_ports, check_port, load, models
+from router.ray_internals import deploy, serve_namespace
 
 if TYPE_CHECKING:
     from ray.serve.schema import ServeDeploySchema
@@ -132,11 +133,10 @@ def _start_ray(cluster: str | None, verbose: bool) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"ray\.")
     import ray
-    from ray.serve._private.constants import SERVE_NAMESPACE
 
     level = logging.INFO if verbose else logging.ERROR
     logging.getLogger("ray.serve").setLevel(level)
-    quiet: dict[str, Any] = {"logging_level": level, "log_to_driver": verbose, "namespace": SERVE_NAMESPACE}
+    quiet: dict[str, Any] = {"logging_level": level, "log_to_driver": verbose, "namespace": serve_namespace()}
     try:
         if cluster is not None:
             ray.init(address=cluster, **quiet)
@@ -156,17 +156,8 @@ def _schema(config: dict[str, Any]) -> ServeDeploySchema:
 
 
 def _deploy(schema: ServeDeploySchema) -> list[str]:
-    """Deploy the config as `serve run` does, and return the names of its applications."""
-    from ray.serve._private import api
-    from ray.serve.config import gRPCOptions
-
-    client = api.serve_start(
-        http_options=schema.http_options.model_dump(),
-        grpc_options=gRPCOptions(**schema.grpc_options.model_dump()),
-        proxy_location=schema.proxy_location,
-        controller_options=schema.controller_options,
-    )
-    client.deploy_apps(schema, _blocking=False)
+    """Deploy the config, and return the names of its applications."""
+    deploy(schema)
     return [application.name for application in schema.applications]
 
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from deployments.client.protocol import EngineClient, FleetHealth
 from deployments.control.controller_client import AppView, ControllerUnavailable, ReplicaView
 from deployments.control.model_switch import state_of
+from router.ray_internals import is_head
 
 logger = logging.getLogger("ray.serve")
 T = TypeVar("T")
@@ -142,7 +143,7 @@ def _node(node: Mapping[str, Any]) -> dict[str, Any]:
         "address": node.get("NodeManagerAddress"),
         "hostname": node.get("NodeManagerHostname"),
         "is_alive": bool(node.get("Alive")),
-        "is_head": "node:__internal_head__" in resources,
+        "is_head": is_head(resources),
         "cpus": resources.get("CPU", 0.0),
         "gpus": resources.get("GPU", 0.0),
         "accelerators": accelerators,

@@ -1,7 +1,8 @@
 """Asks Serve's controller for this application's state and sets how many replicas a deployment is to have.
 
 Serve 2.60 offers both over REST alone ("external scaling": /api/v1/applications/{app}/deployments/{name}/scale),
-which needs Ray's dashboard. This module calls the controller's two methods directly, so it works without one.
+which needs Ray's dashboard. This module calls the controller's two methods directly (`router/ray_internals.py`),
+so it works without one.
 Scaling needs `external_scaler_enabled: true` in the application's config.
 """
 
@@ -9,9 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
+
+from router.ray_internals import find_controller, instance_details, set_replicas
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,48 +87,38 @@ class ControllerClient:
 
     async def proxy_port(self) -> int | None:
         """The port of Serve's HTTP proxy; None if it is turned off. Raises ControllerUnavailable."""
-        details = await self._call("get_serve_instance_details")
+        details = await self._call(instance_details)
         if details.get("proxy_location") == "Disabled":
             return None
         return int((details.get("http_options") or {}).get("port", 8000))
 
     async def scale(self, deployment: str, count: int) -> None:
         """Set a deployment's target; return when the controller has noted it. Raises ControllerUnavailable."""
-        from ray.serve._private.common import DeploymentID
-
-        name = DeploymentID(name=deployment, app_name=self._app_name)
-        await self._call("update_deployment_replicas", name, count)
+        await self._call(partial(set_replicas, app=self._app_name, deployment=deployment, count=count))
         self._known = self._asking = None  # a view requested before the change may lack it
 
     async def _ask(self) -> AppView:
-        details = await self._call("get_serve_instance_details")
+        details = await self._call(instance_details)
         application = details["applications"].get(self._app_name)
         if application is None:
             raise ControllerUnavailable(f"Serve knows no application {self._app_name!r}")
         self._known, self._known_at = AppView.from_details(application), time.monotonic()
         return self._known
 
-    async def _call(self, method: str, *args: Any) -> Any:
+    async def _call(self, method: Callable[[Any], Awaitable[T]]) -> T:
         import ray
 
         try:
             async with asyncio.timeout(self._timeout_s):
                 if self._controller is None:
-                    self._controller = await asyncio.to_thread(_find_controller)
-                return await getattr(self._controller, method).remote(*args)
+                    self._controller = await asyncio.to_thread(find_controller)
+                return await method(self._controller)
         except TimeoutError:
             reason = f"Serve's controller has not answered within {self._timeout_s:g} s"
             raise ControllerUnavailable(reason) from None
         except (ray.exceptions.RayError, ConnectionError, ValueError) as error:
             self._controller = None
             raise ControllerUnavailable(f"Serve's controller does not answer: {type(error).__name__}") from None
-
-
-def _find_controller() -> Any:
-    import ray
-    from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
-
-    return ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
 
 
 def _replica(details: Mapping[str, Any]) -> ReplicaView:

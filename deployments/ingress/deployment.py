@@ -12,7 +12,6 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.context import _set_request_context
 
 from deployments.api.app import create_app
 from deployments.api.http.access import AccessControl
@@ -29,7 +28,6 @@ from deployments.ingress.http_server import HttpServer, check_proxy
 from deployments.ingress.many import ManyPrompts
 from deployments.ingress.model_link import ModelLink
 from deployments.ingress.prefix_reporter import PrefixReporter
-from deployments.replica.draining import serve_is_stopping
 from deployments.telemetry.garbage import GarbagePauses
 from deployments.telemetry.loop_lag import LoopLag
 from deployments.telemetry.metrics_push import MetricsPusher
@@ -37,6 +35,7 @@ from deployments.telemetry.request_log import RequestLog
 from deployments.telemetry.serve_logging import log_through_serve
 from deployments.telemetry.tracing import open_tracing
 from monitoring.metrics import Metrics
+from router.ray_internals import request_namer, serve_is_stopping
 
 logger = logging.getLogger("ray.serve")
 
@@ -47,7 +46,7 @@ def directly_served(service: ApiService, max_open: int) -> ApiService:
         service,
         is_named_outside=False,
         max_open=max_open,
-        on_named=lambda name: _set_request_context(request_id=name),
+        on_named=request_namer(),
     )
 
 

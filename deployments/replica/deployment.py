@@ -29,7 +29,6 @@ from deployments.config.settings import (
 from deployments.config.shared_prefixes import SharedPrefixSettings
 from deployments.config.version import raydix_version
 from deployments.replica.devices import gpu_utilization, gpus_of
-from deployments.replica.draining import serve_is_stopping
 from deployments.replica.intake import Intake, Refusal
 from deployments.replica.liveness import Beat, EngineUnhealthy, prove_step
 from deployments.replica.load import DrainRate, LoadReporter, WorkMeter
@@ -46,6 +45,7 @@ from engine.machine import prepare_process, shared_threads, usable_cores, was_st
 from engine.scheduling.stats import StepStats
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
+from router.ray_internals import serve_is_stopping
 
 logger = logging.getLogger("ray.serve")
 

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from router.cost import Candidate, RouteQuery
 from router.policies import Decision, Split
+from router.ray_internals import prefix_tree
 
 _SURROGATES = range(0xD800, 0xE000)
 _MAX_BLOCKS = 0x110000 - len(_SURROGATES)
@@ -87,10 +88,8 @@ class AffinityPolicy:
 
 def _new_tree() -> Any:
     try:
-        from ray.llm._internal.serve.routing_policies.prefix_aware import prefix_tree
+        return prefix_tree()
     except ImportError as error:
         raise ValueError(
             f"affinity needs the prefix tree of Ray 2.60 (ray.llm), which does not import here: {error}"
         ) from None
-    make: Callable[[], Any] = prefix_tree.PrefixTree
-    return make()

@@ -8,7 +8,7 @@ import time
 import pytest
 from ray import serve
 
-from deployments.replica.draining import serve_is_stopping
+from router.ray_internals import serve_is_stopping
 from tests.e2e.conftest import Service
 
 pytestmark = pytest.mark.e2e

@@ -113,6 +113,16 @@ def test_a_watch_goes_to_its_replica_or_waits_for_it(router: Any) -> None:
     assert watch.routing_context.should_backoff and sum(router._fleet.loads().values()) == 0
 
 
+def test_a_call_that_cannot_be_told_to_back_off_is_routed_all_the_same(
+    router: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Serve may rename what a call is told by: an exception would hang the request."""
+    request = pending()
+    del request.routing_context
+    assert flat(chosen(router, request)) == ["a", "b", "c"]
+    assert "routing_context" in caplog.text
+
+
 @pytest.mark.parametrize("prompt", [None, "text", [2**70], [1.5], [None], object()])
 def test_whatever_the_prompt_is_some_replica_is_chosen(router: Any, prompt: Any) -> None:
     assert flat(chosen(router, pending(prompt=prompt))) == ["a", "b", "c"]

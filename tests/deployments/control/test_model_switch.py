@@ -17,6 +17,7 @@ from deployments.control.controller_client import (
     ReplicaView,
 )
 from deployments.control.model_switch import DeploymentSwitch, state_of
+from router.ray_internals import instance_details
 
 
 def deployment(target: int, states: Iterable[str]) -> DeploymentView:
@@ -90,11 +91,11 @@ def test_a_silent_controller_leaves_the_state_unknown_and_refuses_changes() -> N
 
 
 def test_the_controller_is_asked_once_for_many_and_again_after_scaling() -> None:
-    calls: list[str] = []
+    calls: list[object] = []
     details = {"target_num_replicas": 1, "replicas": [{"replica_id": "r", "state": "RUNNING", "node_id": "n"}]}
 
     class Scripted(ControllerClient):
-        async def _call(self, method: str, *args: Any) -> Any:
+        async def _call(self, method: object) -> Any:
             calls.append(method)
             await asyncio.sleep(0)
             application = {"deployments": {"E": details}, "external_scaler_enabled": True}
@@ -106,7 +107,7 @@ def test_the_controller_is_asked_once_for_many_and_again_after_scaling() -> None
         assert all(view is views[0] for view in views)
         assert views[0].is_scalable and views[0].deployments["E"].replicas == (ReplicaView("r", "RUNNING", "n"),)
         await control.view()
-        assert calls == ["get_serve_instance_details"]
+        assert calls == [instance_details]
         details["target_num_replicas"] = 0
         await control.scale("E", 0)
         assert (await control.view()).deployments["E"].target == 0
@@ -117,7 +118,7 @@ def test_the_controller_is_asked_once_for_many_and_again_after_scaling() -> None
 
 def test_an_application_that_serve_does_not_know_is_unavailable() -> None:
     class Scripted(ControllerClient):
-        async def _call(self, method: str, *args: Any) -> Any:
+        async def _call(self, method: object) -> Any:
             return {"applications": {}}
 
     with pytest.raises(ControllerUnavailable, match="no application 'app'"):

@@ -1,0 +1,274 @@
+"""All that Raydix uses of Ray and Serve beyond their public APIs, for the version that `pyproject.toml` allows.
+
+`PRIVATE_NAMES` says of each name what it is used for, why no public API does it, and what breaks without it. Below
+is a function for each that is called; no other module touches such a name (`tests/house/test_private_names.py`).
+`tests/router/test_ray_internals.py` has a test for each: they are what to run first with another version of Ray.
+
+The module imports Ray only where a function needs it, so it can be used in a process without Ray.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+    from ray.serve.schema import ServeDeploySchema
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateName:
+    """A name of Ray's or Serve's that no public API promises."""
+
+    name: str
+    use: str
+    """What Raydix does with it."""
+    why: str
+    """Why no public API will do."""
+    breaks: str
+    """What goes wrong when it is missing or means something else."""
+
+
+PRIVATE_NAMES: Mapping[str, PrivateName] = {
+    each.name: each
+    for each in (
+        # --- routing: in every process with a handle
+        PrivateName(
+            "RequestRouter._deployment_id",
+            use="finds the state of the deployment that a router routes for",
+            why="the public property app_name does not tell two models of one application apart",
+            breaks="no router starts: ingresses know no engine, and every request is answered with 503",
+        ),
+        PrivateName(
+            "RequestRouter.update_replicas",
+            use="tells the fleet which replicas there are, and their addresses",
+            why="routers are public, but this hook of theirs is not documented",
+            breaks="ingresses never learn of new engines, nor that old ones are gone",
+        ),
+        PrivateName(
+            "PendingRequest.routing_context.should_backoff",
+            use="has Serve wait before it asks the router again for a call that no replica took",
+            why="Serve's own experimental routers set it, and the documentation does not mention it",
+            breaks="while a call waits for its replica, Serve's routing loop takes the whole event loop",
+        ),
+        PrivateName(
+            "PendingRequest.args",
+            use="reads the call's first argument: the request to place, or the replica to watch",
+            why="the field is public; that it holds the call's arguments as they were given is not promised",
+            breaks="calls go to any replica: deaths are noticed late, and programs' prompts miss caches",
+        ),
+        PrivateName(
+            "PendingRequest.metadata.internal_request_id",
+            use="recognises at a call's end the request that was booked at its beginning",
+            why="on_request_completed is public and gets this id; where else it is written is not documented",
+            breaks="requests of programs with a handle count as load for ever",
+        ),
+        PrivateName(
+            "RunningReplica.replica_metadata",
+            use="carries each engine's address on the wire to the ingresses",
+            why="no public API carries a value from a replica to its callers' routers",
+            breaks="ingresses connect to no engine, and every request is answered with 503",
+        ),
+        # --- hooks: names that Serve looks up in a deployment's class
+        PrivateName(
+            "record_replica_metadata",
+            use="an engine's address on the wire, after its warm-up; the start of the hub's own server",
+            why="as for RunningReplica.replica_metadata",
+            breaks="engines never start their loops, and no ingress learns their addresses",
+        ),
+        PrivateName(
+            "record_autoscaling_stats",
+            use="reports an engine's work to the autoscaling policy",
+            why="documented as alpha; it is the only way to scale by something else than open calls",
+            breaks="the number of replicas stays as it is, whatever the load",
+        ),
+        PrivateName(
+            "__serve_build_asgi_app__",
+            use="builds the ingress's API on the event loop that serves it",
+            why="the documented forms need an application that exists before the process does",
+            breaks="ingresses do not start",
+        ),
+        # --- inside a replica's process
+        PrivateName(
+            "global_worker.actors[...]._replica_impl._shutting_down",
+            use="refuses new requests from the moment at which Serve begins to stop a replica",
+            why="Serve waits for the calls that are open and only then tells the user's class, by __del__",
+            breaks="silently: replicas that are being stopped take requests, which then have to move",
+        ),
+        PrivateName(
+            "ray.serve.context._set_request_context",
+            use="has the log records of a request that came past Serve's proxy bear its x-request-id",
+            why="only Serve's proxy names requests",
+            breaks="ingresses do not start",
+        ),
+        # --- Serve's controller
+        PrivateName(
+            "ray.serve._private.constants.SERVE_CONTROLLER_NAME",
+            use="finds Serve's controller",
+            why="the REST API needs Ray's dashboard, which many clusters turn off",
+            breaks="models cannot be loaded or unloaded, and /v1/cluster shows no replicas",
+        ),
+        PrivateName(
+            "ray.serve._private.constants.SERVE_NAMESPACE",
+            use="the namespace of the controller; `raydix serve` joins it",
+            why="as for SERVE_CONTROLLER_NAME",
+            breaks="as for SERVE_CONTROLLER_NAME, and `raydix serve` does not start",
+        ),
+        PrivateName(
+            "ServeController.get_serve_instance_details",
+            use="reads each deployment's replicas and target, and the port of Serve's proxy",
+            why="serve.status() has neither replicas nor targets",
+            breaks="ingresses do not start, because the state of their models is unknown",
+        ),
+        PrivateName(
+            "ServeController.update_deployment_replicas",
+            use="loads and unloads models by setting the number of their replicas",
+            why="the REST API for it needs Ray's dashboard",
+            breaks="POST /v1/models/{name}/load and /unload fail",
+        ),
+        PrivateName(
+            "ray.serve._private.common.DeploymentID",
+            use="names a deployment to the controller",
+            why="the type of that argument",
+            breaks="as for update_deployment_replicas",
+        ),
+        # --- the cluster
+        PrivateName(
+            "ray.serve._private.api.serve_start",
+            use="`raydix serve` starts Serve with all options of a config file",
+            why="serve.start() takes no controller options",
+            breaks="`raydix serve` fails at its start",
+        ),
+        PrivateName(
+            "ServeControllerClient.deploy_apps",
+            use="`raydix serve` deploys a config file as `serve run` does",
+            why="the public `serve deploy` needs Ray's dashboard",
+            breaks="`raydix serve` fails at its start",
+        ),
+        PrivateName(
+            "HEAD_NODE_RESOURCE_NAME",
+            use="tells which node of the cluster is its head",
+            why="ray.nodes() says so only by this resource",
+            breaks="/v1/cluster/nodes shows no node as the head",
+        ),
+        PrivateName(
+            "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_tree.PrefixTree",
+            use="`raydix simulate` compares Raydix's router with Ray Serve LLM's own",
+            why="Ray Serve LLM offers its tree as a part of its router alone",
+            breaks="`raydix simulate --policy affinity` says that it cannot run",
+        ),
+    )
+}
+HEAD_NODE_RESOURCE_NAME = "node:__internal_head__"
+
+
+# --- routing --------------------------------------------------------------------------------------------
+
+
+def deployment_of(router: RequestRouter) -> tuple[str, str]:
+    """The application and the deployment that a router routes for."""
+    return router._deployment_id.app_name, router._deployment_id.name
+
+
+def back_off(call: PendingRequest) -> None:
+    """Have Serve wait, a little longer each time, before it routes this call once more."""
+    call.routing_context.should_backoff = True
+
+
+def first_argument(call: PendingRequest) -> Any:
+    """The call's first positional argument; None where it has none."""
+    return call.args[0] if call.args else None
+
+
+def call_id(call: PendingRequest) -> str:
+    """The id by which Serve tells a router that this call has ended."""
+    return str(call.metadata.internal_request_id)
+
+
+def metadata_of(replica: RunningReplica) -> Mapping[str, Any]:
+    """What the replica's `record_replica_metadata` returned."""
+    metadata: Mapping[str, Any] = replica.replica_metadata
+    return metadata
+
+
+# --- inside a replica's process -------------------------------------------------------------------------
+
+
+def serve_is_stopping() -> bool:
+    """True from the moment Serve has asked this process's replica to shut down. Costs well under a microsecond.
+
+    Where it cannot be read the answer is no, and a draining replica still takes the requests that reach it.
+    """
+    worker = getattr(sys.modules.get("ray._private.worker"), "global_worker", None)
+    replicas = (getattr(actor, "_replica_impl", None) for actor in getattr(worker, "actors", {}).values())
+    return any(getattr(replica, "_shutting_down", False) for replica in replicas)
+
+
+def request_namer() -> Callable[[str], None]:
+    """A function that gives the running request's id to all that Serve logs in the request's context."""
+    from ray.serve.context import _set_request_context
+
+    return lambda name: _set_request_context(request_id=name)
+
+
+# --- Serve's controller ---------------------------------------------------------------------------------
+
+
+def find_controller() -> Any:
+    """The handle of Serve's controller. Raises ValueError when Serve does not run; blocks meanwhile."""
+    import ray
+    from ray.serve._private.constants import SERVE_CONTROLLER_NAME
+
+    return ray.get_actor(SERVE_CONTROLLER_NAME, namespace=serve_namespace())
+
+
+async def instance_details(controller: Any) -> Mapping[str, Any]:
+    """All that Serve knows of its applications, in the form of `ray.serve.schema.ServeInstanceDetails`."""
+    details: Mapping[str, Any] = await controller.get_serve_instance_details.remote()
+    return details
+
+
+async def set_replicas(controller: Any, app: str, deployment: str, count: int) -> None:
+    """Set a deployment's target. Needs `external_scaler_enabled: true` in the application's config."""
+    from ray.serve._private.common import DeploymentID
+
+    await controller.update_deployment_replicas.remote(DeploymentID(name=deployment, app_name=app), count)
+
+
+# --- the cluster ----------------------------------------------------------------------------------------
+
+
+def serve_namespace() -> str:
+    """The namespace in which Serve's own actors live."""
+    from ray.serve._private.constants import SERVE_NAMESPACE
+
+    return str(SERVE_NAMESPACE)
+
+
+def deploy(config: ServeDeploySchema) -> None:
+    """Start Serve where it does not run, and deploy the config as `serve run` does, without waiting for it."""
+    from ray.serve._private import api
+    from ray.serve.config import gRPCOptions
+
+    client = api.serve_start(
+        http_options=config.http_options.model_dump(),
+        grpc_options=gRPCOptions(**config.grpc_options.model_dump()),
+        proxy_location=config.proxy_location,
+        controller_options=config.controller_options,
+    )
+    client.deploy_apps(config, _blocking=False)
+
+
+def is_head(resources: Mapping[str, float]) -> bool:
+    """Whether a node with these resources (`ray.nodes()`) is the cluster's head."""
+    return HEAD_NODE_RESOURCE_NAME in resources
+
+
+def prefix_tree() -> Any:
+    """A new prefix tree of Ray Serve LLM's router. Raises ImportError where Ray's part for LLMs is missing."""
+    from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_tree import PrefixTree
+
+    return PrefixTree()
