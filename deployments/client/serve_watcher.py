@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import contextvars
 from typing import Any
@@ -19,7 +18,11 @@ class ServeWatcher:
         self._handle = handle
 
     async def watch(self, replica: str, ingress_id: str) -> None:
-        """Return when the replica ends the call. Raises ReplicaDied when its process is gone."""
+        """Return when the replica ends the call. Raises ReplicaDied when its process is gone.
+
+        A call that fails in another way, or is cancelled, is cancelled at the replica too: it may still be open
+        there, and a replica that is being stopped waits for its calls.
+        """
         # Serve 2.60 gives all handle calls of one context the same internal id, and of several at once routes only
         # one. In its own context each call gets its own id.
         context = contextvars.Context()
@@ -28,7 +31,7 @@ class ServeWatcher:
             await response
         except ActorDiedError:
             raise ReplicaDied("its process died") from None
-        except asyncio.CancelledError:
+        except BaseException:
             with contextlib.suppress(Exception):
                 response.cancel()
             raise

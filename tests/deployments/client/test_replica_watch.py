@@ -7,10 +7,14 @@ import logging
 from collections.abc import Callable
 
 import pytest
+from ray.exceptions import ActorUnavailableError
 
 from deployments.client import replica_watch
 from deployments.client.replica_watch import ReplicaDied, Watch
-from tests.deployments.support.in_process_engines import until
+from deployments.wire.connection import WireConnection
+from deployments.wire.messages import Generate
+from tests.deployments.support.in_process_engines import ClientAndEngines, request, until
+from tests.deployments.support.time_limit import run_scenario
 
 
 class Calls:
@@ -83,3 +87,70 @@ def test_a_replica_that_serve_no_longer_has_is_not_asked_for() -> None:
         watch.close()
 
     asyncio.run(scenario())
+
+
+class ScriptedWatcher:
+    """Watches of real engines: those of r0 end with `ends`, one after the other, and then stay open."""
+
+    def __init__(self, *ends: Exception) -> None:
+        self._ends = list(ends)
+        self.go = asyncio.Event()
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._ends
+
+    async def watch(self, replica: str, ingress_id: str) -> None:
+        await self.go.wait()
+        if replica == "r0" and self._ends:
+            raise self._ends.pop(0)
+        await asyncio.Event().wait()
+
+
+def test_streams_stay_where_they_are_while_a_watch_fails_otherwise_than_by_a_death() -> None:
+    async def scenario() -> None:
+        watcher = ScriptedWatcher(ActorUnavailableError("the network is slow", b"\0" * 16), RuntimeError("away"))
+        async with ClientAndEngines(2, watcher=watcher) as (client, engines):
+            engines.runners[0].gate.clear()
+            stream = await asyncio.create_task(client.generate(request("a", max_tokens=20)))
+            watcher.go.set()
+            await until(lambda: watcher.has_ended)
+            engines.runners[0].gate.set()
+            assert [token async for delta in stream for token in delta.token_ids] == list(range(1, 21))
+            assert (stream.replica, engines.calls, stream.timeline.migrations) == ("r0", ["r0"], [])
+
+    run_scenario(scenario())
+
+
+def test_a_replica_that_lives_although_its_death_was_told_is_told_to_stop_before_another_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[tuple[str, str, str]] = []
+    abort, generate = WireConnection.abort, WireConnection.generate
+
+    def noted_abort(self: WireConnection, request_id: str) -> None:
+        sent.append(("abort", self.address.replica, request_id))
+        abort(self, request_id)
+
+    def noted_generate(self: WireConnection, message: Generate) -> bool:
+        sent.append(("generate", self.address.replica, message.request_id))
+        return generate(self, message)
+
+    monkeypatch.setattr(WireConnection, "abort", noted_abort)
+    monkeypatch.setattr(WireConnection, "generate", noted_generate)
+
+    async def scenario() -> None:
+        watcher = ScriptedWatcher(ReplicaDied("its process died"))
+        async with ClientAndEngines(2, watcher=watcher, health={"lost_after_s": 600}) as (client, engines):
+            engines.runners[0].step_s = 0.01
+            stream = await client.generate(request("a", max_tokens=200))
+            first = await anext(stream)
+            watcher.go.set()
+            rest = [token async for delta in stream for token in delta.token_ids]
+            assert [*first.token_ids, *rest] == list(range(1, 201))
+            assert stream.replica == "r1"
+            await until(lambda: not engines.replicas[0]._loop.has_work)  # it did not decode to the end
+
+    run_scenario(scenario())
+    order = [sent.index(one) for one in [("generate", "r0", "a"), ("abort", "r0", "a"), ("generate", "r1", "a~1")]]
+    assert order == sorted(order)
