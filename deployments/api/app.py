@@ -1,7 +1,7 @@
 """The endpoints, and the layers around them. Failures become OpenAI error objects.
 
-Spelling ─▶ Observation ─▶ Envelope ─▶ Bounded ─▶ Gate ─▶ HotPaths ─▶ endpoints that generate
-                                                              └─────▶ FastAPI ─▶ all others, and /openapi.json
+Spelling ─▶ Observation ─▶ Envelope ─▶ Origins ─▶ Bounded ─▶ Gate ─▶ HotPaths ─▶ endpoints that generate
+                                                                     └─────▶ FastAPI ─▶ others, /openapi.json
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from deployments.api.http.body_memory import BodyMemory, BodyRoom
 from deployments.api.http.bounded import Bounded
 from deployments.api.http.hot_paths import HotPaths
 from deployments.api.http.observation import Observation, record_of
+from deployments.api.http.origins import Origins
 from deployments.api.http.pacing import Pace, chunks_per_s
 from deployments.api.http.spelling import Spelling
 from deployments.api.http.transport import Envelope, error_response, json_response, request_id, until_disconnect
@@ -66,6 +67,8 @@ def create_app(service: ApiService) -> ASGIApp:
     app = Gate(app, service.access, service.metrics)
     if service.max_open is not None:
         app = Bounded(app, service.max_open)
+    if service.allowed_hosts is not None or service.cors_origins:
+        app = Origins(app, service.allowed_hosts, service.cors_origins)
     app = Envelope(app, service.limits, names_answers=not service.is_named_outside, on_named=service.on_named)
     return Spelling(Observation(app, service.metrics, service.listeners))
 

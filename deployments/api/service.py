@@ -67,6 +67,10 @@ class ApiService:
     version: str = field(default_factory=raydix_version)
     access: AccessControl = field(default_factory=AccessControl)
     """Keys, tenants and their limits; by default the service is open."""
+    allowed_hosts: tuple[str, ...] | None = None
+    """Hosts that requests may name; None: any."""
+    cors_origins: tuple[str, ...] = ()
+    """Sites whose pages may use the API."""
     admin_key_hash: str | None = None
     """SHA-256 of the admin key, in hex; None turns administration off."""
     cluster: ClusterSource | None = None

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from deployments.config.hosts import LOCAL_HOSTS, check_host, check_origin, is_local
 from router.policy_names import check_policy_name
 
 PolicyName = Annotated[str, AfterValidator(check_policy_name)]
@@ -243,11 +244,18 @@ class IngressSettings(DeploymentSettings):
     """Most open requests of an ingress, streams included. More get a 429, or wait in Serve's proxy."""
     http: Literal["direct", "serve"] = "direct"
     """"direct": clients connect to an ingress; the ingresses of one machine share the port. "serve": they connect
-    to Serve's HTTP proxy, at its `http_options`, and the settings below have no effect."""
+    to Serve's HTTP proxy, at its `http_options`; of the settings below, `allowed_hosts` and `cors_origins` alone
+    have an effect."""
     host: str = "127.0.0.1"
     """Address on which ingresses listen; 0.0.0.0 to be reached from other machines."""
     port: int = Field(default=8000, ge=1, le=65535)
     """Port on which ingresses listen."""
+    allowed_hosts: tuple[Annotated[str, AfterValidator(check_host)], ...] | None = None
+    """Names and addresses under which clients may reach the API: what the Host header may have, without its port.
+    "*.example.com" is every name below that one, "10.0.0.0/8" a network, "*" any host. None: this machine's own
+    (localhost, 127.0.0.1, ::1) where `host` is one of them, otherwise any."""
+    cors_origins: tuple[Annotated[str, AfterValidator(check_origin)], ...] = ()
+    """Sites whose pages may use the API from a browser, such as "https://app.example.com"; "*": all sites."""
     keep_alive_s: int = Field(default=75, ge=1)
     """Seconds after which an idle connection is closed."""
     header_timeout_s: float = Field(default=10.0, gt=0)
@@ -255,6 +263,13 @@ class IngressSettings(DeploymentSettings):
     shutdown_delay_s: float = Field(default=0.0, ge=0)
     """Seconds for which a stopped ingress still takes requests, while its /ready says that it is not ready: longer
     than a load balancer needs to notice."""
+
+    @property
+    def hosts(self) -> tuple[str, ...] | None:
+        """Hosts that requests may name; None: any."""
+        if self.allowed_hosts is not None:
+            return self.allowed_hosts
+        return LOCAL_HOSTS if self.http == "direct" and is_local(self.host) else None
 
 
 class SloSettings(Settings):

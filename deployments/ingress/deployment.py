@@ -146,6 +146,8 @@ class Ingress:
             metrics=self._metrics,
             slo=args.slo,
             admin_key_hash=self._args.admin_key_hash,
+            allowed_hosts=args.ingresses.hosts,
+            cors_origins=args.ingresses.cors_origins,
             cluster=self._cluster(),
             listeners=self._listeners(),
             is_named_outside=True,

@@ -28,6 +28,8 @@ def spelled(default: Any) -> str:
         return f"{default:_}" if default >= 100_000 else str(default)
     if isinstance(default, float):
         return f"{default:g}"
+    if isinstance(default, tuple):
+        return str(list(default))
     return str(default) if default else f"{default!r}"
 
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from deployments.api.errors import ApiError, invalid
+from deployments.api.errors import ApiError, invalid, quoted
 from deployments.api.http.body_memory import VALUE_BYTES, BodyRoom
 from deployments.api.http.json_size import count_values, most_values
 from deployments.api.off_loop import off_loop
@@ -33,10 +33,8 @@ class JsonBody:
 
 
 async def read_json(request: Request, limits: Limits, room: BodyRoom) -> JsonBody:
-    """Return the body, a JSON object, which takes `room`. Raises `ApiError` 400, 408, 413, 415 or 429.
-
-    The content type is ignored, because `curl -d` sends a form's.
-    """
+    """Return the body, a JSON object, which takes `room`. Raises `ApiError` 400, 408, 413, 415 or 429."""
+    _check_type(request)
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise ApiError(415, "Compressed bodies are not supported; send the JSON as it is.")
@@ -56,6 +54,25 @@ def _parse_within(room: BodyRoom, body: bytearray, limits: Limits) -> dict[str, 
     # Commas in texts count too, as a text may be JSON itself: arguments of calls are.
     room.take(min(most_values(body), 2 * limits.max_json_values) * VALUE_BYTES)
     return parse_object(body, limits)
+
+
+def _check_type(request: Request) -> None:
+    """Raise `ApiError` 415 unless the body is declared as JSON, or not at all by a program.
+
+    A browser lets pages of any site send forms, plain text and bodies without a type, and asks the server first
+    only where the type is another. It names the page's site, which programs do not.
+    """
+    given = request.headers.get("content-type", "")
+    media = given.partition(";")[0].strip().lower()
+    if media == "application/json" or media.endswith("+json"):
+        return
+    if given or "origin" in request.headers:
+        kind = f"is of the content type {quoted(given)}" if given else "has no content type"
+        raise ApiError(
+            415,
+            f"The body {kind}, and only JSON is read: send the header content-type: application/json (with curl, "
+            "-H 'content-type: application/json').",
+        )
 
 
 async def _read(request: Request, max_bytes: int, room: BodyRoom) -> bytearray:

@@ -199,9 +199,34 @@ def test_a_body_that_is_too_large_is_refused_announced_or_not(client: Client) ->
     assert response.status_code == 413 and response.json()["error"]["code"] == "request_too_large"
 
 
-def test_a_form_content_type_is_no_obstacle_but_compression_is(client: Client) -> None:
-    form = {"content-type": "application/x-www-form-urlencoded"}
-    assert client.post("/v1/completions", json.dumps(TEXT).encode(), headers=form).status_code == 200
+@pytest.mark.parametrize("path, body", [("/v1/completions", TEXT), ("/tokenize", {"prompt": "hi"})])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"content-type": "application/json"}, 200),
+        ({"content-type": "Application/JSON; charset=utf-8"}, 200),
+        ({"content-type": "application/vnd.api+json"}, 200),
+        ({}, 200),
+        (
+            {"origin": "https://evil.example.com"},
+            415,
+        ),  # a page's Blob without a type, which browsers let pass unasked
+        ({"content-type": "application/x-www-form-urlencoded"}, 415),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "multipart/form-data; boundary=application/json"}, 415),
+        ({"content-type": "text/plain;application/json"}, 415),
+    ],
+)
+def test_only_what_is_declared_as_json_is_read(
+    client: Client, path: str, body: dict[str, Any], headers: dict[str, str], status: int
+) -> None:
+    response = client.post(path, json.dumps(body).encode(), headers=headers)
+    assert response.status_code == status
+    if status != 200:
+        assert "-H 'content-type: application/json'" in response.json()["error"]["message"]
+
+
+def test_compression_is_refused(client: Client) -> None:
     packed = client.post("/v1/completions", b"x", headers={"content-encoding": "gzip"})
     assert packed.status_code == 415
 
