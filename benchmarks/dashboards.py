@@ -179,6 +179,7 @@ def _application(replicas: int, kv_pages: int) -> dict[str, Any]:
         "engines": {"count": replicas, "num_cpus": 0.1},
         "ingresses": {"count": 1, "num_cpus": 0.1},
         "tenants": tenants,
+        "protect_metrics": False,  # for the Prometheus that is started beside it
     }
     application = {"name": "raydix", "import_path": "deployments.app:build", "args": args}
     return {"proxy_location": "Disabled", "applications": [application]}

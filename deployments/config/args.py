@@ -151,8 +151,9 @@ class AppArgs(AccessSettings):
     access_file: str | None = None
     """YAML file with `tenants` and `admin_key_hash`, such as a mounted Secret; each ingress reads it at its start.
     None: they are given here."""
-    protect_metrics: bool = False
-    """Whether /metrics needs the admin key; /health and /version never need a key."""
+    protect_metrics: bool | None = None
+    """Whether /metrics needs the admin key; None: where there are tenants, whose names and volumes it shows.
+    /health and /version never need a key."""
     slo: SloSettings = SloSettings()
     """Service-level targets that requests are measured against."""
     metrics: MetricsSettings = MetricsSettings()
@@ -215,6 +216,11 @@ class AppArgs(AccessSettings):
                 "protect_metrics needs an admin_key_hash, as /metrics then asks for the admin key; set one"
             )
         return self
+
+    @property
+    def protects_metrics(self) -> bool:
+        """Whether /metrics needs the admin key. Of an `access_file`, the tenants must have been read."""
+        return bool(self.tenants) if self.protect_metrics is None else self.protect_metrics
 
     @property
     def served(self) -> dict[str, ModelArgs]:

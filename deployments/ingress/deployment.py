@@ -141,7 +141,8 @@ class Ingress:
             access=AccessControl(
                 keys,
                 args.ingresses.count,
-                metrics_key_hash=args.admin_key_hash if args.protect_metrics else None,
+                protects_metrics=args.protects_metrics,
+                admin_key_hash=args.admin_key_hash,
             ),
             metrics=self._metrics,
             slo=args.slo,

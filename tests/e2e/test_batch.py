@@ -39,6 +39,7 @@ def guarded(service: Service) -> Iterator[Service]:
         "engines": {"num_cpus": 0.1},
         "ingresses": {"num_cpus": 0.1},
         "tenants": [tenant],
+        "protect_metrics": False,
     }
     with running("batches", arguments) as application:
         yield application

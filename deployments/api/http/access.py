@@ -20,7 +20,7 @@ from deployments.config.tenants import ADMIN, ANONYMOUS, KeyRing, Tenant
 from monitoring.metrics import Metrics
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
-"""Paths for probes and scrapers, which have no key; `metrics_key_hash` closes /metrics."""
+"""Paths for probes and scrapers, which have no key; `protects_metrics` closes /metrics."""
 MAX_KEY_CHARS = 512
 _TENANT = "raydix.tenant"
 
@@ -33,13 +33,14 @@ class AccessControl:
         keys: KeyRing | None = None,
         num_ingresses: int = 1,
         *,
-        metrics_key_hash: str | None = None,
+        protects_metrics: bool = False,
+        admin_key_hash: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Without `keys` the service is open. With `metrics_key_hash`, /metrics needs the key with this hash."""
+        """Without `keys` the service is open. Where `protects_metrics`, /metrics needs the key with this hash."""
         self._keys = keys or KeyRing()
         self._num_ingresses, self._clock = num_ingresses, clock
-        self._metrics_key_hash = metrics_key_hash
+        self._protects_metrics, self._admin_key_hash = protects_metrics, admin_key_hash
         self._limits: dict[str, TenantLimits] = {}
 
     def identify(self, scope: Scope) -> Tenant:
@@ -48,8 +49,10 @@ class AccessControl:
         An open service ignores what clients send as a key.
         """
         path = route_path(scope)
-        if path == "/metrics" and self._metrics_key_hash is not None:
-            require_admin(Request(scope), self._metrics_key_hash)
+        if path == "/metrics" and self._protects_metrics:
+            if self._admin_key_hash is None:
+                raise _no_admin_for_metrics()
+            require_admin(Request(scope), self._admin_key_hash)
         if path in OPEN_PATHS or self._keys.is_open:
             return ANONYMOUS
         given = [value for name, value in scope["headers"] if name == b"authorization"]
@@ -102,6 +105,14 @@ def unauthenticated(message: str) -> ApiError:
     hint = 'Send "Authorization: Bearer <your API key>".'
     headers = {"www-authenticate": 'Bearer realm="raydix"'}
     return ApiError(401, f"{message} {hint}", code="invalid_api_key", headers=headers)
+
+
+def _no_admin_for_metrics() -> ApiError:
+    message = (
+        "/metrics shows the names of tenants and what they use, so it needs the admin key, and none is set: give "
+        "admin_key_hash, or protect_metrics: false to open the page to everybody."
+    )
+    return ApiError(403, message, code="admin_key_not_configured")
 
 
 class Gate:

@@ -104,7 +104,7 @@ def test_a_wrong_key_is_said(closed: ApiService) -> None:
 
 
 def test_a_protected_page_needs_the_key(closed: ApiService) -> None:
-    access = AccessControl(KeyRing(()), metrics_key_hash=KEY_HASH)
+    access = AccessControl(KeyRing(()), protects_metrics=True, admin_key_hash=KEY_HASH)
     protected = dataclasses.replace(closed, access=access)
     with pytest.raises(TopClientError, match=r"/metrics is protected: .*Give --key-env or --key") as refused:
         source(protected).read()

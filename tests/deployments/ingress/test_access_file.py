@@ -62,6 +62,11 @@ def test_protected_metrics_need_the_files_admin(tmp_path: Path) -> None:
         from_file(tmp_path, {"tenants": [TENANT]}, protect_metrics=True)
 
 
+def test_the_files_tenants_close_the_metrics(tmp_path: Path) -> None:
+    assert from_file(tmp_path, {"tenants": [TENANT]}).protects_metrics
+    assert not from_file(tmp_path, {"tenants": [TENANT]}, protect_metrics=False).protects_metrics
+
+
 def test_keys_are_in_one_place() -> None:
     with pytest.raises(ValidationError, match="move them all into that file"):
         AppArgs.model_validate({"access_file": "x", "tenants": [TENANT]})

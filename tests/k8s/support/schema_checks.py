@@ -31,7 +31,8 @@ CUSTOM = {
 }
 """Kinds that are not built into Kubernetes, and the version that k8s/ uses."""
 FIELDS = {
-    "ScrapeConfig": "jobName metricsPath scrapeInterval scrapeTimeout staticConfigs.targets",
+    "ScrapeConfig": "jobName metricsPath scrapeInterval scrapeTimeout staticConfigs.targets "
+    "authorization.credentials.name authorization.credentials.key",
     "PodMonitor": "selector.matchLabels.* podTargetLabels podMetricsEndpoints.port podMetricsEndpoints.interval",
     "PrometheusRule": "groups.name groups.interval groups.rules.record groups.rules.alert groups.rules.expr "
     "groups.rules.for groups.rules.keep_firing_for groups.rules.labels.* groups.rules.annotations.*",

@@ -183,6 +183,8 @@ def _referred(value: Any) -> Iterator[tuple[str, str]]:
             yield "ConfigMap", item["name"]
         elif key == "secret" and "secretName" in item:
             yield "Secret", item["secretName"]
+        elif key == "authorization" and "credentials" in item:
+            yield "Secret", item["credentials"]["name"]
         else:
             yield from _referred(item)
 

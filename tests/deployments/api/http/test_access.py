@@ -39,11 +39,15 @@ def tenant(name: str, **fields: Any) -> dict[str, Any]:
 def build(service: ApiService) -> Build:
     """A client of a service with these tenants; the admin's key is "root"."""
 
-    def build(*tenants: dict[str, Any], admin: bool = True, protect_metrics: bool = False) -> Client:
+    def build(*tenants: dict[str, Any], admin: bool = True, protect_metrics: bool | None = None) -> Client:
         admin_hash = hash_key("root") if admin else None
-        args = AppArgs.model_validate({"tenants": tenants, "admin_key_hash": admin_hash})
+        args = AppArgs.model_validate(
+            {"tenants": tenants, "admin_key_hash": admin_hash, "protect_metrics": protect_metrics}
+        )
         keys = KeyRing(args.tenants, admin_hash)
-        access = AccessControl(keys, metrics_key_hash=admin_hash if protect_metrics else None, clock=lambda: 0.0)
+        access = AccessControl(
+            keys, protects_metrics=args.protects_metrics, admin_key_hash=admin_hash, clock=lambda: 0.0
+        )
         app = create_app(dataclasses.replace(service, access=access, admin_key_hash=admin_hash))
         return Client(httpx.ASGITransport(app))
 
@@ -116,13 +120,23 @@ def test_no_authorization_header_is_an_internal_error(header: bytes) -> None:
     assert refused.value.status == 401
 
 
-def test_probes_and_metrics_need_no_key_unless_the_operator_closes_metrics(build: Build) -> None:
-    client = build(tenant("a"))
-    assert [client.get(path).status_code for path in ("/health", "/version", "/metrics")] == [200, 200, 200]
-    closed = build(tenant("a"), protect_metrics=True)
+def test_probes_need_no_key_and_metrics_need_the_admins_where_there_are_tenants(build: Build) -> None:
+    closed = build(tenant("a"))
     assert [closed.get(path).status_code for path in ("/health", "/version", "/metrics")] == [200, 200, 401]
     assert closed.get("/metrics", **bearer("key-a")).status_code == 403
     assert closed.get("/metrics", **bearer("root")).status_code == 200
+    for opened in (build(), build(tenant("a"), protect_metrics=False)):
+        assert [opened.get(path).status_code for path in ("/health", "/version", "/metrics")] == [200, 200, 200]
+    assert build(protect_metrics=True).get("/metrics").status_code == 401
+
+
+def test_metrics_of_tenants_without_an_admin_are_shown_to_nobody_and_the_answer_says_why(build: Build) -> None:
+    for key in ({}, bearer("key-a"), bearer("root")):
+        refused = build(tenant("a"), admin=False).get("/metrics", **key)
+        assert refused.status_code == 403
+        assert "admin_key_hash" in error_of(refused)["message"] and "protect_metrics: false" in refused.text
+    opened = build(tenant("a"), admin=False, protect_metrics=False)
+    assert opened.get("/metrics").status_code == 200
 
 
 def test_the_openai_client_sends_its_key_and_hears_of_a_wrong_one(build: Build) -> None:
