@@ -26,6 +26,8 @@ class EngineConfig(SchedulerSettings):
 
     model: str = "demo"
     """Directory of a Hugging Face-style model, a hub id, or "demo" for the embedded model."""
+    model_revision: str | None = None
+    """Commit, tag or branch of a hub id; None takes the newest. Only a commit names the same files for ever."""
     served_name: str | None = None
     """Name in the API; None takes `model`."""
     device: str = "auto"

@@ -229,4 +229,4 @@ def model_directory(config: EngineConfig) -> Path:
     """Return the directory of the model that `config` names. Raises ModelLoadError if there is none."""
     from engine.loading.model_directory import resolve_model
 
-    return resolve_model(config.model)
+    return resolve_model(config.model, config.model_revision)

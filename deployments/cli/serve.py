@@ -117,14 +117,14 @@ def _quiet(verbose: bool) -> Iterator[None]:
         yield
 
 
-def _check_models(names: list[str], console: Console) -> None:
+def _check_models(named: list[tuple[str, str | None]], console: Console) -> None:
     """Download models here, with a progress bar; replicas then load them from the cache."""
     from engine.loading.model_directory import resolve_model
     from engine.models.config import ModelConfig
 
-    for name in names:
+    for name, revision in named:
         try:
-            ModelConfig.from_directory(resolve_model(name))
+            ModelConfig.from_directory(resolve_model(name, revision))
         except ValueError as error:  # ModelLoadError is one
             raise UserError(one_line(error)) from None
 

@@ -90,10 +90,10 @@ def _is_direct(application: dict[str, Any]) -> bool:
     return application.get("import_path") == IMPORT_PATH and ingresses.get("http", "direct") == "direct"
 
 
-def models(config: dict[str, Any]) -> list[str]:
-    """Return the models that the config's applications load."""
+def models(config: dict[str, Any]) -> list[tuple[str, str | None]]:
+    """Return the models that the config's applications load, each with its revision on the hub, if given."""
     return [
-        (part.get("engine") or {}).get("model", "demo")
+        ((engine := part.get("engine") or {}).get("model", "demo"), engine.get("model_revision"))
         for app in config["applications"]
         if app.get("import_path") == IMPORT_PATH
         for part in app["args"].get("models") or [app["args"]]
@@ -153,7 +153,7 @@ def _override(application: dict[str, Any], overrides: Overrides) -> None:
         )
     if overrides.model is not None:
         engine = {**(args.get("engine") or {}), "model": overrides.model}
-        for setting in ("served_name", "kv_pages", "threads"):  # chosen for the file's model
+        for setting in ("model_revision", "served_name", "kv_pages", "threads"):  # chosen for the file's model
             engine.pop(setting, None)
         args["engine"] = engine
     if overrides.replicas is not None:

@@ -239,7 +239,10 @@ class WireConnection:
             self._refuse(f"the replica has epoch {message.epoch}, but epoch {expected} was advertised")
             return False
         if self._model and message.model and message.model != self._model:
-            self._refuse(f"the replica runs model {message.model}, but this ingress serves {self._model}")
+            self._refuse(
+                f"the replica runs model {message.model}, but this ingress serves {self._model}: they loaded "
+                "different files, which engine.model_revision prevents for a model from the hub"
+            )
             return False
         self._epoch, self._next_seq = message.epoch, message.seq + 1
         self._block_tokens, self._snapshot = message.block_tokens, "awaited"

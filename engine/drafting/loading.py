@@ -30,11 +30,13 @@ def load_with_draft_model(
     """
     settings = config.speculation
     assert settings is not None and settings.model is not None
-    check_same_vocabulary(config.model, resolve_model(config.model), settings.model, resolve_model(settings.model))
+    directory = resolve_model(config.model, config.model_revision)
+    check_same_vocabulary(config.model, directory, settings.model, resolve_model(settings.model))
     draft = load_model(
         dataclasses.replace(
             config,
             model=settings.model,
+            model_revision=None,
             served_name=None,
             kv_pages=settings.kv_pages or 1,
             max_model_len=None,

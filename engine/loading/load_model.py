@@ -57,7 +57,7 @@ class _Loading:
     def __init__(self, config: EngineConfig, kv_bytes_beside: int, ranks: Collective) -> None:
         self._config, self._kv_bytes_beside, self._ranks = config, kv_bytes_beside, ranks
         self._device = _device(config.device)
-        self._directory: Path = resolve_model(config.model)
+        self._directory: Path = resolve_model(config.model, config.model_revision)
         self._whole = ModelConfig.from_directory(self._directory)
         self._model = model = ranks.shard.of(self._whole)
         self._limit = _max_model_len(config, model)

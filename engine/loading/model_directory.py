@@ -14,14 +14,18 @@ _UNWANTED = ("consolidated*", "original/*")
 """Files that hold the same weights again, in their makers' own layout."""
 
 
-def resolve_model(model: str) -> Path:
+def resolve_model(model: str, revision: str | None = None) -> Path:
     """Return the directory of `model`: "demo", a local directory, or a hub id ("owner/name") to download.
 
-    Raises ModelLoadError.
+    `revision` is a commit, a tag or a branch of a hub id; None takes the newest. Raises ModelLoadError.
     """
+    local = Path(model).expanduser()
+    if revision is not None and (model == "demo" or local.is_dir()):
+        raise ModelLoadError(
+            f"model_revision is {revision!r}, but {model} is no model on the hub: leave it out, or name a hub id"
+        )
     if model == "demo":
         return demo_model_path()
-    local = Path(model).expanduser()
     if local.is_dir():
         return local
     if local.exists():
@@ -31,7 +35,7 @@ def resolve_model(model: str) -> Path:
             f"there is no directory {model}; expected a model's directory, a hub id such as Qwen/Qwen3-0.6B, "
             'or "demo" for the embedded model'
         )
-    return _download(model)
+    return _download(model, revision)
 
 
 def resolve_metadata(model: str) -> Path:
@@ -56,17 +60,26 @@ def resolve_metadata(model: str) -> Path:
 def fingerprint(directory: Path, quantization: str | None = None, kv_dtype: str = "auto") -> str:
     """Hash configuration and tokenizer, the weight files' names and sizes, and how weights and KV are rounded.
 
-    Models with one fingerprint can continue each other's streams. It has 32 hexadecimal digits and is equal for
-    copies of one model on several machines.
+    The commit of a model from the hub is part of it, as weights can change and keep their size. Models with one
+    fingerprint can continue each other's streams. It has 32 hexadecimal digits and is equal for copies of one
+    model on several machines.
     """
     rounded = (quantization or "") + ("" if kv_dtype == "auto" else f";kv={kv_dtype}")
     digest = hashlib.blake2b(rounded.encode(), digest_size=16)
+    if (commit := hub_commit(directory)) is not None:
+        digest.update(f"commit:{commit};".encode())
     for path in sorted(directory.iterdir()):
         if path.suffix in (".json", ".model", ".txt"):
             digest.update(f"{path.name}:".encode() + path.read_bytes())
         elif path.suffix == ".safetensors":
             digest.update(f"{path.name}:{path.stat().st_size};".encode())
     return digest.hexdigest()
+
+
+def hub_commit(directory: Path) -> str | None:
+    """Return the commit of a directory in the hub's cache (models--OWNER--NAME/snapshots/COMMIT); else None."""
+    is_snapshot = directory.parent.name == "snapshots" and directory.parent.parent.name.startswith("models--")
+    return directory.name if is_snapshot else None
 
 
 def demo_model_path() -> Path:
@@ -82,17 +95,22 @@ def demo_model_path() -> Path:
     )
 
 
-def _download(model: str) -> Path:
+def _download(model: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download  # takes a second to import: only if something is downloaded
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
     try:
-        return Path(snapshot_download(model, allow_patterns=list(_WANTED), ignore_patterns=list(_UNWANTED)))
+        return Path(
+            snapshot_download(
+                model, revision=revision, allow_patterns=list(_WANTED), ignore_patterns=list(_UNWANTED)
+            )
+        )
     except GatedRepoError as error:
         raise ModelLoadError(
             f"{model} is gated: accept its terms on the hub, then set HF_TOKEN to a token of that account"
@@ -101,6 +119,11 @@ def _download(model: str) -> Path:
         raise ModelLoadError(
             f"{model} is neither a directory here nor a model on the hub; check the spelling, "
             "or set HF_TOKEN if the model is private"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelLoadError(
+            f"{model} has no revision {revision!r} on the hub: give a commit, a tag or a branch of it as "
+            "model_revision"
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         raise ModelLoadError(

@@ -47,10 +47,12 @@ class ParallelRunner:
     ) -> ParallelRunner:
         """Load a model as `load_model` does, on `config.tensor_parallel_size` ranks. Also raises RankLost."""
         launcher, size = launcher or LocalProcesses(), config.tensor_parallel_size
-        directory = resolve_model(config.model)
+        directory = resolve_model(config.model, config.model_revision)
         check_divides(ModelConfig.from_directory(directory), size, config.expert_parallel)
         device = _first_device(config, launcher.shares_gpus)
-        config = replace(config, model=str(directory), served_name=config.name, device=device.type)
+        config = replace(
+            config, model=str(directory), model_revision=None, served_name=config.name, device=device.type
+        )
         rank_group = RankGroup.start(launcher, size)
         try:
             with rank_group.guarded():

@@ -43,7 +43,7 @@ def test_options_go_before_the_file_and_leave_the_rest(tmp_path: Path) -> None:
           - name: raydix
             import_path: deployments.app:build
             args:
-              engine: {model: big, served_name: alias, page_size: 8, kv_pages: 9, threads: 1}
+              engine: {model: big, model_revision: a1b2, served_name: alias, page_size: 8, kv_pages: 9, threads: 1}
               engines: {count: 3, num_cpus: 2}
               ingresses: {port: 9000}
         """,
@@ -56,7 +56,7 @@ def test_options_go_before_the_file_and_leave_the_rest(tmp_path: Path) -> None:
         "engines": {"count": 5, "num_cpus": 2},
         "ingresses": {"host": "0.0.0.0", "port": 9000},
     }
-    assert models(config) == ["other"]
+    assert models(config) == [("other", None)]
     assert load(path, Overrides(port=1))["applications"][0]["args"]["engine"]["served_name"] == "alias"
 
 

@@ -123,7 +123,7 @@ def test_autoscaled_models_begin_as_before_and_not_at_all_when_set_so() -> None:
 
 
 def test_the_command_line_knows_all_models_and_changes_none_of_several(tmp_path: Path) -> None:
-    assert models(load(TWO_MODELS, Overrides(port=1))) == ["demo", "demo"]
+    assert models(load(TWO_MODELS, Overrides(port=1))) == [("demo", None)] * 2
     for overrides in (Overrides(model="x"), Overrides(replicas=2)):
         with pytest.raises(UserError, match="need a config with one model, but it has several"):
             load(TWO_MODELS, overrides)

@@ -6,13 +6,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.loading.model_directory import demo_model_path, resolve_model
+from engine.loading.model_directory import demo_model_path, fingerprint, resolve_model
 from engine.models.config import ModelConfig
 from engine.models.errors import ModelLoadError
 from engine.models.rope import RopeConfig
@@ -210,6 +211,52 @@ def test_a_download_takes_no_code_and_no_pickle(monkeypatch: pytest.MonkeyPatch,
     )
     assert resolve_model("owner/name") == tmp_path
     assert not any(pattern.endswith((".py", ".bin", ".pt", "*")) for pattern in asked["allow_patterns"])
+
+
+def test_a_pinned_revision_is_what_is_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download",
+        lambda model, revision=None, **_: asked.append(revision) or str(tmp_path),  # type: ignore[func-returns-value]
+    )
+    resolve_model("owner/name", "a1b2c3")
+    resolve_model("owner/name")
+    assert asked == ["a1b2c3", None]
+
+
+def test_a_revision_that_the_hub_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub.errors import RevisionNotFoundError
+
+    def lacking(model: str, **_: Any) -> str:
+        raise RevisionNotFoundError("404", response=MagicMock())
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lacking)
+    with pytest.raises(ModelLoadError, match="no revision 'v9' on the hub"):
+        resolve_model("owner/name", "v9")
+
+
+def test_a_revision_of_what_is_not_from_the_hub_is_refused(tmp_path: Path) -> None:
+    for model in ("demo", str(tmp_path)):
+        with pytest.raises(ModelLoadError, match="model_revision is 'v1'"):
+            resolve_model(model, "v1")
+
+
+def test_two_commits_whose_files_have_the_same_sizes_have_two_fingerprints(tmp_path: Path) -> None:
+    """Weights are not read for a fingerprint, and training on changes no size. Copies elsewhere stay equal."""
+    made = {}
+    for place in (
+        "models--o--n/snapshots/aaa",
+        "cache/models--o--n/snapshots/aaa",
+        "models--o--n/snapshots/bbb",
+        "copy",
+    ):
+        directory = tmp_path / place
+        directory.mkdir(parents=True)
+        (directory / "config.json").write_text("{}")
+        (directory / "model.safetensors").write_bytes(b"four")
+        made[place] = fingerprint(directory)
+    first, elsewhere, second, copy = made.values()
+    assert first == elsewhere and len({first, second, copy}) == 3
 
 
 def test_an_offline_hub_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
