@@ -2,9 +2,11 @@
 
     start ── a request ─▶ admit ── its prompts, its generations ─▶ generated, generated, ... ─▶ close
 
-A prompt is charged when it is admitted and refunded when its request is refused; generated tokens are charged as
-they arrive, which may leave a debt that the next request waits for. A request larger than a whole bucket needs a
-full one. Time is an argument. Limits hold per process: with several ingresses, each enforces its share.
+A request counts as 1 before its body is read, and as its generations once it is known: with several prompts, n or
+best_of it costs what as many requests cost. A prompt is charged when it is admitted; both are refunded when the
+request is refused. Generated tokens are charged as they arrive, which may leave a debt that the next request waits
+for. A request larger than a whole bucket needs a full one. Time is an argument. Limits hold per process: with
+several ingresses, each enforces its share.
 """
 
 from __future__ import annotations
@@ -86,6 +88,21 @@ class TenantLimits:
             self.requests.take(1, now)
         return Ticket(self, self._clock)
 
+    def check_generations(self, count: int, now: float) -> None:
+        """Raise RateLimited when a request, which was charged as 1, has to wait because it counts as `count`."""
+        if self.requests is None:
+            return
+        self.requests.take(-1, now)
+        has_to_wait = self.requests.seconds_until(count, now) > 0
+        self.requests.take(1, now)
+        if has_to_wait:
+            wait = self.requests.seconds_until(count, now)
+            limit = f"{self.tenant.requests_per_minute:g} requests per minute"
+            message = (
+                f"{limit}, and this one counts as {count}, one for each answer; it is possible in {wait:.3g} s"
+            )
+            raise self._limited("requests_per_minute", message, wait)
+
     def check_tokens(self, amount: int, now: float) -> None:
         """Raise RateLimited when a prompt of `amount` tokens has to wait."""
         wait = self.tokens.seconds_until(amount, now) if self.tokens is not None else 0.0
@@ -122,7 +139,7 @@ class Ticket:
 
     def __init__(self, limits: TenantLimits, clock: Callable[[], float]) -> None:
         self._limits, self._clock = limits, clock
-        self._prompt_tokens = 0
+        self._prompt_tokens = self._num_more = 0
         self._num_open = 0
 
     def admit(self, num_generations: int, prompt_tokens: int) -> None:
@@ -133,18 +150,20 @@ class Ticket:
         now = self._clock()
         self._limits.check_concurrency(num_generations)
         self._limits.check_tokens(prompt_tokens, now)
+        self._limits.check_generations(num_generations, now)
         self._prompt_tokens, self._num_open = prompt_tokens, num_generations
+        self._num_more = max(0, num_generations - 1)
         self._limits.num_open += num_generations
-        self._take(prompt_tokens)
+        self._take(prompt_tokens, self._num_more)
 
     def generated(self, count: int) -> None:
         """Charge generated tokens."""
         self._take(count)
 
     def refuse(self) -> None:
-        """Refund the prompt of a request that was refused. Idempotent."""
-        self._take(-self._prompt_tokens)
-        self._prompt_tokens = 0
+        """Refund the prompt and the generations of a request that was refused; it was one request. Idempotent."""
+        self._take(-self._prompt_tokens, -self._num_more)
+        self._prompt_tokens = self._num_more = 0
 
     def close(self) -> None:
         """Release the request's generations. Idempotent."""
@@ -155,9 +174,11 @@ class Ticket:
         """Return the state of the tenant's limits as headers."""
         return self._limits.headers()
 
-    def _take(self, tokens: int) -> None:
+    def _take(self, tokens: int, requests: int = 0) -> None:
         if self._limits.tokens is not None:
             self._limits.tokens.take(tokens, self._clock())
+        if requests and self._limits.requests is not None:
+            self._limits.requests.take(requests, self._clock())
 
 
 def _duration(seconds: float) -> str:

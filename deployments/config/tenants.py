@@ -58,7 +58,8 @@ class TenantSettings(BaseModel):
     max_concurrency: int | None = Field(default=None, ge=1)
     """Most generations at once; a request with n choices counts as n. None: no limit."""
     requests_per_minute: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Most requests per minute, and most in one burst. None: no limit."""
+    """Most requests per minute, and most in one burst; a request counts as many as the answers that it generates:
+    prompts times `n` or `best_of`. None: no limit."""
     tokens_per_minute: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Most tokens per minute; prompts count when admitted, generated tokens as they come. None: no limit."""
     isolate_cache: bool | None = None

@@ -69,6 +69,43 @@ def test_requests_per_minute() -> None:
     tenant.start()
 
 
+def test_a_request_counts_as_many_as_the_answers_it_generates() -> None:
+    clock = Clock()
+    tenant = limits(clock, requests_per_minute=60)
+    tenant.start().admit(59, 10)
+    assert tenant.headers()["x-ratelimit-remaining-requests"] == "1"
+    error = refused(tenant, 16, 10)
+    assert error.kind == "requests_per_minute" and error.retry_after_s == pytest.approx(16)
+    assert "counts as 16" in error.message
+    clock.now += error.retry_after_s
+    tenant.start().admit(16, 10)
+    assert refused(tenant, 1, 1).retry_after_s == pytest.approx(1)
+
+
+def test_answers_that_no_engine_took_are_given_back_and_the_request_is_not() -> None:
+    tenant = limits(Clock(), requests_per_minute=60)
+    ticket = tenant.start()
+    ticket.admit(40, 10)
+    for _ in range(3):
+        ticket.refuse()
+    assert tenant.headers()["x-ratelimit-remaining-requests"] == "59"
+
+
+@given(st.integers(1, 200))
+def test_more_answers_than_a_minutes_requests_need_a_full_bucket_and_leave_a_debt(count: int) -> None:
+    clock = Clock()
+    tenant = limits(clock, requests_per_minute=60)
+    tenant.start().admit(count, 1)
+    clock.now += max(0, count - 60) + 1 + 1e-6
+    tenant.start()
+
+
+def test_what_generates_nothing_is_one_request() -> None:
+    tenant = limits(Clock(), requests_per_minute=60)
+    tenant.start().admit(0, 10)
+    assert tenant.headers()["x-ratelimit-remaining-requests"] == "59"
+
+
 def test_prompts_are_charged_at_once_and_generated_tokens_as_they_come() -> None:
     clock = Clock()
     tenant = limits(clock, tokens_per_minute=600)
