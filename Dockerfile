@@ -7,7 +7,7 @@
 
 FROM python:3.11.14-slim-bookworm AS base
 
-# The same image with a C compiler, for the native CPU kernels.
+# The same image with a C compiler, for the native CPU kernels. (The GPU image needs one at run time, see below.)
 FROM python:3.11.14-bookworm AS venv
 RUN python -m venv /opt/raydix
 ENV PATH=/opt/raydix/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -45,6 +45,12 @@ HEALTHCHECK --interval=10s --timeout=9s --start-period=180s --retries=3 \
 CMD ["raydix", "serve", "--host", "0.0.0.0"]
 
 FROM runtime AS cuda
+# Triton compiles a launcher in C for each kernel, at its first launch: with gcc, C's headers, Python's (the base image has
+# them) and libcuda.so.1, which the node's driver brings. gcc writes to /tmp alone, and Triton to /tmp/.triton.
+USER root
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+USER 10001:10001
 # NVIDIA_VISIBLE_DEVICES is not set, because pods that ask for no GPU (head, ingress) must see none.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=build-cuda /opt/raydix /opt/raydix

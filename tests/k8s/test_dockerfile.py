@@ -21,8 +21,14 @@ STEPS = [tuple(line.split(maxsplit=1)) for line in LINES if line and not line.st
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def of(instruction: str) -> list[str]:
-    return [step[1] for step in STEPS if step[0] == instruction]
+def of(instruction: str, *stages: str) -> list[str]:
+    """What these instructions say, in all stages or in some."""
+    found, stage = [], ""
+    for name, said in STEPS:
+        stage = said.split(" AS ")[-1] if name == "FROM" else stage
+        if name == instruction and (not stages or stage in stages):
+            found.append(said)
+    return found
 
 
 def stages() -> dict[str, str]:
@@ -76,14 +82,43 @@ def test_every_package_is_pinned() -> None:
 
 
 def test_the_last_user_is_not_root() -> None:
-    (user,) = of("USER")
-    uid, gid = map(int, user.split(":"))
-    assert uid > 0 and gid > 0
-    assert f"--uid {uid}" in " ".join(of("RUN"))
-    after = STEPS[STEPS.index(("USER", user)) :]
-    assert not [step for step in after if step[0] == "RUN"]
     manifest = (ROOT / "k8s" / "base" / "rayservice.yaml").read_text(encoding="utf-8")
-    assert f"runAsUser: {uid}" in manifest
+    for target in ("cpu", "cuda"):
+        user = last_user(target)
+        uid, gid = map(int, user.split(":"))
+        assert uid > 0 and gid > 0
+        assert f"--uid {uid}" in " ".join(of("RUN", *ancestors(target)))
+        assert f"runAsUser: {uid}" in manifest
+
+
+def last_user(target: str) -> str:
+    """The user of a target's processes: that of its own stage, or of the nearest stage under it."""
+    return next(users[-1] for stage in ancestors(target) if (users := of("USER", stage)))
+
+
+def test_the_gpu_image_has_what_triton_compiles_with() -> None:
+    """Triton makes a launcher in C at each kernel's first launch, in the image that serves."""
+    stages_of_it = ancestors("cuda")
+    installed = {
+        word
+        for run in of("RUN", *stages_of_it)
+        for command in run.split("&&")
+        if "apt-get install" in command
+        for word in command.split()
+    }
+    assert installed & {"gcc", "clang"}, "Triton finds no C compiler: no engine on a GPU computes its first step"
+    assert "libc6-dev" in installed, "the compiler has no headers of C"
+    base = stages_of_it[-1]
+    assert base.startswith("python:"), f"Python.h is in the official images of Python; has {base} it too?"
+    (driver,) = (said for said in of("ENV", "cuda") if "NVIDIA_DRIVER_CAPABILITIES" in said)
+    assert "compute" in driver, "without it the node's driver brings no libcuda.so.1"
+
+
+def test_triton_looks_for_the_compilers_that_the_image_is_checked_for() -> None:
+    build = pytest.importorskip("triton.runtime.build")
+    source = Path(build.__file__).read_text(encoding="utf-8")
+    assert {"gcc", "clang"} <= set(re.findall(r'which\("(\w+)"\)', source))
+    assert '["include"]' in source  # Python's headers
 
 
 def test_the_health_check_asks_the_ingress_at_its_port() -> None:
