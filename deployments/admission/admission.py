@@ -86,13 +86,19 @@ class Admission:
             await self._wait(entry, request)
         else:
             self._sending[request.request_id] = cost
-        if self._metrics is not None:
-            self._metrics.observe("tenant_queue_seconds", _now() - arrival, tenant=_label(request.tenant))
         tenant = self._tenants.get(request.tenant)
         if tenant is not None and tenant.priority is not None:
             # A client's own priority orders its tenant's requests; between tenants the operator's counts.
             request = structs.replace(request, priority=tenant.priority)
-        return AdmittedTurn(self, request, asked_at, time.monotonic(), cost if has_waited else None)
+        turn = AdmittedTurn(self, request, asked_at, time.monotonic(), cost if has_waited else None)
+        try:
+            if self._metrics is not None:
+                self._metrics.observe("tenant_queue_seconds", _now() - arrival, tenant=_label(request.tenant))
+        except Exception:
+            turn.refused()
+            turn.sent()
+            raise
+        return turn
 
     @property
     def num_waiting(self) -> int:
@@ -120,11 +126,11 @@ class Admission:
         except AdmissionQueueFull as full:
             kind: OverloadKind = "tenant_queue_full" if full.whose == "tenant" else "queue_full"
             raise Overloaded(full.reason, self._retry_after(expected, longest), kind) from None
-        self._on_queue_change()
-        self._give_turns()
         try:
+            self._on_queue_change()
+            self._give_turns()
             await asyncio.wait((entry.item.turn,), timeout=longest)
-        except asyncio.CancelledError:
+        except BaseException:
             self._give_up(entry)
             raise
         if not entry.item.turn.done():
@@ -145,15 +151,17 @@ class Admission:
 
     def _give_turns(self) -> None:
         """Give requests their turns while an engine has room; check again after a tick while any wait."""
-        while self._queue.num_waiting and self._has_room():
-            entry = self._queue.pop()
-            assert entry is not None
-            self._drain.add(entry.cost, _now())
-            self._sending[entry.item.request_id] = entry.cost
-            entry.item.turn.set_result(None)
-            self._on_queue_change()
-        if self._queue.num_waiting and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._on_tick)
+        try:
+            while self._queue.num_waiting and self._has_room():
+                entry = self._queue.pop()
+                assert entry is not None
+                self._drain.add(entry.cost, _now())
+                self._sending[entry.item.request_id] = entry.cost
+                entry.item.turn.set_result(None)
+                self._on_queue_change()
+        finally:
+            if self._queue.num_waiting and self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(TICK_S, self._on_tick)
 
     def _on_tick(self) -> None:
         self._timer = None

@@ -6,6 +6,7 @@ Spelling ─▶ Observation ─▶ Envelope ─▶ Origins ─▶ Bounded ─▶
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -239,7 +240,8 @@ class _Endpoints:
         except ApiError as error:
             record.failed(error.status, error.type)
             raise
-        except ClientGone:
+        except (ClientGone, asyncio.CancelledError):
+            record.disconnected()
             raise
         except Exception:
             record.failed(500, "server_error")

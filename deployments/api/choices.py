@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 from msgspec import Struct, structs
 
@@ -26,6 +27,12 @@ from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.stream_delta import FinishReason, StreamDelta
 
 logger = logging.getLogger(__name__)
+
+
+TURN_TOKENS = 131_072
+"""Prompt tokens that are sent to engines in one turn of the event loop, which takes some 10 ms."""
+_REQUEST_TOKENS = 4096
+"""Tokens whose sending takes as long as what each request costs besides."""
 
 
 class ChoiceDelta(Struct, frozen=True, gc=False):
@@ -136,6 +143,8 @@ class Choices:
         self._requests = [request for request, _ in parts]
         self._idle_timeout_s = idle_timeout_s
         self._generations: list[Generation] = []
+        self._opened: list[Generation] = []  # in the order of their acceptance, and some before all are accepted
+        self._starts: list[asyncio.Task[Generation]] = []
         self._pumps: list[asyncio.Task[None]] = []
         self._limits: list[TimeLimit] = []
         texts = [(text, max_cached(request.prompt_ids)) for request, texts in parts for text in texts]
@@ -165,21 +174,23 @@ class Choices:
         return [generation.timeline for generation in self._generations]
 
     async def open(self) -> None:
-        """Send all requests; when one is refused, abort those that were accepted and raise its error."""
+        """Send all requests; when one is refused, raise its error. `aclose` aborts those that were accepted."""
         if len(self._requests) == 1:
-            self._generations = [await self._client.generate(self._requests[0])]
+            self._generations = [await self._start(self._requests[0])]
             return
-        starts = [asyncio.ensure_future(self._client.generate(request)) for request in self._requests]
-        try:
-            await asyncio.gather(*starts)
-        except BaseException:
-            for start in starts:
-                start.cancel()
-            outcomes = await asyncio.gather(*starts, return_exceptions=True)
-            opened = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
-            await asyncio.gather(*(generation.aclose() for generation in opened), return_exceptions=True)
-            raise
-        self._generations = [start.result() for start in starts]
+        size = 0
+        for request in self._requests:
+            self._starts.append(asyncio.create_task(self._start(request)))
+            size += _REQUEST_TOKENS + len(request.prompt_ids)
+            if size >= TURN_TOKENS:
+                size = 0
+                await asyncio.sleep(0)  # they begin, and the streams of others go on
+        self._generations = list(await asyncio.gather(*self._starts))
+
+    async def _start(self, request: GenerateRequest) -> Generation:
+        generation = await self._client.generate(request)
+        self._opened.append(generation)
+        return generation
 
     def deltas(self) -> AsyncIterator[ChoiceDelta]:
         """Return an iterator over each choice's deltas in order, the choices interleaved as they arrive."""
@@ -200,19 +211,23 @@ class Choices:
                 yield item
 
     async def aclose(self) -> None:
-        """Abort the generations that have not finished. Idempotent."""
+        """Abort the generations that have not finished. Idempotent.
+
+        All is aborted before anything is waited for, because the wait itself may be cancelled.
+        """
         for limit in self._limits:
             limit.close()
-        for pump in self._pumps:
-            pump.cancel()
-        for generation in self._generations:
+        tasks: list[asyncio.Task[Any]] = [*self._starts, *self._pumps]
+        for task in tasks:
+            task.cancel()
+        for generation in self._opened:
             try:
                 await generation.aclose()
             except Exception as error:
                 logger.warning("closing a generation failed: %r", error)
-        if self._pumps:
-            await asyncio.gather(*self._pumps, return_exceptions=True)
-            self._pumps = []
+        if tasks:
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._starts, self._pumps = [], []
 
     async def _pump(self, index: int, queue: asyncio.Queue[ChoiceDelta | Exception | None]) -> None:
         try:

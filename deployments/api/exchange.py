@@ -18,7 +18,7 @@ from starlette.responses import Response
 from deployments.admission.rate_limits import RateLimited, Ticket
 from deployments.api.choices import ChoiceDelta, Choices
 from deployments.api.errors import ApiError, from_client, internal
-from deployments.api.http.pacing import Pace
+from deployments.api.http.pacing import Pace, Turns
 from deployments.api.http.transport import EventStream, logger
 from deployments.api.off_loop import off_loop
 from deployments.api.output.output_parser import PLAIN_TEXT, OutputParser, OutputParseSpec
@@ -114,6 +114,7 @@ class Exchange:
         self._start = GenerationStart(plan.encoder.context, plan.sampling, self._is_stream, self._choices)
         self._num_echoed = len(plan.encoder.context.prompts) * (plan.request.n or 1) if plan.echoes_only else 0
         self._limit = TimeLimit(at=asyncio.get_running_loop().time() + limits.request_timeout_s)
+        self._turns: Turns | None = None
 
     async def respond(self) -> Response:
         """Return the answer. Raises `ApiError` when the request fails before its first event."""
@@ -142,14 +143,9 @@ class Exchange:
             raise from_client(error, self._request_id) from None
         except TimeoutError:
             raise self._too_long() from None
-        except asyncio.CancelledError:
-            self._record.disconnected()
-            raise
         finally:
             if not is_handed_over:
-                self._limit.close()
-                self._ticket.close()
-                await self._choices.aclose()
+                await self._release()
 
     def _admit(self) -> None:
         """Charge the tenant's limits. Raises `RateLimited`, or `Rejected` when they never allow it."""
@@ -188,6 +184,7 @@ class Exchange:
         Events that are available together are sent together: a choice's opening with its first delta, the end with
         the last one.
         """
+        assert self._turns is not None
         opened: set[int] = set()
         waiting = b""
         delta: ChoiceDelta | None = first
@@ -216,11 +213,22 @@ class Exchange:
 
     async def _close(self) -> None:
         """Clean up after the stream; if it did not end by itself, its client disconnected."""
-        self._turns.close()
-        self._limit.close()
-        self._record.disconnected()
-        self._ticket.close()
-        await self._choices.aclose()
+        try:
+            self._record.disconnected()
+        finally:
+            await self._release()
+
+    async def _release(self) -> None:
+        """Give back what the request holds of its tenant, its ingress and the engines, whatever of it fails."""
+        try:
+            self._limit.close()
+            if self._turns is not None:
+                self._turns.close()
+        finally:
+            try:
+                self._ticket.close()
+            finally:
+                await self._choices.aclose()
 
     async def _encode(self, encode: Callable[[], bytes]) -> bytes:
         """Encode a large part of the answer, in a thread when many log-probabilities or prompts make it slow."""

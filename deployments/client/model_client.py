@@ -35,7 +35,7 @@ class ModelClient:
         except Unavailable as error:
             turn.refused()
             raise await self._explained(error, request.model) from None
-        except Exception:
+        except BaseException:  # or its client has left
             turn.refused()
             raise
         finally:

@@ -224,6 +224,20 @@ async def until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
             await asyncio.sleep(0.005)
 
 
+def is_nothing_left(client: RemoteEngines, engines: InProcessEngines) -> bool:
+    """Whether neither the client nor an engine holds anything of any request."""
+    accounts = [replica._engine.scheduler.account() for replica in engines.replicas]
+    return not (
+        client.num_streams
+        or client._dispatch.attempts
+        or client.fleet._placed
+        or client.placer._open
+        or any(engines.fleet.loads().values())
+        or any(account.locked + account.private for account in accounts)
+        or any(replica._loop.has_work or replica._wire.num_live for replica in engines.replicas)
+    )
+
+
 def router_like(engines: InProcessEngines, epoch_shift: int = 0) -> RouterState:
     """Return a client of the same replicas in another ingress."""
     fleet = Fleet()

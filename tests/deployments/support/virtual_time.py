@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,22 +12,23 @@ from deployments.client.timeline import Timeline
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 from router.fleet import Fleet, ReplicaAddress, ReplicaLoad
+from tests.deployments.support.turns import CountedSelector, TurnLoop
 
 T = TypeVar("T")
 
 
-class _Jumping(selectors.DefaultSelector):
+class _Jumping(CountedSelector):
     """Moves the clock to the next timer instead of waiting for it."""
 
     now = 0.0
 
-    def select(self, timeout: float | None = None) -> Any:
+    def seconds_to_wait(self, timeout: float | None) -> float:
         assert timeout is not None, "all tasks wait and no timer is set: the scenario would hang"
         self.now += max(timeout, 0.0)
-        return super().select(0)
+        return 0.0
 
 
-class VirtualLoop(asyncio.SelectorEventLoop):
+class VirtualLoop(TurnLoop):
     """A deterministic event loop: timers fire in order, and no time passes between them."""
 
     def __init__(self) -> None:

@@ -1,0 +1,101 @@
+"""A defect in any step of an answer reaches the client as an error at once, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from deployments.admission.admission import Admission
+from deployments.admission.fair_queue import FairQueue
+from deployments.admission.rate_limits import Ticket
+from deployments.api import TextCodec
+from deployments.api.choices import Choice, Choices
+from deployments.api.exchange import Exchange
+from deployments.api.http.pacing import Pace, Turns
+from deployments.api.output.response_encoder import ResponseEncoder
+from deployments.api.record import RequestRecord
+from deployments.api.request_metrics import RequestMetrics
+from deployments.client.model_client import ModelClient
+from tests.deployments.support.faults import Faults, When
+from tests.deployments.support.scripted_api import ScriptedEngine, ScriptedGeneration
+from tests.deployments.support.virtual_time import now, run
+from tests.deployments.support.watched_api import ASKS, WAIT, Busy, WatchedApi, WatchedClient, left_running
+
+CALLED = [
+    (RequestRecord, "accepted received finished disconnected"),
+    (Ticket, "admit generated headers"),
+    (Turns, "wait"),
+    (Choice, "take"),
+    (Choices, "open"),
+    (Exchange, "_headers _extras _encode"),
+    (ResponseEncoder, "opening delta whole closing"),
+    (Busy, "queue_seconds uncached_tokens"),
+    (ScriptedEngine, "prepared"),
+    (ScriptedGeneration, "__anext__"),
+    (RequestMetrics, "accepted prompt tokens first_token next_tokens ended"),
+]
+"""What an answer calls."""
+OPENING = [
+    (Pace, "open"),
+    (ModelClient, "generate"),
+    (ScriptedEngine, "generate"),
+    (Admission, "admit"),
+    (FairQueue, "push pop"),
+]
+"""What opens something, which is nowhere if the function fails afterwards."""
+GIVING_BACK = [
+    (Ticket, "refuse close"),
+    (Turns, "close"),
+    (Choices, "aclose"),
+    (ScriptedGeneration, "aclose"),
+]
+"""What gives something back, which is kept if the function fails before."""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_a_defect_in_any_step_reaches_the_client_at_once_and_leaves_nothing(
+    codec: TextCodec, monkeypatch: pytest.MonkeyPatch, stream: bool, n: int, when: When
+) -> None:
+    """Each call in turn fails of all that the answer to a request makes which waits for an engine."""
+    faults = Faults(monkeypatch, when, *CALLED, *(GIVING_BACK if when == "after" else OPENING))
+
+    async def scenario() -> None:
+        api = WatchedApi(codec, monkeypatch)
+        for path, body in ASKS:
+            number = 0
+            while number == 0 or faults.failed is not None:
+                number += 1
+                api.load.num_checks = WAIT
+                faults.arm(number)
+                client = WatchedClient(api.app, path, body | {"stream": stream, "n": n})
+                began = now()
+                await asyncio.wait([client.task])
+                faults.disarm()
+                assert now() - began < 2, faults.failed
+                _check_answer(client, faults.failed, n, is_stream=stream)
+                await asyncio.sleep(3600)  # tasks that were cancelled end, and timers that are still set fire
+                left = api.left() | left_running()
+                assert not left.keys() - _COUNTED, faults.failed
+            assert number > 30
+
+    run(scenario())
+
+
+def _check_answer(client: WatchedClient, failed: str | None, n: int, *, is_stream: bool) -> None:
+    """Check that an answer is whole, or says that it is not."""
+    assert client.task.exception() is None and client.status in ((200, 500, 503) if failed else (200,)), failed
+    if client.status != 200:
+        assert json.loads(client.sent)["error"], failed
+    elif is_stream:
+        last = client.sent.decode().split("data: ")[-1]
+        assert last.startswith("[DONE]") or json.loads(last)["error"]["type"] == "server_error", failed
+    else:
+        assert len(json.loads(client.sent)["choices"]) == n, failed
+
+
+_COUNTED = {"accepted, not ended"}
+"""What only metrics say: when these fail, they are wrong."""
