@@ -211,6 +211,8 @@ METRICS: tuple[Metric, ...] = (
              reason=_LOSS, outcome=("resumed", "gave_up", "no_replica")),
     _histogram("migration_gap_seconds", "ingress", "Pause of a stream that moved to another replica.", "seconds",
                _LATENCY),
+    _counter("suspects_total", "ingress", "Requests whose replica died: cleared elsewhere, or ended as the cause.",
+             "requests", outcome=("cleared", "ended")),
     _counter("retries_total", "ingress", "Requests whose replica was lost before the first token, sent elsewhere.",
              "requests", reason=_LOSS),
     _counter("hedges_total", "ingress", "Requests that were slow to begin and therefore sent twice.",

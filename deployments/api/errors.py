@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from deployments.admission.rate_limits import RateLimited
-from deployments.client.protocol import Overloaded, Rejected, ReplicaLost, Unavailable
+from deployments.client.protocol import EndsEngines, Overloaded, Rejected, ReplicaLost, Unavailable
 
 RETRY_AFTER_S = 2.0
 """Seconds that a client is told to wait when no engine can take its request and the end of that is unknown."""
@@ -103,6 +103,13 @@ def from_client(error: Exception, request_id: str) -> ApiError:
         headers = _retry_after(RETRY_AFTER_S)
         message = "The engine that generated this answer was lost; send the request again."
         return ApiError(503, message, code="engine_lost", headers=headers)
+    if isinstance(error, EndsEngines):
+        message = (
+            f"{error.num_replicas} engines died one after another while they computed this request, so it is not "
+            "given to another (health.max_lost_replicas_per_request); do not send it again as it is."
+        )
+        # OpenAI's clients send a request again after other errors of the server.
+        return ApiError(500, message, code="ends_engines", headers={"x-should-retry": "false"})
     return internal(request_id)
 
 

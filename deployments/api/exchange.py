@@ -31,12 +31,19 @@ from deployments.api.request.sampling import for_choice
 from deployments.api.service import ServedModel
 from deployments.api.time_limit import TimeLimit
 from deployments.api.timings import timings_of
-from deployments.client.protocol import GenerateRequest, Overloaded, Rejected, ReplicaLost, Unavailable
+from deployments.client.protocol import (
+    EndsEngines,
+    GenerateRequest,
+    Overloaded,
+    Rejected,
+    ReplicaLost,
+    Unavailable,
+)
 from deployments.config.limits import Limits
 from deployments.config.tenants import Tenant
 from engine.sampling_params import SamplingParams
 
-CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost, RateLimited)
+CLIENT_ERRORS = (Rejected, Overloaded, Unavailable, ReplicaLost, EndsEngines, RateLimited)
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,7 @@ class BatchRunner:
 
 def _can_change(reply: Reply) -> bool:
     """Return whether another attempt may have another outcome."""
-    return reply.status in (408, 429) or reply.status >= 500
+    return reply.status in (408, 429) or (reply.status >= 500 and _error_code(reply.body) != "ends_engines")
 
 
 def _was_begun(reply: Reply | NoReply) -> bool:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from deployments.client.futures import retrieve
 from deployments.client.protocol import GenerateRequest
 from deployments.client.stream import Stream
+from deployments.client.suspects import Blame, Suspects, Trial
 from deployments.client.timeline import ReplicaSpan
 from deployments.wire.connection import WireConnection
-from deployments.wire.messages import Generate, NotRun, RefusalKind, pack_tokens
+from deployments.wire.messages import CLEARED_TOKENS, Generate, NotRun, RefusalKind, pack_tokens
 from engine.stream_delta import StreamDelta
 from router.decisions import as_json
 from router.fleet import Fleet
@@ -45,6 +48,8 @@ class AttemptFailure:
     retry_after_s: float = 1.0
     """Seconds after which a retry is worthwhile when the queue was full."""
     loss: LossReason | None = None
+    blame: Blame | None = None
+    """Whether the request may have ended the replica, or must have; then it goes on as a suspect, if at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class DispatchContext:
     """Open attempts, by their id on the wire."""
     connections: dict[str, WireConnection] = field(default_factory=dict)
     """Connections, by replica."""
+    suspects: Suspects = field(default_factory=Suspects)
 
     def reachable(self) -> set[str]:
         """Return the replicas that can be sent a request: members of the fleet that are connected and answer."""
@@ -64,31 +70,50 @@ class DispatchContext:
         return (self.fleet.addresses().keys() & connected) - self.fleet.lost()
 
     def lose(self, replica: str | None, loss: LossReason, reason: str) -> None:
-        """Fail all attempts at a replica at once; the replica counts as lost until its next message."""
-        for attempt in list(self.attempts.values()):
-            if attempt.placed == replica:
-                attempt.lose(loss, reason)
-        if replica in self.connections:
-            self.connections[replica].suspect()
+        """Fail all attempts at a replica at once; the replica counts as lost until its next message.
+
+        Unless it was silent or was being stopped, it died of what it ran, possibly.
+        """
+        attempts = [attempt for attempt in self.attempts.values() if attempt.placed == replica]
+        connection = self.connections.get(replica or "")
+        is_stopping = connection is not None and connection.load.is_draining
+        has_died = loss != "silent" and not is_stopping
+        suspects = [attempt for attempt in attempts if attempt.trial is not None]
+        for attempt in attempts:
+            attempt.lose(loss, reason, attempt.blame(suspects) if has_died else attempt.suspicion)
+        if connection is not None:
+            connection.suspect()
 
 
 class Attempt:
     """Sends a stream's request, with all tokens received so far, to one replica; none of `avoid` if possible."""
 
-    def __init__(self, dispatch: DispatchContext, stream: Stream, number: int, avoid: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        dispatch: DispatchContext,
+        stream: Stream,
+        number: int,
+        avoid: tuple[str, ...],
+        trial: Trial | None = None,
+        on_cleared: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`trial` says how a suspect runs, and `on_cleared` is called when it is cleared; None for all others."""
         self.stream = stream
+        self.trial: Trial | None = trial
+        """How a suspect runs; None for one that is none, or is cleared."""
         self.replica: str | None = None
         """Replica that runs the request; None until its first message arrives."""
         self.began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the first token (or the end) has arrived."""
         self.is_muted = False
         """Whether another attempt won, so that further deltas of this one are dropped."""
-        self._dispatch, self._avoid = dispatch, avoid
+        self._dispatch, self._avoid, self._on_cleared = dispatch, avoid, on_cleared
         self._base = len(stream.journal)  # tokens received before this attempt: the replica counts from here
         self._sent_at = self._asked_at = time.monotonic()
         self._is_behind = False
         self._span: ReplicaSpan | None = None
         self._outcome: asyncio.Future[AttemptFailure | None] = asyncio.get_running_loop().create_future()
+        self._outcome.add_done_callback(retrieve)
         self._target: str | None = None
         self._message: Generate | None = None
         # Each attempt has its own id, so that late tokens of an earlier replica are not taken for this one's.
@@ -120,52 +145,73 @@ class Attempt:
         connection = self._dispatch.connections.get(self.placed or "")
         if connection is None or now - self._asked_at < after_s:
             return
-        if (message := self.unanswered) is not None:
-            self._asked_at = now
-            connection.generate(message)
-        elif self._is_behind and not self.stream.ended.is_set():
-            self._asked_at = now
-            connection.resume({self.wire_id: self.num_received})
+        self._asked_at = now
+        try:
+            if (message := self.unanswered) is not None:
+                connection.generate(message)
+            elif self._is_behind and not self.stream.ended.is_set():
+                connection.resume({self.wire_id: self.num_received})
+        except Exception as error:
+            self._break_off(error)
 
     async def run(self) -> AttemptFailure | None:
-        """Run the attempt. Return None when the stream has ended, else the reason why it has not."""
+        """Run the attempt. Return None when the stream has ended, else the reason why it has not.
+
+        Raises what any step raised that belongs to this attempt, in whatever task it was taken.
+        """
         dispatch = self._dispatch
-        dispatch.fleet.open(self.wire_id)
-        dispatch.attempts[self.wire_id] = self
         generated: list[int] = []
         try:
+            dispatch.fleet.open(self.wire_id)
+            dispatch.attempts[self.wire_id] = self
             failure = self._send() or await self._outcome
             if failure is None and not self.is_muted:
                 generated = self.stream.journal.token_ids[self._base :]
             if failure is not None and failure.loss is not None:
                 self._abort()
             return failure
-        except asyncio.CancelledError:
+        except BaseException:
             self._abort()
             raise
         finally:
+            dispatch.attempts.pop(self.wire_id, None)
+            dispatch.suspects.remove(self.wire_id)
             dispatch.placer.release(self.wire_id, generated)
-            del dispatch.attempts[self.wire_id]
 
     def _send(self) -> AttemptFailure | None:
         """Place the request and send it. Return the failure when that is not possible."""
-        dispatch, request = self._dispatch, self._request
-        order = dispatch.placer.order(request, dispatch.reachable(), self._avoid)
+        dispatch, request, candidates = self._dispatch, self._request, self._dispatch.reachable()
+        if self.trial == "alone" and candidates:
+            candidates = dispatch.suspects.free(candidates)
+            if not candidates:
+                reason = "every replica runs another suspect"
+                return AttemptFailure("queue_full", reason, blame=self.suspicion)
+        order = dispatch.placer.order(request, candidates, self._avoid)
         if not order:
-            return self._loss("silent", "no replica answers")
+            return self._loss("silent", "no replica answers", self.suspicion)
         self._target = order[0]
         self.stream.placed()
+        if self.trial is not None:
+            dispatch.suspects.place(self.wire_id, self._target)
         try:
-            self._message = message_of(request, dispatch.fleet.dispatch_number(self.wire_id))
+            number, is_alone = dispatch.fleet.dispatch_number(self.wire_id), self.trial == "alone"
+            self._message = message_of(request, number, is_suspect=is_alone)
             if not dispatch.connections[self._target].generate(self._message):
-                return self._loss("silent", "it does not take in messages")
+                return self._loss("silent", "it does not take in messages", self.suspicion)
         except (ValueError, OverflowError) as error:
             return AttemptFailure("never_fits", str(error), self._target)
         return None
 
     def feed(self, replica: str, delta: StreamDelta) -> bool:
-        """Apply a delta. Return False when tokens before it are missing and have to be requested again."""
-        self._is_behind = not self._feed(replica, delta)
+        """Apply a delta. Return False when tokens before it are missing and have to be requested again.
+
+        A defect ends this stream alone: the message that brought the delta has other streams' tokens, too.
+        """
+        try:
+            self._is_behind = not self._feed(replica, delta)
+        except Exception as error:
+            self._break_off(error)
+            return True
         if self._is_behind:
             self._asked_at = time.monotonic()
         return not self._is_behind
@@ -197,32 +243,64 @@ class Attempt:
             self.stream.begin(self._span, self._explain)
         if self._span is not None:
             self._span.feed(delta, now)
+        if self.trial is not None and self.num_received >= CLEARED_TOKENS:
+            self._clear()
         if delta.finish_reason is not None:
             self._finish(None)
         return True
 
+    def _clear(self) -> None:
+        """Suspect the request no more: it runs past the point at which a replica died."""
+        self.trial = None
+        self._dispatch.suspects.remove(self.wire_id)
+        self._on_cleared()
+
     def refuse(self, message: NotRun) -> None:
         """Fail the attempt: its replica refused the request, or cannot go on with it."""
-        if message.kind == "failed":
-            self._dispatch.fleet.record_call(self.placed or "", is_failure=True)
-            return self.lose("failed", message.reason)
-        self._dispatch.fleet.record_call(self.placed or "", is_failure=False)
-        return self._finish(AttemptFailure(message.kind, message.reason, self.placed, message.retry_after_s))
+        kind, is_failure = message.kind, message.kind in ("failed", "engine_ended")
+        try:
+            self._dispatch.fleet.record_call(self.placed or "", is_failure=is_failure)
+        except Exception as error:
+            return self._break_off(error)
+        if kind == "engine_ended":  # of all its requests, so that who is to blame is decided for all at once
+            return self._dispatch.lose(self.placed, "failed", message.reason)
+        if kind == "failed":
+            return self.lose("failed", message.reason, self.suspicion)
+        retry_after_s = message.retry_after_s
+        return self._finish(AttemptFailure(kind, message.reason, self.placed, retry_after_s, blame=self.suspicion))
 
-    def lose(self, loss: LossReason, reason: str) -> None:
+    def lose(self, loss: LossReason, reason: str, blame: Blame | None) -> None:
         """Fail the attempt: its replica no longer answers, or does not know the request."""
-        self._finish(self._loss(loss, reason))
+        self._finish(self._loss(loss, reason, blame))
+
+    @property
+    def suspicion(self) -> Blame | None:
+        """What is known of the request when its attempt ends and its replica has not died."""
+        return None if self.trial is None else "possible"
+
+    def blame(self, suspects: Sequence[Attempt]) -> Blame | None:
+        """Return the request's part in its replica's death; `suspects` are those that were sent there."""
+        if all(suspect.replica is None for suspect in suspects):  # none of them ran
+            return "possible"
+        if self not in suspects:
+            return None
+        return "certain" if len(suspects) == 1 and self.trial == "alone" else "possible"
 
     def _finish(self, failure: AttemptFailure | None) -> None:
         if not self._outcome.done():
             self._outcome.set_result(failure)
 
+    def _break_off(self, error: Exception) -> None:
+        """End the attempt, and with it the stream, because of a defect."""
+        if not self._outcome.done():
+            self._outcome.set_exception(error)
+
     def _explain(self) -> dict[str, Any] | None:
         record = self._dispatch.placer.decision(self.wire_id)
         return None if record is None else as_json(record)
 
-    def _loss(self, loss: LossReason, reason: str) -> AttemptFailure:
-        return AttemptFailure("lost", reason, self.placed, loss=loss)
+    def _loss(self, loss: LossReason, reason: str, blame: Blame | None) -> AttemptFailure:
+        return AttemptFailure("lost", reason, self.placed, loss=loss, blame=blame)
 
     def _abort(self) -> None:
         """Abort the request in the engine, which may run it even though it seemed lost."""
@@ -231,7 +309,7 @@ class Attempt:
             connection.abort(self.wire_id)
 
 
-def message_of(request: GenerateRequest, number: int) -> Generate:
+def message_of(request: GenerateRequest, number: int, *, is_suspect: bool = False) -> Generate:
     """Return the message that sends a request as the `number`th of this process to a replica.
 
     Raises OverflowError when a token id does not fit into 32 bits.
@@ -246,4 +324,5 @@ def message_of(request: GenerateRequest, number: int) -> Generate:
         request.priority,
         request.salt,
         request.tenant,
+        is_suspect,
     )

@@ -3,7 +3,8 @@
 attempt ─ ended ──────────────────────────────────────────▶ done
     ├─ refused (full, draining) ─▶ another replica ... ──▶ Overloaded when all are full
     ├─ lost before the first token ─▶ another, at most `max_retries` times ──▶ Unavailable
-    └─ lost after it ─▶ journal's tokens to another, at most `max_migrations` times ──▶ ReplicaLost
+    ├─ lost after it ─▶ journal's tokens to another, at most `max_migrations` times ──▶ ReplicaLost
+    └─ lost by its own fault (`deployments/client/suspects.py`) ──▶ EndsEngines
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 from deployments.client.attempt import Attempt, AttemptFailure, DispatchContext
-from deployments.client.protocol import Overloaded, Rejected, ReplicaLost, Unavailable
+from deployments.client.protocol import EndsEngines, Overloaded, Rejected, ReplicaLost, Unavailable
 from deployments.client.stream import Stream
+from deployments.client.suspects import Trial
 from deployments.client.timeline import Migration
 from deployments.config.settings import HealthSettings
 from monitoring.metrics import Metrics
@@ -68,35 +70,40 @@ class Failover:
         self._retry_after: list[float] = []
         self._deadline: float | None = None  # of the migration in progress
         self._migrating: AttemptFailure | None = None
+        self._alone_until: float | None = None  # when a suspect has waited enough for that; None for no suspect
+        self._num_ended = 0  # replicas that died of it, for certain
 
     async def run(self) -> None:
         """Run attempts until the stream has ended or failed."""
         self._hedges.earn()
         while not self._stream.ended.is_set():
-            failure = await self._attempt()
-            if failure is None or self._stream.ended.is_set():
-                return
+            failure = await self._attempt(await self._trial())
+            if failure is None:
+                return self._clear()
+            if self._stream.ended.is_set():
+                return None
             error = await self._recover(failure)
             if error is not None:
                 return self._stream.fail(error)
+        return None
 
     # --- one attempt, or two ---------------------------------------------------------------------------------
 
-    async def _attempt(self) -> AttemptFailure | None:
-        first = self._next()
+    async def _attempt(self, trial: Trial | None) -> AttemptFailure | None:
+        first = self._next(trial)
         watch = None
         if self._migrating is not None:
             watch = asyncio.ensure_future(self._record_resumption(first, self._migrating))
         try:
-            if self._health.hedge_after_s is None or len(self._stream.journal):
+            if self._health.hedge_after_s is None or len(self._stream.journal) or trial is not None:
                 return await first.run()
             return await self._hedged(first, self._health.hedge_after_s)
         finally:
             if watch is not None and not first.began.done():
                 watch.cancel()
 
-    def _next(self) -> Attempt:
-        attempt = Attempt(self._dispatch, self._stream, self._num_attempts, tuple(self._avoid))
+    def _next(self, trial: Trial | None = None) -> Attempt:
+        attempt = Attempt(self._dispatch, self._stream, self._num_attempts, tuple(self._avoid), trial, self._clear)
         self._num_attempts += 1
         return attempt
 
@@ -150,7 +157,12 @@ class Failover:
         if failure.kind == "never_fits":
             return self._give_up(failure) if has_tokens else Rejected(failure.reason)
         if failure.kind != "lost":
+            if failure.kind == "queue_full" and self._may_wait_for_trial():
+                await self._ask_again()
+                return None
             return await self._find_room(failure) if has_tokens else await self._offer_elsewhere(failure)
+        if self._is_to_blame(failure):
+            return self._end(failure)
         self._num_losses += 1
         logger.warning(
             "%s lost its replica %s after %d tokens: %s",
@@ -165,6 +177,61 @@ class Failover:
             self._count("retries_total", reason=failure.loss or "failed")
             return None
         return await self._migrate(failure)
+
+    # --- suspects --------------------------------------------------------------------------------------------
+
+    def _is_to_blame(self, failure: AttemptFailure) -> bool:
+        """Suspect a request whose replica died. Return whether it has ended as many as one request may."""
+        if failure.blame is None:
+            self._alone_until = None
+        elif self._alone_until is None:
+            self._alone_until = time.monotonic() + self._health.migration_wait_s
+        self._num_ended += failure.blame == "certain"
+        return failure.blame == "certain" and self._num_ended >= self._health.max_lost_replicas_per_request
+
+    async def _trial(self) -> Trial | None:
+        """Wait until a suspect can run where no other does. The wait is limited: most suspects are innocent, and
+        are not refused because there are many; they then run beside each other.
+        """
+        if self._alone_until is None:
+            return None
+        began = time.monotonic()
+        trial: Trial = "alone"
+        while (others := self._others()) and not self._dispatch.suspects.free(others):
+            left_s = self._alone_until - time.monotonic()
+            if left_s <= 0:
+                trial = "beside"
+                break
+            await self._dispatch.suspects.change(min(left_s, _POLL_S))
+            self._avoid.clear()
+        if self._deadline is not None:  # the wait for a turn is not a wait for room
+            self._deadline += time.monotonic() - began
+        return trial
+
+    def _may_wait_for_trial(self) -> bool:
+        return self._alone_until is not None and time.monotonic() < self._alone_until
+
+    async def _ask_again(self) -> None:
+        """Wait a moment: the replica is full, or runs another ingress's suspect."""
+        await asyncio.sleep(_POLL_S)
+        self._avoid.clear()
+
+    def _clear(self) -> None:
+        """Suspect the request no more."""
+        if self._alone_until is not None:
+            self._alone_until = None
+            self._count("suspects_total", outcome="cleared")
+
+    def _end(self, failure: AttemptFailure) -> Exception:
+        """End a request that ends engines."""
+        error = EndsEngines(1 + self._num_ended)
+        logger.error("%s is ended: %s", self._stream.request.request_id, error)
+        self._count("suspects_total", outcome="ended")
+        if len(self._stream.journal):
+            self._give_up(failure)
+        return error
+
+    # --- other replicas --------------------------------------------------------------------------------------
 
     async def _offer_elsewhere(self, failure: AttemptFailure) -> Exception | None:
         if failure.kind == "queue_full":

@@ -96,6 +96,18 @@ class ReplicaLost(Exception):
         self.reason = reason
 
 
+class EndsEngines(Exception):
+    """The request ended the engines that computed it, and is not given to another. HTTP 500."""
+
+    def __init__(self, num_replicas: int) -> None:
+        super().__init__(f"{num_replicas} engine replicas died while they computed this request")
+        self.num_replicas = num_replicas
+
+
+class DeliveryFailed(Exception):
+    """A defect of ours ended the stream, and the log has its traceback. HTTP 500."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
     """A replica's answer to a call through Serve: the request's whole output, or why it was refused.

@@ -23,7 +23,15 @@ from msgspec import structs
 
 from deployments.client.attempt import ClientTimings, DispatchContext
 from deployments.client.failover import Failover, HedgeBudget
-from deployments.client.protocol import FleetHealth, GenerateRequest, HealthState, ReplicaHealth, Turn, Unavailable
+from deployments.client.protocol import (
+    DeliveryFailed,
+    FleetHealth,
+    GenerateRequest,
+    HealthState,
+    ReplicaHealth,
+    Turn,
+    Unavailable,
+)
 from deployments.client.replica_watch import Watch, Watcher
 from deployments.client.stream import Stream
 from deployments.config.settings import HealthSettings
@@ -118,7 +126,7 @@ class RemoteEngines:
         stream = Stream(request, self._close, turn)
         failover = Failover(self._dispatch, stream, self._health, self._hedges, self._metrics)
         self._tasks[stream] = task = asyncio.create_task(failover.run())
-        task.add_done_callback(lambda _: self._tasks.pop(stream, None))
+        task.add_done_callback(partial(self._on_end, stream))
         try:
             await stream.accepted  # which fails after `accept_s`, at a tick
         except asyncio.CancelledError:
@@ -174,6 +182,15 @@ class RemoteEngines:
                 stream.fail(Unavailable(f"no engine accepted within {longest:g} s"))
                 self._close(stream)
 
+    def _on_end(self, stream: Stream, task: asyncio.Task[None]) -> None:
+        """Forget a stream whose task has ended. If the task failed, its reader hears of that at once."""
+        self._tasks.pop(stream, None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("the delivery of %s failed", stream.request.request_id, exc_info=error)
+        if not stream.ended.is_set():
+            stream.fail(DeliveryFailed(f"the delivery of {stream.request.request_id} failed: {error!r}"))
+
     def _close(self, stream: Stream) -> None:
         """Cancel the task of a stream that its reader closed; the attempt then aborts the request."""
         task = self._tasks.get(stream)
@@ -198,8 +215,8 @@ class RemoteEngines:
     def on_unknown(self, replica: str, request_ids: list[str]) -> None:
         """Fail attempts that the replica no longer knows: it aborted them while this ingress was away."""
         for request_id in request_ids:
-            if request_id in self._attempts:
-                self._attempts[request_id].lose("failed", "unknown to its replica")
+            if (attempt := self._attempts.get(request_id)) is not None:
+                attempt.lose("failed", "unknown to its replica", attempt.suspicion)
 
     def on_not_run(self, replica: str, message: NotRun) -> None:
         """Pass a replica's refusal to its attempt."""

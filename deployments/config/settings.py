@@ -61,7 +61,11 @@ class HealthSettings(Settings):
     max_migrations: int = Field(default=3, ge=0)
     """Most replicas that a stream may lose after its first token; then it ends with an error."""
     migration_wait_s: float = Field(default=30.0, ge=0)
-    """Seconds that a stream which lost its replica waits for room at another one."""
+    """Seconds that a stream which lost its replica waits for room at another one; before that, as long at most for
+    its turn to run where no other request does that may have ended its replica."""
+    max_lost_replicas_per_request: int = Field(default=1, ge=1)
+    """Replicas that one request may end by itself: as many as died while it was the only suspect there, after the
+    one whose death made it a suspect. Then it fails."""
     hedge_after_s: float | None = Field(default=None, gt=0)
     """Seconds without a first token after which a second replica is asked too; None: never."""
     hedge_share: float = Field(default=0.05, ge=0, le=1)

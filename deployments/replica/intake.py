@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from deployments.replica.load import DrainRate
-from deployments.wire.messages import Generate, RefusalKind, unpack_tokens
+from deployments.wire.messages import CLEARED_TOKENS, Generate, RefusalKind, unpack_tokens
 from deployments.wire.server import WireServer
 from engine.engine import Engine
 from engine.errors import EngineStopped, NeverFits, QueueFull
@@ -43,6 +43,8 @@ class Intake:
         self._compilers = ThreadPoolExecutor(GRAMMAR_THREADS, "grammar")
         self._compiling: dict[str, str] = {}  # request -> ingress
         self._lock = threading.Lock()
+        self._suspect = ""  # the request on trial here, or the last one
+        self._trials_lock = threading.Lock()
         self.wire: WireServer | None = None
         """The wire that the requests come from. Set it before it starts."""
 
@@ -123,15 +125,31 @@ class Intake:
         made = self.make(request)
         if isinstance(made, Refusal):
             return self._refuse(ingress_id, request, made)
-        try:
-            wire.open(request.request_id, ingress_id)
-        except ValueError as error:
-            return self._refuse(ingress_id, request, Refusal("never_fits", str(error)))
-        refusal = self.submit(made)
-        if refusal is None:
-            return wire.accept(request.request_id)
-        wire.forget(request.request_id)
-        return self._refuse(ingress_id, request, refusal)
+        refusal = self._open(ingress_id, request) or self._submit_opened(made)
+        if refusal is not None:
+            return self._refuse(ingress_id, request, refusal)
+        return None if request.is_suspect else wire.accept(request.request_id)
+
+    def _open(self, ingress_id: str, request: Generate) -> Refusal | None:
+        """Open a request in the wire, or return why not: a suspect is refused while another one is on trial."""
+        wire = self._wire()
+        with self._trials_lock:
+            if request.is_suspect and wire.is_beginning(self._suspect, CLEARED_TOKENS):
+                return Refusal("queue_full", "another request that may have ended an engine is being tried here")
+            try:
+                wire.open(request.request_id, ingress_id)
+            except ValueError as error:
+                return Refusal("never_fits", str(error))
+            if request.is_suspect:
+                self._suspect = request.request_id
+                wire.accept_now(request.request_id, ingress_id)
+        return None
+
+    def _submit_opened(self, request: Request) -> Refusal | None:
+        refusal = self.submit(request)
+        if refusal is not None:
+            self._wire().forget(request.request_id)
+        return refusal
 
     def _refuse(self, ingress_id: str, request: Generate, refusal: Refusal) -> None:
         self._wire().refuse(ingress_id, request.request_id, refusal.kind, refusal.reason, refusal.retry_after_s)

@@ -32,7 +32,7 @@ from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 from router.fleet import ReplicaLoad
 
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 
@@ -45,6 +45,11 @@ Load = ReplicaLoad
 
 RefusalKind = Literal["never_fits", "queue_full", "stopped", "draining"]
 """Why a replica does not take a request."""
+
+CLEARED_TOKENS = 8
+"""Tokens of a suspect, computed at another replica, after which it is none any more. A replica dies with a step
+that it has not sent, a token and up to `max_drafts` draft tokens: the next replica computes these again before it
+gets to what may have ended the first."""
 
 
 class MalformedMessage(ValueError):
@@ -98,6 +103,9 @@ class Generate(msgspec.Struct, tag=4, array_like=True, frozen=True):
     priority: int = 0
     salt: str = ""
     tenant: str = ""
+    is_suspect: bool = False
+    """Whether it may have ended another replica's engine: a replica runs one such request at a time, until it has
+    CLEARED_TOKENS tokens, and accepts it before its engine gets it."""
 
 
 class Welcome(msgspec.Struct, tag=10, array_like=True, frozen=True):
@@ -128,12 +136,12 @@ class Unknown(msgspec.Struct, tag=14, array_like=True, frozen=True):
 
 
 class NotRun(msgspec.Struct, tag=17, array_like=True, frozen=True):
-    """The replica does not run the request: it refused it or, with the kind "failed", could not go on with it."""
+    """The replica does not run the request: it refused it, "failed" to take it, or its engine has ended."""
 
     epoch: int
     seq: int
     request_id: str
-    kind: RefusalKind | Literal["failed"]
+    kind: RefusalKind | Literal["failed", "engine_ended"]
     reason: str
     retry_after_s: float = 1.0
     """Seconds after which a retry is worthwhile when the queue was full."""

@@ -162,6 +162,11 @@ class Outbox:
         """Return whether the request was opened here and not forgotten."""
         return request_id in self._logs
 
+    def is_beginning(self, request_id: str, num_tokens: int) -> bool:
+        """Return whether a request is unfinished and has fewer than `num_tokens` tokens."""
+        log = self._logs.get(request_id)
+        return log is not None and not log.has_ended and log.delta.end < num_tokens
+
     def owns(self, ingress_id: str, request_id: str) -> bool:
         """Return whether the request came from that ingress."""
         return request_id in self._by_ingress.get(ingress_id, ())

@@ -126,11 +126,23 @@ class WireServer:
         with self._lock:
             self._outbox.accept(request_id)
 
+    def accept_now(self, request_id: str, ingress_id: str) -> None:
+        """Tell the ingress at once that the request is accepted, in a message of its own."""
+        with self._lock:
+            self._outbox.accept(request_id)
+            self._flush(ingress_id)
+            self._notice_messages()
+
+    def is_beginning(self, request_id: str, num_tokens: int) -> bool:
+        """Return whether a request is unfinished and has fewer than `num_tokens` tokens."""
+        with self._lock:
+            return self._outbox.is_beginning(request_id, num_tokens)
+
     def refuse(
         self,
         ingress_id: str,
         request_id: str,
-        kind: RefusalKind | Literal["failed"],
+        kind: RefusalKind | Literal["failed", "engine_ended"],
         reason: str,
         retry_after_s: float = 1.0,
     ) -> None:
@@ -153,7 +165,7 @@ class WireServer:
             for ingress_id in self._outbox.ingresses():
                 for request_id in self._outbox.live_of(ingress_id):
                     self._outbox.forget([request_id])
-                    self.refuse(ingress_id, request_id, "failed", reason)
+                    self.refuse(ingress_id, request_id, "engine_ended", reason)
 
     def publish(self, deltas: Sequence[StreamDelta]) -> None:
         """Send a step's deltas: one message per ingress, now."""

@@ -156,13 +156,14 @@ _LOSSES = PanelRow(
             tuple(Target(FLEET.quantile(q, "migration_gap_seconds"), f"p{q * 100:g}") for q in (0.5, 0.95)),
         ),
         Panel(
-            "Retries and hedges",
+            "Retries, hedges and suspects",
             "Requests sent again because their replica was lost before the first token, and those sent twice "
-            "because they were slow to begin, per second.",
+            "because they were slow to begin, per second; and what came of those whose replica died.",
             Unit.REQUESTS_PER_SECOND,
             (
                 Target(FLEET.rate("retries_total", "reason"), "retry: {{reason}}"),
                 Target(FLEET.rate("hedges_total", "outcome"), "hedge: {{outcome}}"),
+                Target(FLEET.rate("suspects_total", "outcome"), "suspect: {{outcome}}"),
             ),
             is_stacked=True,
         ),

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from deployments.api import ApiService, Limits, create_app
-from deployments.client.protocol import Overloaded, Rejected, ReplicaLost, Unavailable
+from deployments.client.protocol import EndsEngines, Overloaded, Rejected, ReplicaLost, Unavailable
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 from tests.deployments.support.scripted_api import Client, ScriptedEngine, hang_up
@@ -25,6 +25,7 @@ ASK = {"model": "demo", "prompt": "hi", "max_tokens": 50}
         (Overloaded("queue full", 3.2), 429, "4"),
         (Unavailable("no engine is up"), 503, "2"),
         (Rejected("too long for any engine", "prompt"), 400, None),
+        (EndsEngines(2), 500, None),
         (RuntimeError("secret"), 500, None),
     ],
 )
@@ -36,6 +37,8 @@ def test_refusals_have_their_status_even_for_streams(
     response = client.post("/v1/completions", ASK | {"stream": stream})
     assert response.status_code == status and response.headers.get("retry-after") == retry_after
     assert "secret" not in response.text
+    # OpenAI's clients send a request again after errors of the server, but not one that ends engines.
+    assert response.headers.get("x-should-retry") == ("false" if isinstance(refusal, EndsEngines) else None)
 
 
 @pytest.mark.parametrize(

@@ -116,11 +116,11 @@ def test_failures_are_tried_again_and_in_the_end_the_answer(reply: Reply) -> Non
     assert api.sent == {"0": 2, "1": 3, "2": 2}
 
 
-@pytest.mark.parametrize("status", [400, 403, 404, 413, 422])
-def test_what_is_wrong_with_a_request_is_its_answer_at_once(status: int) -> None:
+@pytest.mark.parametrize("reply", [*map(error, (400, 403, 404, 413, 422)), error(500, "ends_engines")])
+def test_what_is_wrong_with_a_request_is_its_answer_at_once(reply: Reply) -> None:
     api = Api()
-    api.answer = lambda name: error(status)
-    assert run(answers(api.post, calls(2))) == {0: error(status), 1: error(status)}
+    api.answer = lambda name: reply
+    assert run(answers(api.post, calls(2))) == {0: reply, 1: reply}
     assert set(api.sent.values()) == {1}
 
 

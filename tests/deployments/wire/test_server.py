@@ -328,7 +328,7 @@ def test_when_the_engine_fails_every_ingress_learns_which_requests_do_not_go_on(
     server.fail_all("the device is gone")
     for ingress, name in ((one, "a"), (two, "b")):
         failed = ingress.receive(messages.NotRun)
-        assert (failed.request_id, failed.kind, failed.reason) == (name, "failed", "the device is gone")
+        assert (failed.request_id, failed.kind, failed.reason) == (name, "engine_ended", "the device is gone")
     assert server.num_live == 0
 
 
