@@ -20,6 +20,8 @@ from engine.sampling.prompt_logprobs import PromptSpan
 from engine.scheduling.swap import PagePair
 
 T = TypeVar("T")
+MAX_REPORT_BYTES = 2**20
+"""Largest message of another rank to rank 0; a longer one ends its connection."""
 
 
 class LoadTask(msgspec.Struct, frozen=True, tag=True):

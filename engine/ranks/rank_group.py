@@ -14,8 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
+from multiprocessing.connection import Connection, wait
 from typing import cast
 
 import torch
@@ -24,8 +23,9 @@ from engine.config import EngineConfig
 from engine.errors import RankLost
 from engine.parallel.collective import HOST, Collective, join, open_store
 from engine.parallel.shard import Shard
+from engine.ranks.entrance import Entrance
 from engine.ranks.launcher import RankSpec, WorkerLauncher, Workers
-from engine.ranks.messages import LoadTask, RankFailed, RankReady, StepTask, encode, read_report
+from engine.ranks.messages import MAX_REPORT_BYTES, LoadTask, RankFailed, RankReady, StepTask, encode, read_report
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +52,13 @@ class RankGroup:
     def start(cls, launcher: WorkerLauncher, size: int) -> RankGroup:
         """Start `size` - 1 ranks and return when all have connected. Raises RankLost when one ends before that."""
         key = secrets.token_bytes(32)
-        with socket.create_server((HOST, 0)) as server:
-            server.settimeout(_POLL_SECONDS)
-            port = server.getsockname()[1]
+        server = socket.create_server((HOST, 0))
+        port = server.getsockname()[1]
+        with Entrance(server, key) as entrance:
             specs = [RankSpec(rank, port, key, rank if launcher.shares_gpus else 0) for rank in range(1, size)]
             workers = launcher.launch(specs)
             try:
-                return cls(workers, [_accept(server, key, workers) for _ in specs])
+                return cls(workers, [entrance.admit(workers) for _ in specs])
             except BaseException:
                 workers.close()
                 raise
@@ -157,7 +157,7 @@ class RankGroup:
 
     def _read_ready(self, connection: Connection) -> RankReady:
         try:
-            report = read_report(connection.recv_bytes())
+            report = read_report(connection.recv_bytes(MAX_REPORT_BYTES))
         except (EOFError, OSError) as error:
             raise RankLost(f"{self.how_one_ended()}; it had not begun to load its share") from error
         if isinstance(report, RankReady):
@@ -173,28 +173,6 @@ def check_alike(names: Mapping[int, str]) -> None:
             f"the GPUs of a replica are {listed}; they must be of one kind, as a step waits for its slowest "
             "rank. Choose the nodes (engines.resources) or the GPUs (CUDA_VISIBLE_DEVICES) so that they are alike"
         )
-
-
-def _accept(server: socket.socket, key: bytes, workers: Workers) -> Connection:
-    """Return the connection of the next rank that connects and knows the key."""
-    while True:
-        try:
-            accepted, _ = server.accept()
-        except TimeoutError:
-            if (how := workers.ended()) is not None:
-                raise RankLost(f"{how}; it had not connected yet") from None
-            continue
-        accepted.settimeout(None)
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(accepted.detach())
-        try:
-            deliver_challenge(connection, key)
-            answer_challenge(connection, key)
-        except (AuthenticationError, EOFError, OSError) as error:  # not a rank of ours
-            logger.warning("tensor parallelism: refused a connection that does not know the key: %s", error)
-            connection.close()
-            continue
-        return connection
 
 
 def _watch(rank_group: weakref.ref[RankGroup], connections: Sequence[Connection]) -> None:
@@ -218,7 +196,7 @@ def _why(connections: Sequence[Connection]) -> str:
     try:
         while open_ones and (ready := wait(open_ones, _POLL_SECONDS)):
             for connection in cast("list[Connection]", ready):
-                news = read_report(connection.recv_bytes())
+                news = read_report(connection.recv_bytes(MAX_REPORT_BYTES))
                 reason = reason or (
                     news.reason if isinstance(news, RankFailed) else f"rank {news.rank} began anew"
                 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -18,7 +21,9 @@ from engine import LLM
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import EngineStopped, RankLost
+from engine.ranks.entrance import Entrance
 from engine.ranks.launcher import ChildProcesses, LocalProcesses, RankSpec
+from engine.ranks.rank_group import RankGroup
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 
@@ -144,15 +149,61 @@ def test_a_rank_that_ends_on_its_way_to_the_others_is_not_waited_for(
         Engine.from_config(EngineConfig(tensor_parallel_size=2, **SETTINGS))
 
 
-def test_strangers_are_not_let_in() -> None:
-    """A connection without the key is refused; the ranks, which have it, are waited for."""
-    import socket
+class Crowded(Watched):
+    """Before any rank, strangers connect; they do and say what `visit` does."""
 
-    class Crowded(Watched):
-        def launch(self, specs: Sequence[RankSpec]) -> ChildProcesses:
-            stranger = socket.create_connection(("127.0.0.1", specs[0].port))
-            stranger.close()
-            return super().launch(specs)
+    def __init__(self, visit: Callable[[socket.socket], object], count: int = 1) -> None:
+        self._visit, self._count = visit, count
+        self.strangers: list[socket.socket] = []
 
-    engine = Engine.from_config(EngineConfig(tensor_parallel_size=2, **SETTINGS), launcher=Crowded())
+    def launch(self, specs: Sequence[RankSpec]) -> ChildProcesses:
+        for _ in range(self._count):
+            self.strangers.append(socket.create_connection(("127.0.0.1", specs[0].port)))
+            self._visit(self.strangers[-1])
+        return super().launch(specs)
+
+
+VISITS: dict[str, Callable[[socket.socket], object]] = {
+    "leaves": socket.socket.close,
+    "says nothing": lambda stranger: None,
+    "says half of it": lambda stranger: stranger.sendall(b"\0\0"),
+    "announces much": lambda stranger: stranger.sendall(b"\x7f\xff\xff\xff"),
+    "guesses": lambda stranger: stranger.sendall(b"\0\0\0\x10" + bytes(16)),
+}
+
+
+@pytest.mark.parametrize("visit", VISITS)
+def test_strangers_are_not_let_in_and_hold_up_nobody(visit: str) -> None:
+    """A connection that does not prove the key is refused; the ranks, which have it, are let in meanwhile."""
+    launcher = Crowded(VISITS[visit])
+    engine = Engine.from_config(EngineConfig(tensor_parallel_size=2, **SETTINGS), launcher=launcher)
     engine.close()
+    launcher.strangers[0].close()
+
+
+def test_a_rank_that_ends_while_a_stranger_is_silent_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(RankLost, match="rank 1 ended, with exit status 1"):
+        RankGroup.start(Crowded(lambda stranger: None), 2)
+
+
+def test_silent_strangers_are_cut_when_they_are_many_or_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.ranks.entrance.MAX_PROVING", 4)
+    key = secrets.token_bytes(32)
+    server = socket.create_server(("127.0.0.1", 0))
+    with Entrance(server, key):
+        many = [socket.create_connection(server.getsockname(), timeout=60) for _ in range(8)]
+        for stranger in many[:4]:
+            read_to_end(stranger)  # of the challenge
+        monkeypatch.setattr("engine.ranks.entrance.PROOF_S", 0.0)
+        with socket.create_connection(server.getsockname(), timeout=60) as late:
+            read_to_end(late)
+    for stranger in many:
+        read_to_end(stranger)
+        stranger.close()
+
+
+def read_to_end(peer: socket.socket) -> None:
+    with contextlib.suppress(ConnectionError):
+        while peer.recv(4096):
+            pass
