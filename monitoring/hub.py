@@ -28,6 +28,8 @@ GONE_AFTER_S = 600.0
 PATIENCE_S = 10.0
 """Longest time that a new hub waits for the processes that may hold its predecessor's checkpoint."""
 MAX_SNAPSHOT_BYTES = 1 << 20
+MAX_PROCESSES = 8192
+"""Processes whose numbers are kept; what further ones report is dropped and counted."""
 MAX_REMEMBERED = 64
 """Processes taken for gone whose last numbers are kept, in case they come back."""
 
@@ -101,6 +103,8 @@ class Hub:
             return self._take(process, report)
         key = (process, report.snapshot.epoch)
         before = self._early.get(key)
+        if before is None and len(self._early) >= MAX_PROCESSES:
+            return self._drop("too_many")
         if before is not None and report.snapshot.sequence <= before.snapshot.sequence:
             return self._drop("out_of_order")
         self._early[key] = report
@@ -111,6 +115,8 @@ class Hub:
         before = known or gone
         if before is not None and news.moment <= before.snapshot.moment:
             return self._drop("out_of_order")
+        if known is None and len(self._processes) >= MAX_PROCESSES:
+            return self._drop("too_many")
         if known is not None and known.snapshot.epoch != news.epoch:
             self._ended.add(known.owner, known.snapshot)
         if gone is not None and gone.snapshot.epoch == news.epoch:

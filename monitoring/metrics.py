@@ -238,7 +238,7 @@ METRICS: tuple[Metric, ...] = (
            {"version": None, "attention": None, "device": None, "dtype": None}),
     Metric("metrics_processes", "gauge", "Processes whose numbers are recent.", "processes", "hub"),
     _counter("metrics_snapshots_dropped_total", "hub", "Reports of processes that could not be used.", "snapshots",
-             reason=("malformed", "too_large", "out_of_order")),
+             reason=("malformed", "too_large", "too_many", "out_of_order")),
 )
 # fmt: on
 

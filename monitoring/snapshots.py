@@ -15,7 +15,7 @@ def read_snapshot(data: bytes) -> Snapshot:
     """A process's `Metrics.snapshot()`. Raises ValueError. Metrics of a newer version are passed over."""
     try:
         snapshot = _decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:  # surplus fields may be nested deeply
         raise ValueError(f"not a snapshot: {error}") from None
     if snapshot.version != SNAPSHOT_VERSION:
         raise ValueError(f"snapshot version {snapshot.version}, expected {SNAPSHOT_VERSION}")

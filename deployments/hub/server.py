@@ -1,6 +1,7 @@
 """Serves /metrics from the hub itself, on a port of its own, for scrapers that should not go through an ingress.
 
-All who can reach the port can read the metrics; by default only processes on the hub's own node can.
+All who can reach the port can read the metrics; by default only processes on the hub's own node can. Those that
+connect and ask for nothing are disconnected, and only so many are served at a time.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
@@ -17,6 +19,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from deployments.client.protocol import Unavailable
+from deployments.ingress.http_server import Connection
+
+HEADER_TIMEOUT_S = 10.0
+"""Seconds in which a request's headers must have come."""
+MAX_HEADER_BYTES = 16 * 2**10
+MAX_CONNECTIONS = 64
+"""Connections at a time; requests on further ones are answered with 503."""
 
 
 class MetricsPortError(RuntimeError):
@@ -54,8 +63,24 @@ class MetricsServer:
         """`read_page` raises Unavailable when there is no page."""
         self._listener, self._read_page = listener, read_page
         app = Starlette(routes=[Route("/metrics", self._metrics, methods=["GET"])])
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+        connection = partial(Connection, header_timeout_s=HEADER_TIMEOUT_S, max_header_bytes=MAX_HEADER_BYTES)
+        config = uvicorn.Config(
+            app,
+            http=connection,  # type: ignore[arg-type]  # uvicorn only calls it
+            ws="none",
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            limit_concurrency=MAX_CONNECTIONS,
+        )
+        self._server = uvicorn.Server(config)
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Address and port that it listens on."""
+        host, port, *_ = self._listener.getsockname()
+        return host, port
 
     def start(self) -> None:
         """Begin to answer requests, on the running event loop."""

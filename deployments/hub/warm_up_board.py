@@ -6,6 +6,7 @@ new replica  ── which are worth most? ──▶ hub ──▶ their tokens �
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from cache.prefix_hash import block_hashes, prefix_root
@@ -13,6 +14,8 @@ from router.hot_prefixes import HotPrefix, HotPrefixes
 
 MAX_REPORTS = 256
 """Reports that the board keeps, one for each ingress and model; beyond it, the oldest is dropped."""
+MAX_PREFIXES = 4096
+"""Prefixes of a report."""
 _MIN_WEIGHT = 2.0**-6
 """A report whose weight has faded below this is dropped."""
 
@@ -26,6 +29,16 @@ class PrefixReport:
     half_life_s: float
     prefixes: list[HotPrefix]
 
+    def check(self) -> None:
+        """Raise ValueError for what would break the board for all: its arithmetic divides by both numbers."""
+        if self.block_tokens < 1 or not 0 < self.half_life_s < math.inf:
+            raise ValueError(
+                f"a report needs block_tokens of at least 1 and a finite half_life_s above 0, got "
+                f"{self.block_tokens} and {self.half_life_s}"
+            )
+        if len(self.prefixes) > MAX_PREFIXES:
+            raise ValueError(f"a report has {len(self.prefixes)} prefixes, at most {MAX_PREFIXES} are allowed")
+
 
 class WarmUpBoard:
     """Keeps the last report of each ingress about each model and sums them up. `now` is in seconds."""
@@ -34,7 +47,8 @@ class WarmUpBoard:
         self._reports: dict[tuple[str, str], tuple[float, PrefixReport]] = {}  # (ingress, model) -> (time, report)
 
     def take(self, ingress: str, report: PrefixReport, now: float) -> None:
-        """Take a report; it replaces the one that this ingress made about this model before."""
+        """Take a report; it replaces the one that this ingress made about this model before. Raises ValueError."""
+        report.check()
         self._reports.pop((ingress, report.model), None)
         self._reports = {key: old for key, old in self._reports.items() if _weight(*old, now) >= _MIN_WEIGHT}
         self._reports[ingress, report.model] = (now, report)

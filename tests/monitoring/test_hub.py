@@ -164,6 +164,22 @@ def test_oversized_and_late_snapshots_are_dropped_too() -> None:
     assert sum_of(samples, "metrics_snapshots_dropped_total") == 2
 
 
+@pytest.mark.parametrize("num_keepers", [0, 1])
+def test_only_so_many_processes_are_kept(monkeypatch: pytest.MonkeyPatch, num_keepers: int) -> None:
+    """Those that are known are heard on, also while a new hub asks what was counted before it."""
+    monkeypatch.setattr("monitoring.hub.MAX_PROCESSES", 2)
+    hub = Hub(num_keepers=num_keepers)
+    first = engine("r0", 1)
+    assert hub.push("r0", first.snapshot(), 0.0) and hub.push("r1", engine("r1", 1).snapshot(), 0.0)
+    for number in range(2, 10):
+        assert not hub.push(f"r{number}", engine(f"r{number}", 1).snapshot(), 0.0)
+    first.inc("generation_tokens_total", 4)
+    assert hub.push("r0", first.snapshot(), 1.0)
+    samples = page_of(hub, 60.0)
+    assert sum_of(samples, "generation_tokens_total") == 6
+    assert sum_of(samples, "metrics_snapshots_dropped_total", reason="too_many") == 8
+
+
 def test_metrics_of_a_newer_version_are_passed_over() -> None:
     snapshot = msgspec.msgpack.decode(engine("r1", 4).snapshot(), type=Snapshot)
     snapshot.values["invented_later_total"] = [(("x", "y"), 1.0)]

@@ -18,7 +18,7 @@ from deployments.client.protocol import Unavailable
 from deployments.config.settings import MetricsSettings
 from deployments.hub.deployment import MetricsHub
 from deployments.hub.keeper import MetricsKeeper
-from deployments.hub.server import MetricsPortError, listen
+from deployments.hub.server import MetricsPortError, MetricsServer, listen
 from deployments.telemetry.metrics_push import MetricsPusher
 from monitoring.metrics import Metrics
 from tests.deployments.support.time_limit import run_scenario
@@ -116,6 +116,46 @@ def test_the_hub_answers_on_a_port_of_its_own() -> None:
         await hub._server.stop()
 
     run_scenario(scenario())
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.1\r\nhost: x\r\n"])
+def test_who_connects_to_the_port_and_asks_for_nothing_is_disconnected(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.hub.server.HEADER_TIMEOUT_S", 0.05)
+
+    async def scenario() -> None:
+        server = MetricsServer(listen("127.0.0.1", 0), unasked)
+        server.start()
+        reader, writer = await asyncio.open_connection(*server.address)
+        writer.write(said)
+        await reader.read()  # to the end
+        writer.close()
+        await server.stop()
+
+    run_scenario(scenario())
+
+
+def test_only_so_many_are_connected_to_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.hub.server.MAX_CONNECTIONS", 4)
+
+    async def scenario() -> None:
+        server = MetricsServer(listen("127.0.0.1", 0), unasked)
+        server.start()
+        silent = [await asyncio.open_connection(*server.address) for _ in range(4)]
+        async with httpx.AsyncClient(timeout=30) as client:
+            host, port = server.address
+            answer = await client.get(f"http://{host}:{port}/metrics")
+        assert answer.status_code == 503
+        for _, writer in silent:
+            writer.close()
+        await server.stop()
+
+    run_scenario(scenario())
+
+
+async def unasked() -> tuple[bytes, str]:
+    raise AssertionError("nobody asked")
 
 
 def test_a_new_hub_answers_on_its_port_that_it_is_not_ready() -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from deployments.hub.warm_up_board import MAX_REPORTS, WarmUpBoard
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployments.hub.warm_up_board import MAX_PREFIXES, MAX_REPORTS, WarmUpBoard
 from tests.deployments.support.prefix_reports import report, tokens_of
 
 
@@ -32,3 +37,22 @@ def test_the_board_is_bounded() -> None:
     for number in range(MAX_REPORTS + 5):
         board.take(f"i{number}", report([number] * 8, [number] * 8), now=0.0)
     assert len(board.top("m", 10**6, 0.0)) == MAX_REPORTS
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"half_life_s": 0.0}, "half_life_s"),
+        ({"half_life_s": float("nan")}, "half_life_s"),
+        ({"block_tokens": 0}, "block_tokens"),
+        ({"prefixes": [None] * (MAX_PREFIXES + 1)}, f"at most {MAX_PREFIXES}"),
+    ],
+)
+def test_a_report_that_would_break_the_board_is_refused(wrong: dict[str, Any], said: str) -> None:
+    board = WarmUpBoard()
+    kept = list(range(8))
+    board.take("i1", report(kept, kept), now=0.0)
+    with pytest.raises(ValueError, match=said):
+        board.take("i2", replace(report(kept, kept), **wrong), now=0.0)
+    board.take("i3", report(kept, kept), now=1.0)
+    assert tokens_of(board.top("m", 1000, 1.0)) == [kept]
