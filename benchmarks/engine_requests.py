@@ -43,11 +43,13 @@ from benchmarks.null_model import NullRunner
 from deployments.replica.deployment import EngineReplica, ReplicaSettings
 from deployments.telemetry.garbage import GarbagePauses
 from deployments.wire import messages
-from deployments.wire.sockets import Context, Socket, connect_dealer
+from deployments.wire.handshake import Context, Socket
+from deployments.wire.sockets import connect_dealer
 from engine.config import EngineConfig
 from engine.engine import Engine, LoadedRunner
 from engine.sampling_params import SamplingParams
 from engine.scheduling.plan import Step, StepPlan, StepResult
+from router.fleet import ReplicaAddress
 
 NUM_CACHED, NUM_NEW = 80, 10
 MAX_TOKEN = 1000
@@ -116,7 +118,8 @@ def serve(config: EngineConfig, pipe: Connection) -> None:
         is_stopping=lambda: False,
     )
     garbage.settle()
-    pipe.send((replica._wire.endpoint, replica._wire.secret))
+    wire = replica._wire
+    pipe.send(ReplicaAddress("replica", wire.endpoint, wire.secret, wire.epoch, wire.public_key))
     while True:
         try:
             pipe.recv()
@@ -146,16 +149,16 @@ def spent(runner: MeteredRunner) -> Spent:
 
 
 @contextmanager
-def replica_process(config: EngineConfig) -> Iterator[tuple[Connection, str, str]]:
-    """Start a replica's process; yield a pipe to it, and its wire's endpoint and secret."""
+def replica_process(config: EngineConfig) -> Iterator[tuple[Connection, ReplicaAddress]]:
+    """Start a replica's process; yield a pipe to it, and its wire's address."""
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
     process = context.Process(target=serve, args=(config, theirs))
     process.start()
     theirs.close()
     try:
-        endpoint, secret = pipe.recv()
-        yield pipe, endpoint, secret
+        address = pipe.recv()
+        yield pipe, address
     finally:
         pipe.close()
         process.join()
@@ -167,13 +170,13 @@ def replica_process(config: EngineConfig) -> Iterator[tuple[Connection, str, str
 class Client:
     """Asks a replica for tokens as an ingress does, from one thread."""
 
-    def __init__(self, socket: Socket, secret: str) -> None:
+    def __init__(self, socket: Socket) -> None:
         self._socket = socket
         self._numbers = itertools.count(1)
         self._random = random.Random(0)
         self._shared = self._tokens(NUM_CACHED)
         self._sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-        hello = messages.Hello(messages.WIRE_VERSION, secret, time.time_ns(), "ingress", "", {})
+        hello = messages.Hello(messages.WIRE_VERSION, 1, "ingress", "", {})
         self._socket.send(messages.encode(hello))
 
     def ask(self, num_outstanding: int, seconds: float = 0.0, at_least: int = 0) -> int:
@@ -209,8 +212,8 @@ class Client:
 def measure(config: EngineConfig, outstanding: list[int], seconds: float) -> Iterator[Row]:
     """Yield a row for each number of outstanding requests."""
     context: Context = zmq.Context()
-    with replica_process(config) as (pipe, endpoint, secret), context, connect_dealer(context, endpoint) as socket:
-        client = Client(socket, secret)
+    with replica_process(config) as (pipe, address), context, connect_dealer(context, address) as socket:
+        client = Client(socket)
         client.ask(1)
         client.ask(8, at_least=WARM_UP)
         for num_outstanding in outstanding:

@@ -1,20 +1,24 @@
-"""Measure a streamed token over Raydix's wire and over a Serve handle generator, at one token per chunk.
+"""Measure a streamed token over Raydix's wire, encrypted and not, and over a Serve handle generator.
 
     python -m benchmarks.streaming [--json benchmarks/results/streaming.json]
 
-Starts both applications of `streaming_apps.py` on a free port in a private Ray, drives them from one asynchronous
+Starts the applications of `streaming_apps.py` on a free port in a private Ray, drives them from one asynchronous
 client, and prints microseconds per token of all streams together. "http" is what a client sees, "hop" is engine
-to ingress alone. The model costs nothing and generates as fast as it can; HTTP carries one chunk per token.
+to ingress alone. The model costs nothing and generates as fast as it can; HTTP carries one chunk per token. The
+applications take turns within each repetition, so that what else the machine does meets all of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import platform
 import time
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +32,7 @@ from benchmarks.private_ray import private_ray, start_proxy
 from benchmarks.streaming_apps import handle_app, wire_app
 
 STREAMS = (1, 8, 64)
-APPS = ("wire", "handle")
+APPS = ("wire", "plain", "handle")
 MIN_TOKENS = 64
 """Tokens of a short stream."""
 MIN_EXTRA = 400
@@ -47,9 +51,10 @@ def main() -> None:
 
 
 def _start() -> str:
-    """Start both applications; returns the base URL."""
+    """Start the applications; returns the base URL."""
     port = start_proxy()
-    serve.run(wire_app(), name="wire", route_prefix="/wire")
+    serve.run(wire_app(encrypts=True), name="wire", route_prefix="/wire")
+    serve.run(wire_app(encrypts=False), name="plain", route_prefix="/plain")
     serve.run(handle_app(), name="handle", route_prefix="/handle")
     return f"http://127.0.0.1:{port}"
 
@@ -59,31 +64,43 @@ async def _measure(base: str, options: argparse.Namespace) -> list[Row]:
     async with httpx.AsyncClient(base_url=base, timeout=300, limits=limits) as client:
         for app in APPS:
             await _http(client, app, 2, 50)  # warm-up
-        return [await _row(client, app, num_streams, options) for num_streams in STREAMS for app in APPS]
+        return [row for num_streams in STREAMS for row in await _rows(client, num_streams, options)]
 
 
-async def _row(client: httpx.AsyncClient, app: str, num_streams: int, options: argparse.Namespace) -> Row:
-    """Measure one application at one number of streams.
+async def _rows(client: httpx.AsyncClient, num_streams: int, options: argparse.Namespace) -> list[Row]:
+    """Measure all applications at one number of streams.
 
     A token's time is that of long streams minus that of short ones, divided by the difference in tokens, as the
     other costs of a request are in both.
     """
     extra = max(MIN_EXTRA, options.tokens // num_streams)
     lengths = (MIN_TOKENS, MIN_TOKENS + extra)
-    http, hop, reads = [], [], 0.0
-    for length in lengths:
-        http.append(min([await _http(client, app, num_streams, length) for _ in range(options.repeat)]))
-        seconds, reads = min([await _hop(client, app, num_streams, length) for _ in range(options.repeat)])
-        hop.append(seconds)
-    total = num_streams * extra
+    http: dict[tuple[str, int], list[float]] = defaultdict(list)
+    hop: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    for _ in range(options.repeat):
+        for app, length in itertools.product(APPS, lengths):
+            http[app, length].append(await _http(client, app, num_streams, length))
+            hop[app, length].append(await _hop(client, app, num_streams, length))
+    return [_row(app, num_streams, lengths, http, hop) for app in APPS]
+
+
+def _row(
+    app: str,
+    num_streams: int,
+    lengths: tuple[int, int],
+    http: Mapping[tuple[str, int], list[float]],
+    hop: Mapping[tuple[str, int], list[tuple[float, float]]],
+) -> Row:
+    short, long = ((min(http[app, length]), *min(hop[app, length])) for length in lengths)
+    total = num_streams * (lengths[1] - lengths[0])
     return {
         "app": app,
         "streams": num_streams,
         "tokens_per_stream": lengths[1],
-        "http_us_per_token": (http[1] - http[0]) / total * 1e6,
-        "hop_us_per_token": (hop[1] - hop[0]) / total * 1e6,
-        "http_ms_per_short_request": http[0] / num_streams * 1e3,
-        "hop_tokens_per_read": num_streams * lengths[1] / reads,
+        "http_us_per_token": (long[0] - short[0]) / total * 1e6,
+        "hop_us_per_token": (long[1] - short[1]) / total * 1e6,
+        "http_ms_per_short_request": short[0] / num_streams * 1e3,
+        "hop_tokens_per_read": num_streams * lengths[1] / long[2],
     }
 
 
@@ -112,15 +129,14 @@ async def _hop(client: httpx.AsyncClient, app: str, num_streams: int, num_tokens
 
 def _print(rows: list[Row]) -> None:
     table = Table(title="microseconds per token, one token per chunk")
-    for column in ("streams", "path", "wire", "handle", "ratio"):
+    for column in ("streams", "path", "wire", "plain", "handle", "ratio"):
         table.add_column(column, justify="right")
     for num_streams in STREAMS:
-        wire, handle = (
-            next(row for row in rows if row["app"] == app and row["streams"] == num_streams) for app in APPS
-        )
+        found = {row["app"]: row for row in rows if row["streams"] == num_streams}
         for path in ("http", "hop"):
-            ours, theirs = wire[f"{path}_us_per_token"], handle[f"{path}_us_per_token"]
-            table.add_row(str(num_streams), path, f"{ours:.1f}", f"{theirs:.1f}", f"{theirs / ours:.1f}x")
+            ours, plain, theirs = (found[app][f"{path}_us_per_token"] for app in APPS)
+            each = [f"{value:.1f}" for value in (ours, plain, theirs)]
+            table.add_row(str(num_streams), path, *each, f"{theirs / ours:.1f}x")
     Console().print(table)
 
 

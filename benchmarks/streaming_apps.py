@@ -1,9 +1,10 @@
-"""Two Serve applications that differ only in how tokens travel from the engine replica to the ingress.
+"""Serve applications that differ only in how tokens travel from the engine replica to the ingress.
 
-    wire      engine ──ZeroMQ, one message per step──▶ ingress ──one chunk per token──▶ HTTP
-    handle    engine ──Serve handle generator───────▶ ingress ──one chunk per token──▶ HTTP
+    wire      engine ──ZeroMQ, encrypted, one message per step──▶ ingress ──one chunk per token──▶ HTTP
+    plain     engine ──ZeroMQ, one message per step─────────────▶ ingress ──one chunk per token──▶ HTTP
+    handle    engine ──Serve handle generator───────────────────▶ ingress ──one chunk per token──▶ HTTP
 
-Both engines are the real engine loop around a model that costs nothing.
+All engines are the real engine loop around a model that costs nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from deployments.client.protocol import GenerateRequest
 from deployments.client.remote_engines import RemoteEngines
 from deployments.client.serve_watcher import ServeWatcher
 from deployments.config.args import AppArgs, ModelArgs
-from deployments.config.settings import EngineDeploymentSettings
+from deployments.config.settings import EngineDeploymentSettings, WireSettings
 from engine.config import EngineConfig
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
@@ -37,9 +38,10 @@ MAX_ONGOING = 1000
 MODEL = ModelArgs(engine=CONFIG, engines=EngineDeploymentSettings(num_cpus=0.1, max_ongoing=MAX_ONGOING))
 
 
-def wire_app() -> Application:
+def wire_app(*, encrypts: bool) -> Application:
     """Streams tokens over the wire."""
-    return _ingress(WireIngress).bind(bind_engines(AppArgs(), MODEL, None, engine_factory=NullEngines()))
+    args = AppArgs(wire=WireSettings(encrypt=encrypts))
+    return _ingress(WireIngress).bind(bind_engines(args, MODEL, None, engine_factory=NullEngines()))
 
 
 def handle_app() -> Application:

@@ -62,6 +62,11 @@ class PackedLogprobs(Struct, frozen=True, array_like=True, gc=False):
             return None
         return PackedLogprobs(position, self.num_top, self.records[(position - self.start) * self._size :])
 
+    def beginning(self, num_bytes: int) -> PackedLogprobs:
+        """Return the first records, as many as have `num_bytes` in all; at least one."""
+        count = max(1, num_bytes // self._size)
+        return PackedLogprobs(self.start, self.num_top, self.records[: count * self._size])
+
     def then(self, later: PackedLogprobs) -> PackedLogprobs:
         """Append `later`, which begins where these end. Raises ValueError if it does not."""
         if (later.start, later.num_top) != (self.end, self.num_top):

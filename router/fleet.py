@@ -35,10 +35,12 @@ class ReplicaAddress:
     replica: str
     endpoint: str
     """ZeroMQ address, "tcp://host:port"."""
-    secret: str
-    """Secret that a hello must contain; new with every start of a replica."""
+    secret: str = field(repr=False)
+    """Key with which an ingress proves that it is one; new with every start of a replica."""
     epoch: int | None = None
     """Number drawn at the replica's start; None when it was not advertised."""
+    public_key: str = ""
+    """Key by which the replica is known, and with which traffic is encrypted; "" where it is not."""
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):

@@ -86,16 +86,21 @@ class PrefixRouter(RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Tell the fleet the addresses of the replicas that exist now."""
         super().update_replicas(replicas)
-        self._fleet.update({replica.replica_id.unique_id: _address(replica) for replica in replicas})
+        self._fleet.update({replica.replica_id.unique_id: address_of(replica) for replica in replicas})
 
 
-def _address(replica: RunningReplica) -> ReplicaAddress | None:
+_ADVERTISED = ("wire_endpoint", "wire_secret", "wire_public_key", "wire_epoch")
+
+
+def address_of(replica: RunningReplica) -> ReplicaAddress | None:
+    """Return the address that a replica has advertised; None for one without a wire, or with another version's."""
     metadata = metadata_of(replica)
-    if "wire_endpoint" not in metadata:
+    if any(key not in metadata for key in _ADVERTISED):
         return None
     return ReplicaAddress(
         replica.replica_id.unique_id,
         metadata["wire_endpoint"],
         metadata["wire_secret"],
         int(metadata["wire_epoch"]),
+        metadata["wire_public_key"],
     )

@@ -36,8 +36,8 @@ from deployments.client.replica_watch import Watch, Watcher
 from deployments.client.stream import Stream
 from deployments.config.settings import HealthSettings
 from deployments.wire.connection import WireConnection
+from deployments.wire.handshake import Context
 from deployments.wire.messages import Generate, Load, NotRun
-from deployments.wire.sockets import Context
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 from router.decisions import as_json

@@ -135,7 +135,7 @@ class EngineReplica:
             self._engine.cache.prefix_log,
             config.block_tokens,
             getattr(self._engine.runner, "fingerprint", ""),
-            settings.wire.ports,
+            settings.wire,
         )
         self._intake.wire = self._wire
         self._wire.start()
@@ -153,7 +153,7 @@ class EngineReplica:
     # --- Serve's hooks -------------------------------------------------------------------------------------
 
     async def record_replica_metadata(self) -> dict[str, str]:
-        """Warm up, then return the wire's address and secret, which Ray carries to the ingresses' routers.
+        """Warm up, then return the wire's address and keys, which Ray carries to the ingresses' routers.
 
         Serve calls this once, after the constructor, and sends no request before it has returned. Warm-up is done
         here because the constructor cannot await the hub.
@@ -167,6 +167,7 @@ class EngineReplica:
         return {
             "wire_endpoint": self._wire.endpoint,
             "wire_secret": self._wire.secret,
+            "wire_public_key": self._wire.public_key,
             "wire_epoch": str(self._wire.epoch),
         }
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
@@ -12,8 +12,9 @@ from typing import Literal, Protocol
 import zmq
 
 from deployments.wire import messages
+from deployments.wire.handshake import Context
 from deployments.wire.messages import Load
-from deployments.wire.sockets import MAX_REQUEST_BYTES, Context, connect_dealer, descriptor, is_readable
+from deployments.wire.sockets import MAX_REQUEST_BYTES, connect_dealer, descriptor, is_readable
 from engine.stream_delta import StreamDelta
 from router.fleet import ReplicaAddress
 
@@ -22,6 +23,16 @@ logger = logging.getLogger("ray.serve")
 
 RESYNC_S = 3.0
 """Seconds without a snapshot after which it is requested again."""
+TURN_MESSAGES = 64
+"""Messages of one replica that are handled before all else that the event loop has to do."""
+HELLO_S = 0.5
+"""Seconds of silence after which an ingress says hello again."""
+SILENT_HELLOS = 5
+"""Hellos without any answer after which an ingress connects anew, under another identity: its connection may be
+half open, and after a failed handshake ZeroMQ tries no more.
+"""
+
+_hello_numbers = itertools.count(1)  # not the clock, which may step back
 
 
 class WireListener(Protocol):
@@ -92,26 +103,25 @@ class WireConnection:
         self._ingress_id, self._listener = ingress_id, listener
         self._clock, self._lost_after_s = clock, lost_after_s
         self._opened = self._last_hello = clock()
+        self._num_silent = 0  # hellos since the last message
         self._was_lost = False
         self._model = model
         self._epoch, self._next_seq = -1, 0
         self._block_tokens = 0
         self._snapshot: Literal["awaited", "begun", "whole"] = "awaited"
         self._asked_at = self._opened
-        self._socket = connect_dealer(context, address.endpoint)
         self._loop = asyncio.get_running_loop()
-        self._fd = descriptor(self._socket)
-        self._loop.add_reader(self._fd, self.receive_all)
+        self._context = context
+        self._connect()
         self.hello()
 
     def hello(self) -> None:
         """Introduce this ingress; the replica then resends all tokens that were not received."""
         self._last_hello = self._clock()
+        self._num_silent += 1
         received = dict(self._listener.received(self.address.replica))
         self._send(
-            messages.Hello(
-                messages.WIRE_VERSION, self.address.secret, time.time_ns(), self._ingress_id, self._model, received
-            )
+            messages.Hello(messages.WIRE_VERSION, next(_hello_numbers), self._ingress_id, self._model, received)
         )
 
     def abort(self, request_id: str) -> None:
@@ -141,8 +151,10 @@ class WireConnection:
         self._send(messages.Resume(received))
 
     def receive_all(self) -> None:
-        """Handle all messages that have arrived; yield to the event loop after each part of a snapshot."""
-        while is_readable(self._socket):
+        """Handle what has arrived; yield to the event loop after a turn, and after each part of a snapshot."""
+        for _ in range(TURN_MESSAGES):
+            if not is_readable(self._socket):
+                return
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
@@ -152,10 +164,11 @@ class WireConnection:
             except messages.MalformedMessage:
                 self.counts["malformed"] += 1
                 continue
+            self._num_silent = 0
             self._handle(message)
             if isinstance(message, messages.PrefixSnapshot):
-                self._loop.call_soon(self.receive_all)
-                return
+                break
+        self._loop.call_soon(self.receive_all)
 
     def tick(self) -> None:
         """Say hello again after silence, and detect that a replica is lost. Call a few times a second."""
@@ -164,7 +177,9 @@ class WireConnection:
             return
         now = self._clock()
         silence = now - (self._opened if self.last_message_at is None else self.last_message_at)
-        if silence > 0.5 and now - self._last_hello > 0.5:
+        if silence > HELLO_S and now - self._last_hello > HELLO_S:
+            if self._num_silent >= SILENT_HELLOS:
+                self._connect_anew()
             self.hello()
         if silence > self._lost_after_s:
             self.suspect()
@@ -182,6 +197,27 @@ class WireConnection:
         if not self._socket.closed:
             self._loop.remove_reader(self._fd)
             self._socket.close(linger=200)
+
+    def _connect(self) -> None:
+        self._socket = connect_dealer(self._context, self.address)
+        self._fd = descriptor(self._socket)
+        self._loop.add_reader(self._fd, self.receive_all)
+
+    def _connect_anew(self) -> None:
+        """Connect under a new identity. What was sent and not answered goes again after the replica's welcome."""
+        if not self._was_lost:
+            logger.warning(
+                "replica %s at %s has not answered %d hellos; connecting anew. If this goes on, check that the "
+                "ingress reaches the wire's port, and that both run the same version",
+                self.address.replica,
+                self.address.endpoint,
+                self._num_silent,
+            )
+        self._num_silent = 0
+        self.counts["renewed"] += 1
+        self._loop.remove_reader(self._fd)
+        self._socket.close(linger=0)
+        self._connect()
 
     def _handle(self, message: messages.ToIngress) -> None:
         if isinstance(message, messages.Refused):

@@ -1,7 +1,7 @@
 """The messages between an engine replica and an ingress over ZeroMQ: typed msgpack, nothing executable.
 
     ingress                                replica
-      Hello(secret, received) ───────────▶            the secret, and the tokens received of each stream
+      Hello(received)         ───────────▶            the tokens received of each stream
                               ◀─────────── Welcome    or Refused
                               ◀─────────── PrefixSnapshot   the block hashes of all prefixes held, in parts
                               ◀─────────── Tokens     one per step: the load, and new tokens of its requests
@@ -60,9 +60,8 @@ class Hello(msgspec.Struct, tag=0, array_like=True, frozen=True):
     """An ingress introduces itself: its first message, repeated after each reconnect."""
 
     version: int
-    secret: str
     number: int
-    """Increases with every hello of this ingress, so that a replayed hello is recognized."""
+    """Increases with every hello of this ingress, so that one from an earlier connection is recognized."""
     ingress_id: str
     model: str
     """`fingerprint` of the model the ingress tokenizes for; "" is not checked."""

@@ -4,12 +4,14 @@
                sent ──────▲ num_sent: the next message starts here
 
 An ingress that is slow, away or reconnecting needs no queue of messages: its unsent tokens are one slice. Memory
-is bounded by the requests' own lengths, and a late ingress gets everything merged into one delta.
+is bounded by the requests' own lengths, and a late ingress gets everything merged into one delta, or into a few
+where one would be too large: streams then take turns, so that a long one does not hold up the others.
 """
 
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +22,11 @@ from msgspec import structs
 from deployments.wire import messages
 from engine.logprobs import TokenLogprobs
 from engine.stream_delta import StreamDelta
+
+MAX_BATCH_BYTES = 2**20
+"""About the most bytes of tokens in a message: an ingress's event loop decodes it at once."""
+_TOKEN_BYTES = 5
+"""Bytes of a token id on the wire, at most."""
 
 
 @dataclass(slots=True)
@@ -32,9 +39,12 @@ class StreamLog:
     """Number of tokens sent."""
     prompt_sent: int = 0
     """Position in the prompt up to which its log-probabilities were sent."""
+    is_end_sent: bool = False
     timed_at: int = 0
     """Number of tokens when the engine last reported timings."""
     ended_at: float = 0.0
+    was_aborted: bool = False
+    """Whether the engine was told to abort it."""
 
     @property
     def has_ended(self) -> bool:
@@ -52,22 +62,31 @@ class StreamLog:
         if later.finish_reason is not None:
             self.ended_at = now
 
-    def unsent(self) -> StreamDelta:
-        """Return everything that was not sent, as one delta."""
+    @property
+    def has_unsent(self) -> bool:
+        """Whether tokens, log-probabilities or the end were not sent."""
+        scores = self.delta.prompt_logprobs
+        is_prompt_sent = scores is None or self.prompt_sent >= scores.end
+        return self.num_sent < self.delta.end or not is_prompt_sent or self.has_ended != self.is_end_sent
+
+    def unsent(self, max_bytes: int) -> StreamDelta:
+        """Return what was not sent, as one delta: all of it, or as much as has about `max_bytes` on the wire."""
         unsent = self.delta.since(self.num_sent, self.prompt_sent)
         if not self.has_ended and self.timed_at <= self.num_sent:
             unsent.timings = None
-        return unsent
+        return unsent if size_of(unsent) <= max_bytes else _beginning(unsent, max_bytes)
 
-    def mark_sent(self) -> None:
-        """Record that everything was sent."""
-        scores = self.delta.prompt_logprobs
-        self.num_sent = self.delta.end
-        self.prompt_sent = 0 if scores is None else scores.end
+    def mark_sent(self, sent: StreamDelta) -> None:
+        """Record that a delta from `unsent` was sent."""
+        scores = sent.prompt_logprobs
+        self.num_sent = sent.end
+        self.prompt_sent = self.prompt_sent if scores is None else scores.end
+        self.is_end_sent = sent.finish_reason is not None
 
     def rewind(self, num_received: int) -> None:
         """Mark tokens after the first `num_received` as unsent, and prompt log-probabilities if that is 0."""
         self.num_sent = max(0, min(num_received, self.delta.end))
+        self.is_end_sent = False
         if not self.num_sent:
             self.prompt_sent = 0
 
@@ -121,15 +140,31 @@ class Outbox:
             self._touch(ingress_id, request_id)
         return unknown
 
-    def unsent(self, ingress_id: str) -> list[StreamDelta]:
-        """Return an ingress's unsent output, one delta per stream. Call `mark_sent` once it has been sent."""
-        return [self._logs[id_].unsent() for id_ in self._dirty.get(ingress_id, ()) if id_ in self._logs]
+    def unsent(self, ingress_id: str, max_bytes: int = MAX_BATCH_BYTES) -> list[StreamDelta]:
+        """Return an ingress's unsent output, one delta per stream, up to about `max_bytes` on the wire.
 
-    def mark_sent(self, ingress_id: str) -> None:
-        """Record that all deltas from `unsent` were sent."""
-        for request_id in self._dirty.pop(ingress_id, ()):
-            if request_id in self._logs:
-                self._logs[request_id].mark_sent()
+        Call `mark_sent` once it has been sent.
+        """
+        found: list[StreamDelta] = []
+        for request_id in self._dirty.get(ingress_id, ()):
+            if max_bytes <= 0:
+                break
+            found.append(self._logs[request_id].unsent(max_bytes))
+            max_bytes -= size_of(found[-1])
+        return found
+
+    def has_unsent(self, ingress_id: str) -> bool:
+        """Return whether there is anything to send to an ingress."""
+        return ingress_id in self._dirty
+
+    def mark_sent(self, ingress_id: str, deltas: Iterable[StreamDelta]) -> None:
+        """Record that these deltas from `unsent` were sent. A stream with more to send goes behind the others."""
+        for delta in deltas:
+            self._clean(ingress_id, delta.request_id)
+            log = self._logs[delta.request_id]
+            log.mark_sent(delta)
+            if log.has_unsent:
+                self._touch(ingress_id, delta.request_id)
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drop streams, ended or not."""
@@ -141,6 +176,7 @@ class Outbox:
                 del self._ended[request_id]
             else:
                 self._count_live(log.ingress_id, -1)
+            self._clean(log.ingress_id, request_id)
             ids = self._by_ingress[log.ingress_id]
             ids.discard(request_id)
             if not ids:
@@ -153,6 +189,16 @@ class Outbox:
     def live_of(self, ingress_id: str) -> list[str]:
         """Return the unfinished requests of an ingress."""
         return [id_ for id_ in self._by_ingress.get(ingress_id, ()) if not self._logs[id_].has_ended]
+
+    def take_unaborted(self, ingress_id: str) -> list[str]:
+        """Return the unfinished requests of an ingress that were not returned before, for the engine to abort.
+
+        It takes them off its inbox only between steps, so each is asked for once.
+        """
+        found = [id_ for id_ in self.live_of(ingress_id) if not self._logs[id_].was_aborted]
+        for request_id in found:
+            self._logs[request_id].was_aborted = True
+        return found
 
     def num_live_of(self, ingress_id: str) -> int:
         """Return the number of unfinished requests of an ingress."""
@@ -183,3 +229,52 @@ class Outbox:
 
     def _touch(self, ingress_id: str, request_id: str) -> None:
         self._dirty.setdefault(ingress_id, {})[request_id] = None
+
+    def _clean(self, ingress_id: str, request_id: str) -> None:
+        dirty = self._dirty.get(ingress_id)
+        if dirty is not None:
+            dirty.pop(request_id, None)
+            if not dirty:
+                del self._dirty[ingress_id]
+
+
+def size_of(delta: StreamDelta) -> int:
+    """Return about how many bytes a delta takes on the wire, rather too many than too few."""
+    size = len(delta.request_id) + len(delta.token_ids) * _TOKEN_BYTES
+    if delta.logprobs is not None:
+        size += sum(map(len, cast(list[bytes], delta.logprobs)))
+    if delta.prompt_logprobs is not None:
+        size += len(delta.prompt_logprobs.records)
+    if delta.alternatives is not None:
+        size += sum(len(found.token_ids) for found in delta.alternatives) * _TOKEN_BYTES
+    return size
+
+
+def _beginning(delta: StreamDelta, max_bytes: int) -> StreamDelta:
+    """Return the part of a delta that has about `max_bytes`, at least one token or one record of its prompt.
+
+    An end comes with the last token, and a search's only delta cannot be parted.
+    """
+    scores = delta.prompt_logprobs
+    if scores is not None and len(scores.records) > max_bytes:
+        return StreamDelta(
+            delta.request_id, [], delta.start, delta.num_cached, prompt_logprobs=scores.beginning(max_bytes)
+        )
+    room = max_bytes - (0 if scores is None else len(scores.records))
+    sizes = [_TOKEN_BYTES] * len(delta.token_ids)
+    if delta.logprobs is not None:
+        sizes = [_TOKEN_BYTES + len(packed) for packed in cast(list[bytes], delta.logprobs)]
+    count = max(1, bisect_right(list(itertools.accumulate(sizes)), room))
+    if delta.alternatives is not None or count >= len(delta.token_ids):
+        return delta
+    return StreamDelta(
+        delta.request_id,
+        delta.token_ids[:count],
+        delta.start,
+        delta.num_cached,
+        None,
+        delta.timings,
+        None if delta.logprobs is None else delta.logprobs[:count],
+        None,
+        scores,
+    )

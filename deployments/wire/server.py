@@ -11,7 +11,6 @@ that holds it blocks.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
 import os
 import secrets
@@ -26,15 +25,22 @@ from typing import Literal, Protocol
 import zmq
 from msgspec import structs
 
+from deployments.config.settings import WireSettings
 from deployments.wire import messages
+from deployments.wire.handshake import Doorkeeper
 from deployments.wire.messages import Abort, Generate, Hello, Load, NotRun, RefusalKind, Resume, Resync
 from deployments.wire.outbox import Outbox
+from deployments.wire.peers import Peers
 from deployments.wire.prefix_feed import PrefixFeed, PrefixSource
+from deployments.wire.receiver import Receiver
 from deployments.wire.session import Session
-from deployments.wire.sockets import bind_router, descriptor, is_readable
+from deployments.wire.sockets import bind, descriptor, is_readable, make_router
 from engine.stream_delta import StreamDelta
 
 logger = logging.getLogger("ray.serve")
+
+TURN_PAUSE_S = 0.001
+"""Pause after a full turn of messages, in which the engine's thread gets Python's interpreter lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +86,14 @@ class WireServer:
         prefixes: PrefixSource | None = None,
         block_tokens: int = 0,
         model: str = "",
-        ports: tuple[int, int] | None = None,
+        settings: WireSettings | None = None,
     ) -> None:
         """`load` returns the engine's part of the load, `prefixes` its cache in blocks of `block_tokens`; `model`
-        is the model's fingerprint, "" when it has none. `bind_router` explains `ports`.
+        is the model's fingerprint, "" when it has none. Raises OSError when no port of `settings` is free.
         """
         self.replica = replica
         self._block_tokens, self._model = block_tokens, model
-        self._last_hello: dict[str, int] = {}  # ingress -> number
-        self.secret = secrets.token_hex(32)
+        self._settings = settings or WireSettings()
         self.epoch = secrets.randbits(48)
         self.counts: Counter[str] = Counter()
         """Numbers of dropped messages by reason, and of sends that had to be repeated."""
@@ -101,12 +106,25 @@ class WireServer:
         self._absent_since: dict[str, float] = {}
         self._lock = threading.RLock()
         self._context = zmq.Context(io_threads=1)
-        self._socket, self.endpoint = bind_router(self._context, host, ports)
         self._closing = threading.Event()
+        self._open_socket(host)
         self._wake_up, self._waker = os.pipe()
         os.set_blocking(self._wake_up, False)
         os.set_blocking(self._waker, False)
         self._thread = threading.Thread(target=self._serve, name="wire", daemon=True)
+
+    def _open_socket(self, host: str) -> None:
+        settings = self._settings
+        self._doorkeeper = Doorkeeper(self._context, settings.encrypt, settings.handshake_s)
+        self.secret, self.public_key = self._doorkeeper.secret, self._doorkeeper.public_key
+        self._socket = make_router(self._context, self._doorkeeper)
+        self._peers = Peers(self._socket, self.counts)
+        self._receiver = Receiver(self._socket, self._peers)
+        try:
+            self.endpoint, self._peers.port = bind(self._socket, host, settings.ports)
+        except Exception:
+            self._close_sockets()
+            raise
 
     def start(self) -> None:
         """Begin to talk to ingresses. Until then their messages wait."""
@@ -188,7 +206,7 @@ class WireServer:
     def has_streams_of(self, ingress_id: str) -> bool:
         """Return whether any output of this ingress's requests is still to be produced or sent."""
         with self._lock:
-            return self._outbox.num_live_of(ingress_id) > 0 or bool(self._outbox.unsent(ingress_id))
+            return self._outbox.num_live_of(ingress_id) > 0 or self._outbox.has_unsent(ingress_id)
 
     def close(self) -> None:
         """Stop the thread and close the socket. Idempotent."""
@@ -199,21 +217,28 @@ class WireServer:
             self._wake()
             self._thread.join(timeout=5.0)
         with self._lock:
-            self._socket.close(linger=500)
+            self._close_sockets()
             os.close(self._waker)
             os.close(self._wake_up)
+
+    def _close_sockets(self) -> None:
+        self._peers.close()
+        self._doorkeeper.close()
+        self._socket.close(linger=500)
         self._context.term()
 
     # --- sending -------------------------------------------------------------------------------------------
 
     def _flush(self, ingress_id: str) -> None:
-        """Send an ingress its unsent tokens. Those that cannot be sent now stay in the outbox."""
+        """Send an ingress a message of unsent tokens. Those that it has no room for, and those that cannot be sent
+        now, stay in the outbox until the next one.
+        """
         session = self._sessions.get(ingress_id)
         if session is None or self._closing.is_set():
             return
         deltas = self._outbox.unsent(ingress_id)
         if deltas and self._send(ingress_id, session, deltas):
-            self._outbox.mark_sent(ingress_id)
+            self._outbox.mark_sent(ingress_id, deltas)
 
     def _send(self, ingress_id: str, session: Session, deltas: list[StreamDelta]) -> bool:
         """Send deltas, with the load when it is due, or a heartbeat when there are none."""
@@ -258,21 +283,28 @@ class WireServer:
 
     def _serve(self) -> None:
         poller = select.poll()
-        poller.register(descriptor(self._socket), select.POLLIN)
+        for socket in (self._socket, self._doorkeeper.socket, self._peers.socket):
+            poller.register(descriptor(socket), select.POLLIN)
         poller.register(self._wake_up, select.POLLIN)
         period_s = self._timings.heartbeat_s / 2
         tick_at = 0.0
         while not self._closing.is_set():
             now = time.monotonic()
+            is_more = False
             try:
+                self._doorkeeper.answer()
+                self._peers.look(now)
                 if now >= tick_at:
                     tick_at = now + period_s
                     with self._lock:
                         self._tick(now)
-                self._receive_all()
+                is_more = self._receive_turn()
             except Exception:  # an error caused by one ingress must not stop the wire
                 logger.exception("the wire failed to serve its ingresses")
                 self.counts["failed"] += 1
+            if is_more:
+                time.sleep(TURN_PAUSE_S)
+                continue
             poller.poll(max(1.0, (tick_at - time.monotonic()) * 1000))
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_up, 4096)
@@ -286,22 +318,31 @@ class WireServer:
         with contextlib.suppress(BlockingIOError):  # it is awake
             os.write(self._waker, b"\0")
 
-    def _receive_all(self) -> None:
-        """Handle all messages that have arrived, in the wire's thread, which decodes them without the lock."""
+    def _receive_turn(self) -> bool:
+        """Handle messages that have arrived, in the wire's thread, which decodes them without the lock.
+
+        Return whether the turn is over before their end. ZeroMQ takes turns among the ingresses.
+        """
+        num_messages = num_bytes = 0
         while not self._closing.is_set():
+            if num_messages >= self._settings.turn_messages or num_bytes >= self._settings.turn_bytes:
+                return True
             with self._lock:
-                if not is_readable(self._socket):
-                    return
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                received = self._receiver.receive()
+            if received is None:
+                return False
+            num_messages, num_bytes = num_messages + 1, num_bytes + received.size
+            if received.data is None:
+                self.counts["malformed"] += bool(received.identity)
+                continue
             try:
-                if len(frames) != 2:
-                    raise messages.MalformedMessage("a message has two frames")
-                self._handle(frames[0], messages.decode_to_replica(frames[1]))
+                self._handle(received.identity, messages.decode_to_replica(received.data))
             except messages.MalformedMessage:
                 self.counts["malformed"] += 1
             except Exception:  # no message may stop the wire
                 logger.exception("the wire could not handle a message")
                 self.counts["failed"] += 1
+        return False
 
     def _handle(self, identity: bytes, message: messages.ToReplica) -> None:
         with self._lock:
@@ -338,21 +379,19 @@ class WireServer:
         return self.refuse(ingress_id, request.request_id, "never_fits", "the request's id is already in use")
 
     def _greet(self, identity: bytes, hello: Hello) -> None:
-        if not hmac.compare_digest(hello.secret.encode(), self.secret.encode()):
-            return self._refuse(identity, "the secret is wrong")
         if hello.version != messages.WIRE_VERSION:
             expected = f"this replica expects version {messages.WIRE_VERSION}"
             return self._refuse(identity, f"the hello has wire version {hello.version}, {expected}")
         if hello.model and self._model and hello.model != self._model:
             return self._refuse(identity, f"the ingress serves model {hello.model}, not {self._model}")
-        if hello.number <= self._last_hello.get(hello.ingress_id, -1):
+        before = self._sessions.get(hello.ingress_id)
+        if before is not None and hello.number <= before.hello_number:
             self.counts["replayed"] += 1
             return None
-        self._last_hello[hello.ingress_id] = hello.number
         self._drop_session(hello.ingress_id)
-        self._sessions[hello.ingress_id] = session = Session(identity)
+        self._drop_session(self._ingress_of.get(identity, ""))  # a connection is one ingress's
+        self._sessions[hello.ingress_id] = session = Session(identity, hello.number)
         self._ingress_of[identity] = hello.ingress_id
-        self._absent_since.pop(hello.ingress_id, None)
         welcome = messages.Welcome(self.epoch, session.seq, self.replica, self._model, self._block_tokens)
         if self._post(hello.ingress_id, session, messages.encode(welcome)):
             self._resume(hello.ingress_id, hello.received)
@@ -378,10 +417,11 @@ class WireServer:
         if self._cache_feed is not None:
             self._cache_feed.send_due(now, self.epoch, self._sessions, self._post)
         self._outbox.forget(self._outbox.ended_before(now - self._timings.keep_ended_s))
-        for ingress_id in self._outbox.ingresses() - self._sessions.keys():
-            since = self._absent_since.setdefault(ingress_id, now)
+        absent = self._outbox.ingresses() - self._sessions.keys()
+        self._absent_since = {ingress_id: self._absent_since.get(ingress_id, now) for ingress_id in absent}
+        for ingress_id, since in self._absent_since.items():
             if now - since > self._timings.absent_ingress_s:
-                for request_id in self._outbox.live_of(ingress_id):
+                for request_id in self._outbox.take_unaborted(ingress_id):
                     self._handler.on_abort(request_id)
 
     def _drop_session(self, ingress_id: str) -> None:

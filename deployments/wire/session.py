@@ -11,6 +11,8 @@ class Session:
 
     identity: bytes
     """ZeroMQ's identity of the connection."""
+    hello_number: int = 0
+    """Number of the hello with which it began; an earlier connection's, arriving late, has a smaller one."""
     seq: int = 0
     """Sequence number of the next message."""
     last_load: float = 0.0

@@ -10,32 +10,40 @@ import uuid
 
 import zmq
 
+from deployments.wire.handshake import Context, Doorkeeper, Socket, prove
 from deployments.wire.messages import MAX_MESSAGE_BYTES
+from router.fleet import ReplicaAddress
 
 MAX_REQUEST_BYTES = 16 * 2**20
 """Largest message that an ingress may send: a request of four million tokens, or a hello that names streams."""
+MAX_WAITING = 8
+"""Messages of one ingress that wait in a replica's process; all others wait in TCP and at the ingress."""
 
 _POLLIN = int(zmq.POLLIN)  # converting the enum each time costs more than the query
 _EVENTS = int(zmq.EVENTS)
 
-Context = zmq.Context[zmq.Socket[bytes]]
-Socket = zmq.Socket[bytes]
 
-
-def bind_router(context: Context, host: str, ports: tuple[int, int] | None = None) -> tuple[Socket, str]:
-    """Create a replica's socket on a free port of `host`; return it with its endpoint.
-
-    `ports` are the lowest and the highest port allowed; None allows any. Raises OSError when none is free.
-    """
+def make_router(context: Context, doorkeeper: Doorkeeper) -> Socket:
+    """Create a replica's socket, to which `doorkeeper` admits its ingresses. `bind` binds it."""
     socket = _make(context, zmq.ROUTER)
+    doorkeeper.guard(socket)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # raise when a peer is gone or its pipe is full
     # A peer that was suspended for long connects anew while its old connection still seems to be there.
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     socket.setsockopt(zmq.SNDHWM, 1000)
+    socket.setsockopt(zmq.RCVHWM, MAX_WAITING)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
+    return socket
+
+
+def bind(socket: Socket, host: str, ports: tuple[int, int] | None = None) -> tuple[str, int]:
+    """Bind a replica's socket to a free port of `host`; return its endpoint and its port.
+
+    `ports` are the lowest and the highest port allowed; None allows any. Raises OSError when none is free.
+    """
     address = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
     port = socket.bind_to_random_port(address) if ports is None else _bind_to_first(socket, address, *ports)
-    return socket, f"{address}:{port}"
+    return f"{address}:{port}", port
 
 
 def _bind_to_first(socket: Socket, address: str, low: int, high: int) -> int:
@@ -46,14 +54,13 @@ def _bind_to_first(socket: Socket, address: str, low: int, high: int) -> int:
         except zmq.ZMQError as error:
             if error.errno != zmq.EADDRINUSE:
                 raise
-    socket.close()
     raise OSError(
         f"no port from {low} to {high} is free on {address}: each engine replica of a node takes one; "
         "widen wire.ports, and the firewall rule for it (k8s/base/network.yaml)"
     )
 
 
-def connect_dealer(context: Context, endpoint: str) -> Socket:
+def connect_dealer(context: Context, address: ReplicaAddress) -> Socket:
     """Create an ingress's socket to one replica."""
     socket = _make(context, zmq.DEALER)
     socket.setsockopt(zmq.IDENTITY, uuid.uuid4().bytes)
@@ -61,7 +68,8 @@ def connect_dealer(context: Context, endpoint: str) -> Socket:
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-    socket.connect(endpoint)
+    prove(socket, address)
+    socket.connect(address.endpoint)
     return socket
 
 

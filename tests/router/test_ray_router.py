@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from router.fleet import ReplicaLoad
+from router.fleet import ReplicaAddress, ReplicaLoad
 from router.placer import PlacerSettings
-from router.ray_router import PrefixRouter
+from router.ray_router import PrefixRouter, address_of
 from router.state import router_state
 
 SETTINGS = PlacerSettings(block_tokens=4, key_blocks=2)
@@ -164,3 +164,19 @@ def test_a_session_is_followed_when_no_prefix_is_known(router: Any) -> None:
     homes = {chosen(router, pending(prompt=[n], session="s"))[0][0] for n in range(20)}
     others = {chosen(router, pending(prompt=[n]))[0][0] for n in range(20)}
     assert len(homes) == 1 and len(others) > 1
+
+
+WIRE = {"wire_endpoint": "tcp://a:1", "wire_secret": "s", "wire_public_key": "p", "wire_epoch": "7"}
+
+
+def test_a_replica_is_reached_where_and_with_what_keys_it_advertises() -> None:
+    (replica,) = replicas("a")
+    replica.replica_metadata = WIRE
+    assert address_of(replica) == ReplicaAddress("a", "tcp://a:1", "s", 7, "p")
+
+
+@pytest.mark.parametrize("missing", WIRE)
+def test_a_replica_without_a_wire_or_with_another_version_s_has_no_address(missing: str) -> None:
+    (replica,) = replicas("a")
+    replica.replica_metadata = {key: value for key, value in WIRE.items() if key != missing}
+    assert address_of(replica) is None

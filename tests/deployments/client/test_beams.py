@@ -28,7 +28,7 @@ def test_what_was_found_survives_the_wire_and_is_sent_again_whole() -> None:
         message = messages.encode(messages.Tokens(1, 2, logs.unsent("ingress")))
         read = messages.decode_to_ingress(message)
         assert isinstance(read, messages.Tokens) and read.deltas[0] == event
-        logs.mark_sent("ingress")
+        logs.mark_sent("ingress", logs.unsent("ingress"))
         logs.resume("ingress", {"a": 0})
 
 

@@ -127,15 +127,15 @@ def test_a_log_sends_scores_again_only_to_an_ingress_without_tokens() -> None:
     logs = Outbox()
     logs.open("a", "ingress")
     logs.record(StreamDelta("a", prompt_logprobs=part(1, 5)), 0.0)
-    logs.mark_sent("ingress")
+    logs.mark_sent("ingress", logs.unsent("ingress"))
     logs.record(StreamDelta("a", prompt_logprobs=part(5, 9)), 0.0)
     logs.record(StreamDelta("a", [7]), 0.0)
     (output,) = logs.unsent("ingress")
     assert output.prompt_logprobs == part(5, 9) and output.token_ids == [7]
-    logs.mark_sent("ingress")
+    logs.mark_sent("ingress", logs.unsent("ingress"))
     logs.resume("ingress", {"a": 0})
     assert logs.unsent("ingress")[0].prompt_logprobs == part(1, 9)
-    logs.mark_sent("ingress")
+    logs.mark_sent("ingress", logs.unsent("ingress"))
     logs.resume("ingress", {"a": 1})
     assert logs.unsent("ingress")[0].prompt_logprobs is None
 

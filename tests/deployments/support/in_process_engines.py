@@ -134,7 +134,11 @@ class InProcessEngines:
         for replica in self.replicas:
             metadata = await replica.record_replica_metadata()
             addresses[replica.replica] = ReplicaAddress(
-                replica.replica, metadata["wire_endpoint"], metadata["wire_secret"], int(metadata["wire_epoch"])
+                replica.replica,
+                metadata["wire_endpoint"],
+                metadata["wire_secret"],
+                int(metadata["wire_epoch"]),
+                metadata["wire_public_key"],
             )
         self.fleet.update(addresses)
 

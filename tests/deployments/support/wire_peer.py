@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import zmq
 
+from deployments.config.settings import WireSettings
 from deployments.wire import messages
+from deployments.wire.handshake import Keys, prove
+from deployments.wire.prefix_feed import PrefixSource
 from deployments.wire.server import WireServer, WireTimings
 from engine.sampling_params import SamplingParams
+from router.fleet import ReplicaAddress
+
+_numbers = itertools.count(1)
 
 
 class BarePeer:
-    """A DEALER socket that sends and receives single messages."""
+    """A DEALER socket with an ingress's key that sends and receives single messages."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, identity: bytes | None = None
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        server: WireServer,
+        identity: bytes | None = None,
+        **wrong: Any,
     ) -> None:
-        """Connect, under a ZeroMQ identity of one's own or one that is drawn."""
+        """Connect, under a ZeroMQ identity of one's own or one that is drawn.
+
+        `wrong` are fields of the server's address that the peer has otherwise.
+        """
         self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
+        address = replace(address_of(server), **wrong)
+        prove(self.socket, address)
         if identity is not None:
             self.socket.setsockopt(zmq.IDENTITY, identity)
-        self.socket.connect(endpoint)
+        self.socket.connect(address.endpoint)
 
     def send(self, message: Any) -> None:
         self.socket.send(message if isinstance(message, bytes) else messages.encode(message))
@@ -65,20 +82,45 @@ class Requests:
         self.withdrawn.append((ingress_id, request_id))
 
 
-def served(handler: Requests, timings: WireTimings, *args: Any) -> WireServer:
-    """Return a server that has started."""
-    made = WireServer("127.0.0.1", "r0", messages.Load, handler, timings, *args)
+def address_of(server: WireServer) -> ReplicaAddress:
+    """Return the address that a replica with this server would publish."""
+    return ReplicaAddress(server.replica, server.endpoint, server.secret, server.epoch, server.public_key)
+
+
+def impostor(context: zmq.Context[zmq.Socket[bytes]], epoch: int | None = None) -> tuple[Any, ReplicaAddress]:
+    """Return a socket at which a test speaks as a replica, to whoever connects, and its address."""
+    keys = Keys.drawn()
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+    secret, public = keys.ingress_secret.decode(), keys.public.decode()
+    return socket, ReplicaAddress("r0", f"tcp://127.0.0.1:{port}", secret, epoch, public)
+
+
+def served(
+    handler: Requests,
+    timings: WireTimings,
+    prefixes: PrefixSource | None = None,
+    block_tokens: int = 0,
+    model: str = "",
+    **settings: Any,
+) -> WireServer:
+    """Return a server that has started; `settings` are the wire's."""
+    wire = WireSettings(**settings)
+    made = WireServer("127.0.0.1", "r0", messages.Load, handler, timings, prefixes, block_tokens, model, wire)
     handler.server = made
     made.start()
     return made
 
 
-def ask(request_id: str, number: int = 1, **fields: Any) -> messages.Generate:
-    return messages.Generate(number, request_id, messages.pack_tokens([1, 2, 3]), SamplingParams(), **fields)
+def ask(request_id: str, number: int = 1, prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> messages.Generate:
+    return messages.Generate(number, request_id, messages.pack_tokens(prompt), SamplingParams(), **fields)
 
 
-def hello(server: WireServer, ingress: str = "i", **received: int) -> messages.Hello:
-    return messages.Hello(messages.WIRE_VERSION, server.secret, time.time_ns(), ingress, "", received)
+def hello(ingress: str = "i", **received: int) -> messages.Hello:
+    return messages.Hello(messages.WIRE_VERSION, next(_numbers), ingress, "", received)
 
 
 def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> None:

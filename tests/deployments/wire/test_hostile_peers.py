@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -17,8 +17,8 @@ from deployments.wire.connection import WireConnection
 from deployments.wire.server import WireServer, WireTimings
 from deployments.wire.sockets import MAX_REQUEST_BYTES
 from engine.stream_delta import StreamDelta
-from router.fleet import ReplicaAddress
-from tests.deployments.support.wire_peer import BarePeer, Requests, hello, served, wait_until
+from tests.deployments.support.silent_listener import Silence
+from tests.deployments.support.wire_peer import BarePeer, Requests, hello, impostor, served, wait_until
 
 NESTED = b"\x92\x03" + b"\x91" * 200_000 + b"\xc0"
 """A well-formed Resync with a surplus field, which is a deeply nested array."""
@@ -26,7 +26,7 @@ MALFORMED = {
     "empty": b"",
     "no message": b"\xff" * 100,
     "truncated array": b"\x93\x01",
-    "truncated hello": messages.encode(messages.Hello(messages.WIRE_VERSION, "s", 1, "i", "", {"a": 1}))[:-2],
+    "truncated hello": messages.encode(messages.Hello(messages.WIRE_VERSION, 1, "i", "", {"a": 1}))[:-2],
     "array of four billion": b"\xdd\xff\xff\xff\xff",
     "map of four billion": b"\x92\x02\xdf\xff\xff\xff\xff",
     "string of four gigabytes": b"\x92\x01\xdb\xff\xff\xff\xff",
@@ -35,7 +35,7 @@ MALFORMED = {
     "of the other direction": messages.encode(messages.Refused("no")),
     "number for a text": messages.encode([1, 5]),
     "text for a number": messages.encode([2, {"a": "b"}]),
-    "less than no tokens": messages.encode(messages.Hello(messages.WIRE_VERSION, "s", 1, "i", "", {"a": -1})),
+    "less than no tokens": messages.encode(messages.Hello(messages.WIRE_VERSION, 1, "i", "", {"a": -1})),
     "more tokens than there are": messages.encode(messages.Resume({"a": 2**64 - 1})),
     "sampling that is not allowed": messages.encode([4, 1, "a", b"", {"temperature": -1}]),
     "no text": b"\x92\x01\xa2\xff\xfe",
@@ -73,8 +73,8 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 @pytest.fixture
 def friend(server: WireServer, context: zmq.Context[zmq.Socket[bytes]]) -> BarePeer:
     """A well-behaved ingress."""
-    made = BarePeer(context, server.endpoint)
-    made.send(hello(server, "friend"))
+    made = BarePeer(context, server)
+    made.send(hello("friend"))
     made.receive(messages.Welcome)
     return made
 
@@ -94,7 +94,7 @@ def rejected(server: WireServer) -> int:
 def test_a_malformed_message_is_counted_and_that_is_all(
     server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer, name: str, is_known: bool
 ) -> None:
-    sender = friend if is_known else BarePeer(context, server.endpoint)
+    sender = friend if is_known else BarePeer(context, server)
     before = server.counts["malformed"]
     sender.send(MALFORMED[name])
     wait_until(lambda: server.counts["malformed"] == before + 1)
@@ -106,7 +106,7 @@ def test_a_malformed_message_does_not_end_the_engine_s_thread(
     server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer
 ) -> None:
     """It publishes while the wire's thread receives."""
-    stranger = BarePeer(context, server.endpoint)
+    stranger = BarePeer(context, server)
     server.open("s", "friend")
     before = server.counts["malformed"]
     for number in range(50):
@@ -124,7 +124,7 @@ def test_a_malformed_message_does_not_end_the_engine_s_thread(
 def test_whatever_a_stranger_says_is_counted(
     server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer, batch: list[bytes]
 ) -> None:
-    stranger = BarePeer(context, server.endpoint)
+    stranger = BarePeer(context, server)
     before = rejected(server)
     for message in batch:
         stranger.send(message)
@@ -140,13 +140,13 @@ def test_whatever_a_stranger_says_is_counted(
 def test_whatever_an_ingress_says_others_are_served(
     server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer, batch: list[bytes]
 ) -> None:
-    """Even an ingress with the secret can break only its own session, not the server."""
-    confused = BarePeer(context, server.endpoint)
-    confused.send(hello(server, f"confused {time.time_ns()}"))
+    """Even an ingress with the key can break only its own session, not the server."""
+    confused = BarePeer(context, server)
+    confused.send(hello(f"confused {time.time_ns()}"))
     confused.receive(messages.Welcome)
     for message in batch:
         confused.send(message)
-    confused.send(hello(server, f"confused again {time.time_ns()}"))
+    confused.send(hello(f"confused again {time.time_ns()}"))
     confused.receive(messages.Welcome)  # all earlier messages have been handled
     assert server.counts["failed"] == 0
     confused.socket.close()
@@ -157,63 +157,14 @@ def test_whatever_an_ingress_says_others_are_served(
 def test_a_message_larger_than_any_hello_ends_its_own_connection(
     server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer
 ) -> None:
-    stranger = BarePeer(context, server.endpoint)
+    stranger = BarePeer(context, server)
     stranger.send(b"\x00" * (MAX_REQUEST_BYTES + 1))
     for _ in range(5):
         friend.receive(messages.Heartbeat)
     assert server.counts["failed"] == 0
 
 
-def test_a_hello_in_another_s_name_needs_the_secret(
-    server: WireServer, context: zmq.Context[zmq.Socket[bytes]], friend: BarePeer
-) -> None:
-    thief = BarePeer(context, server.endpoint)
-    thief.send(messages.Hello(messages.WIRE_VERSION, "guess", time.time_ns(), "friend", "", {}))
-    assert "secret" in thief.receive(messages.Refused).reason
-    server.open("private", "friend")
-    server.publish([StreamDelta("private", [1, 2])])
-    assert friend.receive(messages.Tokens).deltas[0].token_ids == [1, 2]
-    with pytest.raises(TimeoutError):
-        thief.receive(messages.Tokens, timeout=0.1)
-
-
 # --- the ingress's end --------------------------------------------------------------------------------------
-
-
-class Silence:
-    """A listener whose methods should not be called."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def on_deltas(self, replica: str, deltas: list[StreamDelta]) -> None:
-        self.calls.append("outputs")
-
-    def on_unknown(self, replica: str, request_ids: list[str]) -> None:
-        self.calls.append("unknown")
-
-    def on_prefix_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
-        self.calls.append("delta")
-
-    def on_prefix_snapshot(
-        self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool
-    ) -> None:
-        self.calls.append("snapshot")
-
-    def on_load(self, replica: str, load: messages.Load) -> None:
-        self.calls.append("load")
-
-    def on_answering(self, replica: str, is_answering: bool) -> None:
-        self.calls.append("answering")
-
-    def on_not_run(self, replica: str, message: messages.NotRun) -> None:
-        self.calls.append("not run")
-
-    def unanswered(self, replica: str) -> list[messages.Generate]:
-        return []
-
-    def received(self, replica: str) -> Mapping[str, int]:
-        return {}
 
 
 EPOCH = 5
@@ -229,25 +180,22 @@ UNWELCOME: dict[str, bytes] = {
 async def say_to_ingress(batch: list[bytes]) -> tuple[WireConnection, Silence]:
     """Return a connection to which an impostor at its replica's address sent all of `batch`."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    impostor = context.socket(zmq.ROUTER)
-    impostor.setsockopt(zmq.LINGER, 0)
-    port = impostor.bind_to_random_port("tcp://127.0.0.1")
+    replica, address = impostor(context, EPOCH)
     listener = Silence()
-    address = ReplicaAddress("r0", f"tcp://127.0.0.1:{port}", "secret", EPOCH)
     connection = WireConnection(context, address, "i", listener, time.monotonic)
     try:
-        while not impostor.poll(0):
+        while not replica.poll(0):
             await asyncio.sleep(0.002)
-        identity, _ = impostor.recv_multipart()
+        identity, _ = replica.recv_multipart()
         for message in batch:
-            impostor.send_multipart([identity, message])
+            replica.send_multipart([identity, message])
         async with asyncio.timeout(60):
             while sum(connection.counts.values()) < len(batch):
                 await asyncio.sleep(0.002)
                 connection.receive_all()
     finally:
         connection.close()
-        impostor.close()
+        replica.close()
         context.destroy(linger=0)
     return connection, listener
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from deployments.wire import messages
 from deployments.wire.outbox import Outbox
-from engine.logprobs import TokenLogprobs
+from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.stream_delta import StreamDelta, Timings
 
 
@@ -45,12 +45,12 @@ def test_a_message_of_the_other_direction_is_malformed() -> None:
 def test_what_was_not_sent_comes_merged_and_only_once() -> None:
     logs = Outbox()
     logs.open("a", "ingress")
-    logs.mark_sent("ingress")
+    logs.mark_sent("ingress", logs.unsent("ingress"))
     for token in (1, 2, 3):
         logs.record(StreamDelta("a", [token]), 0.0)
     (output,) = logs.unsent("ingress")
     assert (output.start, output.token_ids) == (0, [1, 2, 3])
-    logs.mark_sent("ingress")
+    logs.mark_sent("ingress", logs.unsent("ingress"))
     assert logs.unsent("ingress") == []
     logs.record(StreamDelta("a", [4]), 0.0)
     assert (logs.unsent("ingress")[0].start, logs.unsent("ingress")[0].token_ids) == (3, [4])
@@ -60,7 +60,7 @@ def test_a_stream_is_sent_again_from_what_was_received() -> None:
     logs = Outbox()
     logs.open("a", "ingress")
     logs.record(StreamDelta("a", [1, 2, 3], finish_reason="length"), 0.0)
-    logs.mark_sent("ingress")
+    logs.mark_sent("ingress", logs.unsent("ingress"))
     assert logs.resume("ingress", {"a": 1, "never-heard-of": 0}) == ["never-heard-of"]
     (output,) = logs.unsent("ingress")
     assert (output.start, output.token_ids, output.finish_reason) == (1, [2, 3], "length")
@@ -72,7 +72,7 @@ def test_an_empty_delta_tells_that_a_request_was_accepted_unless_tokens_told_it(
         logs.open(request_id, "ingress")
     assert logs.unsent("ingress") == []
     logs.record(StreamDelta("fast", [1]), 0.0)
-    logs.mark_sent("ingress")
+    logs.mark_sent("ingress", logs.unsent("ingress"))
     for request_id in ("slow", "fast", "unknown"):
         logs.accept(request_id)
     assert logs.unsent("ingress") == [StreamDelta("slow")]
@@ -103,3 +103,67 @@ def test_an_id_in_use_is_refused() -> None:
     logs.open("a", "ingress")
     with pytest.raises(ValueError, match="in use"):
         logs.open("a", "another")
+
+
+SCORE = b"12345678"
+
+
+@given(st.data())
+def test_a_backlog_comes_whole_and_in_order_however_small_its_messages(data: st.DataObject) -> None:
+    """Streams with and without log-probabilities grow, are sent in part, and are asked for again."""
+    logs, names = Outbox(), ("plain", "scored")
+    for name in names:
+        logs.open(name, "ingress")
+    made, received = {name: StreamDelta(name) for name in names}, {name: StreamDelta(name) for name in names}
+    scores = PackedLogprobs(1, 0, SCORE * data.draw(st.integers(1, 20)))
+    logs.record(StreamDelta("scored", prompt_logprobs=scores), 0.0)
+    for step in data.draw(st.lists(st.sampled_from(("grow", "send", "resume")), max_size=30)):
+        if step == "send":
+            take(logs, received, data.draw(st.integers(1, 300)))
+        elif step == "resume":
+            logs.resume("ingress", {name: received[name].end for name in names if received[name].end})
+        else:
+            for name in names:
+                logs.record(grown(made[name], data.draw(st.integers(0, 20))), 0.0)
+    for name in names:
+        logs.record(StreamDelta(name, finish_reason="stop"), 0.0)
+    while logs.has_unsent("ingress"):
+        take(logs, received, 40)
+    for name in names:
+        assert received[name].token_ids == made[name].token_ids
+        assert received[name].logprobs == (made[name].logprobs or None)
+        assert received[name].finish_reason == "stop"
+    assert received["scored"].prompt_logprobs == scores
+
+
+def grown(stream: StreamDelta, count: int) -> StreamDelta:
+    """Let a stream gain tokens; return them as an engine's delta."""
+    ids = list(range(stream.end, stream.end + count))
+    is_scored = stream.request_id == "scored" and count
+    later = StreamDelta(
+        stream.request_id, ids, logprobs=[TokenLogprobs(i, -1.5) for i in ids] if is_scored else None
+    )
+    stream.add(later)
+    return later
+
+
+def take(logs: Outbox, received: dict[str, StreamDelta], max_bytes: int) -> None:
+    """Send a message of a size, and receive it, with what it repeats left out."""
+    sent = logs.unsent("ingress", max_bytes)
+    read = messages.decode_to_ingress(messages.encode(messages.Tokens(1, 0, sent)))
+    assert isinstance(read, messages.Tokens)
+    logs.mark_sent("ingress", sent)
+    for delta in read.deltas:
+        stream = received[delta.request_id]
+        assert delta.start <= stream.end
+        scores = stream.prompt_logprobs
+        stream.add(delta.since(stream.end, 0 if scores is None else scores.end))
+
+
+def test_a_stream_that_is_cut_goes_behind_the_others() -> None:
+    logs = Outbox()
+    for name in ("long", "short"):
+        logs.open(name, "ingress")
+        logs.record(StreamDelta(name, list(range(100 if name == "long" else 1))), 0.0)
+    logs.mark_sent("ingress", logs.unsent("ingress", 50))
+    assert [delta.request_id for delta in logs.unsent("ingress")] == ["short", "long"]

@@ -9,9 +9,9 @@ import pytest
 import zmq
 
 from cache.prefix_log import PrefixLog
+from deployments.config.settings import WireSettings
 from deployments.wire import messages
 from deployments.wire.server import WireServer, WireTimings
-from deployments.wire.sockets import bind_router
 from engine.stream_delta import StreamDelta, Timings
 from tests.deployments.support.wire_peer import BarePeer, Requests, ask, hello, served, wait_until
 
@@ -44,7 +44,7 @@ def server(requests: Requests, prefixes: PrefixLog) -> Iterator[WireServer]:
 @pytest.fixture
 def peer(server: WireServer) -> Iterator[Peer]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield lambda: BarePeer(context, server.endpoint)
+    yield lambda: BarePeer(context, server)
     context.destroy(linger=0)
 
 
@@ -53,11 +53,11 @@ def test_an_ingress_that_connects_anew_is_welcomed_while_its_old_connection_stil
 ) -> None:
     """ZeroMQ gives up the connection to a suspended replica, which notices nothing."""
     with zmq.Context() as context:
-        old = BarePeer(context, server.endpoint, b"the ingress")
-        old.send(hello(server))
+        old = BarePeer(context, server, b"the ingress")
+        old.send(hello())
         old.receive(messages.Welcome)
-        new = BarePeer(context, server.endpoint, b"the ingress")
-        new.send(hello(server))
+        new = BarePeer(context, server, b"the ingress")
+        new.send(hello())
         new.receive(messages.Welcome, timeout=10)
         server.open("a", "i")
         server.publish([StreamDelta("a", [1])])
@@ -66,17 +66,9 @@ def test_an_ingress_that_connects_anew_is_welcomed_while_its_old_connection_stil
             peer.socket.close()
 
 
-def test_a_wrong_secret_is_refused_and_hears_nothing_else(server: WireServer, peer: Peer) -> None:
-    stranger = peer()
-    stranger.send(messages.Hello(messages.WIRE_VERSION, "guess", 1, "i", "", {}))
-    assert "secret" in stranger.receive(messages.Refused).reason
-    with pytest.raises(TimeoutError):
-        stranger.receive(messages.Heartbeat, timeout=0.1)
-
-
 def test_another_version_is_refused_with_both_named(server: WireServer, peer: Peer) -> None:
     old = peer()
-    old.send(messages.Hello(0, server.secret, 1, "i", "", {}))
+    old.send(messages.Hello(0, 1, "i", "", {}))
     assert old.receive(messages.Refused).reason.count("version") == 2
 
 
@@ -92,13 +84,13 @@ def test_garbage_and_messages_before_a_hello_are_dropped_and_counted(
     assert server.counts == {"malformed": 4, "unauthenticated": 2}
     assert aborted == []
     friend = peer()
-    friend.send(hello(server))
+    friend.send(hello())
     assert friend.receive(messages.Welcome).replica == "r0"
 
 
 def test_heartbeats_arrive_while_an_ingress_is_connected(server: WireServer, peer: Peer) -> None:
     ingress = peer()
-    ingress.send(hello(server))
+    ingress.send(hello())
     first = ingress.receive(messages.PrefixSnapshot)
     for number in range(5):
         assert ingress.receive(messages.Heartbeat).seq == first.seq + 1 + number
@@ -111,14 +103,14 @@ def test_tokens_produced_before_the_hello_wait_for_it(server: WireServer, peer: 
     server.publish([StreamDelta("a", [1, 2])])
     server.publish([StreamDelta("a", [3], finish_reason="length")])
     ingress = peer()
-    ingress.send(hello(server))
+    ingress.send(hello())
     (output,) = ingress.receive(messages.Tokens).deltas
     assert (output.start, output.token_ids, output.finish_reason) == (0, [1, 2, 3], "length")
 
 
 def test_a_reconnecting_ingress_gets_what_it_missed(server: WireServer, peer: Peer) -> None:
     ingress = peer()
-    ingress.send(hello(server))
+    ingress.send(hello())
     ingress.receive(messages.Welcome)
     server.open("a", "i")
     server.accept("a")
@@ -126,14 +118,14 @@ def test_a_reconnecting_ingress_gets_what_it_missed(server: WireServer, peer: Pe
     server.publish([StreamDelta("a", [1, 2, 3])])
     ingress.socket.close()
     again = peer()
-    again.send(hello(server, a=1))
+    again.send(hello(a=1))
     (output,) = again.receive(messages.Tokens).deltas
     assert (output.start, output.token_ids) == (1, [2, 3])
 
 
 def test_timings_travel_with_the_tokens_they_were_told_at(server: WireServer, peer: Peer) -> None:
     ingress = peer()
-    ingress.send(hello(server))
+    ingress.send(hello())
     ingress.receive(messages.Welcome)
     first, last = Timings(0.1, 0.2, 0.0), Timings(0.1, 0.2, 0.3, 1, 5)
     server.open("a", "i")
@@ -151,8 +143,8 @@ def test_timings_travel_with_the_tokens_they_were_told_at(server: WireServer, pe
 
 def test_a_step_is_one_message_per_ingress(server: WireServer, peer: Peer) -> None:
     one, two = peer(), peer()
-    one.send(hello(server, "one"))
-    two.send(hello(server, "two"))
+    one.send(hello("one"))
+    two.send(hello("two"))
     one.receive(messages.Welcome), two.receive(messages.Welcome)
     for number in range(6):
         server.open(f"s{number}", "one" if number < 4 else "two")
@@ -163,7 +155,7 @@ def test_a_step_is_one_message_per_ingress(server: WireServer, peer: Peer) -> No
 
 def test_an_ingress_ends_only_its_own_requests(server: WireServer, peer: Peer, aborted: list[str]) -> None:
     one = peer()
-    one.send(hello(server, "one"))
+    one.send(hello("one"))
     one.receive(messages.Welcome)
     server.open("mine", "one")
     server.open("theirs", "two")
@@ -180,7 +172,7 @@ def test_requests_of_an_ingress_that_never_comes_back_are_aborted(server: WireSe
 
 def test_a_stream_that_was_forgotten_is_reported_lost(server: WireServer, peer: Peer) -> None:
     ingress = peer()
-    ingress.send(hello(server))
+    ingress.send(hello())
     ingress.receive(messages.Welcome)
     ingress.send(messages.Resume({"ghost": 7}))
     assert ingress.receive(messages.Unknown).request_ids == ["ghost"]
@@ -188,13 +180,13 @@ def test_a_stream_that_was_forgotten_is_reported_lost(server: WireServer, peer: 
 
 def test_another_model_is_refused(server: WireServer, peer: Peer) -> None:
     stranger = peer()
-    stranger.send(messages.Hello(messages.WIRE_VERSION, server.secret, 1, "i", "another", {}))
+    stranger.send(messages.Hello(messages.WIRE_VERSION, 1, "i", "another", {}))
     assert "model" in stranger.receive(messages.Refused).reason
 
 
 def test_a_replayed_hello_is_dropped(server: WireServer, peer: Peer) -> None:
     friend, thief = peer(), peer()
-    recorded = hello(server)
+    recorded = hello()
     friend.send(recorded)
     friend.receive(messages.Welcome)
     thief.send(recorded)
@@ -209,7 +201,7 @@ def test_a_newcomer_gets_a_snapshot_and_then_every_change(
 ) -> None:
     prefixes.store([1, 2, 3])
     ingress = peer()
-    ingress.send(hello(server))
+    ingress.send(hello())
     assert ingress.receive(messages.Welcome).block_tokens == 16
     snapshot = ingress.receive(messages.PrefixSnapshot)
     assert (list(messages.unpack_hashes(snapshot.hashes)), snapshot.is_last) == ([1, 2, 3], True)
@@ -223,7 +215,7 @@ def test_a_newcomer_gets_a_snapshot_and_then_every_change(
 def test_a_large_snapshot_comes_in_parts(server: WireServer, peer: Peer, prefixes: PrefixLog) -> None:
     prefixes.store(range(300_000))
     ingress = peer()
-    ingress.send(hello(server))
+    ingress.send(hello())
     parts = [ingress.receive(messages.PrefixSnapshot)]
     while not parts[-1].is_last:
         parts.append(ingress.receive(messages.PrefixSnapshot))
@@ -233,7 +225,7 @@ def test_a_large_snapshot_comes_in_parts(server: WireServer, peer: Peer, prefixe
 
 def test_an_ingress_that_asks_gets_another_snapshot(server: WireServer, peer: Peer, prefixes: PrefixLog) -> None:
     ingress = peer()
-    ingress.send(hello(server))
+    ingress.send(hello())
     assert ingress.receive(messages.PrefixSnapshot).hashes == b""
     prefixes.store([7])
     ingress.receive(messages.PrefixDelta)
@@ -245,8 +237,8 @@ def test_a_request_is_accepted_with_an_empty_delta_and_counted_for_all_ingresses
     server: WireServer, peer: Peer, requests: Requests
 ) -> None:
     one, two = peer(), peer()
-    one.send(hello(server, "one"))
-    two.send(hello(server, "two"))
+    one.send(hello("one"))
+    two.send(hello("two"))
     one.receive(messages.Welcome), two.receive(messages.Welcome)
     one.send(ask("a", number=7, tenant="t"))
     (accepted,) = one.receive(messages.Tokens).deltas
@@ -270,7 +262,7 @@ def test_a_request_is_accepted_with_an_empty_delta_and_counted_for_all_ingresses
 
 def test_a_refusal_says_why_and_leaves_nothing(server: WireServer, peer: Peer, requests: Requests) -> None:
     ingress = peer()
-    ingress.send(hello(server))
+    ingress.send(hello())
     requests.accepts = False
     ingress.send(ask("a"))
     refused = ingress.receive(messages.NotRun)
@@ -280,7 +272,7 @@ def test_a_refusal_says_why_and_leaves_nothing(server: WireServer, peer: Peer, r
 
 def test_a_request_that_comes_again_is_not_run_again(server: WireServer, peer: Peer, requests: Requests) -> None:
     ingress = peer()
-    ingress.send(hello(server))
+    ingress.send(hello())
     for _ in range(2):
         ingress.send(ask("a"))
         assert ingress.receive(messages.Tokens).deltas == [StreamDelta("a")]
@@ -296,8 +288,8 @@ def test_the_id_of_another_ingress_s_request_is_refused(
     server: WireServer, peer: Peer, requests: Requests
 ) -> None:
     one, two = peer(), peer()
-    one.send(hello(server, "one"))
-    two.send(hello(server, "two"))
+    one.send(hello("one"))
+    two.send(hello("two"))
     one.send(ask("a"))
     one.receive(messages.Tokens)
     two.send(ask("a"))
@@ -310,7 +302,7 @@ def test_a_request_that_the_replica_cannot_take_fails_at_once(
 ) -> None:
     requests.server = None  # raises
     ingress = peer()
-    ingress.send(hello(server))
+    ingress.send(hello())
     ingress.send(ask("a"))
     assert ingress.receive(messages.NotRun).kind == "failed"
     wait_until(lambda: server.counts["failed"] == 1)
@@ -320,8 +312,8 @@ def test_when_the_engine_fails_every_ingress_learns_which_requests_do_not_go_on(
     server: WireServer, peer: Peer
 ) -> None:
     one, two = peer(), peer()
-    one.send(hello(server, "one"))
-    two.send(hello(server, "two"))
+    one.send(hello("one"))
+    two.send(hello("two"))
     for ingress, name in ((one, "a"), (two, "b")):
         ingress.send(ask(name))
         ingress.receive(messages.Tokens)
@@ -336,7 +328,7 @@ def test_a_request_may_be_withdrawn_before_it_is_answered(
     server: WireServer, peer: Peer, requests: Requests
 ) -> None:
     ingress = peer()
-    ingress.send(hello(server))
+    ingress.send(hello())
     ingress.send(messages.Abort("a"))
     wait_until(lambda: requests.withdrawn == [("i", "a")])
     assert requests.aborted == []
@@ -344,23 +336,20 @@ def test_a_request_may_be_withdrawn_before_it_is_answered(
 
 def test_replicas_of_a_node_take_free_ports_of_the_range() -> None:
     """Sockets stay within the range that a firewall may allow; the error of a full range says what to do."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    with context:
-        first, endpoint = bind_router(context, "127.0.0.1")
-        taken = int(endpoint.rsplit(":", 1)[1])
-        first.close()
-        ports = (taken, taken + 20)
-        bound = [bind_router(context, "127.0.0.1", ports) for _ in range(3)]
-        found = [int(endpoint.rsplit(":", 1)[1]) for _, endpoint in bound]
-        # Not always in order: other processes on this machine take and release ports meanwhile.
-        assert len(set(found)) == 3 and ports[0] <= min(found) and max(found) <= ports[1]
-        with pytest.raises(OSError, match=r"widen wire\.ports"):
-            bind_router(context, "127.0.0.1", (found[0], found[0]))
-        for socket, _ in bound:
-            socket.close()
+    first = served(Requests(), WireTimings())
+    taken = int(first.endpoint.rsplit(":", 1)[1])
+    first.close()
+    ports = (taken, taken + 20)
+    bound = [served(Requests(), WireTimings(), ports=ports) for _ in range(3)]
+    found = [int(server.endpoint.rsplit(":", 1)[1]) for server in bound]
+    # Not always in order: other processes on this machine take and release ports meanwhile.
+    assert len(set(found)) == 3 and ports[0] <= min(found) and max(found) <= ports[1]
+    with pytest.raises(OSError, match=r"widen wire\.ports"):
+        served(Requests(), WireTimings(), ports=(found[0], found[0]))
+    for server in bound:
+        server.close()
 
 
 def test_an_address_that_is_not_ours_is_no_full_range() -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    with context, pytest.raises(zmq.ZMQError):
-        bind_router(context, "203.0.113.1", (20000, 20010))
+    with pytest.raises(zmq.ZMQError):
+        WireServer("203.0.113.1", "r0", messages.Load, Requests(), settings=WireSettings(ports=(20000, 20010)))
