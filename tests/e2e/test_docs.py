@@ -27,8 +27,9 @@ KEYS = {
 @pytest.fixture(scope="module")
 def guarded(service: Service) -> Iterator[Service]:
     """The application that docs/security.md shows, its keys being these, beside the session's."""
-    [block] = [block for block in read_page(ROOT / "docs/security.md").blocks if block.language == "yaml"]
-    [application] = yaml.safe_load(block.text)["applications"]
+    blocks = read_page(ROOT / "docs/security.md").blocks
+    pages = [yaml.safe_load(block.text) for block in blocks if block.language == "yaml"]
+    [[application]] = [page["applications"] for page in pages if "applications" in page]
     arguments = application["args"]
     arguments["admin_key_hash"] = hash_key(KEYS["RAYDIX_ADMIN_KEY"])
     arguments["tenants"][0]["key_hashes"] = [hash_key(KEYS["RAYDIX_API_KEY"])]
