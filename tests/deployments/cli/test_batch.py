@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,14 @@ class Workplace:
         return [(line["custom_id"], line["response"]["body"]["choices"][0]["text"]) for line in lines]
 
     def wait_for_answers(self, count: int) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not self.partial.exists() or self.partial.read_bytes().count(b"\n") < 1 + count:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: self.partial.exists() and self.partial.read_bytes().count(b"\n") >= 1 + count)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_file_is_answered_in_its_order(fake_server: FakeServer, tmp_path: Path) -> None:
@@ -90,6 +95,7 @@ def test_an_interrupted_batch_goes_on_where_it_was(
     fake_server.permits = threading.Semaphore(10)
     process = place.start("--concurrency", "3")
     place.wait_for_answers(10)
+    wait_until(lambda: len(fake_server.bodies) == 13)  # Three are open: a killed process cannot take them back.
     process.send_signal(sign)
     _, errors = process.communicate(timeout=PATIENCE_S)
     if sign == signal.SIGKILL:
