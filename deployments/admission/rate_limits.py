@@ -5,8 +5,10 @@
 A request counts as 1 before its body is read, and as its generations once it is known: with several prompts, n or
 best_of it costs what as many requests cost. A prompt is charged when it is admitted; both are refunded when the
 request is refused. Generated tokens are charged as they arrive, which may leave a debt that the next request waits
-for. A request larger than a whole bucket needs a full one. Time is an argument. Limits hold per process: with
-several ingresses, each enforces its share.
+for. A request larger than a whole bucket needs a full one. Time is an argument.
+
+Limits hold per process: of several ingresses, each enforces an equal share, which changes as they come and go. A
+bucket then stays as full as it was, and a debt stays a debt. A new ingress begins with full ones.
 """
 
 from __future__ import annotations
@@ -43,6 +45,12 @@ class Bucket:
         self._per_second = per_minute / 60
         self._level, self._at = self.capacity, now
 
+    def resize(self, per_minute: float, now: float) -> None:
+        """Change the rate and the capacity. The bucket stays as full as it is, and a debt stays as it is."""
+        level, before = self.level(now), self.capacity
+        self.capacity, self._per_second = max(per_minute, 1.0), per_minute / 60
+        self._level = level * self.capacity / before if level > 0 else level
+
     def level(self, now: float) -> float:
         """Return the amount that can be taken; negative in debt."""
         self._level = min(self.capacity, self._level + max(0.0, now - self._at) * self._per_second)
@@ -67,13 +75,26 @@ class TenantLimits:
         """This process enforces one of `num_shares` equal shares of each limit."""
         self.tenant = tenant
         self._clock, now = clock, clock()
-        share = 1 / num_shares
-        rpm, tpm, most = tenant.requests_per_minute, tenant.tokens_per_minute, tenant.max_concurrency
-        self.requests = Bucket(rpm * share, now) if rpm is not None else None
-        self.tokens = Bucket(tpm * share, now) if tpm is not None else None
-        self.max_concurrency = math.ceil(most * share) if most is not None else None
+        rpm, tpm = tenant.requests_per_minute, tenant.tokens_per_minute
+        self.requests = Bucket(rpm / num_shares, now) if rpm is not None else None
+        self.tokens = Bucket(tpm / num_shares, now) if tpm is not None else None
+        self._num_shares = num_shares
         self.num_open = 0
         """Number of generations that have not ended."""
+
+    def divide(self, num_shares: int) -> None:
+        """Enforce one of `num_shares` equal shares from now on."""
+        self._num_shares, now = num_shares, self._clock()
+        if self.requests is not None and self.tenant.requests_per_minute is not None:
+            self.requests.resize(self.tenant.requests_per_minute / num_shares, now)
+        if self.tokens is not None and self.tenant.tokens_per_minute is not None:
+            self.tokens.resize(self.tenant.tokens_per_minute / num_shares, now)
+
+    @property
+    def max_concurrency(self) -> int | None:
+        """Most generations at once in this process, at least 1. None: no limit."""
+        most = self.tenant.max_concurrency
+        return None if most is None else math.ceil(most / self._num_shares)
 
     def start(self) -> Ticket:
         """Charge a request before its body is read, and return its ticket. Raises RateLimited."""

@@ -1,6 +1,7 @@
 """The hub deployment: every process pushes its metrics to it, and every ingress reads the page from it.
 
-Ingresses also report to it which prefixes are worth most, and new replicas ask it for them.
+Ingresses also report to it which prefixes are worth most, and new replicas ask it for them. It knows how many
+ingresses there are, because each says that it is here.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import time
 
 from deployments.client.protocol import Unavailable
 from deployments.config.settings import MetricsSettings
+from deployments.hub.roster import Roster
 from deployments.hub.server import MetricsServer, listen
 from deployments.hub.warm_up_board import PrefixReport, WarmUpBoard
 from monitoring.checkpoint import Kept, Stamp
@@ -36,6 +38,7 @@ class MetricsHub:
             num_keepers=num_ingresses, born=time.monotonic(), generation=time.time_ns(), mirrors=mirrors
         )
         self._board = WarmUpBoard()
+        self._roster = Roster(time.monotonic())
         self._server: MetricsServer | None = None
         if settings.port is not None:
             self._server = MetricsServer(listen(settings.host, settings.port), self._read_page)
@@ -70,6 +73,14 @@ class MetricsHub:
     async def restore(self, keeper: str, checkpoint: bytes) -> None:
         """Take the checkpoint that an ingress holds."""
         self._hub.restore(keeper, checkpoint, time.monotonic())
+
+    async def here(self, ingress: str) -> int | None:
+        """Note that an ingress takes requests. Return how many do; None while this hub is too new to know."""
+        return self._roster.here(ingress, time.monotonic())
+
+    async def leave(self, ingress: str) -> None:
+        """Note that an ingress takes no more requests."""
+        self._roster.leave(ingress)
 
     async def report_prefixes(self, ingress: str, report: PrefixReport) -> None:
         """Take an ingress's report of the prefixes worth most among a model's prompts."""

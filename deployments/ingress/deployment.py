@@ -28,6 +28,7 @@ from deployments.ingress.http_server import HttpServer, check_proxy
 from deployments.ingress.many import ManyPrompts
 from deployments.ingress.model_link import ModelLink
 from deployments.ingress.prefix_reporter import PrefixReporter
+from deployments.ingress.roll_call import RollCall
 from deployments.telemetry.garbage import GarbagePauses
 from deployments.telemetry.loop_lag import LoopLag
 from deployments.telemetry.metrics_push import MetricsPusher
@@ -79,6 +80,14 @@ class Ingress:
             hub, name, lambda: [link.prefix_report() for link in self._links], args.warm_up.tell_period_s
         )
         self._keeper = MetricsKeeper(hub, name)
+        self._keys = KeyRing(args.tenants, args.admin_key_hash)
+        self._access = AccessControl(
+            self._keys,
+            args.ingresses.count,
+            protects_metrics=args.protects_metrics,
+            admin_key_hash=args.admin_key_hash,
+        )
+        self._roll_call = RollCall(hub, name, self._access.divide_limits)
         self._http: HttpServer | None = None
         self._pushers = [
             MetricsPusher(hub, process, snapshot, mirror_to_ray=args.metrics.ray)
@@ -97,6 +106,7 @@ class Ingress:
         for pusher in self._pushers:
             pusher.start()
         self._reporter.start()
+        self._roll_call.start()
         service = await asyncio.to_thread(self._service)
         if self._args.ingresses.http == "direct":
             await self._listen(directly_served(service, self._args.ingresses.max_ongoing))
@@ -132,21 +142,16 @@ class Ingress:
         logger.info("the API is at http://%s:%d/v1", settings.host, settings.port)
 
     def _service(self) -> ApiService:
-        args, keys = self._args, KeyRing(self._args.tenants, self._args.admin_key_hash)
-        models = [link.served(keys) for link in self._links]
+        args = self._args
+        models = [link.served(self._keys) for link in self._links]
         return ApiService(
             models={served.card.id: served for served in models},
             metrics_text=self._keeper.read_page,
             limits=args.limits,
-            access=AccessControl(
-                keys,
-                args.ingresses.count,
-                protects_metrics=args.protects_metrics,
-                admin_key_hash=args.admin_key_hash,
-            ),
+            access=self._access,
             metrics=self._metrics,
             slo=args.slo,
-            admin_key_hash=self._args.admin_key_hash,
+            admin_key_hash=args.admin_key_hash,
             allowed_hosts=args.ingresses.hosts,
             cors_origins=args.ingresses.cors_origins,
             cluster=self._cluster(),
@@ -175,6 +180,8 @@ class Ingress:
         # Serve has waited for the requests that came through it, and gives the others what is left of the time.
         if self._http is not None:
             await asyncio.sleep(self._args.ingresses.shutdown_delay_s)
+        await self._roll_call.leave()
+        if self._http is not None:
             await self._http.drain()
         self._lag.close()
         self._reporter.stop()

@@ -1,4 +1,7 @@
-"""The update that docs/upgrade.md shows, under traffic: every replica is replaced, and no client notices."""
+"""The update that docs/upgrade.md shows, under traffic: every replica is replaced, and no client notices.
+
+Then a second ingress is added, as the page says it can be, and a tenant's limit is divided by two.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,14 @@ from ray.serve._private.api import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
 from benchmarks.private_ray import free_port
+from deployments.config.tenants import hash_key
 from tests.docs.support.markdown_pages import ROOT, read_page
 from tests.e2e.conftest import Service
 
 pytestmark = pytest.mark.e2e
+
+PER_MINUTE = 60_000
+KEY = {"authorization": "Bearer key-t"}
 
 
 @pytest.fixture
@@ -30,6 +37,8 @@ def config() -> dict[str, Any]:
     document["applications"][0] |= {"name": "upgraded", "route_prefix": "/upgraded"}
     args = document["applications"][0]["args"]
     args["engines"]["count"], args["ingresses"]["port"] = 1, free_port()
+    args["tenants"] = [{"name": "t", "key_hashes": [hash_key("key-t")], "requests_per_minute": PER_MINUTE}]
+    args["protect_metrics"] = False
     return document
 
 
@@ -78,7 +87,7 @@ def test_all_replicas_are_replaced_and_no_stream_is_dropped(upgraded: Service, c
                 await stream(client)
                 num_done += 1
 
-        async with httpx.AsyncClient(base_url=upgraded.url, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=upgraded.url, timeout=120, headers=KEY) as client:
             users = [asyncio.create_task(user(client)) for _ in range(4)]
             deploy(changed)
             try:
@@ -90,3 +99,15 @@ def test_all_replicas_are_replaced_and_no_stream_is_dropped(upgraded: Service, c
 
     asyncio.run(scenario())
     assert upgraded.metric("raydix_migrations_total") == 0  # they ended where they began
+    [ingress] = [each for each in changed["applications"][0]["deployments"] if each["name"] == "Ingress"]
+    ingress["num_replicas"] = 2
+    assert allowed_by_one(upgraded) == PER_MINUTE
+    deploy(changed)
+    upgraded.wait_until(lambda: allowed_by_one(upgraded) == PER_MINUTE / 2, 300)
+
+
+def allowed_by_one(service: Service) -> float:
+    """The requests per minute that one ingress allows the tenant."""
+    body = {"model": "demo", "prompt": "Return the", "max_tokens": 1}
+    answer = httpx.post(f"{service.url}/v1/completions", json=body, headers=KEY, timeout=60)
+    return float(answer.headers["x-ratelimit-limit-requests"])

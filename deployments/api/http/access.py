@@ -31,15 +31,17 @@ class AccessControl:
     def __init__(
         self,
         keys: KeyRing | None = None,
-        num_ingresses: int = 1,
+        num_shares: int = 1,
         *,
         protects_metrics: bool = False,
         admin_key_hash: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Without `keys` the service is open. Where `protects_metrics`, /metrics needs the key with this hash."""
+        """Without `keys` the service is open. This process allows one of `num_shares` equal shares of tenants'
+        limits. Where `protects_metrics`, /metrics needs the key with this hash.
+        """
         self._keys = keys or KeyRing()
-        self._num_ingresses, self._clock = num_ingresses, clock
+        self._num_shares, self._clock = num_shares, clock
         self._protects_metrics, self._admin_key_hash = protects_metrics, admin_key_hash
         self._limits: dict[str, TenantLimits] = {}
 
@@ -85,8 +87,14 @@ class AccessControl:
         """Count a request to generate against its tenant's limits. Raises `RateLimited`."""
         limits = self._limits.get(tenant.name)
         if limits is None:
-            limits = self._limits[tenant.name] = TenantLimits(tenant, self._clock, self._num_ingresses)
+            limits = self._limits[tenant.name] = TenantLimits(tenant, self._clock, self._num_shares)
         return limits.start()
+
+    def divide_limits(self, num_shares: int) -> None:
+        """Allow one of `num_shares` equal shares of each tenant's limits from now on."""
+        self._num_shares = num_shares
+        for limits in self._limits.values():
+            limits.divide(num_shares)
 
 
 def tenant_of(request: Request) -> Tenant:

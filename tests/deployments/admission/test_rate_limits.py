@@ -168,8 +168,68 @@ def test_several_ingresses_share_a_limit_and_each_lets_a_request_through() -> No
     assert refused(shares[0], 1, 1).kind == "max_concurrency"
 
 
+def test_an_ingress_that_comes_takes_its_share_and_one_that_goes_leaves_it() -> None:
+    clock = Clock()
+    tenant = limits(clock, requests_per_minute=600, tokens_per_minute=6000, max_concurrency=6)
+    tenant.start().admit(3, 1500)
+    assert tenant.headers()["x-ratelimit-remaining-tokens"] == "4500"
+    tenant.divide(3)  # three quarters full as before, of a third
+    assert tenant.headers()["x-ratelimit-limit-tokens"] == "2000"
+    assert tenant.headers()["x-ratelimit-remaining-tokens"] == "1500"
+    assert tenant.headers()["x-ratelimit-limit-requests"] == "200"
+    assert refused(tenant, 1, 1).kind == "max_concurrency"  # 2 at once here, and 3 are open
+    tenant.divide(2)
+    assert tenant.headers()["x-ratelimit-remaining-tokens"] == "2250"
+    assert refused(tenant, 1, 1).kind == "max_concurrency"
+    tenant.divide(1)
+    assert tenant.headers()["x-ratelimit-remaining-tokens"] == "4500"
+    tenant.start().admit(3, 100)
+
+
+def test_a_debt_is_not_divided() -> None:
+    clock = Clock()
+    tenant = limits(clock, tokens_per_minute=600)
+    ticket = tenant.start()
+    ticket.admit(1, 600)
+    ticket.generated(300)
+    tenant.divide(4)
+    assert refused(tenant, 1, 1).retry_after_s == pytest.approx(301 / (600 / 4 / 60))
+    tenant.divide(1)
+    assert refused(tenant, 1, 1).retry_after_s == pytest.approx(30.1)
+
+
+def test_a_limit_that_was_divided_refills_at_its_share() -> None:
+    clock = Clock()
+    tenant = limits(clock, requests_per_minute=60)
+    tenant.start().admit(60, 1)
+    tenant.divide(4)
+    clock.now += 8
+    tenant.start()
+    tenant.start()
+    assert refused(tenant, 1, 1).retry_after_s == pytest.approx(4)
+
+
+@given(
+    st.floats(0.5, 10_000),
+    st.lists(st.tuples(st.floats(0, 30), st.integers(1, 8), st.floats(0, 500)), max_size=60),
+)
+def test_ingresses_that_come_and_go_give_nothing_away(
+    per_minute: float, changes: list[tuple[float, int, float]]
+) -> None:
+    """Whatever the numbers of ingresses, one of them gives no more than the whole limit."""
+    bucket, now, taken = Bucket(per_minute, 0.0), 0.0, 0.0
+    for pause, num_shares, amount in changes:
+        now += pause
+        bucket.resize(per_minute / num_shares, now)
+        if not bucket.seconds_until(amount, now):
+            taken += min(amount, bucket.capacity)
+            bucket.take(amount, now)
+        assert taken <= max(per_minute, 1.0) + max(per_minute, 1.0) * now / 60 + 1e-3 * len(changes)
+
+
 def test_a_tenant_without_limits_has_none() -> None:
     tenant = limits(Clock())
+    tenant.divide(3)
     for _ in range(1000):
         tenant.start().admit(8, 10**6)
     assert tenant.headers() == {}

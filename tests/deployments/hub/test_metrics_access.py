@@ -21,22 +21,8 @@ from deployments.hub.keeper import MetricsKeeper
 from deployments.hub.server import MetricsPortError, MetricsServer, listen
 from deployments.telemetry.metrics_push import MetricsPusher
 from monitoring.metrics import Metrics
+from tests.deployments.support.hub_handle import HubHandle
 from tests.deployments.support.time_limit import run_scenario
-
-
-class Handle:
-    """A deployment handle whose calls go to the present hub, and fail while there is none."""
-
-    def __init__(self, hub: MetricsHub | None) -> None:
-        self.hub = hub
-
-    def __getattr__(self, method: str) -> Any:
-        async def remote(*args: Any) -> Any:
-            if self.hub is None:
-                raise ConnectionError("no replica")
-            return await getattr(self.hub, method)(*args)
-
-        return type("Method", (), {"remote": staticmethod(remote)})
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -60,7 +46,7 @@ def tokens(page: str) -> float:
 
 def test_an_ingress_carries_the_totals_over_the_death_of_the_hub() -> None:
     async def scenario() -> None:
-        handle, engine, ended = Handle(MetricsHub(1)), *(Metrics("demo", r, "engine") for r in ("r1", "r2"))
+        handle, engine, ended = HubHandle(MetricsHub(1)), *(Metrics("demo", r, "engine") for r in ("r1", "r2"))
         keeper, pusher = MetricsKeeper(handle, "i"), MetricsPusher(handle, "r1", engine.snapshot)
         engine.inc("generation_tokens_total", 5)
         ended.inc("generation_tokens_total", 7)
@@ -90,7 +76,7 @@ def test_a_hub_that_takes_too_long_is_reported() -> None:
                 await asyncio.sleep(60)
 
         with pytest.raises(Unavailable, match="does not answer in time"):
-            await MetricsKeeper(Handle(Slow()), "i", timeout_s=0.01).read_page()
+            await MetricsKeeper(HubHandle(Slow()), "i", timeout_s=0.01).read_page()
 
     run_scenario(scenario())
 
@@ -194,7 +180,7 @@ def test_raydix_serve_reports_a_taken_port_before_it_starts_ray(taken_port: int,
 
 def test_a_mirror_that_breaks_does_not_keep_numbers_from_the_hub() -> None:
     async def scenario() -> None:
-        handle, engine, asked = Handle(MetricsHub()), Metrics("demo", "r1", "engine"), 0
+        handle, engine, asked = HubHandle(MetricsHub()), Metrics("demo", "r1", "engine"), 0
 
         def broken(snapshot: bytes) -> None:
             nonlocal asked

@@ -1,0 +1,57 @@
+"""Tells the hub that this ingress takes requests, and learns how many do: tenants' limits are divided by them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+logger = logging.getLogger("ray.serve")
+
+PERIOD_S = 1.0
+"""Seconds between two calls; the hub waits for several (`deployments.hub.roster.ABSENT_S`)."""
+
+
+class RollCall:
+    """Calls `on_number` with each new number of ingresses.
+
+    While the hub does not answer, and while a new one does not know yet, the last number stays.
+    """
+
+    def __init__(self, hub: Any, ingress: str, on_number: Callable[[int], None]) -> None:
+        self._hub, self._ingress, self._on_number = hub, ingress, on_number
+        self._number: int | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin, on the running event loop."""
+        self._task = asyncio.create_task(self._answer_forever())
+
+    async def leave(self) -> None:
+        """Stop, and tell the hub that this ingress takes no more requests. Idempotent."""
+        if self._task is not None:
+            self.stop()
+            with contextlib.suppress(Exception):  # without a hub, silence tells the next one
+                async with asyncio.timeout(PERIOD_S):
+                    await self._hub.leave.remote(self._ingress)
+
+    def stop(self) -> None:
+        """End without a word. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _answer_forever(self) -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(5 * PERIOD_S):
+                    self._take(await self._hub.here.remote(self._ingress))
+            await asyncio.sleep(PERIOD_S)
+
+    def _take(self, number: int | None) -> None:
+        if number is not None and number != self._number:
+            logger.info("%d ingresses take requests; each allows tenants its part of their limits", number)
+            self._number = number
+            self._on_number(number)
