@@ -123,7 +123,7 @@ class ChatResponseEncoder:
     def delta(self, delta: ChoiceDelta) -> bytes:
         """Encode one delta. The finish reason gets its own chunk, as clients expect the last delta to be empty."""
         chunks = b""
-        if delta.text or delta.logprobs or delta.reasoning or delta.calls:
+        if delta.text or delta.logprobs or delta.reasoning or delta.calls or self.context.reports_ids(delta):
             chunks = self._framing.choice(self._content_chunk(delta))
         if delta.finish_reason:
             last = {

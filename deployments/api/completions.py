@@ -141,7 +141,7 @@ class CompletionResponseEncoder:
 
     def delta(self, delta: ChoiceDelta) -> bytes:
         """Encode one chunk; the last one has the finish reason."""
-        if not delta.has_content:
+        if not delta.has_content and not self.context.reports_ids(delta):
             return b""
         logprobs = encode_json(self._logprobs(delta.index, delta.logprobs)) if delta.logprobs else b"null"
         token_ids = b',"token_ids":' + encode_json(delta.token_ids) if self.context.with_token_ids else b""

@@ -65,6 +65,10 @@ class ResponseContext:
         echoed = sum(len(prompt.echo or "") for prompt in self.prompts)
         return (echoed + (self.num_prompt_tokens if self.with_token_ids else 0)) * self.num_choices
 
+    def reports_ids(self, delta: ChoiceDelta) -> bool:
+        """Whether a delta has token ids that the client asked for; they are sent even if they have no text yet."""
+        return self.with_token_ids and bool(delta.token_ids)
+
     def usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Return the usage object. A prompt and its cached tokens count once, whatever its number of choices."""
         prompt_tokens = self.num_prompt_tokens

@@ -178,3 +178,15 @@ def test_token_ids_are_reported_when_asked_for(client: Client, engine: ScriptedE
     answer = chat(client, extra_body={"return_token_ids": True})
     assert answer.prompt_token_ids == engine.requests[0].prompt_ids
     assert engine.codec.decode(answer.choices[0].token_ids) == TEXT
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_a_stream_has_the_ids_of_all_tokens_also_of_those_without_text(
+    client: Client, engine: ScriptedEngine, chunk: int
+) -> None:
+    """A character of several tokens comes with its last one."""
+    engine.chunk, engine.says = chunk, "Grüße, 世界 🌍!"
+    ids = {"extra_body": {"return_token_ids": True}}
+    choices = [choice for event in stream(client, **ids) for choice in event.choices]
+    told = [token for choice in choices for token in getattr(choice, "token_ids", [])]
+    assert told == chat(client, **ids).choices[0].token_ids

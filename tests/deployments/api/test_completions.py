@@ -76,6 +76,14 @@ def test_logprobs_name_tokens_offsets_and_alternatives(client: Client, engine: S
     assert offsets == logprobs.text_offset
 
 
+def test_a_stream_has_the_ids_of_tokens_without_text(client: Client, engine: ScriptedEngine) -> None:
+    engine.says = "世界 🌍!"
+    ids = {"extra_body": {"return_token_ids": True}}
+    choices = [choice for event in stream(client, **ids) for choice in event.choices]
+    told = [token for choice in choices for token in getattr(choice, "token_ids", [])]
+    assert told == complete(client, **ids).choices[0].token_ids
+
+
 def test_no_stop_token_in_the_text(client: Client, engine: ScriptedEngine) -> None:
     engine.says = "ab"
     answer = complete(client)
