@@ -8,7 +8,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,17 @@ class Size:
 class App:
     """A running application. `name` distinguishes its processes from those of others in the same Ray."""
 
-    def __init__(self, url: str, name: str, size: Size, cluster: Any = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        size: Size,
+        cluster: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """`headers` are those of this program's own requests, such as an admin's key."""
         self.url, self.name, self.size, self.cluster = url, name, size, cluster
-        self._client = httpx.Client(base_url=url, timeout=10)
+        self._client = httpx.Client(base_url=url, timeout=10, headers=headers)
 
     # --- health and metrics --------------------------------------------------------------------------------
 
@@ -102,24 +110,32 @@ class App:
 
     def engines(self) -> list[int]:
         """Return the processes of engine replicas."""
-        return self._processes("EngineReplica")
+        return self._processes(f"ServeReplica:{self.name}:EngineReplica")
 
     def ingresses(self) -> list[int]:
         """Return the processes of ingresses."""
-        return self._processes("Ingress")
+        return self._processes(f"ServeReplica:{self.name}:Ingress")
 
-    def _processes(self, deployment: str) -> list[int]:
+    def hubs(self) -> list[int]:
+        """Return the process of the metrics hub."""
+        return self._processes(f"ServeReplica:{self.name}:MetricsHub")
+
+    def controllers(self) -> list[int]:
+        """Return the process of Serve's controller."""
+        return self._processes("ServeController")
+
+    def _processes(self, title: str) -> list[int]:
         """Return processes among this process's descendants, so that no others are ever touched."""
         found = []
         for process in psutil.Process(os.getpid()).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if f"ServeReplica:{self.name}:{deployment}" in "".join(process.cmdline()):
+                if title in "".join(process.cmdline()):
                     found.append(process.pid)
         return sorted(found)
 
     def send(self, pid: int, number: signal.Signals) -> None:
         """Signal a process, if it is still there."""
-        if pid in {*self.engines(), *self.ingresses()}:
+        if pid in {*self.engines(), *self.ingresses(), *self.hubs(), *self.controllers()}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
@@ -138,8 +154,13 @@ def arguments(size: Size, port: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def started(size: Size) -> Iterator[App]:
-    """Start the application in a private Ray; nothing is left of it at the end."""
+def started(
+    size: Size, changes: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+) -> Iterator[App]:
+    """Start the application in a private Ray; nothing is left of it at the end.
+
+    `changes` has further arguments of the application, by section; `headers` are for the `App`.
+    """
     import ray
     from ray import serve
 
@@ -151,8 +172,13 @@ def started(size: Size) -> Iterator[App]:
         try:
             port = free_port()
             serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False})
-            serve.run(build(AppArgs.model_validate(arguments(size, port))), name="chaos")
-            yield App(f"http://127.0.0.1:{port}", "chaos", size, cluster)
+            args = arguments(size, port)
+            for section, settings in (changes or {}).items():
+                args[section] = (
+                    {**args.get(section, {}), **settings} if isinstance(settings, Mapping) else settings
+                )
+            serve.run(build(AppArgs.model_validate(args)), name="chaos")
+            yield App(f"http://127.0.0.1:{port}", "chaos", size, cluster, headers)
         finally:
             for process in psutil.Process(os.getpid()).children(recursive=True):
                 with contextlib.suppress(psutil.Error):

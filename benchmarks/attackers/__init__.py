@@ -1,0 +1,1 @@
+"""The attackers of the siege: one module for each kind."""
