@@ -36,6 +36,7 @@ from deployments.api.http.spelling import Spelling
 from deployments.api.http.transport import Envelope, error_response, json_response, request_id, until_disconnect
 from deployments.api.off_loop import near_or_far, num_threads, off_loop, take_share
 from deployments.api.record import RequestRecord
+from deployments.api.request.openapi import add_parts, body_of
 from deployments.api.request.prompts import encode_messages, encode_text
 from deployments.api.request.protocol import (
     ChatRequest,
@@ -88,7 +89,8 @@ def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
         ("/detokenize", endpoints.detokenize, DetokenizeRequest),
     ]
     for path, endpoint, body in post:
-        app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=_body(body))
+        app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=body_of(body))
+    add_parts(app, [body for _, _, body in post])
     add_model_routes(app, service)
     add_router_routes(app, service)
     if service.cluster is not None:
@@ -287,10 +289,3 @@ def _hints(request: Request, limits: Limits) -> Hints:
     at_most("x-session-id", len(session_id or ""), limits.max_hint_chars, "characters")
     explains = request.headers.get("x-raydix-explain", "").lower() in ("1", "true")
     return Hints(session_id, explains, _max_wait_s(request))
-
-
-def _body(kind: type[BaseModel]) -> dict[str, Any]:
-    """Return a request's schema for /openapi.json; the framework, which parses no bodies, lacks it."""
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
-    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}

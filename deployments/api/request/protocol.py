@@ -5,8 +5,8 @@ They check the form of the JSON; `SamplingParams` checks the ranges of sampling 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Callable, Mapping, Set
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -122,14 +122,33 @@ def _are_ids(values: list[object]) -> bool:
 
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """An integer of 64 bits; the sampling parameters' own ranges are narrower."""
+T = TypeVar("T")
+_Some: TypeAlias = Annotated[list[T], Field(min_length=1)]
+
+
+class TextPart(StrictModel):
+    """A part of a message's content, as /openapi.json describes it."""
+
+    type: Literal["text"]
+    text: str
+
+
+_AnyRole = Literal["system", "developer", "user", "assistant", "tool"]
+_Ids = _Some[int]
+_Prompts = str | _Ids | _Some[str] | _Some[_Ids]
+
+
+def _taking(parse: Callable[[object], object], form: object) -> BeforeValidator:
+    """Have `parse` prepare a field; /openapi.json describes what it takes, which is `form`."""
+    return BeforeValidator(parse, json_schema_input_type=form)
 
 
 class Message(StrictModel):
     """One message of a conversation. `developer` is the newer name of `system`."""
 
-    role: Annotated[Role, BeforeValidator(_parse_role)]
-    content: Annotated[str, BeforeValidator(_join_content)]
-    """ "" of an assistant's message that has only calls."""
+    role: Annotated[Role, _taking(_parse_role, _AnyRole)]
+    content: Annotated[str, _taking(_join_content, str | _Some[TextPart] | None)]
+    """ "" of an assistant's message that has only calls, where it may be null or left out."""
     tool_calls: Annotated[list[ToolCall], FailFast()] = Field(default_factory=list)
     """Functions that the assistant called."""
     tool_call_id: str | None = None
@@ -161,10 +180,12 @@ class _Generating(StrictModel):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_parse_logit_bias)] = Field(default_factory=dict)
+    logit_bias: Annotated[dict[int, float], _taking(_parse_logit_bias, dict[str, float] | None)] = Field(
+        default_factory=dict
+    )
     min_tokens: Int | None = None
-    stop: Annotated[list[str], BeforeValidator(_parse_stop)] = Field(default_factory=list)
-    stop_token_ids: Annotated[list[int], BeforeValidator(_parse_ids)] = Field(default_factory=list)
+    stop: Annotated[list[str], _taking(_parse_stop, str | list[str] | None)] = Field(default_factory=list)
+    stop_token_ids: Annotated[list[int], _taking(_parse_ids, list[int] | None)] = Field(default_factory=list)
     ignore_eos: bool | None = None
     seed: Int | None = None
     n: Int | None = None
@@ -197,11 +218,11 @@ class _Generating(StrictModel):
 class ChatRequest(_Generating):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], FailFast()]
+    messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
-    tools: Annotated[list[Tool], FailFast(), BeforeValidator(_or_none)] = Field(default_factory=list)
+    tools: Annotated[list[Tool], FailFast(), _taking(_or_none, list[Tool] | None)] = Field(default_factory=list)
     """The functions that the model may call."""
     tool_choice: ToolChoice = None
     """Whether the model may ("auto", the default), must ("required" or a name) or must not ("none") call one."""
@@ -212,7 +233,7 @@ class ChatRequest(_Generating):
 class CompletionRequest(_Generating):
     """Body of POST /v1/completions."""
 
-    prompt: Annotated[list[Any], BeforeValidator(_parse_prompt)]
+    prompt: Annotated[list[Any], _taking(_parse_prompt, _Prompts)]
     """A list of prompts once parsed, each a string or a list of token ids."""
     echo: bool | None = None
     logprobs: Int | None = None
@@ -224,7 +245,7 @@ class TokenizeRequest(StrictModel):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], FailFast()] = Field(default_factory=list)
-    tools: Annotated[list[Tool], FailFast(), BeforeValidator(_or_none)] = Field(default_factory=list)
+    tools: Annotated[list[Tool], FailFast(), _taking(_or_none, list[Tool] | None)] = Field(default_factory=list)
     """The functions shown to the model in front of `messages`."""
     add_special_tokens: bool | None = None
     """Defaults to true for a prompt, and to false for messages, whose template has special tokens."""
@@ -239,16 +260,17 @@ class DetokenizeRequest(StrictModel):
     tokens: Annotated[list[int], FailFast()]
 
 
-_UNSUPPORTED: dict[type[BaseModel], Mapping[str, tuple[Any, ...]]] = {
+UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[Any, ...]]] = {
     ChatRequest: CHAT_UNSUPPORTED,
     CompletionRequest: COMPLETION_UNSUPPORTED,
 }
+"""Fields that are not supported, with the values besides null that have no effect."""
 Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 def parse(body: dict[str, Any], kind: type[Parsed], limits: Limits) -> Parsed:
     """Return `body` as a request of `kind`. Raises `ApiError` 400 that names the first field at fault."""
-    fields = keep_known(body, kind.model_fields.keys(), _UNSUPPORTED.get(kind, {}))
+    fields = keep_known(body, kind.model_fields.keys(), UNSUPPORTED.get(kind, {}))
     check_counts(fields, limits)
     if isinstance(fields.get("messages"), list):
         fields["messages"] = _clean_messages(fields["messages"])

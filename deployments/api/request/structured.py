@@ -19,6 +19,8 @@ from engine.errors import InvalidGrammar
 from engine.grammar.spec import Grammar, GrammarKind
 
 FormatType = Literal["text", "json_object", "json_schema"]
+Schema = dict[str, Any] | bool
+_Choices = Annotated[list[str], Field(min_length=1)] | None
 
 STRUCTURED_OUTPUTS_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "disable_additional_properties": (False,),
@@ -79,7 +81,7 @@ class JsonSchemaFormat(StrictModel):
     """Labels it; changes nothing."""
     strict: bool | None = None
     """Changes nothing: answers always match."""
-    schema_: Annotated[Any, BeforeValidator(_parse_schema)] = Field(alias="schema")
+    schema_: Annotated[Any, BeforeValidator(_parse_schema, json_schema_input_type=Schema)] = Field(alias="schema")
 
 
 class ResponseFormat(StrictModel):
@@ -92,13 +94,15 @@ class ResponseFormat(StrictModel):
 class StructuredOutputs(StrictModel):
     """vLLM's field for what an answer must match; exactly one key is allowed."""
 
-    json_: Annotated[Any, BeforeValidator(_parse_json)] = Field(default=None, alias="json")
+    json_: Annotated[Any, BeforeValidator(_parse_json, json_schema_input_type=Schema | str | None)] = Field(
+        default=None, alias="json"
+    )
     """A JSON schema, or its text."""
     json_object: bool | None = None
     """Any JSON object."""
     regex: str | None = None
     """A regular expression that the whole answer must match."""
-    choice: Annotated[list[str] | None, BeforeValidator(_parse_choice)] = None
+    choice: Annotated[list[str] | None, BeforeValidator(_parse_choice, json_schema_input_type=_Choices)] = None
     """The answer is one of these."""
     grammar: str | None = None
     """A grammar in Lark's syntax."""

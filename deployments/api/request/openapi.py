@@ -1,0 +1,70 @@
+"""What /openapi.json says of requests' bodies, which the framework does not parse: it is told here.
+
+pydantic describes what the models take. Before them, `fields.py` takes fields that change nothing, and those that
+are not supported as long as their value has no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from deployments.api.request.fields import HARMLESS, MESSAGE_UNSUPPORTED
+from deployments.api.request.protocol import UNSUPPORTED
+from deployments.api.request.structured import STRUCTURED_OUTPUTS_UNSUPPORTED
+
+_PREFIX = "#/components/schemas/"
+_OF_PARTS = {"Message": MESSAGE_UNSUPPORTED, "StructuredOutputs": STRUCTURED_OUTPUTS_UNSUPPORTED}
+"""Fields without effect of what bodies consist of, by the model's name."""
+
+
+def body_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """Return the description of an endpoint whose body is a `kind`; `add_parts` adds what it refers to."""
+    schema = _schema(kind)
+    del schema["$defs"]
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
+
+
+def add_parts(app: FastAPI, kinds: list[type[BaseModel]]) -> None:
+    """Have /openapi.json describe what the bodies of these kinds consist of."""
+    parts: dict[str, Any] = {}
+    for kind in kinds:
+        parts |= _schema(kind)["$defs"]
+    describe = app.openapi
+
+    def described() -> dict[str, Any]:
+        document = describe()
+        document.setdefault("components", {}).setdefault("schemas", {}).update(parts)
+        return document
+
+    app.openapi = described  # type: ignore[method-assign]  # FastAPI's way to change the document
+
+
+def _schema(kind: type[BaseModel]) -> dict[str, Any]:
+    schema = kind.model_json_schema(ref_template=_PREFIX + "{model}")
+    schema.setdefault("$defs", {})
+    if kind in UNSUPPORTED:
+        label = {"description": "Accepted, and changes nothing."}
+        schema["properties"] |= dict.fromkeys(sorted(HARMLESS), label) | _without_effect(UNSUPPORTED[kind])
+    for name, fields in _OF_PARTS.items():
+        if name in schema["$defs"]:
+            schema["$defs"][name]["properties"] |= _without_effect(fields)
+    if "Message" in schema["$defs"]:
+        _as_cleaned(schema["$defs"]["Message"])
+    return schema
+
+
+def _as_cleaned(message: dict[str, Any]) -> None:
+    """Describe a message as it is before `protocol.parse` has cleaned it."""
+    fields = message["properties"]
+    fields["reasoning_content"] = fields["reasoning"]
+    fields["tool_calls"] = {"anyOf": [fields["tool_calls"], {"type": "null"}]}
+    message["required"].remove("content")
+
+
+def _without_effect(fields: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    text = "Not supported: accepted only with a value that changes nothing."
+    return {name: {"enum": [None, *neutral], "description": text} for name, neutral in fields.items()}

@@ -1,0 +1,100 @@
+"""/openapi.json describes the bodies that the API takes: generators of clients, and of requests, go by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.deployments.support.scripted_api import Client
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+USER = {"role": "user", "content": "Say it."}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.fixture
+def document(client: Client) -> dict[str, Any]:
+    found: dict[str, Any] = client.get("/openapi.json").json()
+    return found
+
+
+def references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if "$ref" in value:
+            yield value["$ref"]
+        for inner in value.values():
+            yield from references(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from references(inner)
+
+
+def is_described(document: dict[str, Any], path: str, body: dict[str, Any]) -> bool:
+    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    validator = jsonschema.Draft202012Validator({**schema, "components": document["components"]})
+    return bool(validator.is_valid(body))
+
+
+def test_every_reference_leads_to_a_schema(document: dict[str, Any]) -> None:
+    names = {reference.removeprefix("#/components/schemas/") for reference in references(document)}
+    assert names and names <= document["components"]["schemas"].keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (COMPLETIONS, {"prompt": "Once"}),
+        (COMPLETIONS, {"prompt": [5, 6]}),
+        (COMPLETIONS, {"prompt": ["Once", "Twice"], "stop": None, "stop_token_ids": None, "logit_bias": None}),
+        (COMPLETIONS, {"prompt": [[5], [6, 7]], "stop": "a", "logit_bias": {"7": -1}, "early_stopping": None}),
+        (COMPLETIONS, {"prompt": "Once", "stop": ["a", "b"], "user": "u", "metadata": {"a": "b"}, "suffix": None}),
+        (COMPLETIONS, {"prompt": "Once", "use_beam_search": True, "early_stopping": "never"}),
+        (COMPLETIONS, {"prompt": "Once", "stream": True, "stream_options": {"include_usage": True}}),
+        (CHAT, {"messages": [USER], "store": False, "response_format": {"type": "text"}, "tools": None}),
+        (CHAT, {"messages": [{"role": "developer", "content": [{"type": "text", "text": "a"}]}, USER]}),
+        (CHAT, {"messages": [USER, {"role": "assistant", "content": "a", "refusal": None, "tool_calls": None}]}),
+        (CHAT, {"messages": [USER, {"role": "assistant", "content": "a", "reasoning_content": "b"}]}),
+        (CHAT, {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]},
+                             {"role": "tool", "content": "a", "tool_call_id": "c"}], "tools": [TOOL]}),
+        (CHAT, {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}], "tools": [TOOL],
+                "tool_choice": "none"}),
+        ("/tokenize", {"messages": [USER]}),
+        ("/tokenize", {"prompt": "Once"}),
+        ("/detokenize", {"tokens": [5, 6]}),
+    ],
+)  # fmt: skip
+def test_what_is_taken_is_described(
+    client: Client, document: dict[str, Any], path: str, fields: dict[str, Any]
+) -> None:
+    body = {"model": "demo", **fields}
+    response = client.post(path, body)
+    assert response.status_code == 200, response.text
+    assert is_described(document, path, body)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (COMPLETIONS, {"prompt": 5}),
+        (COMPLETIONS, {"prompt": []}),
+        (COMPLETIONS, {"prompt": ["a", 5]}),
+        (COMPLETIONS, {"prompt": "Once", "suffix": "a"}),
+        (COMPLETIONS, {"prompt": "Once", "stop": [5]}),
+        (COMPLETIONS, {"prompt": "Once", "unknown": 1}),
+        (CHAT, {"messages": [{"role": "function", "content": "a"}]}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]}),
+        (CHAT, {"messages": []}),
+        (CHAT, {"messages": [USER], "store": True}),
+        (CHAT, {"messages": [USER], "structured_outputs": {"choice": []}}),
+    ],
+)
+def test_what_is_refused_for_its_form_is_not_described(
+    client: Client, document: dict[str, Any], path: str, fields: dict[str, Any]
+) -> None:
+    body = {"model": "demo", **fields}
+    assert client.post(path, body).status_code == 400
+    assert not is_described(document, path, body)
