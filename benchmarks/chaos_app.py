@@ -187,6 +187,7 @@ def started(
             ray.shutdown()
             if cluster is not None:
                 cluster.shutdown()
+            os.environ.pop("RAY_TMPDIR", None)
 
 
 def _start_ray(size: Size, directory: Path) -> Any:
@@ -199,6 +200,9 @@ def _start_ray(size: Size, directory: Path) -> Any:
         return None
     from ray.cluster_utils import Cluster
 
+    # A Cluster writes its address down for whoever starts Ray next, into a directory that it does not make.
+    os.environ["RAY_TMPDIR"] = str(directory)
+    (directory / "ray").mkdir()
     head = {"num_cpus": 8, "resources": {HEAD: 1}, "object_store_memory": memory, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={**head, "temp_dir": str(directory)})
     for _ in range(size.nodes):
