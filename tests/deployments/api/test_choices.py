@@ -39,9 +39,11 @@ def opened(engines: Engines, num_requests: int, num_tokens: int) -> None:
         ids = [5] * num_tokens
         requests = [GenerateRequest(f"r-{n}", "m", ids, SamplingParams()) for n in range(num_requests)]
         parts: list[tuple[GenerateRequest, list[Any]]] = [(request, []) for request in requests]
+        choices = Choices(engines, parts, 60.0)  # type: ignore[arg-type]
         try:
-            await Choices(engines, parts, 60.0).open()  # type: ignore[arg-type]
+            await choices.open()
         finally:
+            await choices.aclose()
             counting.cancel()
 
     asyncio.run(main())
