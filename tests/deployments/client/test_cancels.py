@@ -16,6 +16,8 @@ from tests.deployments.support.turns import TurnLoop, turns
 from tests.deployments.support.watched_api import WAIT, WatchedApi, WatchedClient
 
 BODY = {"prompt": list(range(100, 120)), "max_tokens": 4}
+MIN_TURNS = 12
+"""Turns to interfere at in any case: engines that answer in few pieces end some requests before."""
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["at-once", "waits"])
@@ -33,7 +35,7 @@ def test_a_request_cancelled_at_any_turn_leaves_nothing_at_its_engines(
             engines.choose = lambda names: names[next(placed) % len(names)]
             api = WatchedApi(codec, monkeypatch, client)
             turn, has_ended = 0, False
-            while not has_ended:
+            while not has_ended or turn < MIN_TURNS:
                 turn += 1
                 api.load.num_checks = WAIT if waits else 0
                 tasks = asyncio.all_tasks()
@@ -44,7 +46,6 @@ def test_a_request_cancelled_at_any_turn_leaves_nothing_at_its_engines(
                 await until(lambda: is_nothing_left(client, engines))
                 await until(partial(_are_over, tasks))
                 assert not api.left(), f"cancelled at turn {turn}"
-            assert turn > 10
             assert sum(map(_num_finished, engines.replicas)) >= n
 
     with asyncio.Runner(loop_factory=TurnLoop) as runner:
