@@ -41,11 +41,9 @@ class ChoiceDelta(Struct, frozen=True, gc=False):
     index: int
     text: str
     token_ids: Sequence[int]
-    """The tokens behind the text; a stop token is not among them."""
+    """The tokens behind the text, and the stop token that ended it; without those of a stop string."""
     logprobs: Sequence[TokenLogprobs]
     """One per token id when requested, else empty."""
-    num_generated: int
-    """Number of tokens generated for it, a stop token included, as counted in `usage`."""
     finish_reason: str | None = None
     """"stop", "length" or "tool_calls" on the choice's last delta."""
     prompt_logprobs: PackedLogprobs | None = None
@@ -92,26 +90,24 @@ class Choice:
         self.num_cached = max(self.num_cached, found)
         if self._scores_only:
             delta = _without_output(delta)
-        before, shown = self._text.num_tokens, delta.text_ids
-        said = self._text.push(shown, is_last=delta.finish_reason is not None)
+        before, token_ids = self._text.num_tokens, delta.token_ids
+        said = self._text.push(delta.text_ids, is_last=delta.finish_reason is not None)
         finish_reason: str | None = delta.finish_reason
-        num_generated = len(delta.token_ids)
         if self._text.stopped:
-            shown = shown[: self._text.num_tokens - before]
-            num_generated, finish_reason = len(shown), "stop"
+            token_ids, finish_reason = token_ids[: self._text.num_tokens - before], "stop"
         if finish_reason == "stop" and self._text.is_call:
             finish_reason = "tool_calls"
-        self.num_generated += num_generated
-        logprobs = delta.logprobs or ()
+        self.num_generated += len(token_ids)
+        logprobs: Sequence[TokenLogprobs] = delta.logprobs or ()
         if logprobs:
-            self._sum_logprobs += sum(at.logprob for at in logprobs[:num_generated])
+            logprobs = logprobs[: len(token_ids)]
+            self._sum_logprobs += sum(at.logprob for at in logprobs)
         self.finish_reason = finish_reason
         return ChoiceDelta(
             self.index,
             said.text,
-            shown,
-            logprobs[: len(shown)],
-            num_generated,
+            token_ids,
+            logprobs,
             finish_reason,
             delta.prompt_logprobs,
             said.reasoning,

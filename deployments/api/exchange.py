@@ -165,11 +165,11 @@ class Exchange:
     async def _deltas(self) -> AsyncIterator[ChoiceDelta]:
         """Yield all deltas; for an echo, one final delta per choice."""
         for index in range(self._num_echoed):
-            yield ChoiceDelta(index, "", (), (), 0, "length")
+            yield ChoiceDelta(index, "", (), (), "length")
         if self._choices.choices:
             async for delta in self._choices.deltas():
-                self._record.received(delta.index, delta.num_generated, is_last=delta.finish_reason is not None)
-                self._ticket.generated(delta.num_generated)
+                self._record.received(delta.index, len(delta.token_ids), is_last=delta.finish_reason is not None)
+                self._ticket.generated(len(delta.token_ids))
                 if delta.finish_reason:
                     self._record.metrics.reasoned(self._choices.choices[delta.index].num_reasoning)
                 yield delta

@@ -104,8 +104,8 @@ def test_max_tokens_default_to_what_the_context_has_room_for(client: Client, eng
 
 def test_logprobs_belong_to_the_tokens_of_the_text(client: Client, engine: ScriptedEngine) -> None:
     content = chat(client, logprobs=True, top_logprobs=2).choices[0].logprobs.content
-    assert "".join(token.token for token in content) == TEXT
-    assert bytes(byte for token in content for byte in token.bytes).decode() == TEXT
+    assert "".join(token.token for token in content) == TEXT + "<|im_end|>"
+    assert bytes(byte for token in content for byte in token.bytes).decode() == TEXT + "<|im_end|>"
     assert all(len(token.top_logprobs) == 2 and token.logprob == -0.5 for token in content)
     chunks = stream(client, logprobs=True)
     streamed = [t for c in chunks for choice in c.choices if choice.logprobs for t in choice.logprobs.content]
@@ -177,7 +177,7 @@ def test_harmless_fields_and_answers_fed_back_are_accepted(client: Client) -> No
 def test_token_ids_are_reported_when_asked_for(client: Client, engine: ScriptedEngine) -> None:
     answer = chat(client, extra_body={"return_token_ids": True})
     assert answer.prompt_token_ids == engine.requests[0].prompt_ids
-    assert engine.codec.decode(answer.choices[0].token_ids) == TEXT
+    assert engine.codec.decode(answer.choices[0].token_ids) == TEXT + "<|im_end|>"
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])

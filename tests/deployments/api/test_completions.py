@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import openai
+import pytest
 
-from tests.deployments.support.scripted_api import Client, ScriptedEngine
+from tests.deployments.support.scripted_api import STOP, Client, ScriptedEngine
 
 
 def complete(client: Client, **options: Any) -> Any:
@@ -88,3 +89,31 @@ def test_no_stop_token_in_the_text(client: Client, engine: ScriptedEngine) -> No
     engine.says = "ab"
     answer = complete(client)
     assert answer.choices[0].text == "ab" and answer.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("chunk", [1, 100])
+def test_a_stop_token_is_among_the_tokens_and_their_logprobs(
+    client: Client, engine: ScriptedEngine, chunk: int
+) -> None:
+    """As in vLLM: lm-eval counts on one entry for each token of `max_tokens`, and trainers on the end's."""
+    engine.says, engine.chunk = "ab", chunk
+    asked: dict[str, Any] = {"logprobs": 1, "extra_body": {"return_token_ids": True}}
+    choice = complete(client, **asked).choices[0]
+    ids = [*engine.codec.encode("ab", add_special_tokens=False), STOP]
+    assert (choice.text, choice.token_ids) == ("ab", ids)
+    assert choice.logprobs.tokens[-1] == "<|im_end|>"
+    assert len(choice.logprobs.token_logprobs) == len(ids)
+    assert choice.logprobs.text_offset[-1] == len("ab")
+    parts = [c for chunk in stream(client, **asked) for c in chunk.choices]
+    assert [token for part in parts for token in getattr(part, "token_ids", [])] == ids
+    assert [text for part in parts if part.logprobs for text in part.logprobs.tokens] == choice.logprobs.tokens
+
+
+def test_an_echoed_prompt_is_followed_by_one_token_whichever_it_is(client: Client, engine: ScriptedEngine) -> None:
+    """What lm-eval sends for a log-likelihood; it cuts off the last entry, which must be the generated token's."""
+    prompt = engine.codec.encode("Once upon")
+    counts = []
+    for engine.says in ("", "ab"):
+        answer = complete(client, prompt=prompt, echo=True, max_tokens=1, logprobs=1)
+        counts.append(len(answer.choices[0].logprobs.token_logprobs))
+    assert counts == [len(prompt) + 1] * 2

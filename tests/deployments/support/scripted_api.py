@@ -33,6 +33,10 @@ MODEL = "demo"
 MAX_MODEL_LEN = 512
 
 
+STOP = 2
+"""The token <|im_end|>, with which an answer ends."""
+
+
 @dataclass
 class ScriptedGeneration:
     """Emits the tokens of one request, then waits for ever where the script says so."""
@@ -103,7 +107,7 @@ class ScriptedEngine:
 
     def _events(self, request: GenerateRequest) -> list[StreamDelta | Exception]:
         text = self.says if isinstance(self.says, str) else self.says(request)
-        ids = [*self.codec.encode(text, add_special_tokens=False), 2]  # <|im_end|>
+        ids = [*self.codec.encode(text, add_special_tokens=False), STOP]
         reason = "stop"
         if len(ids) > request.sampling.max_tokens:
             ids, reason = ids[: request.sampling.max_tokens], "length"
