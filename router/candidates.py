@@ -10,25 +10,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import overload
 
 from router.cost import Candidate
+from router.rendezvous import HashedNames, RendezvousOrder
 
 
 class Candidates(list[Candidate]):
     """All replicas, those that can serve first, with what policies would else gather from all for every prompt."""
 
-    __slots__ = ("none_available", "num_running", "serving", "unavailable")
+    __slots__ = ("_hashed", "none_available", "num_running", "serving", "unavailable")
 
     def __init__(
         self,
         serving: Mapping[str, Candidate],
         unavailable: Sequence[Candidate] = (),
         num_running: int | None = None,
+        hashed: HashedNames | None = None,
     ) -> None:
-        """`num_running` counts the requests at those that can serve, where the caller knows it."""
+        """`num_running` counts the requests at those that can serve, and `hashed` has their names, where the
+        caller knows them.
+        """
         super().__init__(serving.values())
         self.extend(unavailable)
         self.none_available = not serving
         if self.none_available:  # then all are tried
-            serving, unavailable, num_running = {one.replica: one for one in unavailable}, (), None
+            serving, unavailable = {one.replica: one for one in unavailable}, ()
+            num_running = hashed = None
         self.serving = serving
         """Those to choose among, by name: all when none is available; empty only when there are no replicas."""
         self.unavailable = unavailable
@@ -37,6 +42,18 @@ class Candidates(list[Candidate]):
             num_running = sum(candidate.num_running for candidate in serving.values())
         self.num_running: int = num_running
         """Requests running or waiting at those of `serving`."""
+        self._hashed = hashed
+
+    @property
+    def hashed(self) -> HashedNames:
+        """The names of `serving`."""
+        if self._hashed is None:
+            self._hashed = HashedNames(self.serving)
+        return self._hashed
+
+    def rendezvous(self, key: int) -> RendezvousOrder:
+        """Return `serving` by rendezvous hashing for a key."""
+        return RendezvousOrder(key, self.hashed)
 
     @classmethod
     def of(cls, replicas: Iterable[Candidate]) -> Candidates:

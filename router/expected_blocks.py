@@ -1,13 +1,13 @@
-"""Blocks that replicas will hold because this process sent prompts there, until the replicas confirm them."""
+"""Blocks that replicas will hold because this process sent prompts there, until the replicas confirm them.
+
+They are apart from what replicas have reported: a dispatch that expires takes nothing away that a replica holds,
+and a prompt's hundreds of blocks are put in and taken out by a few operations on whole dictionaries.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import repeat
-from types import MappingProxyType
-
-_NONE: Mapping[int, float] = MappingProxyType({})
+from collections.abc import Iterable
 
 
 class ExpectedBlocks:
@@ -18,34 +18,52 @@ class ExpectedBlocks:
         self._expect_s = expect_s
         self._limit = limit
         self._due: dict[str, dict[int, float]] = {}  # replica -> block -> when it expires, seconds
+        self._bits: dict[str, int] = {}  # replica -> its bit in the masks
         self._queue: deque[tuple[float, str, list[int]]] = deque()  # dispatches, the first to expire first
         self._num_queued = 0
+        self.masks: dict[int, int] = {}
+        """The replicas at which each block is expected, one bit each; a block expected nowhere is left out."""
 
-    def of(self, replica: str) -> Mapping[int, float]:
-        """Return the replica's unconfirmed blocks with their times of expiry, in seconds."""
-        return self._due.get(replica, _NONE)
+    def add(self, replica: str, bit: int, blocks: list[int], now: float) -> None:
+        """Expect `blocks`; those that were expected before expire later now. O(len(blocks)).
 
-    def add(self, replica: str, blocks: list[int], now: float) -> None:
-        """Expect `blocks`; those that were expected before expire later now. O(len(blocks))."""
-        if blocks:
-            until = now + self._expect_s
-            self._due.setdefault(replica, {}).update(zip(blocks, repeat(until)))
-            self._queue.append((until, replica, blocks))
-            self._num_queued += len(blocks)
+        `bit` stands for the replica in `masks`, until `move` or `forget`.
+        """
+        if not blocks:
+            return
+        until, masks = now + self._expect_s, self.masks
+        self._bits[replica] = bit
+        self._due.setdefault(replica, {}).update(dict.fromkeys(blocks, until))
+        if masks.keys().isdisjoint(blocks):
+            masks.update(dict.fromkeys(blocks, bit))
+        else:
+            get = masks.get
+            masks.update([(block, get(block, 0) | bit) for block in blocks])
+        self._queue.append((until, replica, blocks))
+        self._num_queued += len(blocks)
 
     def settle(self, replica: str, blocks: Iterable[int]) -> None:
         """Stop expecting `blocks`: the replica itself has reported them."""
         due = self._due.get(replica)
         if due:
-            for block in blocks:
-                due.pop(block, None)
+            self._drop(replica, due, due.keys() & blocks)
+
+    def move(self, replica: str, bit: int) -> None:
+        """Let another bit stand for a replica. O(blocks expected there)."""
+        due, before = self._due.get(replica), self._bits.get(replica)
+        if due and before is not None:
+            masks = self.masks
+            masks.update([(block, masks[block] ^ before | bit) for block in due])
+            self._bits[replica] = bit
 
     def forget(self, replica: str) -> None:
-        """Forget a replica that no longer exists."""
-        self._due.pop(replica, None)
+        """Forget a replica that no longer exists. O(blocks expected there)."""
+        due = self._due.get(replica)
+        if due:
+            self._drop(replica, due, list(due))
 
-    def expire(self, now: float) -> Iterator[tuple[str, list[int]]]:
-        """Yield (replica, blocks) for what expires by `now`, and for the oldest dispatches beyond the limit."""
+    def expire(self, now: float) -> None:
+        """Stop expecting what expires by `now`, and the oldest dispatches beyond the limit."""
         queue = self._queue
         while queue and (queue[0][0] <= now or self._num_queued > self._limit):
             until, replica, blocks = queue.popleft()
@@ -53,7 +71,16 @@ class ExpectedBlocks:
             due = self._due.get(replica)
             if due:
                 # Blocks dispatched again since, or to a new replica of that name, expire later.
-                gone = [block for block in blocks if due.get(block, until + 1) <= until]
-                for block in gone:
-                    due.pop(block, None)
-                yield replica, gone
+                self._drop(replica, due, [block for block in due.keys() & blocks if due[block] <= until])
+
+    def _drop(self, replica: str, due: dict[int, float], blocks: Iterable[int]) -> None:
+        bit, masks = self._bits[replica], self.masks
+        for block in blocks:
+            del due[block]
+            left = masks[block] ^ bit
+            if left:
+                masks[block] = left
+            else:
+                del masks[block]
+        if not due:
+            del self._due[replica], self._bits[replica]

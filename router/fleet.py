@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Literal, get_args
 
 import msgspec
@@ -112,6 +113,8 @@ class Fleet:
         self._members: dict[str, _Member] = {}
         self._placed: dict[str, str | None] = {}  # open request id -> replica
         self._listeners: list[Callable[[], None]] = []
+        self.version = 0
+        """Grows whenever a replica joins, leaves, moves, falls silent or answers again."""
         self._ready = ReadyCandidates()
         self._open_circuits: set[str] = set()
 
@@ -131,7 +134,9 @@ class Fleet:
                 else:
                     member = self._members[replica] = _Member(address)
                     self._refresh(replica, member)
-            listeners = list(self._listeners) if before != dict(addresses) else []
+            has_changed = before != dict(addresses)
+            self.version += has_changed
+            listeners = list(self._listeners) if has_changed else []
         for listener in listeners:
             listener()
 
@@ -157,6 +162,7 @@ class Fleet:
             member = self._members.get(replica)
             if member is not None and member.is_lost != is_lost:
                 member.is_lost = is_lost
+                self.version += 1
                 self._refresh(replica, member)
 
     def names(self) -> set[str]:
@@ -198,9 +204,8 @@ class Fleet:
             if member is None:
                 return
             member.load = load
-            for request_id, (number, _) in list(member.unseen.items()):
-                if number > load.dispatches_seen:
-                    break  # numbers ascend
+            is_seen = lambda dispatch: dispatch[1][0] <= load.dispatches_seen  # noqa: E731  # numbers ascend
+            for request_id, _ in list(takewhile(is_seen, member.unseen.items())):
                 member.see(request_id)
             self._refresh(replica, member)
 

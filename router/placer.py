@@ -181,8 +181,7 @@ class Placer:
         with self._lock:
             now = self._clock()
             usable = chain[: request.num_reusable // block_tokens]
-            held = self._index.match(usable, now)
-            overlap = {replica: blocks * block_tokens for replica, blocks in held.items()}
+            overlap = self._index.match(usable, now).times(block_tokens)
             query = RouteQuery(len(tokens), overlap, key, request.session_id, utilisation, chain)
             decision = self._policy.decide(query, replicas, self._rng)
             if not decision.order:
@@ -306,5 +305,5 @@ class Placer:
         """Count the prompt tokens that the best holder would have to compute. O(tokens of the prompt)."""
         chain = self.block_hashes(request)[: request.num_reusable // self.settings.block_tokens]
         with self._lock:
-            held = max(self._index.match(chain, self._clock()).values(), default=0)
+            held = self._index.match(chain, self._clock()).most
         return uncached_tokens(len(request.prompt_ids), held * self.settings.block_tokens)

@@ -22,7 +22,8 @@ from typing import Literal, Protocol
 
 from router.candidates import Candidates, Order
 from router.cost import DEFAULT_COST, Candidate, CostSettings, RouteQuery, Terms, cost, queue_seconds
-from router.rendezvous import RendezvousOrder, rendezvous_order, session_key
+from router.overlap import Overlap
+from router.rendezvous import RendezvousOrder, session_key
 
 Reason = Literal[
     "holder",
@@ -83,6 +84,8 @@ class Policy(Protocol):
         ...
 
 
+_FEW = 8
+"""Of so many replicas, or fewer, it is known which can serve without looking at all that can."""
 MIN_SHARE = 3
 """A cached prefix shorter than 1 / MIN_SHARE of its prompt does not outweigh a preferred place."""
 
@@ -149,10 +152,11 @@ class CostPolicy:
         split, serving = Split(known), known.serving
         if not serving:
             return split.decision([], "only_one", "cost", query)
-        held = {name: tokens for name, tokens in query.overlap.items() if tokens and name in serving}
-        most = max(held.values(), default=0)
-        preferred = RendezvousOrder(_place_key(query, most), serving)
-        terms = {name: cost(query, serving[name], self._settings) for name in self._compared(held, preferred, rng)}
+        held = Overlap.of(query.overlap)
+        most = held.most_among(serving)
+        preferred = known.rendezvous(_place_key(query, most))
+        compared = self._compared(held, known, preferred, rng)
+        terms = {name: cost(query, serving[name], self._settings) for name in compared}
         score = {name: preferred.score(name) for name in terms}
         ordered = sorted(terms, key=lambda name: (terms[name].total, -score[name]))
         bound = terms[ordered[0]].total * (1.0 + self._relative_tolerance) + self._tolerance
@@ -172,21 +176,30 @@ class CostPolicy:
         order = Order([first, *ordered], len(serving) - len(terms), rest)
         return split.decision(order, reason, "cost", query, terms)
 
-    def _compared(self, held: Mapping[str, int], preferred: RendezvousOrder, rng: random.Random) -> Iterable[str]:
+    def _compared(
+        self, held: Overlap, known: Candidates, preferred: RendezvousOrder, rng: random.Random
+    ) -> Iterable[str]:
         """Return the rendezvous place, the best holders and random replicas, each once."""
-        drawn = rng.sample(range(len(preferred)), min(self._num_random, len(preferred)))
-        best = self._best_holders(held, preferred)
-        return dict.fromkeys([preferred.first, *best, *(preferred[position] for position in drawn)])
+        drawn = rng.sample(known.hashed.names, min(self._num_random, len(preferred)))
+        best = self._best_holders(held, known.serving, preferred)
+        return dict.fromkeys([preferred.first, *best, *drawn])
 
-    def _best_holders(self, held: Mapping[str, int], preferred: RendezvousOrder) -> list[str]:
+    def _best_holders(
+        self, held: Overlap, serving: Mapping[str, Candidate], preferred: RendezvousOrder
+    ) -> list[str]:
         """Return those that hold most, or else any. Ties go by rendezvous order: by load, all would herd."""
         best: list[str] = []
-        for depth in sorted({0, *held.values()}, reverse=True):
-            same = (name for name in preferred if held.get(name, 0) == depth)
+        for _, mask in held.levels:
+            if mask.bit_count() <= _FEW:
+                few = [name for name in held.names(mask) if name in serving]
+                same: Iterable[str] = sorted(few, key=preferred.score, reverse=True)
+            else:
+                same = (name for name in preferred if held.is_in(mask, name))
             best.extend(islice(same, self._num_holders - len(best)))
             if len(best) == self._num_holders:
-                break
-        return best
+                return best
+        others = (name for name in preferred if name not in held)
+        return [*best, *islice(others, self._num_holders - len(best))]
 
 
 def _place_key(query: RouteQuery, most: int) -> int:
@@ -208,12 +221,13 @@ class PlacePolicy:
 
     def decide(self, query: RouteQuery, replicas: Sequence[Candidate], rng: random.Random) -> Decision:
         """Order by rendezvous hashing. Without a session id, `session` places by the prefix."""
-        split = Split(replicas)
+        known = Candidates.of(replicas)
+        split = Split(known)
         if not split.serving:
             return split.decision([], "only_one", self.name, query)
         by_session = self.name == "session" and query.session is not None
         key = session_key(query.session) if by_session and query.session is not None else query.key
-        preferred = rendezvous_order(key, (candidate.replica for candidate in split.serving))
+        preferred = list(known.rendezvous(key))
         spared = self.guard.spared(split.serving)
         order = sorted(preferred, key=spared.__contains__)
         reason: Reason = "spill" if order[0] != preferred[0] else "session" if by_session else "hash"
@@ -276,8 +290,7 @@ class Split:
             reason = "only_one"
         regret = 0
         if order:
-            best = max((tokens for name, tokens in query.overlap.items() if name in serving), default=0)
-            regret = best - query.overlap.get(order[0], 0)
+            regret = Overlap.of(query.overlap).most_among(serving) - query.overlap.get(order[0], 0)
         return Decision(order, reason, policy, dict(terms or {}), regret)
 
 

@@ -1,8 +1,8 @@
 """The candidates of a fleet, kept ready from change to change, with the sums that placement needs of all of them.
 
 A prompt considers every replica, and its time must not grow with their number more than a copy of a dictionary
-does. So a replica's candidate is made when its state changes. Sums are of whole millionths: they stay exact, where
-sums of floats that are added and subtracted for days would drift.
+does. So a replica's candidate is made when its state changes, which touches no other one. Sums are of whole
+millionths: they stay exact, where sums of floats that are added and subtracted for days would drift.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from router.candidates import Candidates
 from router.cost import Candidate, queue_seconds
+from router.rendezvous import HashedNames
 
 DEFAULT_PREFILL_RATE = 5_000.0
 """Tokens/s of a replica while none in the fleet has measured its own."""
@@ -47,55 +48,48 @@ class ReadyCandidates:
         self._waits: dict[str, float] = {}
         """Seconds until a new request would start, for each replica of `_serving`."""
         self._num_running = 0  # requests at those of `_serving`
-        self._unmeasured: dict[str, Candidate] = {}
-        """Candidates as they were put, of replicas that have not measured their prefill rate."""
+        self._total_rate = 0  # tokens/s of those of `_serving`, in millionths
         self._rates, self._shares = ExactMean(), ExactMean()
-        self._assumed_rate = DEFAULT_PREFILL_RATE
+        self._hashed: HashedNames | None = None
+        """The names of `_serving`; None when they have changed since the last prompt."""
 
     def put(self, candidate: Candidate, prefill_share: float | None) -> None:
-        """Add a replica's candidate, or replace it.
+        """Add a replica's candidate, or replace it. O(1).
 
-        A `prefill_rate` of 0 has not been measured yet: the mean of all others' counts in its place. The share
-        counts for the utilisation of the fleet, unless it is None.
+        A `prefill_rate` of 0 has not been measured yet: the present mean of all others' counts in its place, until
+        the replica's candidate is put again, which is with its next heartbeat. The share counts for the
+        utilisation of the fleet, unless it is None.
         """
         name = candidate.replica
         is_measured = candidate.prefill_rate > 0.0
         self._rates.put(name, candidate.prefill_rate if is_measured else None)
         self._shares.put(name, prefill_share)
-        if is_measured:
-            self._unmeasured.pop(name, None)
-        else:
-            self._unmeasured[name] = candidate
-            candidate = replace(candidate, prefill_rate=self._assumed_rate)
-        self._store(candidate)
+        self._store(candidate if is_measured else replace(candidate, prefill_rate=self._typical_rate()))
 
     def remove(self, name: str) -> None:
         """Remove a replica that no longer exists."""
         self._rates.put(name, None)
         self._shares.put(name, None)
-        self._unmeasured.pop(name, None)
         self._take_out(name)
 
     def of(self, names: Collection[str], avoid: Collection[str] = ()) -> Candidates:
         """Return the candidates of `names`; those to `avoid` are unavailable. An unknown name counts as an idle
         replica.
         """
-        self._assume_rates()
         wanted: Set[str] = names if isinstance(names, Set) else dict.fromkeys(names).keys()
         if not avoid and len(wanted) >= len(self._serving) and self._serving.keys() <= wanted:
             last = [candidate for name, candidate in self._unavailable.items() if name in wanted]
             if len(self._serving) + len(last) == len(wanted):
-                return Candidates(self._serving.copy(), last, self._num_running)
+                return Candidates(self._serving.copy(), last, self._num_running, self._hashed_names())
         return Candidates.of([self._one(name, name in avoid) for name in wanted])
 
     def shortest_queue(self) -> tuple[float, float] | None:
         """Return the shortest wait of those that can serve, in seconds, and the sum of their prefill rates; None
         when none can.
         """
-        self._assume_rates()
         if not self._serving:
             return None
-        return min(self._waits.values()), sum(candidate.prefill_rate for candidate in self._serving.values())
+        return min(self._waits.values()), self._total_rate / _SCALE
 
     def utilisation(self) -> float:
         """Return the mean share of prefill."""
@@ -104,19 +98,21 @@ class ReadyCandidates:
     def _one(self, name: str, is_avoided: bool) -> Candidate:
         candidate = self._serving.get(name) or self._unavailable.get(name)
         if candidate is None:
-            candidate = Candidate(name, 0.0, 0, 0, 0, 0.0, self._assumed_rate, 0.0, is_available=True)
+            candidate = Candidate(name, 0.0, 0, 0, 0, 0.0, self._typical_rate(), 0.0, is_available=True)
         return replace(candidate, is_available=False) if is_avoided else candidate
 
     def _store(self, candidate: Candidate) -> None:
         name = candidate.replica
         if candidate.is_available and (before := self._serving.get(name)) is not None:  # it keeps its position
-            self._num_running -= before.num_running
+            self._count(before, -1)
         else:
             self._take_out(name)
         if candidate.is_available:
+            if name not in self._serving:
+                self._hashed = None
             self._serving[name] = candidate
             self._waits[name] = queue_seconds(candidate)
-            self._num_running += candidate.num_running
+            self._count(candidate, 1)
         else:
             self._unavailable[name] = candidate
 
@@ -125,12 +121,17 @@ class ReadyCandidates:
         before = self._serving.pop(name, None)
         if before is not None:
             del self._waits[name]
-            self._num_running -= before.num_running
+            self._count(before, -1)
+            self._hashed = None
 
-    def _assume_rates(self) -> None:
-        """Give the replicas that have not measured their rates the mean of the others', if that has changed."""
-        rate = self._rates.get(DEFAULT_PREFILL_RATE)
-        if rate != self._assumed_rate:
-            self._assumed_rate = rate
-            for candidate in self._unmeasured.values():
-                self._store(replace(candidate, prefill_rate=rate))
+    def _count(self, candidate: Candidate, sign: int) -> None:
+        self._num_running += sign * candidate.num_running
+        self._total_rate += sign * round(candidate.prefill_rate * _SCALE)
+
+    def _typical_rate(self) -> float:
+        return self._rates.get(DEFAULT_PREFILL_RATE)
+
+    def _hashed_names(self) -> HashedNames:
+        if self._hashed is None:
+            self._hashed = HashedNames(self._serving)
+        return self._hashed

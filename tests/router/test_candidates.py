@@ -93,6 +93,7 @@ class FleetsLife(RuleBasedStateMachine):
         self.unseen: dict[str, set[str]] = {}
         self.numbers: dict[str, int] = {}
         self.next_id = 0
+        self.typical: dict[str, list[float]] = {}  # the fleet's rate at each moment since a replica's last news
 
     @rule(names=st.sets(st.sampled_from(NAMES)))
     def update(self, names: set[str]) -> None:
@@ -111,6 +112,7 @@ class FleetsLife(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), load=LOADS)
     def heartbeat(self, name: str, load: ReplicaLoad) -> None:
         self.fleet.record_load(name, load)
+        self.typical[name] = []
         if name in self.members:
             self.members[name] = load
             numbers = self.booked[name]
@@ -154,17 +156,25 @@ class FleetsLife(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
-    def plain(self, name: str, avoid: set[str]) -> Candidate:
-        load = self.members.get(name, ReplicaLoad())
+    def note_the_typical_rate(self) -> None:
         rates = [load.prefill_rate for load in self.members.values() if load.prefill_rate]
-        typical = sum(rates) / len(rates) if rates else DEFAULT_PREFILL_RATE
+        for name in NAMES:
+            self.typical.setdefault(name, []).append(sum(rates) / len(rates) if rates else DEFAULT_PREFILL_RATE)
+
+    def plain(self, name: str, avoid: set[str], rate: float) -> Candidate:
+        """`rate` is the one that was found. It is checked here, as it may be a little old."""
+        load = self.members.get(name, ReplicaLoad())
+        if load.prefill_rate:
+            assert rate == load.prefill_rate
+        else:
+            assert any(rate == pytest.approx(typical) for typical in self.typical[name])
         unseen = sum(self.booked[name][request][1] for request in self.unseen.get(name, ()))
         is_out = load.is_draining or load.is_full or name in self.lost | avoid
         return candidate(
             name,
             queued_prefill_tokens=load.queued_prefill_tokens + unseen,
             num_running=max(0, load.num_requests - load.num_own) + len(self.booked.get(name, ())),
-            prefill_rate=pytest.approx(load.prefill_rate or typical),
+            prefill_rate=rate,
             pages_free=load.pages_free,
             pages_total=load.pages_total,
             is_available=not is_out and self.now >= self.open_until.get(name, 0.0),
@@ -174,10 +184,12 @@ class FleetsLife(RuleBasedStateMachine):
 
     @invariant()
     def candidates_are_as_computed_from_all(self) -> None:
+        self.note_the_typical_rate()
         for names in (set(NAMES), set(self.members), set(NAMES[:2])):
             for avoid in (set[str](), {"a"}):
-                expected = {name: self.plain(name, avoid) for name in names}
                 found = self.fleet.candidates(names, avoid)
+                rates = {one.replica: one.prefill_rate for one in found}
+                expected = {name: self.plain(name, avoid, rates[name]) for name in names}
                 assert {one.replica: one for one in found} == expected
                 assert len(found) == len(names)
                 serving = {name for name, one in expected.items() if one.is_available} or names

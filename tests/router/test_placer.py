@@ -17,6 +17,7 @@ from router.fleet import Fleet, ReplicaAddress, ReplicaLoad
 from router.placer import Placer, PlacerSettings
 from router.policies import POLICIES, Reason
 from tests.router.support.fleets import Prompt
+from tests.support.count_calls import count_calls
 
 BLOCK = 4
 IDLE = ReplicaLoad(pages_free=1000, pages_total=1000, prefill_rate=1000.0)
@@ -286,3 +287,54 @@ def test_a_shared_prefix_attracts_all_salts_and_what_follows_it_only_its_own() -
     placer.release("turn", [2, 3, 4, 5])
     assert predicted("next", "z", [*system, 1, 2, 3, 4, 5, 6]) == 44
     assert predicted("none", "w", [*system, 1, 2, 3, 4, 5, 6]) == 40
+
+
+LARGE, SMALL = 256, 16
+SLACK = 100
+"""Calls by which two placements may differ, as chance draws the replicas that are compared."""
+
+
+def placing(num_replicas: int, *, shared: int) -> int:
+    """Return the calls that placing a prompt of 4,096 tokens takes, whose first blocks every replica holds."""
+    names = [f"r{number}" for number in range(num_replicas)]
+    fleet, placer = made(*names)
+    prompt = Prompt("r", list(range(4096)))
+    prompt.block_hashes = list(placer.block_hashes(prompt))
+    for name in names:
+        placer.apply_delta(name, prompt.block_hashes[:shared], [])
+    fleet.open("warm-up")
+    placer.place(Prompt("warm-up", [1, 2, 3]), frozenset(names))
+    fleet.open("r")
+    return count_calls(lambda: placer.place(prompt, frozenset(names)))
+
+
+@pytest.mark.parametrize("shared", [0, 256])
+def test_placing_a_prompt_takes_no_more_steps_in_a_large_fleet(shared: int) -> None:
+    assert placing(LARGE, shared=shared) <= placing(SMALL, shared=shared) + SLACK
+
+
+def test_the_steps_of_placing_a_prompt_do_not_grow_with_its_blocks() -> None:
+    """There are 1,024 blocks; a look-up of each would be as many calls."""
+    assert placing(LARGE, shared=0) < 500
+
+
+def test_news_of_a_replicas_load_takes_as_many_steps_in_a_large_fleet() -> None:
+    """Also where most replicas have not measured their rates, and those of the others change."""
+
+    def calls(num_replicas: int) -> int:
+        fleet, placer = made(*(names := [f"r{number}" for number in range(num_replicas)]))
+        for name in names[4:]:
+            fleet.record_load(name, structs.replace(IDLE, prefill_rate=0.0))
+        prompts = [Prompt(f"p{number}", list(range(400))) for number in range(2)]
+        fleet.open("p0")
+        placer.place(prompts[0], frozenset(names))
+
+        def hear_and_place() -> None:
+            fleet.record_load("r0", structs.replace(IDLE, prefill_rate=7777.0))
+            fleet.open("p1")
+            placer.place(prompts[1], frozenset(names))
+            assert fleet.shortest_queue() is not None
+
+        return count_calls(hear_and_place)
+
+    assert calls(LARGE) <= calls(SMALL) + SLACK

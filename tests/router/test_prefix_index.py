@@ -15,11 +15,16 @@ EXPECT_S = 10.0
 
 
 class Model:
-    """The blocks that the index ought to know, by brute force."""
+    """The blocks that the index ought to know, by brute force.
+
+    Where a replica lacks blocks before some that it holds, it is left open which of these are expected: those
+    after the last one held at least, those after the first one that is not at most.
+    """
 
     def __init__(self) -> None:
         self.held: dict[str, set[int]] = {}
-        self.expected: dict[str, dict[int, float]] = {}
+        self.least: dict[str, dict[int, float]] = {}  # replica -> block -> when it is no longer expected
+        self.most: dict[str, dict[int, float]] = {}
 
     def apply(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
         self.held.setdefault(replica, set()).update(stored)
@@ -31,23 +36,29 @@ class Model:
         self.settle(replica, hashes)
 
     def settle(self, replica: str, blocks: Sequence[int]) -> None:
-        for block in blocks:
-            self.expected.get(replica, {}).pop(block, None)
+        for expected in (self.least, self.most):
+            for block in blocks:
+                expected.get(replica, {}).pop(block, None)
 
     def expect(self, replica: str, chain: Sequence[int], now: float) -> None:
-        self.held.setdefault(replica, set())
-        unknown = [block for block in chain if block not in self.held[replica]]
-        self.expected.setdefault(replica, {}).update(dict.fromkeys(unknown, now + EXPECT_S))
+        held = [block in self.held.setdefault(replica, set()) for block in chain]
+        first_unheld = (*held, False).index(False)
+        after_held = len(held) - (*reversed(held), True).index(True)
+        for expected, start in ((self.least, after_held), (self.most, first_unheld)):
+            expected.setdefault(replica, {}).update(dict.fromkeys(chain[start:], now + EXPECT_S))
 
     def forget(self, replica: str) -> None:
         self.held.pop(replica, None)
-        self.expected.pop(replica, None)
+        for expected in (self.least, self.most):
+            expected.pop(replica, None)
 
-    def known(self, replica: str, chain: Sequence[int], now: float) -> list[bool]:
-        """Return which blocks of `chain` the replica holds or is expected to hold."""
-        held = self.held[replica]
-        expected = {block for block, until in self.expected.get(replica, {}).items() if until > now}
-        return [block in held or block in expected for block in chain]
+    def known(self, replica: str, chain: Sequence[int], now: float) -> tuple[list[bool], list[bool]]:
+        """Return which blocks of `chain` the replica holds or is expected to hold, at least and at most."""
+        least, most = (
+            self.held[replica] | {block for block, until in expected.get(replica, {}).items() if until > now}
+            for expected in (self.least, self.most)
+        )
+        return [block in least for block in chain], [block in most for block in chain]
 
 
 class Driver:
@@ -93,10 +104,11 @@ class Driver:
             found = self.index.match(chain, self.now)
             assert found.keys() <= self.model.held.keys() and 0 not in found.values()
             for replica in self.model.held:
-                known, depth = self.model.known(replica, chain, self.now), found.get(replica, 0)
-                leading = (*known, False).index(False)
+                (least, most), depth = self.model.known(replica, chain, self.now), found.get(replica, 0)
+                leading = (*least, False).index(False)
                 assert depth == leading if is_whole else depth >= leading
-                assert not depth or known[depth - 1]
+                assert not depth or most[depth - 1]
+                assert least == most or not is_whole
 
     def step_whole(self) -> None:
         """Apply a delta as replicas send it: a whole prefix stored, or a block evicted with all that follow it."""
@@ -199,7 +211,7 @@ def test_blocks_that_no_replica_holds_any_more_make_room() -> None:
             index.forget(f"{generation}-{number}")
         assert index.replicas == []
     assert index.num_dropped == 0
-    assert len(index._names) <= 20
+    assert index.num_slots <= 20
 
 
 def test_snapshots_do_not_use_up_slots() -> None:
@@ -208,7 +220,7 @@ def test_snapshots_do_not_use_up_slots() -> None:
         index.replace("a", range(start, start + 500))
         assert index.match(range(start, start + 600), 0.0) == {"a": 500}
         assert index.match(range(max(start - 1, 0), start + 500), 0.0).get("a", 0) in (0, 500)
-    assert len(index._names) <= 4 and index.num_blocks < 2000
+    assert index.num_slots <= 4 and index.num_blocks < 2000
 
 
 def test_expectations_are_bounded() -> None:

@@ -14,8 +14,14 @@ from router.rendezvous import session_key
 
 def rendezvous(key: int, names: Sequence[str]) -> list[str]:
     """Sort all by their scores."""
-    seed = key.to_bytes(8, "little")
-    return sorted(names, key=lambda name: xxhash.xxh3_64_intdigest(seed + name.encode()), reverse=True)
+
+    def score(name: str) -> int:
+        mixed = xxhash.xxh3_64_intdigest(name.encode()) ^ key
+        for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+            mixed = (mixed ^ mixed >> 33) * factor % 2**64
+        return mixed ^ mixed >> 33
+
+    return sorted(names, key=score, reverse=True)
 
 
 def plain_decision(
@@ -33,7 +39,7 @@ def plain_decision(
     preferred = rendezvous(key, list(serving))
     rank = {name: index for index, name in enumerate(preferred)}
     best = sorted(preferred, key=lambda name: -held[name])[:num_holders]
-    drawn = rng.sample(preferred, min(num_random, len(preferred)))
+    drawn = rng.sample(list(serving), min(num_random, len(serving)))
     terms = {name: cost(query, serving[name]) for name in dict.fromkeys([preferred[0], *best, *drawn])}
     ordered = sorted(terms, key=lambda name: (terms[name].total, rank[name]))
     bound = terms[ordered[0]].total * 1.05 + 0.02
