@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -52,9 +52,9 @@ class AttemptFailure:
     """Whether the request may have ended the replica, or must have; then it goes on as a suspect, if at all."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DispatchContext:
-    """State that all attempts of an ingress at one model share; `RemoteEngines` owns it."""
+    """State that all attempts of an ingress at one model share; `RemoteEngines` owns it, and calls `changed`."""
 
     fleet: Fleet
     placer: Placer
@@ -63,11 +63,24 @@ class DispatchContext:
     connections: dict[str, WireConnection] = field(default_factory=dict)
     """Connections, by replica."""
     suspects: Suspects = field(default_factory=Suspects)
+    _reachable: tuple[int, frozenset[str]] | None = field(default=None, init=False)
+    """What `reachable` returns at this version of the fleet, until a connection changes."""
 
-    def reachable(self) -> set[str]:
-        """Return the replicas that can be sent a request: members of the fleet that are connected and answer."""
-        connected = {replica for replica, connection in self.connections.items() if not connection.is_lost}
-        return (self.fleet.addresses().keys() & connected) - self.fleet.lost()
+    def reachable(self) -> frozenset[str]:
+        """Return the replicas that can be sent a request: members of the fleet that are connected and answer.
+
+        O(replicas) after a change of one of them, else O(1).
+        """
+        version = self.fleet.version
+        if self._reachable is None or self._reachable[0] != version:
+            connected = {replica for replica, connection in self.connections.items() if not connection.is_lost}
+            members = self.fleet.addresses().keys() & connected
+            self._reachable = version, frozenset(members - self.fleet.lost())
+        return self._reachable[1]
+
+    def changed(self) -> None:
+        """Note that a connection was opened or closed, is lost or answers again."""
+        self._reachable = None
 
     def lose(self, replica: str | None, loss: LossReason, reason: str) -> None:
         """Fail all attempts at a replica at once; the replica counts as lost until its next message.
@@ -180,7 +193,8 @@ class Attempt:
 
     def _send(self) -> AttemptFailure | None:
         """Place the request and send it. Return the failure when that is not possible."""
-        dispatch, request, candidates = self._dispatch, self._request, self._dispatch.reachable()
+        dispatch, request = self._dispatch, self._request
+        candidates: Set[str] = dispatch.reachable()
         if self.trial == "alone" and candidates:
             candidates = dispatch.suspects.free(candidates)
             if not candidates:

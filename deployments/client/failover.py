@@ -276,7 +276,7 @@ class Failover:
             self._avoid.clear()
         return True
 
-    def _others(self, besides: str | None = None) -> set[str]:
+    def _others(self, besides: str | None = None) -> frozenset[str]:
         """Return the replicas that answer and were not tried yet."""
         return self._dispatch.reachable() - {*self._avoid, besides or "?"}
 

@@ -256,6 +256,7 @@ class RemoteEngines:
     def on_answering(self, replica: str, is_answering: bool) -> None:
         """Mark a replica as lost or answering; fail the attempts at a silent one."""
         self.fleet.mark_lost(replica, not is_answering)
+        self._dispatch.changed()
         if not is_answering:
             self._dispatch.lose(replica, "silent", "it does not answer")
 
@@ -287,6 +288,7 @@ class RemoteEngines:
                     self._health.lost_after_s,
                     self._model,
                 )
+                self._dispatch.changed()
                 if self._watcher is not None:
                     self._watches[replica] = self._watch(self._watcher, replica)
 
@@ -297,6 +299,7 @@ class RemoteEngines:
 
     def _disconnect(self, replica: str) -> None:
         connection = self._connections.pop(replica)
+        self._dispatch.changed()
         connection.close()
         self._departed.update(connection.counts)
         if replica in self._watches:
