@@ -63,8 +63,37 @@ class DispatchContext:
     connections: dict[str, WireConnection] = field(default_factory=dict)
     """Connections, by replica."""
     suspects: Suspects = field(default_factory=Suspects)
+    _sent_to: dict[str, dict[str, Attempt]] = field(default_factory=dict, init=False)
+    """Open attempts by replica and id, in the order sent; replicas without any are left out."""
     _reachable: tuple[int, frozenset[str]] | None = field(default=None, init=False)
     """What `reachable` returns at this version of the fleet, until a connection changes."""
+
+    def place(self, attempt: Attempt, replica: str) -> None:
+        """Note that an attempt is sent to a replica."""
+        self._take_back(attempt)
+        self._sent_to.setdefault(replica, {})[attempt.wire_id] = attempt
+
+    def end(self, attempt: Attempt) -> None:
+        """Forget an attempt that has ended."""
+        self._take_back(attempt)
+        self.attempts.pop(attempt.wire_id, None)
+        self.suspects.remove(attempt.wire_id)
+
+    def sent_to(self, replica: str | None) -> list[Attempt]:
+        """Return the open attempts that were sent to a replica, in that order. O(their number)."""
+        return list(self._sent_to.get(replica or "", {}).values())
+
+    @property
+    def in_use(self) -> Set[str]:
+        """The replicas to which open attempts were sent."""
+        return self._sent_to.keys()
+
+    def _take_back(self, attempt: Attempt) -> None:
+        placed = attempt.placed or ""
+        sent = self._sent_to.get(placed, {})
+        sent.pop(attempt.wire_id, None)
+        if not sent:
+            self._sent_to.pop(placed, None)
 
     def reachable(self) -> frozenset[str]:
         """Return the replicas that can be sent a request: members of the fleet that are connected and answer.
@@ -87,7 +116,7 @@ class DispatchContext:
 
         Unless it was silent or was being stopped, it died of what it ran, possibly.
         """
-        attempts = [attempt for attempt in self.attempts.values() if attempt.placed == replica]
+        attempts = self.sent_to(replica)
         connection = self.connections.get(replica or "")
         is_stopping = connection is not None and connection.load.is_draining
         has_died = loss != "silent" and not is_stopping
@@ -187,8 +216,7 @@ class Attempt:
             self._abort()
             raise
         finally:
-            dispatch.attempts.pop(self.wire_id, None)
-            dispatch.suspects.remove(self.wire_id)
+            dispatch.end(self)
             dispatch.placer.release(self.wire_id, generated)
 
     def _send(self) -> AttemptFailure | None:
@@ -203,6 +231,7 @@ class Attempt:
         order = dispatch.placer.order(request, candidates, self._avoid)
         if not order:
             return self._loss("silent", "no replica answers", self.suspicion)
+        dispatch.place(self, order[0])
         self._target = order[0]
         self.stream.placed()
         if self.trial is not None:
@@ -234,6 +263,7 @@ class Attempt:
         if self.is_muted:
             return True
         if self.replica is None:
+            self._dispatch.place(self, replica)
             self.replica = replica
             self._dispatch.fleet.record_call(replica, is_failure=False)
             self.stream.accept(replica, self._explain)

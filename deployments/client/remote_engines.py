@@ -78,6 +78,8 @@ class RemoteEngines:
         self._tasks: dict[Stream, asyncio.Task[None]] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
+        self._synced_version: int | None = None
+        """The fleet's version to which all connections belong; None when some are to be closed later."""
 
     async def start(self) -> None:
         """Connect to the present replicas, and to new ones as they appear."""
@@ -226,7 +228,7 @@ class RemoteEngines:
 
     def unanswered(self, replica: str) -> Iterable[Generate]:
         """Return the requests sent to that replica to which it has not answered, in the order sent."""
-        sent = [attempt.unanswered for attempt in self._attempts.values() if attempt.placed == replica]
+        sent = [attempt.unanswered for attempt in self._dispatch.sent_to(replica)]
         return [message for message in sent if message is not None]
 
     def on_load(self, replica: str, load: Load) -> None:
@@ -263,19 +265,29 @@ class RemoteEngines:
     def received(self, replica: str) -> Mapping[str, int]:
         """Return the number of tokens received of each unfinished request at that replica."""
         return {
-            id_: attempt.num_received
-            for id_, attempt in self._attempts.items()
+            attempt.wire_id: attempt.num_received
+            for attempt in self._dispatch.sent_to(replica)
             if attempt.replica == replica and not attempt.stream.ended.is_set()
         }
 
     # --- connections ---------------------------------------------------------------------------------------
 
     def _sync(self) -> None:
-        """Connect to new replicas; disconnect from those that are gone once their last stream has ended."""
+        """Connect to new replicas; disconnect from those that are gone once their last stream has ended.
+
+        O(1) where no replica has come, gone or moved.
+        """
+        if self._synced_version == (version := self.fleet.version):
+            return
         addresses = self.fleet.addresses()
-        in_use = {attempt.placed for attempt in self._attempts.values()}
-        for replica, connection in list(self._connections.items()):
-            if addresses.get(replica) != connection.address and replica not in in_use:
+        leaving = [
+            replica
+            for replica, connection in self._connections.items()
+            if addresses.get(replica) != connection.address
+        ]
+        in_use = self._dispatch.in_use & set(leaving)
+        for replica in leaving:
+            if replica not in in_use:
                 self._disconnect(replica)
         for replica, address in addresses.items():
             if replica not in self._connections:
@@ -291,6 +303,7 @@ class RemoteEngines:
                 self._dispatch.changed()
                 if self._watcher is not None:
                     self._watches[replica] = self._watch(self._watcher, replica)
+        self._synced_version = None if in_use else version
 
     def _watch(self, watcher: Watcher, replica: str) -> Watch:
         return Watch(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import select
@@ -98,6 +99,7 @@ class WireServer:
         self.counts: Counter[str] = Counter()
         """Numbers of dropped messages by reason, and of sends that had to be repeated."""
         self._engine_load, self._handler = load, handler
+        self._last_load, self._load_read_at = Load(), -math.inf
         self._timings = timings or WireTimings()
         self._cache_feed = None if prefixes is None else PrefixFeed(prefixes, self._timings.cache_period_s)
         self._outbox = Outbox()
@@ -148,7 +150,7 @@ class WireServer:
         """Tell the ingress at once that the request is accepted, in a message of its own."""
         with self._lock:
             self._outbox.accept(request_id)
-            self._flush(ingress_id)
+            self._flush(ingress_id, time.monotonic())
             self._notice_messages()
 
     def is_beginning(self, request_id: str, num_tokens: int) -> bool:
@@ -191,7 +193,7 @@ class WireServer:
         with self._lock:
             for ingress_id in {self._outbox.record(delta, now) for delta in deltas}:
                 if ingress_id is not None:
-                    self._flush(ingress_id)
+                    self._flush(ingress_id, now)
             self._notice_messages()
 
     def is_connected(self, ingress_id: str) -> bool:
@@ -229,7 +231,7 @@ class WireServer:
 
     # --- sending -------------------------------------------------------------------------------------------
 
-    def _flush(self, ingress_id: str) -> None:
+    def _flush(self, ingress_id: str, now: float) -> None:
         """Send an ingress a message of unsent tokens. Those that it has no room for, and those that cannot be sent
         now, stay in the outbox until the next one.
         """
@@ -237,14 +239,13 @@ class WireServer:
         if session is None or self._closing.is_set():
             return
         deltas = self._outbox.unsent(ingress_id)
-        if deltas and self._send(ingress_id, session, deltas):
+        if deltas and self._send(ingress_id, session, deltas, now):
             self._outbox.mark_sent(ingress_id, deltas)
 
-    def _send(self, ingress_id: str, session: Session, deltas: list[StreamDelta]) -> bool:
+    def _send(self, ingress_id: str, session: Session, deltas: list[StreamDelta], now: float) -> bool:
         """Send deltas, with the load when it is due, or a heartbeat when there are none."""
-        now = time.monotonic()
         is_due = now - session.last_load >= self._timings.heartbeat_s / 2 or any(map(_changes_load, deltas))
-        load = self._load(ingress_id) if is_due or not deltas else None
+        load = self._load(ingress_id, session, now) if is_due or not deltas else None
         message: messages.ToIngress
         if load is None or deltas:
             message = messages.Tokens(self.epoch, session.seq, deltas, load)
@@ -270,13 +271,15 @@ class WireServer:
         session.seq += 1
         return True
 
-    def _load(self, ingress_id: str) -> Load:
-        """Return the engine's load, as that ingress needs it."""
+    def _load(self, ingress_id: str, session: Session, now: float) -> Load:
+        """Return the engine's load, as that ingress needs it. It is read once for all that are told at `now`."""
+        if self._load_read_at != now:
+            self._last_load, self._load_read_at = self._engine_load(), now
         return structs.replace(
-            self._engine_load(),
+            self._last_load,
             num_requests=self._outbox.num_live,
             num_own=self._outbox.num_live_of(ingress_id),
-            dispatches_seen=self._sessions[ingress_id].dispatches_seen,
+            dispatches_seen=session.dispatches_seen,
         )
 
     # --- receiving -----------------------------------------------------------------------------------------
@@ -405,15 +408,15 @@ class WireServer:
         session = self._sessions.get(ingress_id)
         if unknown and session is not None:
             self._post(ingress_id, session, messages.encode(messages.Unknown(self.epoch, session.seq, unknown)))
-        self._flush(ingress_id)
+        self._flush(ingress_id, time.monotonic())
 
     # --- time ----------------------------------------------------------------------------------------------
 
     def _tick(self, now: float) -> None:
         for ingress_id, session in list(self._sessions.items()):
-            self._flush(ingress_id)
+            self._flush(ingress_id, now)
             if now - session.last_load >= self._timings.heartbeat_s * 0.8:
-                self._send(ingress_id, session, [])
+                self._send(ingress_id, session, [], now)
         if self._cache_feed is not None:
             self._cache_feed.send_due(now, self.epoch, self._sessions, self._post)
         self._outbox.forget(self._outbox.ended_before(now - self._timings.keep_ended_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,7 +14,7 @@ from deployments.wire.handshake import Keys
 from router.fleet import Fleet, ReplicaAddress
 from router.placer import Placer
 from router.state import RouterState
-from tests.deployments.support.in_process_engines import request
+from tests.deployments.support.in_process_engines import request, until
 from tests.deployments.support.time_limit import run_scenario
 from tests.support.count_calls import count_calls
 
@@ -61,5 +62,30 @@ def test_a_replica_that_falls_silent_or_leaves_is_not_reached_from_that_moment_o
             engines.fleet.update({})
             with pytest.raises(Unavailable):
                 await engines.generate(request("a"))
+
+    run_scenario(scenario())
+
+
+def test_a_tick_and_a_hello_take_no_more_steps_for_streams_at_other_replicas() -> None:
+    async def steps(num_streams: int) -> int:
+        async with connecting(2) as engines:
+            engines.on_answering("r1", False)
+            tasks = [asyncio.create_task(engines.generate(request(f"s{n}"))) for n in range(num_streams)]
+            await until(lambda: len(list(engines.unanswered("r0"))) == num_streams)
+            engines._sync()
+
+            def hear_from_the_other() -> None:
+                engines._sync()
+                assert not engines.received("r1") and not list(engines.unanswered("r1"))
+                engines._dispatch.lose("r1", "silent", "it does not answer")
+
+            count = count_calls(hear_from_the_other)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            return count
+
+    async def scenario() -> None:
+        assert await steps(256) == await steps(16)
 
     run_scenario(scenario())
