@@ -119,7 +119,8 @@ class Admission:
             longest = min(longest, request.max_wait_s)
         expected = self._expected_wait(entry)
         if expected > longest:
-            reason = f"the wait for an engine is about {expected:.0f} s, and this request's limit is {longest:g} s"
+            limit = f"{longest:g} s (admission.max_wait_s, x-max-wait-s)"
+            reason = f"the wait for an engine is about {expected:.0f} s, and this request's limit is {limit}"
             raise Overloaded(reason, self._retry_after(expected, longest), "deadline")
         try:
             self._queue.push(entry)
@@ -136,7 +137,8 @@ class Admission:
         if not entry.item.turn.done():
             retry_after_s = self._retry_after(self._expected_wait(entry), longest)
             self._give_up(entry)
-            reason = f"no engine had room for this request within {longest:.3g} s"
+            limit = f"{longest:.3g} s (admission.max_wait_s, x-max-wait-s)"
+            reason = f"no engine had room for this request within {limit}"
             raise Overloaded(reason, retry_after_s, "deadline")
 
     def _give_up(self, entry: Waiting[_Place]) -> None:

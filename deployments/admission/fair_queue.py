@@ -156,14 +156,14 @@ class FairQueue(Generic[T]):
         bounds, queue = self._settings, self._queues.get(entry.tenant)
         if queue is None:
             return
-        if queue.num_waiting >= bounds.max_waiting_per_tenant:
-            raise AdmissionQueueFull("tenant", f"{queue.num_waiting} of your requests are waiting, the limit")
-        if queue.tokens + entry.cost > bounds.max_waiting_tokens_per_tenant:
-            limit = f"the limit is {bounds.max_waiting_tokens_per_tenant}"
-            raise AdmissionQueueFull("tenant", f"{queue.tokens} of your prompt tokens are waiting, {limit}")
-        if self.num_waiting >= bounds.max_waiting:
-            raise AdmissionQueueFull("all", f"{self.num_waiting} requests are waiting, the limit")
-        if self.num_tokens + entry.cost > bounds.max_waiting_tokens:
-            raise AdmissionQueueFull(
-                "all", f"{self.num_tokens} prompt tokens are waiting, the limit is {bounds.max_waiting_tokens}"
-            )
+        bounded: tuple[tuple[Literal["tenant", "all"], int, int, str, str], ...] = (
+            ("tenant", queue.num_waiting, 1, "of your requests", "max_waiting_per_tenant"),
+            ("tenant", queue.tokens, entry.cost, "of your prompt tokens", "max_waiting_tokens_per_tenant"),
+            ("all", self.num_waiting, 1, "requests", "max_waiting"),
+            ("all", self.num_tokens, entry.cost, "prompt tokens", "max_waiting_tokens"),
+        )
+        for whose, waiting, more, what, setting in bounded:
+            most = getattr(bounds, setting)
+            if waiting + more > most:
+                reason = f"{waiting} {what} are waiting, at most {most} may (admission.{setting})"
+                raise AdmissionQueueFull(whose, reason)

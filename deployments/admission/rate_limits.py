@@ -105,7 +105,8 @@ class TenantLimits:
             wait = self.requests.seconds_until(1, now)
             if wait:
                 limit = f"{self.tenant.requests_per_minute:g} requests per minute"
-                raise self._limited("requests_per_minute", f"{limit}; the next is possible in {wait:.3g} s", wait)
+                message = f"{limit}; the next is possible in {wait:.3g} s"
+                raise self._limited("requests_per_minute", message, wait)
             self.requests.take(1, now)
         return Ticket(self, self._clock)
 
@@ -151,7 +152,7 @@ class TenantLimits:
         return headers
 
     def _limited(self, kind: LimitKind, message: str, wait: float) -> RateLimited:
-        whole = f"Rate limit reached for the tenant {self.tenant.name!r}: {message}."
+        whole = f"Rate limit reached for the tenant {self.tenant.name!r}: {message} (tenants[].{kind})."
         return RateLimited(kind, whole, wait, self.headers())
 
 
@@ -167,7 +168,10 @@ class Ticket:
         """Charge a valid request's prompt and generations. Raises RateLimited, or ValueError if it never fits."""
         most = self._limits.tenant.max_concurrency
         if most is not None and num_generations > most:
-            raise ValueError(f"{num_generations} choices were asked for at once, this tenant may have {most}")
+            raise ValueError(
+                f"{num_generations} choices were asked for at once, this tenant may have {most} "
+                "(tenants[].max_concurrency)"
+            )
         now = self._clock()
         self._limits.check_concurrency(num_generations)
         self._limits.check_tokens(prompt_tokens, now)

@@ -46,7 +46,7 @@ from deployments.api.request.protocol import (
     TokenizeRequest,
     parse,
 )
-from deployments.api.request.sampling import in_vocabulary
+from deployments.api.request.sampling import check_in_context, in_vocabulary
 from deployments.api.request_metrics import RequestMetrics
 from deployments.api.routes.cluster import add_cluster_routes
 from deployments.api.routes.health import Readiness, health
@@ -171,7 +171,7 @@ class _Endpoints:
         """Return the text of token ids."""
         with self._room(request) as room:
             served, asked = await self._parsed(request, DetokenizeRequest, room)
-            at_most("tokens", len(asked.tokens), served.card.max_model_len, "tokens")
+            check_in_context(len(asked.tokens), served.card, "tokens")
             in_vocabulary("tokens", asked.tokens, served.card.vocab_size)
             decode = partial(served.codec.decode, asked.tokens)
             text = await near_or_far(len(asked.tokens), self._service.limits.inline_text_chars, decode)
@@ -286,6 +286,6 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 def _hints(request: Request, limits: Limits) -> Hints:
     session_id = request.headers.get("x-session-id")
-    at_most("x-session-id", len(session_id or ""), limits.max_hint_chars, "characters")
+    at_most(limits, "max_hint_chars", "x-session-id", len(session_id or ""), "characters")
     explains = request.headers.get("x-raydix-explain", "").lower() in ("1", "true")
     return Hints(session_id, explains, _max_wait_s(request))

@@ -87,7 +87,7 @@ def _asked_tokens(request: ChatRequest) -> int | None:
 
 
 def _asked_logprobs(request: ChatRequest, limit: int) -> int | None:
-    in_range("top_logprobs", request.top_logprobs, 0, limit)
+    in_range("top_logprobs", request.top_logprobs, 0, limit, "limits.max_top_logprobs")
     if request.logprobs:
         return request.top_logprobs or 0
     if request.top_logprobs:

@@ -225,6 +225,10 @@ class Choices:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._starts, self._pumps = [], []
 
+    def _too_late(self) -> ApiError:
+        seconds = f"{self._idle_timeout_s:g} seconds (limits.idle_timeout_s)"
+        return ApiError(504, f"The engine did not answer within {seconds}.", code="engine_timeout")
+
     async def _pump(self, index: int, queue: asyncio.Queue[ChoiceDelta | Exception | None]) -> None:
         try:
             async for delta in self._read(index):
@@ -244,7 +248,7 @@ class Choices:
             except StopAsyncIteration:
                 raise _failed(None) from None
             except TimeoutError:
-                raise ApiError(504, "The engine did not answer in time.", code="engine_timeout") from None
+                raise self._too_late() from None
             if delta.alternatives:
                 for found, hypothesis in zip(choices, delta.alternatives, strict=False):
                     yield found.take(_delta_of(delta, hypothesis))

@@ -47,8 +47,8 @@ from engine.logprobs import TokenLogprobs
 async def plan_completion(limits: Limits, served: ServedModel, request: CompletionRequest) -> GenerationPlan:
     """Check and tokenize a request, and plan what to generate. Raises `ApiError`."""
     model = served.card
-    at_most("prompt", len(request.prompt), limits.max_prompts, "prompts")
-    in_range("logprobs", request.logprobs, 0, limits.max_completion_logprobs)
+    at_most(limits, "max_prompts", "prompt", len(request.prompt), "prompts")
+    in_range("logprobs", request.logprobs, 0, limits.max_completion_logprobs, "limits.max_completion_logprobs")
     num_scored = requested_scores(request, limits, echoed=request.logprobs if request.echo else None)
     max_tokens = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     is_silent = max_tokens == 0 and (bool(request.echo) or num_scored is not None)

@@ -14,6 +14,7 @@ import msgspec
 
 from deployments.admission.rate_limits import RateLimited
 from deployments.client.protocol import EndsEngines, Overloaded, Rejected, ReplicaLost, Unavailable
+from deployments.config.limits import Limits
 
 RETRY_AFTER_S = 2.0
 """Seconds that a client is told to wait when no engine can take its request and the end of that is unknown."""
@@ -67,10 +68,11 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, param=param, code=code)
 
 
-def at_most(name: str, count: int, limit: int, unit: str) -> None:
-    """Raise `ApiError` 400 when `count` is over `limit`."""
+def at_most(limits: Limits, setting: str, name: str, count: int, unit: str) -> None:
+    """Raise `ApiError` 400 when there are more of something than a setting in `limits` allows."""
+    limit: int = getattr(limits, setting)
     if count > limit:
-        raise invalid(f"{name} has {count} {unit}, at most {limit} are allowed.", name)
+        raise invalid(f"{name} has {count} {unit}, at most {limit} are allowed (limits.{setting}).", name)
 
 
 def model_not_found(asked: str, served: Iterable[str]) -> ApiError:
@@ -101,7 +103,10 @@ def from_client(error: Exception, request_id: str) -> ApiError:
         return ApiError(503, f"The service is unavailable: {error.reason}.", code="unavailable", headers=headers)
     if isinstance(error, ReplicaLost):
         headers = _retry_after(RETRY_AFTER_S)
-        message = "The engine that generated this answer was lost; send the request again."
+        message = (
+            "The engine that generated this answer was lost, and no other took it over (health.max_migrations, "
+            "health.migration_wait_s); send the request again."
+        )
         return ApiError(503, message, code="engine_lost", headers=headers)
     if isinstance(error, EndsEngines):
         message = (

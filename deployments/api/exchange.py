@@ -268,7 +268,8 @@ class Exchange:
 
     def _too_long(self) -> ApiError:
         limit = self._limits.request_timeout_s
-        return ApiError(504, f"The request took longer than {limit:g} seconds.", code="request_timeout")
+        message = f"The request took longer than {limit:g} seconds (limits.request_timeout_s)."
+        return ApiError(504, message, code="request_timeout")
 
     def _headers(self) -> dict[str, str]:
         """Return the tenant's limits, the first choice's replica and cache hits, and the decision if requested."""

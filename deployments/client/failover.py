@@ -173,7 +173,7 @@ class Failover:
         )
         if not has_tokens:
             if self._num_losses > self._health.max_retries or len(self._avoid) >= MAX_OFFERS:
-                return Unavailable(f"the engine was lost: {failure.reason}")
+                return Unavailable(f"the engine was lost (health.max_retries): {failure.reason}")
             self._count("retries_total", reason=failure.loss or "failed")
             return None
         return await self._migrate(failure)
@@ -243,7 +243,8 @@ class Failover:
         if len(self._avoid) < MAX_OFFERS and self._others():
             return None
         if self._retry_after:
-            return Overloaded("every engine's queue is full", min(self._retry_after))
+            reason = "every engine's queue is full (engine.max_waiting, engine.max_waiting_tokens)"
+            return Overloaded(reason, min(self._retry_after))
         return Unavailable(failure.reason)
 
     async def _migrate(self, failure: AttemptFailure) -> Exception | None:

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from deployments.client.protocol import Unavailable
-from deployments.ingress.http_server import Connection
+from deployments.ingress.http_server import Connection, HeaderBounds
 
 HEADER_TIMEOUT_S = 10.0
 """Seconds in which a request's headers must have come."""
@@ -63,7 +63,7 @@ class MetricsServer:
         """`read_page` raises Unavailable when there is no page."""
         self._listener, self._read_page = listener, read_page
         app = Starlette(routes=[Route("/metrics", self._metrics, methods=["GET"])])
-        connection = partial(Connection, header_timeout_s=HEADER_TIMEOUT_S, max_header_bytes=MAX_HEADER_BYTES)
+        connection = partial(Connection, bounds=HeaderBounds(HEADER_TIMEOUT_S, MAX_HEADER_BYTES))
         config = uvicorn.Config(
             app,
             http=connection,  # type: ignore[arg-type]  # uvicorn only calls it

@@ -79,7 +79,8 @@ class GrammarCheck:
         share = self._limits.max_waiting_grammars // len(self._places.keys() | {tenant})
         # Who has less than an equal share of the places is let in, although others have taken them all.
         if len(self._running) >= self._limits.max_waiting_grammars and self._places[tenant] >= share:
-            raise Overloaded(f"{len(self._running)} grammars are being compiled", self._limits.grammar_compile_s)
+            reason = f"{len(self._running)} grammars are being compiled (limits.max_waiting_grammars)"
+            raise Overloaded(reason, self._limits.grammar_compile_s)
         self._places[tenant] += 1
         future = asyncio.ensure_future(self._threads.run(tenant, partial(self._try, grammar)))
         self._running[key] = future

@@ -12,6 +12,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
@@ -67,15 +68,39 @@ def check_proxy(port: int, proxy_port: int | None) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class HeaderBounds:
+    """What a request's headers may be, and the settings that say so, if there are any."""
+
+    timeout_s: float
+    max_bytes: int
+    timeout_setting: str | None = None
+    size_setting: str | None = None
+
+    def too_large(self) -> ApiError:
+        """Create the error of headers that are larger."""
+        return ApiError(431, f"The headers are larger than {self.max_bytes} bytes{_by(self.size_setting)}.")
+
+    def too_late(self) -> ApiError:
+        """Create the error of headers that come later."""
+        seconds = f"{self.timeout_s:g} seconds{_by(self.timeout_setting)}"
+        return ApiError(408, f"The headers did not arrive within {seconds}.")
+
+
+def _by(setting: str | None) -> str:
+    return f" ({setting})" if setting else ""
+
+
 class HttpServer:
     """Serves one ASGI application. Belongs to one event loop."""
 
     def __init__(self, app: ASGIApp, settings: IngressSettings, max_header_bytes: int) -> None:
         """Open the port. Raises HttpPortError."""
         self._listener = listen(settings.host, settings.port)
-        connection = partial(
-            Connection, header_timeout_s=settings.header_timeout_s, max_header_bytes=max_header_bytes
+        bounds = HeaderBounds(
+            settings.header_timeout_s, max_header_bytes, "ingresses.header_timeout_s", "limits.max_header_bytes"
         )
+        connection = partial(Connection, bounds=bounds)
         config = uvicorn.Config(
             app,
             http=connection,  # type: ignore[arg-type]  # uvicorn only calls it
@@ -111,10 +136,10 @@ class Connection(HttpToolsProtocol):
     client sends before it has noticed is answered, as the connection's last.
     """
 
-    def __init__(self, *args: Any, header_timeout_s: float, max_header_bytes: int, **options: Any) -> None:
+    def __init__(self, *args: Any, bounds: HeaderBounds, **options: Any) -> None:
         """The time begins with the connection, or with the first byte of a later request."""
         super().__init__(*args, **options)
-        self._header_timeout_s, self._max_header_bytes = header_timeout_s, max_header_bytes
+        self._bounds = bounds
         self._header_timer: asyncio.TimerHandle | None = None
         self._num_header_bytes = 0
         self._is_last_call = False
@@ -139,8 +164,8 @@ class Connection(HttpToolsProtocol):
             self._num_header_bytes += len(data)
         super().data_received(data)
         # A body that came with the headers was counted, but then they are complete.
-        if self._header_timer is not None and self._num_header_bytes > self._max_header_bytes:
-            self._refuse(_too_large(self._max_header_bytes))
+        if self._header_timer is not None and self._num_header_bytes > self._bounds.max_bytes:
+            self._refuse(self._bounds.too_large())
 
     def on_message_begin(self) -> None:
         """Begin to wait for the rest of the headers."""
@@ -182,9 +207,8 @@ class Connection(HttpToolsProtocol):
 
     def _await_headers(self) -> None:
         self._num_header_bytes = 0
-        self._header_timer = self.loop.call_later(
-            self._header_timeout_s, self._refuse, _too_late(self._header_timeout_s)
-        )
+        bounds = self._bounds
+        self._header_timer = self.loop.call_later(bounds.timeout_s, self._refuse, bounds.too_late())
 
     def _stop_timer(self) -> None:
         if self._header_timer is not None:
@@ -202,11 +226,3 @@ class Connection(HttpToolsProtocol):
             head += f"connection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             self.transport.write(head.encode() + body)
         self.transport.close()
-
-
-def _too_large(max_bytes: int) -> ApiError:
-    return ApiError(431, f"The headers are larger than {max_bytes} bytes.")
-
-
-def _too_late(seconds: float) -> ApiError:
-    return ApiError(408, f"The headers did not arrive within {seconds:g} seconds.")

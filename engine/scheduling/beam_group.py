@@ -22,7 +22,9 @@ from engine.request import Request, Status
 def check(request: Request, width: int, cache: KVCacheManager, max_running: int) -> None:
     """Raise NeverFits if there can never be room for all beams. Has no side effects."""
     if width > max_running:
-        raise NeverFits(f"{width} beams, but this engine runs at most {max_running} sequences at a time")
+        raise NeverFits(
+            f"{width} beams, but this engine runs at most {max_running} sequences at a time (engine.max_running)"
+        )
     if request.num_resumed:
         raise NeverFits("a beam search cannot resume from generated tokens; send it again with its prompt alone")
     size, longest = cache.page_size, request.num_prompt + request.sampling.max_tokens
@@ -32,7 +34,7 @@ def check(request: Request, width: int, cache: KVCacheManager, max_running: int)
     if most > room:
         raise NeverFits(
             f"{width} beams of {longest} tokens may need {most} KV pages of {size} tokens, "
-            f"but this engine has {room} for them; ask for fewer beams or tokens"
+            f"but this engine has {room} for them (engine.kv_pages); ask for fewer beams or tokens"
         )
 
 

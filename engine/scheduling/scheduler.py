@@ -91,7 +91,8 @@ class Scheduler:
         if longest > self.max_model_len:
             raise NeverFits(
                 f"{request.num_prompt} prompt tokens + max_tokens {request.sampling.max_tokens} = {longest}, "
-                f"but this engine holds at most {self.max_model_len} per request"
+                f"but this engine holds at most {self.max_model_len} per request "
+                "(engine.max_model_len, engine.kv_pages)"
             )
         if request.sampling.beams is not None:
             beam_group.check(request, request.sampling.beams.width, self.cache, self._max_running)

@@ -30,9 +30,10 @@ class WaitingQueue:
         """Raise QueueFull if there is no room beside the requests about to be added. Has no side effects."""
         waiting, tokens = self._num_requests + num_coming, self.num_tokens + tokens_coming
         if waiting >= self._max_requests:
-            raise QueueFull(f"{waiting} requests are waiting, the limit")
+            raise QueueFull(f"{waiting} requests are waiting, the limit (engine.max_waiting)")
         if waiting and tokens + request.num_tokens > self._max_tokens:
-            raise QueueFull(f"{tokens} prompt tokens are waiting, the limit is {self._max_tokens}")
+            limit = f"{self._max_tokens} (engine.max_waiting_tokens)"
+            raise QueueFull(f"{tokens} prompt tokens are waiting, the limit is {limit}")
 
     def add(self, request: Request) -> None:
         """Put a request at its position."""

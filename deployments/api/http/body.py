@@ -42,7 +42,8 @@ async def read_json(request: Request, limits: Limits, room: BodyRoom) -> JsonBod
         async with asyncio.timeout(limits.body_timeout_s):
             body = await _read(request, limits.max_body_bytes, room)
     except TimeoutError:
-        raise ApiError(408, f"The body did not arrive within {limits.body_timeout_s:g} seconds.") from None
+        message = f"The body did not arrive within {limits.body_timeout_s:g} seconds (limits.body_timeout_s)."
+        raise ApiError(408, message) from None
     except ClientDisconnect:
         raise ClientGone from None
     if len(body) <= limits.inline_body_bytes and most_values(body) <= limits.inline_json_values:
@@ -90,7 +91,7 @@ async def _read(request: Request, max_bytes: int, room: BodyRoom) -> bytearray:
 
 
 def _too_large(max_bytes: int) -> ApiError:
-    message = f"The body is larger than {max_bytes} bytes (the server's limits.max_body_bytes)."
+    message = f"The body is larger than {max_bytes} bytes (limits.max_body_bytes)."
     return ApiError(413, message, code="request_too_large")
 
 
@@ -107,8 +108,8 @@ def parse_object(body: bytes | bytearray, limits: Limits) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid("The body must be a JSON object.")
     # Nesting is at most the number of opening brackets, so most bodies need no walk.
-    if body.count(b"[") + body.count(b"{") > limits.max_json_depth and is_deeper(value, limits.max_json_depth):
-        raise invalid(f"The body is nested deeper than {limits.max_json_depth} levels.")
+    if body.count(b"[") + body.count(b"{") > limits.max_json_depth:
+        check_depth(limits, "max_json_depth", value)
     return value
 
 
@@ -124,10 +125,21 @@ def check_num_values(
         num_values += count_values(text, most - num_values)
         if num_values > most:
             raise invalid(
-                f"{what} must have at most {most} values (the server's limits.max_json_values; a value with a "
-                "name counts 5 more, an array or object 10); send fewer or shorter arrays and objects.",
+                f"{what} must have at most {most} values (limits.max_json_values; a value with a name "
+                "counts 5 more, an array or object 10); send fewer or shorter arrays and objects.",
                 param,
             )
+
+
+def check_depth(limits: Limits, setting: str, value: object, param: str | None = None) -> None:
+    """Raise `ApiError` 400 when a value, of field `param` or the body, nests deeper than a setting allows."""
+    if is_deeper(value, getattr(limits, setting)):
+        raise _too_deep(limits, setting, param)
+
+
+def _too_deep(limits: Limits, setting: str, param: str | None) -> ApiError:
+    levels = f"{getattr(limits, setting)} levels (limits.{setting})"
+    return invalid(f"{param or 'The body'} is nested deeper than {levels}.", param)
 
 
 def is_deeper(value: object, depth: int) -> bool:
@@ -163,7 +175,7 @@ def _explain(body: bytes | bytearray, limits: Limits, error: Exception) -> NoRet
             f"The body is not valid JSON: {fault.msg} at line {fault.lineno}, column {fault.colno}."
         ) from None
     except RecursionError:
-        raise invalid(f"The body is nested deeper than {limits.max_json_depth} levels.") from None
+        raise _too_deep(limits, "max_json_depth", None) from None
     except UnicodeEncodeError:
         raise invalid("The body has a lone surrogate (half a character); text must be valid Unicode.") from None
     except ValueError:  # an integer with thousands of digits

@@ -21,7 +21,8 @@ class Bounded:
             await self._app(scope, receive, send)
             return
         if self._num_open >= self._max_open:
-            message = f"The server has {self._num_open} open requests, as many as it takes; retry later."
+            limit = "as many as it takes (ingresses.max_ongoing)"
+            message = f"The server has {self._num_open} open requests, {limit}; retry later."
             headers = {"retry-after": f"{RETRY_AFTER_S:.0f}"}
             refused = ApiError(429, message, code="too_many_open_requests", headers=headers)
             await error_response(refused)(scope, receive, send)

@@ -191,11 +191,10 @@ class Envelope:
         headers = scope["headers"]
         size = sum(len(name) + len(value) for name, value in headers)
         if len(headers) > self._limits.max_headers or size > self._limits.max_header_bytes:
-            return ApiError(
-                431,
-                f"The headers are too many or too large; at most {self._limits.max_headers} headers with "
-                f"{self._limits.max_header_bytes} bytes in all are allowed.",
-            )
+            limits = self._limits
+            most = f"{limits.max_headers} headers (limits.max_headers)"
+            most += f" with {limits.max_header_bytes} bytes in all (limits.max_header_bytes)"
+            return ApiError(431, f"The headers are too many or too large; at most {most} are allowed.")
         return None
 
 

@@ -11,7 +11,7 @@ from deployments.api.errors import at_most, from_client, invalid
 from deployments.api.output.answer_grammar import answer_grammar, arguments_schema
 from deployments.api.output.output_parser import PLAIN_TEXT, OutputParseSpec
 from deployments.api.output.reasoning import OPEN
-from deployments.api.request.structured import check_grammar
+from deployments.api.request.structured import check_grammar, unusable
 from deployments.api.service import ServedModel
 from deployments.api.text_codec import TextCodec
 from deployments.api.tools.requested import RequestedTools
@@ -66,17 +66,19 @@ async def _calls_grammar(
     """Return the grammar of an answer with calls. Raises `ApiError`, for the function at fault if one is."""
     unit = "bytes that calls must match"
     schemas = sum(len(msgspec.json.encode(function.parameters)) for function in tools.callable)
-    at_most("tools", schemas, limits.max_grammar_bytes, unit)  # the grammar, which takes longer to make, has more
+    at_most(
+        limits, "max_grammar_bytes", "tools", schemas, unit
+    )  # the grammar, which takes longer to make, has more
     try:
         grammar = answer_grammar(schema, tools, spec, served.codec.has_special)
-        at_most("tools", len(grammar.source.encode()), limits.max_grammar_bytes, unit)
+        at_most(limits, "max_grammar_bytes", "tools", len(grammar.source.encode()), unit)
         if served.grammars is not None:
             await served.grammars.check(grammar)
         return grammar
     except InvalidGrammar as error:
         if not isinstance(error, TooComplex):  # checking each function might take as long
             await _blame(served, tools)
-        raise invalid(f"tools cannot be used: {error}.", "tools") from None
+        raise unusable("tools", error) from None
     except Overloaded as error:
         raise from_client(error, "") from None
 

@@ -34,7 +34,8 @@ def with_beams(
         raise invalid(
             "stream cannot be combined with use_beam_search, whose outputs are known at its end.", "stream"
         )
-    in_range("n" if request.best_of is None else "best_of", width, 1, limits.max_beam_width)
+    param = "n" if request.best_of is None else "best_of"
+    in_range(param, width, 1, limits.max_beam_width, "limits.max_beam_width")
     beams = BeamParams(
         width,
         request.n or 1,

@@ -22,7 +22,7 @@ def num_candidates(request: ChatRequest | CompletionRequest, limits: Limits) -> 
     wanted = request.n or 1
     if request.best_of is None:
         return wanted
-    in_range("best_of", request.best_of, 1, limits.max_best_of)
+    in_range("best_of", request.best_of, 1, limits.max_best_of, "limits.max_best_of")
     if request.best_of < wanted:
         raise invalid(
             f"best_of must be at least n ({wanted}), as n of the best_of generated answers are returned; "

@@ -15,18 +15,18 @@ from deployments.config.limits import Limits
 
 def check_counts(fields: Mapping[str, Any], limits: Limits) -> None:
     """Raise `ApiError` 400 that names the first field which has too many entries, or too long a text of JSON."""
-    for name, limit, unit in (
-        ("messages", limits.max_messages, "messages"),
-        ("tools", limits.max_tools, "tools"),
-        ("stop", limits.max_stop_strings, "strings"),
-        ("stop_token_ids", limits.max_stop_token_ids, "ids"),
-        ("logit_bias", limits.max_logit_bias, "entries"),
+    for setting, name, unit in (
+        ("max_messages", "messages", "messages"),
+        ("max_tools", "tools", "tools"),
+        ("max_stop_strings", "stop", "strings"),
+        ("max_stop_token_ids", "stop_token_ids", "ids"),
+        ("max_logit_bias", "logit_bias", "entries"),
     ):
         if isinstance(given := fields.get(name), list | dict):
-            at_most(name, len(given), limit, unit)
+            at_most(limits, setting, name, len(given), unit)
     prompt = fields.get("prompt")
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        at_most("prompt", len(prompt), limits.max_prompts, "prompts")
+        at_most(limits, "max_prompts", "prompt", len(prompt), "prompts")
     if isinstance(structured := fields.get("structured_outputs"), dict):
         _check_structured(structured, limits)
     if isinstance(messages := fields.get("messages"), list):
@@ -35,11 +35,11 @@ def check_counts(fields: Mapping[str, Any], limits: Limits) -> None:
 
 def _check_structured(given: Mapping[str, Any], limits: Limits) -> None:
     if isinstance(choice := given.get("choice"), list):
-        at_most("structured_outputs.choice", len(choice), limits.max_grammar_choices, "choices")
-        longest = sum(len(text) for text in choice if isinstance(text, str))
-        at_most("structured_outputs.choice", longest, limits.max_grammar_bytes, "characters")
+        at_most(limits, "max_grammar_choices", "structured_outputs.choice", len(choice), "choices")
+        num_chars = sum(len(text) for text in choice if isinstance(text, str))
+        at_most(limits, "max_grammar_bytes", "structured_outputs.choice", num_chars, "characters")
     if isinstance(schema := given.get("json"), str):
-        at_most("structured_outputs.json", len(schema), limits.max_grammar_bytes, "characters")
+        at_most(limits, "max_grammar_bytes", "structured_outputs.json", len(schema), "characters")
 
 
 def _check_messages(messages: list[Any], limits: Limits) -> None:
@@ -48,9 +48,9 @@ def _check_messages(messages: list[Any], limits: Limits) -> None:
         if not isinstance(message, dict):
             continue
         if isinstance(parts := message.get("content"), list):
-            at_most("messages.content", len(parts), limits.max_content_parts, "parts")
+            at_most(limits, "max_content_parts", "messages.content", len(parts), "parts")
         if isinstance(calls := message.get("tool_calls"), list):
-            at_most(f"messages.{index}.tool_calls", len(calls), limits.max_tools, "calls")
+            at_most(limits, "max_tools", f"messages.{index}.tool_calls", len(calls), "calls")
             arguments += _arguments(calls)
     if arguments:
         # They are JSON within texts, in which the values of the body were not counted.

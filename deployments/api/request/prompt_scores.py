@@ -30,7 +30,7 @@ def requested_scores(
     `echoed` is the number for an echoed prompt. Raises `ApiError`.
     """
     asked = request.prompt_logprobs
-    in_range("prompt_logprobs", asked, 0, limits.max_prompt_logprobs)
+    in_range("prompt_logprobs", asked, 0, limits.max_prompt_logprobs, "limits.max_prompt_logprobs")
     if asked is not None and request.stream:
         raise invalid(
             "prompt_logprobs cannot be combined with stream; leave one of them out. Completions can stream echo "
@@ -57,8 +57,8 @@ def scores_of(
     if scores.num_entries > limits.max_prompt_logprob_entries:
         raise invalid(
             f"The answer would have {scores.num_entries} log-probabilities of prompt tokens, but at most "
-            f"{limits.max_prompt_logprob_entries} are allowed; ask for fewer alternatives or choices, or send "
-            "shorter prompts.",
+            f"{limits.max_prompt_logprob_entries} are allowed (limits.max_prompt_logprob_entries); ask for fewer "
+            "alternatives or choices, or send shorter prompts.",
             "logprobs" if request.prompt_logprobs is None else "prompt_logprobs",
         )
     return scores

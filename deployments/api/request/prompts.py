@@ -10,7 +10,7 @@ from deployments.api.conversation.template import TemplateRefused
 from deployments.api.errors import ApiError, invalid
 from deployments.api.off_loop import near_or_far
 from deployments.api.request.protocol import Message
-from deployments.api.request.sampling import context_exceeded, in_vocabulary, room
+from deployments.api.request.sampling import context, context_exceeded, in_vocabulary, room
 from deployments.api.request_metrics import count_conversation
 from deployments.api.service import ModelCard, ServedModel
 from deployments.api.tools.protocol import Function
@@ -115,5 +115,5 @@ def _refuse_hopeless(served: ServedModel, chars: int, param: str) -> None:
 
 def _hopeless(served: ServedModel, least: int, param: str) -> ApiError:
     return context_exceeded(
-        f"This model's context is {served.card.max_model_len} tokens, but the prompt has at least {least}.", param
+        f"{context(served.card.max_model_len)}, but the prompt has at least {least}. Shorten the prompt.", param
     )

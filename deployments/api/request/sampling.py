@@ -92,27 +92,30 @@ def for_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
 
 def _check_limits(request: ChatRequest | CompletionRequest, limits: Limits, model: ModelCard) -> None:
     """Check the limits in which the server's settings are stricter than the engine, before anything is copied."""
-    at_most("stop", len(request.stop), limits.max_stop_strings, "strings")
+    at_most(limits, "max_stop_strings", "stop", len(request.stop), "strings")
     for text in request.stop:
         if not 0 < len(text) <= limits.max_stop_string_chars:
-            raise invalid(f"stop must hold strings of 1 to {limits.max_stop_string_chars} characters.", "stop")
-    at_most("stop_token_ids", len(request.stop_token_ids), limits.max_stop_token_ids, "ids")
-    at_most("logit_bias", len(request.logit_bias), limits.max_logit_bias, "entries")
-    in_vocabulary("stop_token_ids", request.stop_token_ids, model.vocab_size)
-    in_vocabulary("logit_bias", request.logit_bias, model.vocab_size)
-    in_range("priority", request.priority, -limits.max_priority, limits.max_priority)
-    in_range("n", request.n, 1, limits.max_choices)
+            bound = f"1 to {limits.max_stop_string_chars} characters (limits.max_stop_string_chars)"
+            raise invalid(f"stop must hold strings of {bound}.", "stop")
+    ids, bias = request.stop_token_ids, request.logit_bias
+    at_most(limits, "max_stop_token_ids", "stop_token_ids", len(ids), "ids")
+    at_most(limits, "max_logit_bias", "logit_bias", len(bias), "entries")
+    in_vocabulary("stop_token_ids", ids, model.vocab_size)
+    in_vocabulary("logit_bias", bias, model.vocab_size)
+    in_range("priority", request.priority, -limits.max_priority, limits.max_priority, "limits.max_priority")
+    in_range("n", request.n, 1, limits.max_choices, "limits.max_choices")
     for name in ("cache_salt", "prompt_cache_key"):
-        at_most(name, len(getattr(request, name) or ""), limits.max_hint_chars, "characters")
+        at_most(limits, "max_hint_chars", name, len(getattr(request, name) or ""), "characters")
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options is only allowed when stream is true.", "stream_options")
 
 
-def in_range(name: str, value: int | None, low: int, high: int) -> None:
-    """Raise `ApiError` 400 when `value` is given and outside [low, high]."""
+def in_range(name: str, value: int | None, low: int, high: int, setting: str | None = None) -> None:
+    """Raise `ApiError` 400 when `value` is given and outside [low, high], which is the server's `setting`."""
     if value is not None and not low <= value <= high:
         shown = str(value) if abs(value) < 10**20 else "a huge number"
-        raise invalid(f"{name} must be an integer in [{low}, {high}], got {shown}.", name)
+        source = f" ({setting})" if setting else ""
+        raise invalid(f"{name} must be an integer in [{low}, {high}]{source}, got {shown}.", name)
 
 
 def in_vocabulary(name: str, token_ids: object, vocab_size: int) -> None:
@@ -132,11 +135,17 @@ def room(prompt_tokens: int, max_model_len: int, param: str) -> int:
     """Return how many tokens can follow a prompt. Raises `ApiError` when there is no room for even one."""
     if prompt_tokens >= max_model_len:
         raise context_exceeded(
-            f"This model's context is {max_model_len} tokens, but the prompt has {prompt_tokens} and needs room "
+            f"{context(max_model_len)}, but the prompt has {prompt_tokens} and needs room "
             "for at least one generated token. Shorten the prompt.",
             param,
         )
     return max_model_len - prompt_tokens
+
+
+def check_in_context(num_tokens: int, model: ModelCard, param: str) -> None:
+    """Raise `ApiError` 400 when there are more tokens than the context has."""
+    if num_tokens > model.max_model_len:
+        raise context_exceeded(f"{context(model.max_model_len)}, but {param} has {num_tokens}.", param)
 
 
 def check_room(prompt_tokens: int, max_tokens: int, model: ModelCard, param: str) -> None:
@@ -144,10 +153,15 @@ def check_room(prompt_tokens: int, max_tokens: int, model: ModelCard, param: str
     if max_tokens > room(prompt_tokens, model.max_model_len, param):
         shown = max_tokens if max_tokens < 10**20 else "too many"
         raise context_exceeded(
-            f"This model's context is {model.max_model_len} tokens, but the prompt has {prompt_tokens} and "
+            f"{context(model.max_model_len)}, but the prompt has {prompt_tokens} and "
             f"{shown} are to be generated. Shorten the prompt or ask for fewer tokens.",
             param,
         )
+
+
+def context(max_model_len: int) -> str:
+    """Begin a sentence on what does not fit a model's context."""
+    return f"This model's context is {max_model_len} tokens (its own, or less by engine.max_model_len)"
 
 
 def context_exceeded(message: str, param: str) -> ApiError:

@@ -10,13 +10,14 @@ import msgspec
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from deployments.api.errors import at_most, from_client, invalid, quoted
-from deployments.api.http.body import is_deeper
+from deployments.api.errors import ApiError, at_most, from_client, invalid, quoted
+from deployments.api.http.body import check_depth
 from deployments.api.request.strict_model import StrictModel
 from deployments.client.protocol import Overloaded
 from deployments.config.limits import Limits
 from engine.errors import InvalidGrammar
 from engine.grammar.spec import Grammar, GrammarKind
+from engine.grammar.trial import TooComplex
 
 FormatType = Literal["text", "json_object", "json_schema"]
 Schema = dict[str, Any] | bool
@@ -136,7 +137,7 @@ async def check_grammar(checker: GrammarChecker | None, grammar: Grammar, param:
     try:
         await checker.check(grammar)
     except InvalidGrammar as error:
-        raise invalid(f"{param} cannot be used: {error}.", param) from None
+        raise unusable(param, error) from None
     except Overloaded as error:
         raise from_client(error, "") from None
 
@@ -144,9 +145,15 @@ async def check_grammar(checker: GrammarChecker | None, grammar: Grammar, param:
 def schema_grammar(limits: Limits, schema: object, param: str) -> Grammar:
     """Return the grammar of a JSON schema that came in field `param`. Raises `ApiError` if it is too large."""
     grammar = _sized(limits, "json_schema", msgspec.json.encode(schema).decode(), param)
-    if isinstance(schema, dict) and is_deeper(schema, limits.max_schema_depth):
-        raise invalid(f"{param} is nested deeper than {limits.max_schema_depth} levels.", param)
+    if isinstance(schema, dict):
+        check_depth(limits, "max_schema_depth", schema, param)
     return grammar
+
+
+def unusable(param: str, error: InvalidGrammar) -> ApiError:
+    """Create a 400 for a grammar that the engines cannot enforce."""
+    bounds = " (limits.grammar_compile_s, limits.grammar_compile_bytes)" if isinstance(error, TooComplex) else ""
+    return invalid(f"{param} cannot be used: {error}{bounds}.", param)
 
 
 def _of_format(limits: Limits, given: ResponseFormat | None) -> Sequence[tuple[Grammar, str]]:
@@ -172,11 +179,11 @@ def _of_structured(limits: Limits, given: StructuredOutputs | None) -> Sequence[
         asked.append((Grammar("json_object"), "structured_outputs.json_object"))
     if given.regex is not None:
         param = "structured_outputs.regex"
-        at_most(param, len(given.regex), limits.max_regex_chars, "characters")
+        at_most(limits, "max_regex_chars", param, len(given.regex), "characters")
         asked.append((_sized(limits, "regex", given.regex, param), param))
     if given.choice is not None:
         param = "structured_outputs.choice"
-        at_most(param, len(given.choice), limits.max_grammar_choices, "choices")
+        at_most(limits, "max_grammar_choices", param, len(given.choice), "choices")
         asked.append((_sized(limits, "choice", json.dumps(given.choice, ensure_ascii=False), param), param))
     if given.grammar is not None:
         param = "structured_outputs.grammar"
@@ -189,5 +196,5 @@ def _of_structured(limits: Limits, given: StructuredOutputs | None) -> Sequence[
 
 
 def _sized(limits: Limits, kind: GrammarKind, source: str, param: str) -> Grammar:
-    at_most(param, len(source.encode()), limits.max_grammar_bytes, "bytes")
+    at_most(limits, "max_grammar_bytes", param, len(source.encode()), "bytes")
     return Grammar(kind, source)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from deployments.api.errors import at_most, invalid, quoted
-from deployments.api.http.body import is_deeper
+from deployments.api.http.body import check_depth
 from deployments.api.off_loop import near_or_far
 from deployments.api.tools.formats import ToolFormat
 from deployments.api.tools.protocol import Function, NamedChoice, Tool
@@ -74,7 +74,7 @@ async def requested_tools(limits: Limits, request: ChatRequest, form: ToolFormat
 
 async def checked_functions(limits: Limits, tools: Sequence[Tool]) -> tuple[Function, ...]:
     """Return the functions of `tools`. Raises `ApiError` 400 that names the field."""
-    at_most("tools", len(tools), limits.max_tools, "tools")
+    at_most(limits, "max_tools", "tools", len(tools), "tools")
     functions = tuple(tool.function for tool in tools)
     seen: set[str] = set()
     for index, function in enumerate(functions):
@@ -102,11 +102,10 @@ def check_conversation(limits: Limits, messages: Sequence[Message]) -> None:
         for field, role in _ROLE_OF.items():
             if getattr(message, field) and message.role != role:
                 raise invalid(f"{path}.{field} is allowed only in messages of role {role}.", f"{path}.{field}")
-        at_most(f"{path}.tool_calls", len(message.tool_calls), limits.max_tools, "calls")
+        at_most(limits, "max_tools", f"{path}.tool_calls", len(message.tool_calls), "calls")
         for at, call in enumerate(message.tool_calls):
-            if is_deeper(msgspec.json.decode(call.function.arguments), limits.max_json_depth):
-                where = f"{path}.tool_calls.{at}.function.arguments"
-                raise invalid(f"{where} is nested deeper than {limits.max_json_depth} levels.", where)
+            where = f"{path}.tool_calls.{at}.function.arguments"
+            check_depth(limits, "max_json_depth", msgspec.json.decode(call.function.arguments), where)
             called[call.id] = call.function.name
         if message.role == "tool":
             _check_result(path, message, called)

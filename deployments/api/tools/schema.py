@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from deployments.api.errors import invalid, quoted
-from deployments.api.http.body import is_deeper
+from deployments.api.errors import at_most, invalid, quoted
+from deployments.api.http.body import check_depth
 from deployments.config.limits import Limits
 
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
@@ -29,11 +29,8 @@ class _Fault(Exception):
 
 def check_parameters(schema: dict[str, Any], limits: Limits, param: str) -> None:
     """Raise `ApiError` 400 unless this is a schema of an object, and not too large."""
-    size = len(msgspec.json.encode(schema))
-    if size > limits.max_grammar_bytes:
-        raise invalid(f"{param} has {size} bytes, at most {limits.max_grammar_bytes} are allowed.", param)
-    if is_deeper(schema, limits.max_schema_depth):
-        raise invalid(f"{param} is nested deeper than {limits.max_schema_depth} levels.", param)
+    at_most(limits, "max_grammar_bytes", param, len(msgspec.json.encode(schema)), "bytes")
+    check_depth(limits, "max_schema_depth", schema, param)
     kind = schema.get("type", "object")
     if kind != "object":
         raise invalid(f'{param}.type must be "object", because arguments have names; got {quoted(kind)}.', param)

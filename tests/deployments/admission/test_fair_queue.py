@@ -206,7 +206,7 @@ def test_bounds_say_whose_they_are_and_a_tenants_first_request_always_fits() -> 
     queue = FairQueue({}, BOUNDED)
     for tenant, cost in (("a", 5000), ("b", 1)):
         queue.push(entry(tenant, cost))
-    with pytest.raises(AdmissionQueueFull, match="5001 prompt tokens are waiting, the limit is 1000"):
+    with pytest.raises(AdmissionQueueFull, match="5001 prompt tokens are waiting, at most 1000 may"):
         queue.push(entry("b"))
 
 
