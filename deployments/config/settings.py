@@ -146,6 +146,9 @@ class ChatSettings(Settings):
     reasoning: Literal["auto", "think", "none"] = "auto"
     """Whether a <think>...</think> section that begins an answer is returned separately; "auto" decides by the
     chat template and the vocabulary."""
+    late_system: Literal["auto", "keep", "merge"] = "auto"
+    """What becomes of system messages that are not the first: kept in their places, or merged into the first;
+    "auto" merges them where the template would refuse them or leave them out."""
 
 
 class DeploymentSettings(Settings):

@@ -50,6 +50,8 @@ class ChatTemplate:
             if isinstance(error, TemplateSyntaxError | UndefinedError):
                 raise TemplateRefused("The model's chat template cannot render these messages.") from error
             raise TemplateRefused(f"The model's chat template refuses these messages: {error}.") from error
+        except (TypeError, ValueError, LookupError) as error:  # of a filter that expects something else
+            raise TemplateRefused("The model's chat template cannot render these messages.") from error
         return str(rendered)
 
 

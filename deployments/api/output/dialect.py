@@ -1,4 +1,4 @@
-"""Detects from a chat template and vocabulary how a model writes tool calls and reasoning."""
+"""Detects from a chat template and vocabulary how a model writes calls and reasoning, and what it is shown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.api.conversation.template import template_text
+from deployments.api.conversation.template import ChatTemplate, TemplateRefused, template_text
 from deployments.api.output import reasoning
 from deployments.api.tools.formats import FORMATS, ToolFormat
 from deployments.config.settings import ChatSettings
@@ -22,13 +22,16 @@ class Dialect:
     """Whether the template renders tools, calls and results; otherwise they become text in messages."""
     thinks: bool = False
     """Whether the model's answers may begin with reasoning."""
+    merges_systems: bool = False
+    """Whether what the system says later in a conversation is moved to its first message."""
 
 
 def dialect_of(tokenizer: Any, settings: ChatSettings) -> Dialect:
     """Return the dialect that the settings state, detecting what they leave to "auto".
 
     Tools use the first format that the template shows, or Hermes' in the messages' text if the template does not
-    mention tools. Reasoning is assumed if the template, or the vocabulary, contains its marks.
+    mention tools. Reasoning is assumed if the template, or the vocabulary, contains its marks. Later system
+    messages are tried with the template.
     """
     template = template_text(tokenizer)
     has_place = re.search(r"\btools\b", template) is not None
@@ -39,7 +42,20 @@ def dialect_of(tokenizer: Any, settings: ChatSettings) -> Dialect:
     thinks = settings.reasoning == "think"
     if settings.reasoning == "auto":
         thinks = reasoning.CLOSE in template or {reasoning.OPEN, reasoning.CLOSE} <= _vocabulary(tokenizer).keys()
-    return Dialect(tools, has_place, thinks)
+    merges = settings.late_system == "merge" or (
+        settings.late_system == "auto" and not _shows_late_system(tokenizer)
+    )
+    return Dialect(tools, has_place, thinks, merges)
+
+
+def _shows_late_system(tokenizer: Any) -> bool:
+    """Whether the template takes a system message between others: some refuse it, and some leave it out."""
+    roles = ("system", "user", "assistant", "system", "user")
+    messages = [{"role": role, "content": f"probe{place}"} for place, role in enumerate(roles)]
+    try:
+        return "probe3" in ChatTemplate(tokenizer).render(messages, None, add_generation_prompt=True)
+    except TemplateRefused:
+        return False
 
 
 def _vocabulary(tokenizer: Any) -> dict[str, int]:

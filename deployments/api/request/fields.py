@@ -61,12 +61,6 @@ COMPLETION_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": (),
     "suffix": (),
 }
-MESSAGE_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "annotations": ([],),
-    "audio": (),
-    "function_call": (),
-    "refusal": (),
-}
 
 
 def keep_known(

@@ -12,12 +12,12 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from deployments.api.request.fields import HARMLESS, MESSAGE_UNSUPPORTED
+from deployments.api.request.fields import HARMLESS
 from deployments.api.request.protocol import UNSUPPORTED
 from deployments.api.request.structured import STRUCTURED_OUTPUTS_UNSUPPORTED
 
 _PREFIX = "#/components/schemas/"
-_OF_PARTS = {"Message": MESSAGE_UNSUPPORTED, "StructuredOutputs": STRUCTURED_OUTPUTS_UNSUPPORTED}
+_OF_PARTS = {"StructuredOutputs": STRUCTURED_OUTPUTS_UNSUPPORTED}
 """Fields without effect of what bodies consist of, by the model's name."""
 
 
@@ -58,7 +58,7 @@ def _schema(kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def _as_cleaned(message: dict[str, Any]) -> None:
-    """Describe a message as it is before `protocol.parse` has cleaned it."""
+    """Describe a message as it is before `history.taken_messages` has taken it."""
     fields = message["properties"]
     fields["reasoning_content"] = fields["reasoning"]
     fields["tool_calls"] = {"anyOf": [fields["tool_calls"], {"type": "null"}]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ from deployments.api.request.sampling import context, context_exceeded, in_vocab
 from deployments.api.request_metrics import count_conversation
 from deployments.api.service import ModelCard, ServedModel
 from deployments.api.tools.protocol import Function
-from deployments.api.tools.rendering import messages_as_text, plain_messages, plain_tools
+from deployments.api.tools.rendering import Plain, merge_systems, messages_as_text, plain_messages, plain_tools
 from deployments.api.tools.requested import check_conversation, size_of
 from deployments.config.limits import Limits
 
@@ -76,15 +77,32 @@ def _rendered(
     check_conversation(limits, messages)
     calls = (len(call.function.arguments) for message in messages for call in message.tool_calls)
     _refuse_hopeless(served, sum(len(message.content) for message in messages) + sum(calls), "messages")
-    dialect, tools = served.codec.dialect, plain_tools(functions)
-    if dialect.tools is None or dialect.has_place_for_tools:
-        plain = plain_messages(messages)
+    dialect = served.codec.dialect
+    form = None if dialect.has_place_for_tools else dialect.tools
+    if form is None:
+        plain, tools = plain_messages(messages, limits.max_json_depth), plain_tools(functions)
     else:
-        plain, tools = messages_as_text(messages, functions, dialect.tools), []
+        plain, tools = messages_as_text(messages, functions, form), []
     try:
-        return served.codec.render_chat(plain, tools, add_generation_prompt=add_generation_prompt, salt=salt)
+        return _texts(served, plain, tools, add_generation_prompt, salt)
     except TemplateRefused as error:
+        if form is None and any(_has_text_as_arguments(message) for message in plain):
+            plain = plain_messages(messages, limits.max_json_depth, wraps_text=True)
+            with contextlib.suppress(TemplateRefused):
+                return _texts(served, plain, tools, add_generation_prompt, salt)
         raise invalid(str(error), "messages") from None
+
+
+def _texts(
+    served: ServedModel, plain: list[Plain], tools: list[Plain], add_generation_prompt: bool, salt: str
+) -> UnencodedTexts:
+    if served.codec.dialect.merges_systems and any(message["role"] == "system" for message in plain[1:]):
+        plain = merge_systems(plain)
+    return served.codec.render_chat(plain, tools, add_generation_prompt=add_generation_prompt, salt=salt)
+
+
+def _has_text_as_arguments(message: Plain) -> bool:
+    return any(isinstance(call["function"]["arguments"], str) for call in message.get("tool_calls", ()))
 
 
 def _weight(messages: Sequence[Message]) -> int:
@@ -94,7 +112,7 @@ def _weight(messages: Sequence[Message]) -> int:
         weight += _MESSAGE_CHARS + len(message.content) + len(message.reasoning or "") + len(message.name or "")
         weight += len(message.tool_call_id or "")
         for call in message.tool_calls:
-            weight += _MESSAGE_CHARS + len(call.id) + len(call.function.arguments)
+            weight += _MESSAGE_CHARS + len(call.id or "") + len(call.function.arguments)
     return weight
 
 

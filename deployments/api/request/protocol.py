@@ -5,7 +5,7 @@ They check the form of the JSON; `SamplingParams` checks the ranges of sampling 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, ValidationError
@@ -16,10 +16,10 @@ from deployments.api.request.counts import check_counts
 from deployments.api.request.fields import (
     CHAT_UNSUPPORTED,
     COMPLETION_UNSUPPORTED,
-    MESSAGE_UNSUPPORTED,
     keep_known,
 )
-from deployments.api.request.strict_model import StrictModel
+from deployments.api.request.history import taken_messages
+from deployments.api.request.strict_model import LenientModel, StrictModel
 from deployments.api.request.structured import STRUCTURED_OUTPUTS_UNSUPPORTED, ResponseFormat, StructuredOutputs
 from deployments.api.tools.protocol import Tool, ToolCall, ToolChoice
 from deployments.config.limits import Limits
@@ -52,6 +52,10 @@ def _parse_logit_bias(value: object) -> object:
     return biases
 
 
+_TEXT_OF = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""The field with the text of a part, by the part's type. Others, such as `cache_control`, label it."""
+
+
 def _join_content(value: object) -> object:
     """Return text, joining text parts by newlines as the chat templates of text models expect."""
     if isinstance(value, str):
@@ -61,17 +65,16 @@ def _join_content(value: object) -> object:
     texts = []
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind != "text":
+        if isinstance(kind, str) and kind not in _TEXT_OF:
             raise PydanticCustomError("content", f"has a part of type {quoted(kind)}; only text is supported")
-        if kind != "text" or set(part) != {"type", "text"} or not isinstance(part["text"], str):
+        text = part.get(_TEXT_OF[kind]) if isinstance(kind, str) else None
+        if not isinstance(text, str):
             raise PydanticCustomError("content", 'must have parts of the form {"type": "text", "text": "..."}')
-        texts.append(part["text"])
+        texts.append(text)
     return "\n".join(texts)
 
 
 def _parse_role(value: object) -> object:
-    if value == "function":
-        raise PydanticCustomError("role", "'function' is not supported; results of calls have the role tool")
     if not isinstance(value, str) or value not in ("system", "developer", "user", "assistant", "tool"):
         raise PydanticCustomError(
             "role", f"must be one of system, developer, user, assistant and tool, got {quoted(value)}"
@@ -126,14 +129,14 @@ T = TypeVar("T")
 _Some: TypeAlias = Annotated[list[T], Field(min_length=1)]
 
 
-class TextPart(StrictModel):
+class TextPart(LenientModel):
     """A part of a message's content, as /openapi.json describes it."""
 
     type: Literal["text"]
     text: str
 
 
-_AnyRole = Literal["system", "developer", "user", "assistant", "tool"]
+_AnyRole = Literal["system", "developer", "user", "assistant", "tool", "function"]
 _Ids = _Some[int]
 _Prompts = str | _Ids | _Some[str] | _Some[_Ids]
 
@@ -143,18 +146,20 @@ def _taking(parse: Callable[[object], object], form: object) -> BeforeValidator:
     return BeforeValidator(parse, json_schema_input_type=form)
 
 
-class Message(StrictModel):
-    """One message of a conversation. `developer` is the newer name of `system`."""
+class Message(LenientModel):
+    """One message of a conversation, once `history.taken_messages` has taken it. `developer` is the newer name of
+    `system`, and `function` the older one of `tool`.
+    """
 
     role: Annotated[Role, _taking(_parse_role, _AnyRole)]
     content: Annotated[str, _taking(_join_content, str | _Some[TextPart] | None)]
-    """ "" of an assistant's message that has only calls, where it may be null or left out."""
+    """ "" of an assistant's message without an answer, where it may be null or left out."""
     tool_calls: Annotated[list[ToolCall], FailFast()] = Field(default_factory=list)
     """Functions that the assistant called."""
     tool_call_id: str | None = None
     """Id of the call that a result answers."""
     name: str | None = None
-    """Name of the called function, in a result."""
+    """Who speaks, for templates that show it; in a result, the called function."""
     reasoning: str | None = None
     """What the assistant thought before it answered; also `reasoning_content`."""
 
@@ -272,8 +277,10 @@ def parse(body: dict[str, Any], kind: type[Parsed], limits: Limits) -> Parsed:
     """Return `body` as a request of `kind`. Raises `ApiError` 400 that names the first field at fault."""
     fields = keep_known(body, kind.model_fields.keys(), UNSUPPORTED.get(kind, {}))
     check_counts(fields, limits)
-    if isinstance(fields.get("messages"), list):
-        fields["messages"] = _clean_messages(fields["messages"])
+    if isinstance(messages := fields.get("messages"), list):
+        if not messages:
+            raise invalid("messages is empty; it needs at least one message.", "messages")
+        fields["messages"] = taken_messages(messages)
     if isinstance(structured := fields.get("structured_outputs"), dict):
         known = [field.alias or name for name, field in StructuredOutputs.model_fields.items()]
         fields["structured_outputs"] = keep_known(
@@ -283,30 +290,6 @@ def parse(body: dict[str, Any], kind: type[Parsed], limits: Limits) -> Parsed:
         return kind.model_validate(fields)
     except ValidationError as error:
         raise _translated(error) from None
-
-
-def _clean_messages(messages: list[Any]) -> list[Any]:
-    """Drop harmless fields that responses have."""
-    if not messages:
-        raise invalid("messages is empty; it needs at least one message.", "messages")
-    known = Message.model_fields.keys()
-    return [
-        _clean_message(message, known, f"messages.{i}.") if isinstance(message, dict) else message
-        for i, message in enumerate(messages)
-    ]
-
-
-def _clean_message(message: dict[str, Any], known: Set[str], path: str) -> dict[str, Any]:
-    """Drop null fields of a response's message, and allow a message with calls to lack content."""
-    kept = keep_known(message, known | {"reasoning_content"}, MESSAGE_UNSUPPORTED, path)
-    other_name = kept.pop("reasoning_content", None)
-    if kept.get("reasoning") is None and other_name is not None:
-        kept["reasoning"] = other_name
-    if kept.get("tool_calls") is None:
-        kept.pop("tool_calls", None)
-    if kept.get("tool_calls") and kept.get("content") is None:
-        kept["content"] = ""
-    return kept
 
 
 _EXPECTED = {

@@ -1,4 +1,4 @@
-"""The base class of all request models."""
+"""The base classes of all request models."""
 
 from __future__ import annotations
 
@@ -11,3 +11,9 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(
         strict=True, extra="forbid", allow_inf_nan=False, frozen=True, hide_input_in_errors=True
     )
+
+
+class LenientModel(StrictModel):
+    """Leaves out unknown fields: those of conversations and tools, which clients and other servers label."""
+
+    model_config = ConfigDict(extra="ignore")

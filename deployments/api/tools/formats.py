@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class ToolFormat:
 
     def spell(self, name: str, arguments: str) -> str:
         """Write a call with its arguments, given as JSON."""
-        return f'{self.opens}{{"name": "{name}", "{self.key}": {arguments}}}{self.closes}'
+        return f'{self.opens}{{"name": {json.dumps(name)}, "{self.key}": {arguments}}}{self.closes}'
 
 
 def _teaches_hermes(template: str) -> bool:

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import quoted
-from deployments.api.request.strict_model import StrictModel
+from deployments.api.request.strict_model import LenientModel, StrictModel
 
 
 def _parse_type(value: object) -> object:
@@ -47,7 +47,7 @@ class Function(StrictModel):
     """Whether arguments must match the schema."""
 
 
-class Tool(StrictModel):
+class Tool(LenientModel):
     """A tool; functions are the only type."""
 
     type: FunctionType
@@ -69,30 +69,33 @@ ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedChoice | None,
 
 
 def _parse_arguments(value: object) -> object:
-    """Check that the text is an object, as templates need one; some clients send "" for no arguments."""
-    if not isinstance(value, str):
-        return value
-    try:
-        is_object = isinstance(msgspec.json.decode(value or "{}"), dict)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
-        is_object = False
-    if not is_object:
-        raise PydanticCustomError("tools", "must be a JSON object, as a string")
-    return value or "{}"
+    """Return arguments as text. Some servers give an object, and some clients send nothing for no arguments."""
+    if value is None or value == "":
+        return "{}"
+    return msgspec.json.encode(value).decode() if isinstance(value, dict) else value
 
 
-class CalledFunction(StrictModel):
+def _parse_call_type(value: object) -> object:
+    return "function" if value is None else _parse_type(value)
+
+
+class CalledFunction(LenientModel):
     """The function that a model called, and the arguments."""
 
-    name: FunctionName
-    arguments: Annotated[str, BeforeValidator(_parse_arguments)]
-    """A JSON object, as text."""
+    name: str
+    """Another model's server may have allowed names that this one does not."""
+    arguments: Annotated[
+        str, BeforeValidator(_parse_arguments, json_schema_input_type=str | dict[str, Any] | None)
+    ] = "{}"
+    """What the model wrote. It should be a JSON object, but may have been cut off, or malformed."""
 
 
-class ToolCall(StrictModel):
+class ToolCall(LenientModel):
     """A call in an assistant's message."""
 
-    id: str
+    id: str | None = None
     """The id to which the message with the result refers."""
-    type: FunctionType
+    type: Annotated[
+        Literal["function"], BeforeValidator(_parse_call_type, json_schema_input_type=Literal["function"] | None)
+    ] = "function"
     function: CalledFunction

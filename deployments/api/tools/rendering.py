@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from deployments.api.http.body import is_deeper
 from deployments.api.tools.formats import ToolFormat
 from deployments.api.tools.protocol import Function, ToolCall
 
@@ -22,20 +23,35 @@ def plain_tools(functions: Sequence[Function]) -> list[Plain]:
     return [{"type": "function", "function": _plain_function(function)} for function in functions]
 
 
-def plain_messages(messages: Sequence[Message]) -> list[Plain]:
-    """Return messages as Hugging Face's templates expect them: objects as arguments, function names in results."""
-    names = {call.id: call.function.name for message in messages for call in message.tool_calls}
+def plain_messages(messages: Sequence[Message], max_depth: int, *, wraps_text: bool = False) -> list[Plain]:
+    """Return messages as Hugging Face's templates expect them: objects as arguments, function names in results.
+
+    Arguments that are no object, or nest more than `max_depth` levels, are given as the text that they are. With
+    `wraps_text` they are the only field of an object, for templates that take nothing else.
+    """
+    names: dict[str | None, str] = {}
     rendered = []
     for message in messages:
         plain: Plain = {"role": message.role, "content": message.content}
         if message.reasoning:
             plain["reasoning_content"] = message.reasoning
         if message.tool_calls:
-            plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
+            names |= {call.id: call.function.name for call in message.tool_calls}
+            plain["tool_calls"] = [_plain_call(call, max_depth, wraps_text) for call in message.tool_calls]
+        name = names.get(message.tool_call_id, message.name) if message.role == "tool" else message.name
+        if name is not None:
+            plain["name"] = name
         if message.tool_call_id is not None:
-            plain |= {"tool_call_id": message.tool_call_id, "name": names[message.tool_call_id]}
+            plain["tool_call_id"] = message.tool_call_id
         rendered.append(plain)
     return rendered
+
+
+def merge_systems(messages: Sequence[Plain]) -> list[Plain]:
+    """Return messages with all that the system says in the first, for templates that show it nowhere else."""
+    said = [message["content"] for message in messages if message["role"] == "system"]
+    others = [message for message in messages if message["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join(said)}, *others] if said else others
 
 
 def messages_as_text(messages: Sequence[Message], functions: Sequence[Function], form: ToolFormat) -> list[Plain]:
@@ -77,6 +93,22 @@ def _plain_function(function: Function) -> Plain:
     return {"name": function.name, "description": function.description or "", "parameters": parameters}
 
 
-def _plain_call(call: ToolCall) -> Plain:
-    called = {"name": call.function.name, "arguments": msgspec.json.decode(call.function.arguments)}
-    return {"id": call.id, "type": call.type, "function": called}
+def _plain_call(call: ToolCall, max_depth: int, wraps_text: bool) -> Plain:
+    text = call.function.arguments
+    arguments: Plain | str | None = _object(text, max_depth)
+    if arguments is None:
+        arguments = {"arguments": text} if wraps_text else text
+    return {
+        "id": call.id or "",
+        "type": call.type,
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
+
+
+def _object(arguments: str, max_depth: int) -> Plain | None:
+    """Return the object that `arguments` are; None if they are none, or one that nests too deep to be rendered."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return None
+    return value if isinstance(value, dict) and not is_deeper(value, max_depth) else None

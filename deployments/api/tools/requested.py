@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from deployments.api.errors import at_most, invalid, quoted
-from deployments.api.http.body import check_depth
 from deployments.api.off_loop import near_or_far
 from deployments.api.tools.formats import ToolFormat
 from deployments.api.tools.protocol import Function, NamedChoice, Tool
@@ -95,39 +94,9 @@ def size_of(functions: Sequence[Function]) -> int:
 
 
 def check_conversation(limits: Limits, messages: Sequence[Message]) -> None:
-    """Raise `ApiError` 400 for messages that do not fit their role or refer to calls that were never made."""
-    called: dict[str, str] = {}
+    """Raise `ApiError` 400 for a message with too many calls."""
     for index, message in enumerate(messages):
-        path = f"messages.{index}"
-        for field, role in _ROLE_OF.items():
-            if getattr(message, field) and message.role != role:
-                raise invalid(f"{path}.{field} is allowed only in messages of role {role}.", f"{path}.{field}")
-        at_most(limits, "max_tools", f"{path}.tool_calls", len(message.tool_calls), "calls")
-        for at, call in enumerate(message.tool_calls):
-            where = f"{path}.tool_calls.{at}.function.arguments"
-            check_depth(limits, "max_json_depth", msgspec.json.decode(call.function.arguments), where)
-            called[call.id] = call.function.name
-        if message.role == "tool":
-            _check_result(path, message, called)
-
-
-_ROLE_OF: dict[str, Literal["assistant", "tool"]] = {
-    "tool_calls": "assistant",
-    "reasoning": "assistant",
-    "tool_call_id": "tool",
-    "name": "tool",
-}
-
-
-def _check_result(path: str, message: Message, called: dict[str, str]) -> None:
-    where = f"{path}.tool_call_id"
-    if message.tool_call_id is None:
-        raise invalid(f"{where}, the id of the answered call, is required in a message of role tool.", where)
-    name = called.get(message.tool_call_id)
-    if name is None:
-        raise invalid(f"{where} is {quoted(message.tool_call_id)}, but no earlier message has such a call.", where)
-    if message.name not in (None, name):
-        raise invalid(f"{path}.name must be the name of the called function, {quoted(name)}.", f"{path}.name")
+        at_most(limits, "max_tools", f"messages.{index}.tool_calls", len(message.tool_calls), "calls")
 
 
 def _allowed(functions: tuple[Function, ...], choice: str | NamedChoice) -> tuple[Function, ...]:
