@@ -96,7 +96,7 @@ class Limits(BaseModel):
     idle_timeout_s: float = Field(default=300.0, gt=0)
     """Most seconds between two events of a generation, and before the first."""
     slow_reader_timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds that a client may leave a chunk of its stream unread."""
+    """Seconds for which a client may read nothing of what was written to it; then its connection is ended."""
     max_chunks_per_s: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
     """Most chunks that all streams of an ingress write per second; faster tokens share chunks. "auto": 1,000
     for each core of its machine, at most 4,000; a quarter of that through Serve's proxy. None: no bound."""

@@ -19,10 +19,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from deployments.client.protocol import Unavailable
-from deployments.ingress.http_server import Connection, HeaderBounds
+from deployments.ingress.http_server import Connection, ConnectionBounds
 
 HEADER_TIMEOUT_S = 10.0
 """Seconds in which a request's headers must have come."""
+UNREAD_S = 10.0
+"""Seconds in which a client must read something of what was written to it."""
 MAX_HEADER_BYTES = 16 * 2**10
 MAX_CONNECTIONS = 64
 """Connections at a time; requests on further ones are answered with 503."""
@@ -63,7 +65,7 @@ class MetricsServer:
         """`read_page` raises Unavailable when there is no page."""
         self._listener, self._read_page = listener, read_page
         app = Starlette(routes=[Route("/metrics", self._metrics, methods=["GET"])])
-        connection = partial(Connection, bounds=HeaderBounds(HEADER_TIMEOUT_S, MAX_HEADER_BYTES))
+        connection = partial(Connection, bounds=ConnectionBounds(HEADER_TIMEOUT_S, MAX_HEADER_BYTES, UNREAD_S))
         config = uvicorn.Config(
             app,
             http=connection,  # type: ignore[arg-type]  # uvicorn only calls it

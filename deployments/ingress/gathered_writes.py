@@ -8,15 +8,30 @@ uvicorn writes each of the three by itself, and writing is what costs most about
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 
 class GatheredWrites:
-    """A transport that writes once in each turn. Everything but `write` and `close` is the transport's own."""
+    """A transport that writes once in each turn. All else is the transport's own."""
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, on_close: Callable[[], None]
+    ) -> None:
+        """`on_close` is called when the connection is to be closed, which it is once all has been sent."""
+        self._transport, self._loop, self._on_close = transport, loop, on_close
         self._gathered: list[bytes] = []
+        self._num_written = 0
+
+    @property
+    def num_unsent(self) -> int:
+        """Number of bytes that wait for the client to read."""
+        return int(self._transport.get_write_buffer_size())
+
+    @property
+    def num_sent(self) -> int:
+        """Number of bytes that the kernel has taken."""
+        return self._num_written - self.num_unsent
 
     def write(self, data: bytes) -> None:
         """Write with all else that this turn writes."""
@@ -28,6 +43,7 @@ class GatheredWrites:
         """Write what was gathered and close the connection."""
         self._flush()
         self._transport.close()
+        self._on_close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -35,4 +51,6 @@ class GatheredWrites:
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, []
         if gathered and not self._transport.is_closing():
-            self._transport.write(gathered[0] if len(gathered) == 1 else b"".join(gathered))
+            data = gathered[0] if len(gathered) == 1 else b"".join(gathered)
+            self._num_written += len(data)
+            self._transport.write(data)

@@ -23,8 +23,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deployments.api.errors import ApiError
 from deployments.api.http.transport import ON_DISCONNECT
+from deployments.config.limits import Limits
 from deployments.config.settings import IngressSettings
 from deployments.ingress.gathered_writes import GatheredWrites
+from deployments.ingress.reader_watch import ReaderWatch
 
 BACKLOG = 2048
 """Connections that the kernel holds until they are accepted."""
@@ -69,21 +71,25 @@ def check_proxy(port: int, proxy_port: int | None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class HeaderBounds:
-    """What a request's headers may be, and the settings that say so, if there are any."""
+class ConnectionBounds:
+    """How long a client may take, and how much it may send, before its connection is ended."""
 
-    timeout_s: float
-    max_bytes: int
-    timeout_setting: str | None = None
-    size_setting: str | None = None
+    header_timeout_s: float
+    max_header_bytes: int
+    unread_s: float
+    """Time in which a client must read something of what was written to it."""
+    header_timeout_setting: str | None = None
+    max_header_bytes_setting: str | None = None
+    """The settings of these bounds, for errors; None where they are constants."""
 
     def too_large(self) -> ApiError:
         """Create the error of headers that are larger."""
-        return ApiError(431, f"The headers are larger than {self.max_bytes} bytes{_by(self.size_setting)}.")
+        size = f"{self.max_header_bytes} bytes{_by(self.max_header_bytes_setting)}"
+        return ApiError(431, f"The headers are larger than {size}.")
 
     def too_late(self) -> ApiError:
         """Create the error of headers that come later."""
-        seconds = f"{self.timeout_s:g} seconds{_by(self.timeout_setting)}"
+        seconds = f"{self.header_timeout_s:g} seconds{_by(self.header_timeout_setting)}"
         return ApiError(408, f"The headers did not arrive within {seconds}.")
 
 
@@ -94,11 +100,15 @@ def _by(setting: str | None) -> str:
 class HttpServer:
     """Serves one ASGI application. Belongs to one event loop."""
 
-    def __init__(self, app: ASGIApp, settings: IngressSettings, max_header_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, settings: IngressSettings, limits: Limits) -> None:
         """Open the port. Raises HttpPortError."""
         self._listener = listen(settings.host, settings.port)
-        bounds = HeaderBounds(
-            settings.header_timeout_s, max_header_bytes, "ingresses.header_timeout_s", "limits.max_header_bytes"
+        bounds = ConnectionBounds(
+            settings.header_timeout_s,
+            limits.max_header_bytes,
+            limits.slow_reader_timeout_s,
+            "ingresses.header_timeout_s",
+            "limits.max_header_bytes",
         )
         connection = partial(Connection, bounds=bounds)
         config = uvicorn.Config(
@@ -132,11 +142,11 @@ class HttpServer:
 class Connection(HttpToolsProtocol):
     """One connection, with what uvicorn leaves out.
 
-    It is closed when a request's headers are too large or too late. When the server drains, a request that its
-    client sends before it has noticed is answered, as the connection's last.
+    It is closed when a request's headers are too large or too late, and when its client reads nothing for
+    long. When the server drains, a request that its client sends before it has noticed is answered, as its last.
     """
 
-    def __init__(self, *args: Any, bounds: HeaderBounds, **options: Any) -> None:
+    def __init__(self, *args: Any, bounds: ConnectionBounds, **options: Any) -> None:
         """The time begins with the connection, or with the first byte of a later request."""
         super().__init__(*args, **options)
         self._bounds = bounds
@@ -147,13 +157,15 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the first request."""
-        gathered = GatheredWrites(cast(asyncio.Transport, transport), self.loop)
-        super().connection_made(cast(asyncio.Transport, gathered))
+        writes = GatheredWrites(cast(asyncio.Transport, transport), self.loop, lambda: self._reader.begin())
+        self._reader = ReaderWatch(writes, self.loop, self._bounds.unread_s)
+        super().connection_made(cast(asyncio.Transport, writes))
         self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the connection, and what is done for its requests."""
         self._stop_timer()
+        self._reader.stop()
         super().connection_lost(exc)
         for watch in list(self._on_disconnect):
             self._tell(watch)
@@ -164,7 +176,7 @@ class Connection(HttpToolsProtocol):
             self._num_header_bytes += len(data)
         super().data_received(data)
         # A body that came with the headers was counted, but then they are complete.
-        if self._header_timer is not None and self._num_header_bytes > self._bounds.max_bytes:
+        if self._header_timer is not None and self._num_header_bytes > self._bounds.max_header_bytes:
             self._refuse(self._bounds.too_large())
 
     def on_message_begin(self) -> None:
@@ -180,6 +192,11 @@ class Connection(HttpToolsProtocol):
         cast(dict[str, Any], self.scope)[ON_DISCONNECT] = self._watch
         if self._is_last_call and self.cycle is not None:
             self.cycle.keep_alive = False
+
+    def pause_writing(self) -> None:
+        """Write no more for now, as the client does not read."""
+        super().pause_writing()
+        self._reader.begin()
 
     def _watch(self, leave: Callable[[], None]) -> Callable[[], None]:
         """Have `leave` called when the client has disconnected; return a function that takes it back."""
@@ -208,7 +225,7 @@ class Connection(HttpToolsProtocol):
     def _await_headers(self) -> None:
         self._num_header_bytes = 0
         bounds = self._bounds
-        self._header_timer = self.loop.call_later(bounds.timeout_s, self._refuse, bounds.too_late())
+        self._header_timer = self.loop.call_later(bounds.header_timeout_s, self._refuse, bounds.too_late())
 
     def _stop_timer(self) -> None:
         if self._header_timer is not None:

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import psutil
 import pytest
+import uvloop
 
 from benchmarks.private_ray import free_port
 from deployments.api.http.body import ClientGone
 from deployments.api.http.transport import until_disconnect
+from deployments.config.limits import Limits
 from deployments.config.settings import IngressSettings
 from deployments.ingress import http_server
 from deployments.ingress.http_server import HttpPortError, HttpServer, check_proxy
 
 MAX_HEADER_BYTES = 2000
 Client = Callable[[bytes], Awaitable[bytes]]
+
+
+def limits(unread_s: float = 60.0) -> Limits:
+    return Limits(max_header_bytes=MAX_HEADER_BYTES, slow_reader_timeout_s=unread_s)
 
 
 class Api:
@@ -45,10 +53,10 @@ class Api:
 
 
 @asynccontextmanager
-async def serving(api: Any, **settings: Any) -> Any:
+async def serving(api: Any, unread_s: float = 60.0, **settings: Any) -> Any:
     """Serve on a free port; yields the port and the server, which is drained in the end."""
     asked = IngressSettings(port=free_port(), **settings)
-    server = HttpServer(api, asked, MAX_HEADER_BYTES)
+    server = HttpServer(api, asked, limits(unread_s))
     server.start()
     try:
         yield asked.port, server
@@ -152,11 +160,61 @@ def test_a_server_that_drains_takes_no_connections_and_lets_answers_end() -> Non
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("headers", [b"", b"connection: close\r\n"], ids=["keeps", "closes"])
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_a_client_that_never_reads_is_given_up(
+    loop: Callable[[], asyncio.AbstractEventLoop], headers: bytes, num_requests: int
+) -> None:
+    """However much it asked for, and whether or not its answers are complete."""
+
+    async def scenario() -> None:
+        async with serving(Large(), unread_s=0.2) as (port, _):
+            with unread_socket(port) as client:
+                client.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n%b\r\n" % headers * num_requests)
+                while not num_served(port):
+                    await asyncio.sleep(0.01)
+                async with asyncio.timeout(60):
+                    while num_served(port):
+                        await asyncio.sleep(0.05)
+
+    run_on(loop, scenario())
+
+
+class Large:
+    """An ASGI application whose answers are larger than what the kernel holds for a connection."""
+
+    SIZE = 64 * 2**20
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        length = (b"content-length", b"%d" % self.SIZE)
+        await send({"type": "http.response.start", "status": 200, "headers": [length]})
+        await send({"type": "http.response.body", "body": bytes(self.SIZE)})
+
+
+def unread_socket(port: int) -> socket.socket:
+    """Return a connection that holds little of what is not read."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    client.connect(("127.0.0.1", port))
+    return client
+
+
+def num_served(port: int) -> int:
+    """Return the number of connections to a port of this process whose server's end is open."""
+    return sum(bool(c.raddr) and c.laddr.port == port for c in psutil.Process().net_connections("tcp"))
+
+
+def run_on(loop: Callable[[], asyncio.AbstractEventLoop], scenario: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(scenario)
+
+
 def test_servers_share_a_port_and_one_that_ends_leaves_it_to_the_others() -> None:
     async def scenario() -> None:
         settings = IngressSettings(port=free_port())
         apis = [Api(), Api()]
-        servers = [HttpServer(api, settings, MAX_HEADER_BYTES) for api in apis]
+        servers = [HttpServer(api, settings, limits()) for api in apis]
         for server in servers:
             server.start()
         request = b"GET /held HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
@@ -180,7 +238,7 @@ def test_a_port_that_another_program_uses_is_named() -> None:
         other = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         port = other.sockets[0].getsockname()[1]
         with pytest.raises(HttpPortError, match=rf"127\.0\.0\.1:{port}.*ingresses\.port"):
-            HttpServer(Api(), IngressSettings(port=port), MAX_HEADER_BYTES)
+            HttpServer(Api(), IngressSettings(port=port), limits())
         other.close()
 
     asyncio.run(scenario())

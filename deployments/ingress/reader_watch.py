@@ -1,0 +1,37 @@
+"""Ends a connection whose client reads nothing of what was written to it.
+
+A transport closes only when all has been sent, so a client that reads nothing would keep its connection, and the
+memory of its answer, for as long as it likes: also when the answer was complete, or its request was given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from deployments.ingress.gathered_writes import GatheredWrites
+
+
+class ReaderWatch:
+    """Watches one connection's client from `begin` until it has read everything."""
+
+    def __init__(self, writes: GatheredWrites, loop: asyncio.AbstractEventLoop, unread_s: float) -> None:
+        """A client has to read something every `unread_s`, as long as there is anything to read."""
+        self._writes, self._loop, self._unread_s = writes, loop, unread_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Begin to watch, if anything is unread. Idempotent."""
+        if self._timer is None and self._writes.num_unsent:
+            self._timer = self._loop.call_later(self._unread_s, self._look, self._writes.num_sent)
+
+    def stop(self) -> None:
+        """End, as the connection has. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self, num_sent_before: int) -> None:
+        self._timer = None
+        if self._writes.num_unsent and self._writes.num_sent == num_sent_before:
+            self._writes.abort()
+        else:
+            self.begin()
