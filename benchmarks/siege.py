@@ -1,7 +1,7 @@
 """Besiege the application: attackers of all kinds at once, beside honest streams that must not notice.
 
     python -m benchmarks.siege [--seconds 600] [--seed 0] [--streams 16] [--json benchmarks/results/siege.json]
-    python -m benchmarks.siege --rounds 2           # each attacker attacks twice, however long that takes
+    python -m benchmarks.siege --turns 1         # each attack of each attacker once, however long that takes
 
 Starts the embedded model in a private Ray (two ingresses, three engines), computes the answers of the honest
 requests in peace, and lets all attackers loose, which is a tenant, strangers and accidents. The exit code is 1
@@ -30,15 +30,22 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.attackers.base import Attacker
+from benchmarks.attackers.bodies import Bodies
 from benchmarks.attackers.cancels import Cancels
 from benchmarks.attackers.kills import Kills
+from benchmarks.attackers.metrics_port import MetricsStrangers
+from benchmarks.attackers.random_requests import RandomRequests
+from benchmarks.attackers.readers import Readers
+from benchmarks.attackers.wire import WireStrangers
 from benchmarks.chaos_app import Size
 from benchmarks.siege_app import Outage, Target, authorization, besieged
 from benchmarks.siege_leaks import leaked
 from benchmarks.siege_streams import Ask, Broken, Tally, honest, in_peace, make_asks
 from benchmarks.siege_watch import Seen, Watch
 
-ATTACKERS: tuple[type[Attacker], ...] = (Cancels, Kills)
+ATTACKERS: tuple[type[Attacker], ...] = (
+    RandomRequests, Bodies, Readers, Cancels, WireStrangers, MetricsStrangers, Kills,
+)  # fmt: skip
 SETTLE_S = 300.0
 """Longest wait for the application to be whole."""
 
@@ -113,13 +120,13 @@ async def _fight(
     tally: Tally,
     options: argparse.Namespace,
 ) -> None:
-    """Attack until the time is over, or the rounds are; then let the last honest streams end."""
+    """Attack until the time is over, or the turns are; then let the last honest streams end."""
     ends_at = time.monotonic() + options.seconds
     num_attacking = len(attackers)
 
     def is_over(attacker: Attacker) -> bool:
-        if options.rounds:
-            return attacker.num_rounds >= int(options.rounds)
+        if options.turns:
+            return attacker.num_rounds >= int(options.turns) * attacker.num_kinds
         return time.monotonic() >= float(ends_at)
 
     async def attack(attacker: Attacker) -> None:
@@ -198,7 +205,7 @@ def _record(report: Report, options: argparse.Namespace) -> dict[str, Any]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=600.0, help="after which no attacker begins a round")
-    parser.add_argument("--rounds", type=int, default=0, help="rounds of each attacker, instead of a time")
+    parser.add_argument("--turns", type=int, default=0, help="times of each kind of attack, instead of a time")
     parser.add_argument("--seed", type=int, default=0, help="seed of requests and attacks")
     parser.add_argument("--streams", type=int, default=16, help="honest streams kept open")
     parser.add_argument("--asks", type=int, default=24, help="different honest requests")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import ClassVar
 
 from benchmarks.siege_app import Target
 
+Kind = Callable[[], Awaitable[None]]
+"""Attacks once; at the end, nothing of it is open on the attacker's side."""
+
 
 class Attacker(ABC):
-    """One kind of attacker. Its rounds follow each other; other kinds attack at the same time."""
+    """One kind of attacker, with several kinds of attacks, each in turn. Others attack at the same time."""
 
     name: ClassVar[str]
 
@@ -24,13 +28,18 @@ class Attacker(ABC):
         """What was tried, and how it was answered."""
         self.wrong: list[str] = []
         """Answers that break a promise."""
+        kinds = list(self.kinds().items())
+        self._coming = itertools.cycle(self.draw.sample(kinds, len(kinds)))
+        self.num_kinds = len(kinds)
 
     @abstractmethod
-    async def round(self) -> None:
-        """Attack once; at the end, nothing of it is open on the attacker's side."""
+    def kinds(self) -> Mapping[str, Kind]:
+        """Return its kinds of attacks by name."""
 
     async def attack(self, is_over: Callable[[Attacker], bool]) -> None:
         """Attack until `is_over`."""
         while not is_over(self):
-            await self.round()
+            kind, attack = next(self._coming)
+            await attack()
+            self.counts[kind] += 1
             self.num_rounds += 1

@@ -7,9 +7,10 @@ import contextlib
 import json
 import socket
 import struct
+from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.attackers.base import Attacker
+from benchmarks.attackers.base import Attacker, Kind
 from benchmarks.private_ray import HOST
 from benchmarks.siege_app import authorization
 
@@ -23,8 +24,11 @@ class Cancels(Attacker):
 
     name = "cancels"
 
-    async def round(self) -> None:
-        """Send some requests, and leave."""
+    def kinds(self) -> Mapping[str, Kind]:
+        """Return the only kind."""
+        return {f"{AT_ONCE} requests": self._leave_all}
+
+    async def _leave_all(self) -> None:
         await asyncio.gather(*(self._leave() for _ in range(AT_ONCE)))
 
     async def _leave(self) -> None:
@@ -49,7 +53,8 @@ class Cancels(Attacker):
                 self._hang_up(writer)
             finally:
                 writer.close()
-        self.counts[f"{kind}, left {moment}"] += 1
+        self.counts[f"{kind} left"] += 1
+        self.counts[f"left {moment}"] += 1
 
     def _request(self) -> tuple[str, str, dict[str, Any]]:
         messages = [{"role": "user", "content": f"Tell me all about the number {self.draw.randrange(10**6)}."}]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
-from itertools import cycle
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import psutil
 
-from benchmarks.attackers.base import Attacker
-from benchmarks.siege_app import Outage, Target
+from benchmarks.attackers.base import Attacker, Kind
+from benchmarks.siege_app import Outage
 
 RECOVERY_S = 300.0
 
@@ -22,20 +23,18 @@ class Kills(Attacker):
 
     name = "kills"
 
-    def __init__(self, target: Target, seed: int) -> None:
-        super().__init__(target, seed)
-        app = target.app
-        kinds: list[tuple[str, Callable[[], list[int]]]] = [
-            ("engine", app.engines), ("ingress", app.ingresses), ("hub", app.hubs),
-            ("controller", app.controllers), ("worker", self._workers),
-        ]  # fmt: skip
-        self._coming = cycle(kinds)
-        self._kinds = kinds
+    def kinds(self) -> Mapping[str, Kind]:
+        """Return a kind for each kind of process."""
+        app = self.target.app
+        of: dict[str, Callable[[], list[int]]] = {
+            "engine": app.engines, "ingress": app.ingresses, "hub": app.hubs, "controller": app.controllers,
+            "worker": self._workers,
+        }  # fmt: skip
+        return {f"{kind} killed": partial(self._kill, kind, pids) for kind, pids in of.items()}
 
-    async def round(self) -> None:
-        """Kill the next process and wait until it is replaced."""
-        kind, pids = next(self._coming)
-        found = pids()
+    async def _kill(self, kind: str, pids: Callable[[], list[int]]) -> None:
+        """Kill such a process and wait until it is replaced."""
+        found = await asyncio.to_thread(pids)
         if not found:
             self.counts[f"no {kind} was there"] += 1
             return
@@ -45,7 +44,6 @@ class Kills(Attacker):
             os.kill(victim, signal.SIGKILL)
         is_back = await self.target.app.until(lambda: self._is_whole(victim), RECOVERY_S)
         self.target.outages.append(Outage(kind, "killed", began, time.monotonic()))
-        self.counts[f"{kind} killed"] += 1
         if not is_back:
             self.wrong.append(f"the application is not whole {RECOVERY_S:.0f} s after its {kind} was killed")
 
