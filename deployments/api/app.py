@@ -33,7 +33,14 @@ from deployments.api.http.observation import Observation, record_of
 from deployments.api.http.origins import Origins
 from deployments.api.http.pacing import Pace, chunks_per_s
 from deployments.api.http.spelling import Spelling
-from deployments.api.http.transport import Envelope, error_response, json_response, request_id, until_disconnect
+from deployments.api.http.transport import (
+    Envelope,
+    error_response,
+    json_response,
+    name_ignored,
+    request_id,
+    until_disconnect,
+)
 from deployments.api.off_loop import near_or_far, num_threads, off_loop, take_share
 from deployments.api.record import RequestRecord
 from deployments.api.request.openapi import add_parts, body_of
@@ -221,7 +228,12 @@ class _Endpoints:
             record.metrics.count_to(served.metrics)
             record.model = served.card.id
         work = partial(parse, body.fields, kind, self._service.limits)
-        return served, await off_loop(work) if body.is_large else work()
+        asked_for, ignored = await off_loop(work) if body.is_large else work()
+        if ignored:
+            name_ignored(request.scope, ignored)
+            if record is not None:
+                record.ignored_fields = ignored
+        return served, asked_for
 
     async def _generate(self, request: Request, record: RequestRecord, plan: _Planner) -> Response:
         tenant, name = tenant_of(request), request_id(request.scope)

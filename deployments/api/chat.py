@@ -25,6 +25,7 @@ from deployments.api.request.prompt_scores import PromptScores, requested_scores
 from deployments.api.request.prompts import check_prompt, encode_messages
 from deployments.api.request.protocol import ChatRequest
 from deployments.api.request.sampling import (
+    asked_tokens,
     check_room,
     in_range,
     room,
@@ -43,7 +44,7 @@ from engine.logprobs import TokenLogprobs
 async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest, salt: str) -> GenerationPlan:
     """Check and tokenize a request, and plan what to generate. `salt` is the cache's. Raises `ApiError`."""
     model = served.card
-    asked, logprobs = _asked_tokens(request), _asked_logprobs(request, limits.max_top_logprobs)
+    asked, logprobs = asked_tokens(request), _asked_logprobs(request, limits.max_top_logprobs)
     num_scored = requested_scores(request, limits)
     # All but the prompt's length is checked before the prompt is worked on.
     unbounded = 2**31 - 1 if asked is None else asked
@@ -67,6 +68,7 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest, s
         [EncodedPrompt(ids)],
         num_choices=request.n or 1,
         include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
         with_token_ids=bool(request.return_token_ids),
         include_timings=bool(request.include_timings),
     )
@@ -75,15 +77,6 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest, s
     sampling = with_grammar(with_max_tokens(sampling, asked or left), grammar)
     sampling = with_beams(sampling, request, limits, candidates)
     return GenerationPlan(served, request, sampling, encoder, candidates, parse_spec=parse_spec, scores=scores)
-
-
-def _asked_tokens(request: ChatRequest) -> int | None:
-    """Return the output limit from its newer or older field; None uses the room left in the context."""
-    new, old = request.max_completion_tokens, request.max_tokens
-    if new is not None and old is not None and new != old:
-        raise invalid("max_tokens and max_completion_tokens differ; give one of them.", "max_tokens")
-    in_range("max_completion_tokens", new, 1, 2**31 - 1)
-    return old if new is None else new
 
 
 def _asked_logprobs(request: ChatRequest, limit: int) -> int | None:
@@ -123,6 +116,7 @@ class ChatResponseEncoder:
     def delta(self, delta: ChoiceDelta) -> bytes:
         """Encode one delta. The finish reason gets its own chunk, as clients expect the last delta to be empty."""
         chunks = b""
+        self._framing.count(len(delta.token_ids))
         if delta.text or delta.logprobs or delta.reasoning or delta.calls or self.context.reports_ids(delta):
             chunks = self._framing.choice(self._content_chunk(delta))
         if delta.finish_reason:
@@ -185,7 +179,8 @@ class ChatResponseEncoder:
 
 def _message_fields(text: str, reasoning: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the non-empty fields of a message or of its delta."""
-    fields = {"content": text, "reasoning": reasoning, "tool_calls": calls}
+    # Two names: vLLM's and OpenRouter's, and DeepSeek's, by which many clients know it.
+    fields = {"content": text, "reasoning": reasoning, "reasoning_content": reasoning, "tool_calls": calls}
     return {part: value for part, value in fields.items() if value}
 
 

@@ -32,6 +32,7 @@ from deployments.api.request.prompts import check_prompt, encode_text
 from deployments.api.request.protocol import CompletionRequest
 from deployments.api.request.sampling import (
     COMPLETION_MAX_TOKENS,
+    asked_tokens,
     check_room,
     in_range,
     sampling_params,
@@ -50,7 +51,8 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
     at_most(limits, "max_prompts", "prompt", len(request.prompt), "prompts")
     in_range("logprobs", request.logprobs, 0, limits.max_completion_logprobs, "limits.max_completion_logprobs")
     num_scored = requested_scores(request, limits, echoed=request.logprobs if request.echo else None)
-    max_tokens = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    asked = asked_tokens(request)
+    max_tokens = COMPLETION_MAX_TOKENS if asked is None else asked
     is_silent = max_tokens == 0 and (bool(request.echo) or num_scored is not None)
     candidates = num_candidates(request, limits)
     sampling = sampling_params(
@@ -73,6 +75,7 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
         prompts,
         num_choices=request.n or 1,
         include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
         with_token_ids=bool(request.return_token_ids),
         include_timings=bool(request.include_timings),
     )
@@ -141,6 +144,7 @@ class CompletionResponseEncoder:
 
     def delta(self, delta: ChoiceDelta) -> bytes:
         """Encode one chunk; the last one has the finish reason."""
+        self._framing.count(len(delta.token_ids))
         if not delta.has_content and not self.context.reports_ids(delta):
             return b""
         logprobs = encode_json(self._logprobs(delta.index, delta.logprobs)) if delta.logprobs else b"null"

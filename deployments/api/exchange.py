@@ -287,6 +287,12 @@ class Exchange:
         return headers
 
 
+def _priority(request: ChatRequest | CompletionRequest) -> int:
+    if request.priority is None and request.service_tier is not None:
+        return 1 if request.service_tier == "priority" else -1
+    return request.priority or 0
+
+
 def _all_cached(prompt_ids: Sequence[int]) -> None:
     """Bound the reported cached tokens of a prompt by nothing."""
 
@@ -308,7 +314,7 @@ def _parts(plan: GenerationPlan, hints: Hints, tenant: Tenant) -> list[tuple[Gen
             model=plan.served.card.id,
             prompt_ids=answer.prompts[index // count].token_ids,
             sampling=for_choice(sampling, index % count),
-            priority=request.priority or 0,
+            priority=_priority(request),
             salt=tenant.salt(request.cache_salt or ""),
             session_id=hints.session_id or request.prompt_cache_key,
             tenant=tenant.name,

@@ -10,7 +10,7 @@ it has one clock, `time.monotonic`, and records each time once.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -80,6 +80,8 @@ class RequestRecord:
         self.finish_reason: str | None = None
         """The first choice's, "error" or "abort"; None for a request that has not ended."""
         self.error_type: str | None = None
+        self.ignored_fields: Sequence[str] = ()
+        """Names of fields that were ignored, as `limits.unknown_fields` has it."""
         self.reason: str | None = None
         """Reason of a refusal, as `admission_rejections_total` counts it."""
         self.trace_id: str | None = None

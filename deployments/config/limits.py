@@ -14,6 +14,9 @@ from engine import sampling_params as engine_bounds
 MIB = 2**20
 
 
+UnknownFields = Literal["refuse", "warn", "ignore"]
+
+
 class Limits(BaseModel):
     """Bounds on requests; each is checked before the work it bounds."""
 
@@ -29,6 +32,9 @@ class Limits(BaseModel):
     name counts 5 more, an array or object 10."""
     max_json_depth: int = Field(default=64, ge=8)
     """Deepest nesting of arrays and objects in a body."""
+    unknown_fields: UnknownFields = "warn"
+    """What becomes of a body's fields that this server does not know: a 400 ("refuse"), ignored and named in the
+    header x-raydix-ignored-fields and the request's log line ("warn"), or ignored."""
     max_header_bytes: int = Field(default=64 * 1024, ge=1024)
     """Largest size of all headers of a request, names and values, in bytes."""
     max_headers: int = Field(default=100, ge=10)

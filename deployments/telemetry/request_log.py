@@ -81,6 +81,7 @@ def request_fields(record: RequestRecord) -> dict[str, Any]:
         "finish_reason": record.finish_reason,
         "error_type": record.error_type,
         "reason": record.reason,
+        "ignored_fields": list(record.ignored_fields),
         "stream": start is not None and start.is_stream,
         "num_choices": 0 if start is None else len(start.choices.choices),
         **timings,

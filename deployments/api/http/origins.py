@@ -23,6 +23,7 @@ MAX_AGE_S = 600
 _METHODS = b"GET, HEAD, POST, DELETE"
 _EXPOSED = (
     b"retry-after, x-request-id, x-raydix-replica, x-raydix-cached-tokens, x-raydix-decision, "
+    b"x-raydix-ignored-fields, "
     b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
     b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )

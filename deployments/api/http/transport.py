@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,12 +21,18 @@ from deployments.config.limits import Limits
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _REQUEST_ID = "raydix.request_id"
+_IGNORED_FIELDS = "raydix.ignored_fields"
 _MAX_REQUEST_ID_CHARS = 128
 
 
 def request_id(scope: Scope) -> str:
     """Return the id that `Envelope` gave this request."""
     return str(scope.get(_REQUEST_ID, ""))
+
+
+def name_ignored(scope: Scope, fields: Sequence[str]) -> None:
+    """Have the response name fields of the request that were ignored; they must fit into a header."""
+    scope[_IGNORED_FIELDS] = ", ".join(fields)
 
 
 ON_DISCONNECT = "raydix.on_disconnect"
@@ -170,6 +176,9 @@ class Envelope:
             nonlocal has_started
             if message["type"] == "http.response.start":
                 has_started = True
+                if _IGNORED_FIELDS in scope:
+                    ignored = (b"x-raydix-ignored-fields", scope[_IGNORED_FIELDS].encode("ascii"))
+                    message["headers"] = [*message.get("headers", ()), ignored]
             if message["type"] == "http.response.start" and self._names_answers:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", name.encode())]
             await send(message)

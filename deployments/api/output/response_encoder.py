@@ -38,6 +38,8 @@ class ResponseContext:
     """Number of choices per prompt; choice i belongs to prompt i // num_choices."""
     include_usage: bool
     """Whether a stream reports usage; a response that is not streamed always does."""
+    continuous_usage: bool
+    """Whether each chunk of a stream has the usage so far."""
     with_token_ids: bool
     include_timings: bool
 
@@ -152,10 +154,20 @@ class ChunkFraming:
     def __init__(self, context: ResponseContext, kind: str) -> None:
         self._head = b"data: " + encode_json(context.head(kind))[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if context.include_usage else b"]}\n\n"
+        self._num_prompt_tokens = context.num_prompt_tokens if context.continuous_usage else None
+        self._num_generated = 0
+
+    def count(self, num_generated: int) -> None:
+        """Count tokens for the usage so far; they are in the next event."""
+        self._num_generated += num_generated
 
     def choice(self, encoded: bytes) -> bytes:
         """Encode an event with one choice, given as JSON."""
-        return self._head + encoded + self._tail
+        if self._num_prompt_tokens is None:
+            return self._head + encoded + self._tail
+        usage = b'],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}\n\n'
+        counts = (self._num_prompt_tokens, self._num_generated, self._num_prompt_tokens + self._num_generated)
+        return self._head + encoded + usage % counts
 
     def closing(self, extras: dict[str, Any]) -> bytes:
         """Encode an event without choices that reports usage or timings."""

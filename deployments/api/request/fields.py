@@ -1,19 +1,37 @@
-"""Refuses fields of the OpenAI API that this server does not support and that would change the answer.
+"""Decides about fields that this server does not use: taken as harmless, named as ignored, or refused.
 
-Silently ignoring a constraint is worse than an error: the client would get an unconstrained answer and a 200. Each
-field is therefore used, ignored as harmless, or refused by name.
+Silently ignoring a constraint is worse than an error: the client would get an unconstrained answer and a 200. So
+fields that are known to change the answer, and are not supported, are refused by name. What is not known at all is
+mostly another server's hint; the setting `limits.unknown_fields` says what becomes of it.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from deployments.api.errors import invalid, quoted
+from deployments.config.limits import UnknownFields
 
-HARMLESS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_retention"})
-"""Fields accepted with any value: they label a request, or qualify another field that is refused."""
+HARMLESS = frozenset(
+    {
+        "cache_prompt",
+        "metadata",
+        "prediction",
+        "prompt_cache_retention",
+        "request_id",
+        "rid",
+        "safety_identifier",
+        "store",
+        "user",
+    }
+)
+"""Fields accepted with any value: they label a request, advise how to compute it, or qualify another field that is
+refused."""
+_SHOWN_CHARS, _SHOWN_FIELDS = 64, 16
+"""How much of which ignored fields the answer names: the names are the client's."""
 
 # Fields that are not supported, with the values besides null that have no effect.
 _COMMON: dict[str, tuple[Any, ...]] = {
@@ -28,10 +46,8 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "kv_transfer_params": (),
     "logits_processors": ([],),
-    "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "store": (False,),
     "truncate_prompt_tokens": (),
     "vllm_xargs": ({},),
 }
@@ -50,7 +66,6 @@ CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "mm_processor_kwargs": ({},),
-    "prediction": (),
     "reasoning_effort": (),
     "thinking_token_budget": (),
     "verbosity": (),
@@ -63,13 +78,33 @@ COMPLETION_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
+class IgnoredFields:
+    """What becomes of unknown fields, and the names of those that were ignored."""
+
+    def __init__(self, rule: UnknownFields) -> None:
+        self._rule = rule
+        self.names: list[str] = []
+        """Names to be shown, in the order of the body; empty where the rule is to say nothing."""
+
+    def add(self, name: str, value: object, known: Collection[str], path: str) -> None:
+        """Ignore an unknown field. Raises `ApiError` 400 where the rule refuses it; null is no value."""
+        if value is None or self._rule == "ignore":
+            return
+        if self._rule == "refuse":
+            setting = "" if path else " (limits.unknown_fields is refuse)"
+            raise invalid(f"Unknown field {quoted(name)}{setting}.{_suggestion(name, known)}", path + name[:64])
+        if len(self.names) < _SHOWN_FIELDS:
+            self.names.append(re.sub(r"[^A-Za-z0-9_.-]", "?", (path + name)[:_SHOWN_CHARS]))
+
+
 def keep_known(
     body: Mapping[str, Any],
     known: Collection[str],
     unsupported: Mapping[str, tuple[Any, ...]],
+    ignored: IgnoredFields,
     path: str = "",
 ) -> dict[str, Any]:
-    """Return `body` without fields that have no effect. Raises `ApiError` for any other field not in `known`."""
+    """Return `body` without what has no effect. Raises `ApiError` for what would change the answer."""
     kept = {}
     for name, value in body.items():
         if name in known:
@@ -77,7 +112,7 @@ def keep_known(
         elif name in HARMLESS and not path:
             continue
         elif name not in unsupported:
-            raise invalid(f"Unknown field {quoted(name)}.{_suggestion(name, known)}", path + name[:64])
+            ignored.add(name, value, known, path)
         elif value is not None and not _is_neutral(value, unsupported[name]):
             raise invalid(
                 f"{path}{name} with this value is not supported by this server; leave it out.",

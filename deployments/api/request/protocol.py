@@ -5,7 +5,7 @@ They check the form of the JSON; `SamplingParams` checks the ranges of sampling 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, ValidationError
@@ -16,6 +16,7 @@ from deployments.api.request.counts import check_counts
 from deployments.api.request.fields import (
     CHAT_UNSUPPORTED,
     COMPLETION_UNSUPPORTED,
+    IgnoredFields,
     keep_known,
 )
 from deployments.api.request.history import taken_messages
@@ -112,6 +113,10 @@ def _parse_ids(value: object) -> object:
     return value
 
 
+def _parse_service_tier(value: object) -> object:
+    return value if value in ("flex", "priority") else None if isinstance(value, str) else value
+
+
 def _parse_early_stopping(value: object) -> object:
     if value is None or isinstance(value, bool) or value == "never":
         return value
@@ -123,6 +128,7 @@ def _are_ids(values: list[object]) -> bool:
     return set(map(type, values)) <= {int}
 
 
+ServiceTier = Literal["flex", "priority"]
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """An integer of 64 bits; the sampling parameters' own ranges are narrower."""
 T = TypeVar("T")
@@ -164,11 +170,13 @@ class Message(LenientModel):
     """What the assistant thought before it answered; also `reasoning_content`."""
 
 
-class StreamOptions(StrictModel):
+class StreamOptions(LenientModel):
     """What a stream carries besides its text."""
 
     include_usage: bool | None = None
     """End the stream with a chunk that has no choices and the usage of the whole request."""
+    continuous_usage_stats: bool | None = None
+    """With `include_usage`, every chunk has the usage so far."""
     include_obfuscation: bool | None = None
     """Accepted and not done: padding against traffic analysis."""
 
@@ -178,6 +186,7 @@ class _Generating(StrictModel):
 
     model: str
     max_tokens: Int | None = None
+    max_completion_tokens: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int | None = None
@@ -210,6 +219,8 @@ class _Generating(StrictModel):
     """Cached prefixes are shared only among requests with the same salt."""
     priority: Int | None = None
     """Requests with a higher priority are scheduled first."""
+    service_tier: Annotated[ServiceTier | None, _taking(_parse_service_tier, str | None)] = None
+    """Without a `priority`: "priority" counts as 1, "flex" as -1, and all others as 0."""
     prompt_cache_key: str | None = None
     """Hint that requests with this key share a prefix; `x-session-id` takes precedence."""
     prompt_logprobs: Int | None = None
@@ -224,7 +235,6 @@ class ChatRequest(_Generating):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
-    max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
     tools: Annotated[list[Tool], FailFast(), _taking(_or_none, list[Tool] | None)] = Field(default_factory=list)
@@ -273,9 +283,13 @@ UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[Any, ...]]] = {
 Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
-def parse(body: dict[str, Any], kind: type[Parsed], limits: Limits) -> Parsed:
-    """Return `body` as a request of `kind`. Raises `ApiError` 400 that names the first field at fault."""
-    fields = keep_known(body, kind.model_fields.keys(), UNSUPPORTED.get(kind, {}))
+def parse(body: dict[str, Any], kind: type[Parsed], limits: Limits) -> tuple[Parsed, Sequence[str]]:
+    """Return `body` as a request of `kind`, and the names of ignored fields to be shown.
+
+    Raises `ApiError` 400 that names the first field at fault.
+    """
+    ignored = IgnoredFields(limits.unknown_fields)
+    fields = keep_known(body, kind.model_fields.keys(), UNSUPPORTED.get(kind, {}), ignored)
     check_counts(fields, limits)
     if isinstance(messages := fields.get("messages"), list):
         if not messages:
@@ -284,10 +298,10 @@ def parse(body: dict[str, Any], kind: type[Parsed], limits: Limits) -> Parsed:
     if isinstance(structured := fields.get("structured_outputs"), dict):
         known = [field.alias or name for name, field in StructuredOutputs.model_fields.items()]
         fields["structured_outputs"] = keep_known(
-            structured, known, STRUCTURED_OUTPUTS_UNSUPPORTED, "structured_outputs."
+            structured, known, STRUCTURED_OUTPUTS_UNSUPPORTED, IgnoredFields("refuse"), "structured_outputs."
         )
     try:
-        return kind.model_validate(fields)
+        return kind.model_validate(fields), ignored.names
     except ValidationError as error:
         raise _translated(error) from None
 

@@ -28,6 +28,8 @@ def sampling_params(
     """Return the sampling parameters of the first choice. Raises `ApiError` 400 that names the field."""
     _check_limits(request, limits, model)
     given = {name: getattr(request, name) for name in _PASSED if getattr(request, name) is not None}
+    if given.get("top_k") == -1:  # vLLM's and SGLang's spelling of "all"
+        del given["top_k"]
     try:
         return SamplingParams(
             max_tokens=max_tokens,
@@ -161,7 +163,18 @@ def check_room(prompt_tokens: int, max_tokens: int, model: ModelCard, param: str
 
 def context(max_model_len: int) -> str:
     """Begin a sentence on what does not fit a model's context."""
-    return f"This model's context is {max_model_len} tokens (its own, or less by engine.max_model_len)"
+    # LiteLLM and LangChain know this beginning, and shorten the conversation.
+    own = "its own, or less by engine.max_model_len"
+    return f"This model's maximum context length is {max_model_len} tokens ({own})"
+
+
+def asked_tokens(request: ChatRequest | CompletionRequest) -> int | None:
+    """Return the output limit from its newer or older field; None if there is neither."""
+    new, old = request.max_completion_tokens, request.max_tokens
+    if new is not None and old is not None and new != old:
+        raise invalid("max_tokens and max_completion_tokens differ; give one of them.", "max_tokens")
+    in_range("max_completion_tokens", new, 1, 2**31 - 1)
+    return old if new is None else new
 
 
 def context_exceeded(message: str, param: str) -> ApiError:

@@ -50,7 +50,7 @@ def _parse_type(value: object) -> object:
 
 
 def _parse_schema(value: object) -> object:
-    if not isinstance(value, dict | bool):
+    if value is not None and not isinstance(value, dict | bool):
         raise PydanticCustomError("response_format", "must be a JSON schema: an object, or true")
     return value
 
@@ -64,7 +64,7 @@ def _parse_json(value: object) -> object:
             raise PydanticCustomError(
                 "structured_outputs", "must be a JSON schema, but this text is not JSON"
             ) from None
-    return value if value is None else _parse_schema(value)
+    return _parse_schema(value)
 
 
 def _parse_choice(value: object) -> object:
@@ -82,7 +82,10 @@ class JsonSchemaFormat(StrictModel):
     """Labels it; changes nothing."""
     strict: bool | None = None
     """Changes nothing: answers always match."""
-    schema_: Annotated[Any, BeforeValidator(_parse_schema, json_schema_input_type=Schema)] = Field(alias="schema")
+    schema_: Annotated[Any, BeforeValidator(_parse_schema, json_schema_input_type=Schema | None)] = Field(
+        default=None, alias="schema"
+    )
+    """Without one, the answer is any JSON object."""
 
 
 class ResponseFormat(StrictModel):
@@ -166,6 +169,8 @@ def _of_format(limits: Limits, given: ResponseFormat | None) -> Sequence[tuple[G
     if given.json_schema is None:
         raise invalid("response_format.json_schema is required by this type.", "response_format.json_schema")
     param = "response_format.json_schema.schema"
+    if given.json_schema.schema_ is None:
+        return [(Grammar("json_object"), param)]
     return [(schema_grammar(limits, given.json_schema.schema_, param), param)]
 
 

@@ -24,9 +24,9 @@ def bad_numbers() -> Iterator[tuple[str, str]]:
     for name in INTS:
         for value in ("1.5", "NaN", "Infinity", "1e400", "1e300", str(10**30), "9" * 5000, *WRONG_TYPES):
             yield name, value
-        if name not in ("seed", "priority"):
+        if name not in ("seed", "priority", "top_k"):
             yield name, "-1"
-    yield "priority", "-1000"
+    yield from (("priority", "-1000"), ("top_k", "-2"))
 
 
 @pytest.mark.parametrize("path, base", [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
@@ -91,7 +91,6 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"chat_template": "{{ evil }}"}, "chat_template"),
     ({"continue_final_message": True}, "continue_final_message"),
     ({"skip_special_tokens": 1}, "skip_special_tokens"),
-    ({"temprature": 1}, "temprature"),
 ]  # fmt: skip
 
 

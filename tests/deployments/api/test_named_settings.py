@@ -61,6 +61,7 @@ EXCEEDED: list[tuple[str, Any, tuple[str, dict[str, Any]]]] = [
     ("max_body_bytes", 1024, complete(prompt="x" * 2000)),
     ("max_json_values", 1024, complete(prompt=[1] * 2000)),
     ("max_json_depth", 8, complete(metadata=json.loads("[" * 20 + "]" * 20))),
+    ("unknown_fields", "refuse", complete(temprature=1)),
     ("max_choices", 2, chat(n=3)),
     ("max_choices", 2, complete(n=3)),
     ("max_best_of", 2, complete(best_of=3)),

@@ -90,11 +90,9 @@ def test_what_is_taken_is_described(
         (COMPLETIONS, {"prompt": ["a", 5]}),
         (COMPLETIONS, {"prompt": "Once", "suffix": "a"}),
         (COMPLETIONS, {"prompt": "Once", "stop": [5]}),
-        (COMPLETIONS, {"prompt": "Once", "unknown": 1}),
         (CHAT, {"messages": [{"role": "wizard", "content": "a"}]}),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]}),
         (CHAT, {"messages": []}),
-        (CHAT, {"messages": [USER], "store": True}),
         (CHAT, {"messages": [USER], "structured_outputs": {"choice": []}}),
     ],
 )

@@ -100,8 +100,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
      "response_format.json_schema", "only allowed"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
      "response_format.json_schema.name", "is required"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
-     "response_format.json_schema.schema", "is required"),
     ({"response_format": json_schema("{}")}, "response_format.json_schema.schema", "must be a JSON schema"),
     ({"response_format": json_schema({}, schemas=1)}, "response_format.json_schema.schemas", "not a known field"),
     ({"response_format": json_schema({"uniqueItems": True})},

@@ -1,0 +1,147 @@
+"""Fields that this server does not know, those that only label or advise, and other names of what it does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.api import ApiService, create_app
+from tests.deployments.support.scripted_api import Client, ScriptedEngine
+
+CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+COMPLETION: dict[str, Any] = {"model": "demo", "prompt": "hi"}
+BOTH = pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)])
+IGNORED = "x-raydix-ignored-fields"
+
+
+def events(client: Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    data = [line.removeprefix("data: ") for line in client.post(path, body).text.split("\n\n")]
+    return [json.loads(event) for event in data if event.startswith("{")]
+
+
+def client_of(service: ApiService, rule: str) -> Client:
+    limits = service.limits.model_copy(update={"unknown_fields": rule})
+    return Client(httpx.ASGITransport(create_app(replace(service, limits=limits))))
+
+
+@BOTH
+def test_unknown_fields_are_ignored_and_named(client: Client, path: str, body: dict[str, Any]) -> None:
+    response = client.post(path, body | {"temprature": 0, "nvext": {"a": 1}, "provider": None})
+    assert response.status_code == 200
+    assert response.headers[IGNORED] == "temprature, nvext"
+    assert IGNORED not in client.post(path, body | {"provider": None}).headers
+
+
+def test_an_error_names_them_too_and_no_name_breaks_the_header(client: Client) -> None:
+    response = client.post("/tokenize", {"prompt": "hi", "a\r\nset-cookie: b": 1, "ü" * 300: 1})
+    assert response.headers[IGNORED] == "a??set-cookie??b, " + "?" * 64
+    many = {f"f{number}": 1 for number in range(1000)}
+    response = client.post("/v1/completions", COMPLETION | {"temperature": -1} | many)
+    assert response.status_code == 400
+    assert response.headers[IGNORED].split(", ") == [f"f{number}" for number in range(16)]
+
+
+@BOTH
+def test_what_becomes_of_them_is_a_setting(service: ApiService, path: str, body: dict[str, Any]) -> None:
+    asked = body | {"temprature": 0}
+    response = client_of(service, "refuse").post(path, asked)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "temprature")
+    assert "limits.unknown_fields" in error["message"] and "Did you mean temperature?" in error["message"]
+    assert client_of(service, "refuse").post(path, body | {"temprature": None}).status_code == 200
+    response = client_of(service, "ignore").post(path, asked)
+    assert response.status_code == 200 and IGNORED not in response.headers
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"store": True, "prediction": {"type": "content", "content": "a"}, "request_id": "r", "rid": "r"},
+        {"cache_prompt": True, "user": "u", "metadata": {"a": "b"}, "top_k": -1, "service_tier": "auto"},
+        {"stream": True, "stream_options": {"include_usage": True, "chunk_size": 5}},
+    ],
+)
+def test_what_only_labels_or_advises_is_taken(
+    client: Client, path: str, body: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    response = client.post(path, body | fields)
+    assert response.status_code == 200 and IGNORED not in response.headers
+
+
+@BOTH
+def test_known_fields_that_would_change_the_answer_stay_an_error(
+    client: Client, path: str, body: dict[str, Any]
+) -> None:
+    response = client.post(path, body | {"bad_words": ["a"]})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "unsupported_field")
+
+
+@BOTH
+def test_the_newer_name_of_max_tokens_holds_everywhere(client: Client, path: str, body: dict[str, Any]) -> None:
+    usage = client.post(path, body | {"max_completion_tokens": 3}).json()["usage"]
+    assert usage["completion_tokens"] == 3
+    assert client.post(path, body | {"max_completion_tokens": 3, "max_tokens": 4}).status_code == 400
+
+
+@BOTH
+def test_service_tiers_are_priorities(
+    client: Client, engine: ScriptedEngine, path: str, body: dict[str, Any]
+) -> None:
+    for fields in ({"service_tier": "flex"}, {"service_tier": "priority"}, {"service_tier": "default"}, {}):
+        client.post(path, body | fields)
+    client.post(path, body | {"service_tier": "flex", "priority": 5})
+    assert [request.priority for request in engine.requests] == [-1, 1, 0, 0, 5]
+
+
+@BOTH
+def test_all_tokens_are_candidates_with_a_top_k_of_minus_1(
+    client: Client, engine: ScriptedEngine, path: str, body: dict[str, Any]
+) -> None:
+    assert client.post(path, body | {"top_k": -1}).status_code == 200
+    assert engine.requests[0].sampling.top_k == 0
+    assert client.post(path, body | {"top_k": -2}).json()["error"]["param"] == "top_k"
+
+
+def test_a_schema_may_be_left_out(client: Client, engine: ScriptedEngine) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "anything"}}
+    assert client.post("/v1/chat/completions", CHAT | {"response_format": form}).status_code == 200
+    grammar = engine.requests[0].sampling.grammar
+    assert grammar is not None and grammar.kind == "json_object"
+
+
+@BOTH
+@pytest.mark.parametrize("field", ["prompt", "max_tokens"])
+def test_what_exceeds_the_context_is_said_in_the_words_that_clients_look_for(
+    client: Client, path: str, body: dict[str, Any], field: str
+) -> None:
+    """LiteLLM and LangChain shorten the conversation when they find them."""
+    long = "word " * 2000
+    change: dict[str, Any] = {"max_tokens": 10_000}
+    if field == "prompt":
+        change = {"prompt": long} if "prompt" in body else {"messages": [{"role": "user", "content": long}]}
+    error = client.post(path, body | change).json()["error"]
+    assert error["message"].startswith("This model's maximum context length is 512 tokens")
+    assert error["code"] == "context_length_exceeded"
+
+
+@BOTH
+def test_each_chunk_has_the_usage_so_far_if_asked(
+    client: Client, engine: ScriptedEngine, path: str, body: dict[str, Any]
+) -> None:
+    """GuideLLM counts tokens by it."""
+    engine.says = "Grüße, 世界 🌍!"  # some tokens have no text of their own
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = body | {"max_tokens": 100}
+    chunks = events(client, path, body | {"stream": True, "stream_options": options})
+    usages = [chunk["usage"] for chunk in chunks]
+    counts = [usage["completion_tokens"] for usage in usages]
+    assert counts == sorted(counts) and counts[-1] == counts[-2] == len(engine.codec.encode(engine.says)) + 1
+    assert {usage["prompt_tokens"] for usage in usages} == {usages[-1]["prompt_tokens"]}
+    assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+    plain = events(client, path, body | {"stream": True, "stream_options": {"include_usage": True}})
+    assert [chunk["usage"] for chunk in plain[:-1]] == [None] * (len(plain) - 1)
