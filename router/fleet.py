@@ -117,6 +117,7 @@ class Fleet:
         """Grows whenever a replica joins, leaves, moves, falls silent or answers again."""
         self._ready = ReadyCandidates()
         self._open_circuits: set[str] = set()
+        self._kv_tokens = 0
 
     # --- members -------------------------------------------------------------------------------------------
 
@@ -125,7 +126,7 @@ class Fleet:
         with self._lock:
             before = {replica: member.address for replica, member in self._members.items()}
             for replica in self._members.keys() - addresses.keys():
-                del self._members[replica]
+                self._kv_tokens -= _kv_tokens(self._members.pop(replica).load)
                 self._open_circuits.discard(replica)
                 self._ready.remove(replica)
             for replica, address in addresses.items():
@@ -203,6 +204,7 @@ class Fleet:
             member = self._members.get(replica)
             if member is None:
                 return
+            self._kv_tokens += _kv_tokens(load) - _kv_tokens(member.load)
             member.load = load
             is_seen = lambda dispatch: dispatch[1][0] <= load.dispatches_seen  # noqa: E731  # numbers ascend
             for request_id, _ in list(takewhile(is_seen, member.unseen.items())):
@@ -280,6 +282,11 @@ class Fleet:
         with self._lock:
             return self._ready.utilisation()
 
+    def kv_tokens(self) -> int:
+        """Return how many tokens the KV memory of all replicas together has room for, by their heartbeats."""
+        with self._lock:
+            return self._kv_tokens
+
     def _drop(self, replica: str, request_id: str) -> None:
         member = self._members[replica]
         member.own.discard(request_id)
@@ -306,6 +313,10 @@ class Fleet:
 
 def _num_requests(member: _Member) -> int:
     return max(0, member.load.num_requests - member.load.num_own) + len(member.own)
+
+
+def _kv_tokens(load: ReplicaLoad) -> int:
+    return load.pages_total * load.page_size
 
 
 def _member_state(member: _Member, now: float) -> MemberState:

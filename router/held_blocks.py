@@ -4,6 +4,15 @@ A replica that leaves, or whose blocks are replaced, gives up its slot: the slot
 consider live bits only. A sweep of a few blocks with each change clears dead bits from the masks; only then is a
 slot used again.
 
+Only blocks that a living replica holds count against the bound. When there is no room, what no prompt had goes:
+
+    new ──▶ [ untried: oldest ....... newest ] ── no prompt had it ──▶ out
+                  │ a prompt had it      ▲
+                  ▼                      │ its mark is taken, when there are more of these than seven eighths
+            [ useful: oldest ....... newest ]
+
+So a flood of blocks that nobody asks for replaces only its like, and what was useful must be so again to stay.
+
 The masks lie in many dictionaries, not in one: a dictionary that grows moves all it has, which would stop an event
 loop for a fifth of a second at three million blocks. These are small, and each grows at another time.
 """
@@ -11,12 +20,19 @@ loop for a fifth of a second at three million blocks. These are small, and each 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from router.block_queue import BlockQueue
 from router.overlap import bits
 
 SWEEP_STEP = 64
 """Blocks swept with each change, in addition to those that the change is worth."""
+ROOM_STEPS = 1024
+"""Most blocks looked at to make room with each change, in addition to one for each new block. If these all were of
+use, which happens where prompts had nearly all, the last of the new blocks are dropped."""
+_USED = 1
+"""The bit of a mask that says that a prompt had the block after it had become known. No slot has it."""
 _NUM_SHARDS = 128
 _SHARD = _NUM_SHARDS - 1
 """The bits of a block's hash that say in which dictionary it lies."""
@@ -27,30 +43,35 @@ class HeldBlocks:
 
     def __init__(self, max_blocks: int) -> None:
         self.max_blocks = max_blocks
+        """Most blocks with a holder. It may change; what exceeds it then goes little by little."""
         self.num_dropped = 0
-        """Blocks dropped because there were `max_blocks`; only grows."""
+        """Blocks that were forgotten, or not taken in, because there were `max_blocks`; only grows."""
         self._shards: list[dict[int, int]] = [{} for _ in range(_NUM_SHARDS)]
-        self._order = array("Q")  # every block of `_shards` once, for the sweep; not seen by the garbage collector
+        self._untried, self._useful = BlockQueue(), BlockQueue()  # every block of `_shards` is in one of them
         self._num_empty = 0  # blocks without a holder, until the sweep removes them
-        self._num_slots = 0
+        self._num_alone: Counter[int] = Counter()  # by a slot's bit: blocks that have no other in their masks
+        self._num_dead = 0  # the same, of all dead slots together
+        self._num_slots = 1  # the first one is `_USED`
         self._free_slots: list[int] = []
         self._live = 0
         self._dead = 0  # slots that died, not yet being swept
         self._swept = 0  # slots that the sweep now under way clears
-        self._cursor = 0  # it moves down from the end of `_order`; 0: no sweep is under way
+        self._is_sweeping = False
 
     @property
     def num_blocks(self) -> int:
-        """Number of distinct blocks with a holder; those of dead slots count until they are swept."""
-        return len(self._order) - self._num_empty
+        """Number of distinct blocks with a holder. Until they are swept, those that lost several count too."""
+        return len(self._untried) + len(self._useful) - self._num_empty - self._num_dead
 
     @property
     def num_slots(self) -> int:
         """Number of slots, those included that are free or dead."""
-        return self._num_slots
+        return self._num_slots - 1
+
+    # Slots
 
     def new_slot(self) -> int:
-        """Return a slot that holds nothing."""
+        """Return a slot that holds nothing: 1 or more."""
         if self._free_slots:
             slot = self._free_slots.pop()
         else:
@@ -62,6 +83,9 @@ class HeldBlocks:
         """Give up a slot with all that it holds. O(1): what it holds is swept later."""
         self._live ^= 1 << slot
         self._dead |= 1 << slot
+        self._num_dead += self._num_alone[1 << slot]
+
+    # Blocks
 
     def masks(self, expected: Mapping[int, int]) -> Callable[[int], int]:
         """Return the function from a block to the slots that hold it, one bit each, or those of `expected`.
@@ -75,71 +99,187 @@ class HeldBlocks:
 
         return mask
 
-    def add(self, slot: int, blocks: Iterable[int]) -> None:
+    def add(self, slot: int, blocks: Sequence[int]) -> None:
         """Let a slot hold these blocks. Blocks that shared one mask object share one afterwards."""
-        shards, order, limit = self._shards, self._order, self.max_blocks
-        append, bit = order.append, 1 << slot
-        before, after, grown = 0, bit, {0: bit}
+        shards, bit, grown, new = self._shards, 1 << slot, dict[int, int](), list[int]()
+        room, steps = self.max_blocks - self.num_blocks, ROOM_STEPS + len(blocks)
+        before, after, num_same = 0, 0, 0
         for block in blocks:
             shard = shards[block & _SHARD]
             mask = shard.get(block)
-            if mask is None:
-                if len(order) >= limit:
+            if mask:
+                if mask is not before:
+                    self._recount(before, after, num_same)
+                    before, after, num_same = mask, grown.setdefault(mask, mask | bit), 0
+                shard[block] = after
+                num_same += 1
+                continue
+            if room <= 0:
+                self._enter(bit, new)
+                new = []
+                room, steps = self._make_room(1 + min(self.max_blocks // 65536, 63), steps)
+                if not room:
                     self.num_dropped += 1
                     continue
-                append(block)
-                shard[block] = bit
-                continue
-            if mask is not before:
-                before, after = mask, grown.setdefault(mask, mask | bit)
-            if not mask:
-                self._num_empty -= 1
-            shard[block] = after
+                mask = shard.get(block)  # what was there without a holder may have been taken out
+            room -= 1
+            shard[block] = bit
+            if mask is None:
+                new.append(block)
+            else:
+                self._recount(0, bit, 1)
+        self._recount(before, after, num_same)
+        self._enter(bit, new)
 
     def discard(self, slot: int, blocks: Iterable[int]) -> None:
         """Let a slot hold these blocks no longer, where it does."""
-        shards, bit = self._shards, 1 << slot
-        shrunk: dict[int, int] = {}
+        shards, bit, shrunk = self._shards, 1 << slot, dict[int, int]()
+        before, after, num_same = 0, 0, 0
         for block in blocks:
             shard = shards[block & _SHARD]
             mask = shard.get(block)
-            if mask is not None and mask & bit:
-                shard[block] = left = shrunk.setdefault(mask, mask ^ bit)
-                self._num_empty += not left
+            if mask is None or not mask & bit:
+                continue
+            if mask is not before:
+                self._recount(before, after, num_same)
+                before, after, num_same = mask, shrunk.setdefault(mask, _held(mask ^ bit)), 0
+            shard[block] = after
+            num_same += 1
+        self._recount(before, after, num_same)
+
+    def use(self, blocks: Iterable[int]) -> None:
+        """Note that a prompt has these blocks: those that are known stay longer than others.
+
+        O(blocks), but O(1) while a quarter of the room is left, since nothing has to go then.
+        """
+        if self.num_blocks <= self.max_blocks * 3 // 4:
+            return
+        shards, used = self._shards, dict[int, int]()
+        for block in blocks:
+            shard = shards[block & _SHARD]
+            mask = shard.get(block)
+            if mask and not mask & _USED:
+                shard[block] = used.setdefault(mask, mask | _USED)
+
+    def _enter(self, bit: int, blocks: Sequence[int]) -> None:
+        """Queue blocks that are new."""
+        if blocks:
+            self._untried.extend(blocks)
+            self._count(bit, len(blocks))
+
+    # Room
 
     def sweep(self, num_more: int = 0) -> None:
-        """Clear dead bits from the next SWEEP_STEP + `num_more` blocks, and remove those without a holder.
+        """Clear dead bits from some SWEEP_STEP + `num_more` blocks, and remove those without a holder.
 
-        A pass moves down through `_order`: blocks added meanwhile lie behind it and need no clearing, as no block
-        gets a dead bit. It begins when a slot died or an eighth of the blocks has no holder.
+        A pass looks through both queues. Blocks added meanwhile need no clearing, as no block gets a dead bit, and
+        those that change queues are cleared as they do. It begins when a slot died or an eighth of the blocks has
+        no holder. What exceeds `max_blocks` goes here too.
         """
-        shards, order = self._shards, self._order
-        if not self._cursor and not self._begin_pass():
+        num_left = SWEEP_STEP + num_more
+        if self.num_blocks > self.max_blocks:
+            self._make_room(min(self.num_blocks - self.max_blocks, num_left), ROOM_STEPS)
+        if not self._is_sweeping and not self._begin_pass():
             return
-        kept = ~self._swept
-        stop = max(self._cursor - SWEEP_STEP - num_more, 0)
-        for index in range(self._cursor - 1, stop - 1, -1):
-            block = order[index]
-            shard = shards[block & _SHARD]
-            mask = shard[block]
-            left = mask & kept
-            if left:
-                if left != mask:
-                    shard[block] = left
-                continue
-            del shard[block]
-            self._num_empty -= not mask
-            last = order.pop()
-            if index < len(order):
-                order[index] = last  # swept already, or newer than this pass
-        self._cursor = stop
-        if not stop:
-            self._free_slots.extend(bits(self._swept))
-            self._swept = 0
+        for queue in (self._untried, self._useful):
+            while not queue.is_swept:
+                if num_left <= 0:
+                    return
+                num_left -= queue.sweep_piece(self._survivors)
+        self._free_slots.extend(bits(self._swept))
+        self._swept, self._is_sweeping = 0, False
 
     def _begin_pass(self) -> bool:
         """Begin a pass if there is enough to sweep; return whether it began."""
-        if not self._dead and self._num_empty <= max(len(self._order) // 8, SWEEP_STEP):
+        if not self._dead and self._num_empty <= max(self.num_blocks // 8, SWEEP_STEP):
             return False
-        self._swept, self._dead, self._cursor = self._dead, 0, len(self._order)
+        self._swept, self._dead, self._is_sweeping = self._dead, 0, True
+        self._untried.begin_sweep()
+        self._useful.begin_sweep()
         return True
+
+    def _survivors(self, piece: array[int]) -> array[int]:
+        """Clear dead bits from the blocks of a piece, and remove those without a holder; return the others."""
+        shards, kept, survivors = self._shards, ~self._swept, array("Q")
+        before, num_same = -1, 0
+        after: int | None = None
+        for block in piece:
+            shard = shards[block & _SHARD]
+            mask = shard[block]
+            if mask is not before:
+                self._recount(before, after, num_same)
+                before, after, num_same = mask, _held(mask & kept) or None, 0
+            if after is None:
+                del shard[block]
+            else:
+                shard[block] = after
+                survivors.append(block)
+            num_same += 1
+        self._recount(before, after, num_same)
+        return survivors
+
+    def _make_room(self, num_blocks: int, steps: int) -> tuple[int, int]:
+        """Take out so many blocks that count and that no prompt had, looking at no more than `steps`.
+
+        Return how many were taken out, and how many steps are left.
+        """
+        shards, num_found, most_useful = self._shards, 0, self.max_blocks * 7 // 8
+        while num_found < num_blocks and steps:
+            steps -= 1
+            if len(self._useful) > most_useful or not self._untried:
+                self._requeue(self._useful.popleft(), self._untried, ~_USED)
+            block = self._untried.popleft()
+            shard = shards[block & _SHARD]
+            mask = shard[block]
+            if mask & _USED:
+                self._requeue(block, self._useful, ~0)
+                continue
+            del shard[block]
+            self._count(mask, -1)
+            if self._counts(mask):
+                num_found += 1
+                self.num_dropped += bool(mask & self._live)
+        return num_found, steps
+
+    def _requeue(self, block: int, queue: BlockQueue, kept: int) -> None:
+        """Append a block to a queue, with the bits `kept` of its mask but those being swept."""
+        shard = self._shards[block & _SHARD]
+        mask = shard[block]
+        left = _held(mask & kept & ~self._swept)
+        if left != mask:
+            shard[block] = left
+            self._recount(mask, left, 1)
+        queue.extend((block,))
+
+    # Counts
+
+    def _counts(self, mask: int) -> bool:
+        """Return whether a block with this mask counts as one with a holder."""
+        return bool(mask) and not _alone(mask) & (self._dead | self._swept)
+
+    def _recount(self, before: int, after: int | None, num_blocks: int) -> None:
+        """Count blocks whose mask has changed; None: they were removed."""
+        if num_blocks and before != after:
+            self._count(before, -num_blocks)
+            if after is not None:
+                self._count(after, num_blocks)
+
+    def _count(self, mask: int, num_blocks: int) -> None:
+        """Count blocks that have a mask now; a negative number: no longer."""
+        if not mask:
+            self._num_empty += num_blocks
+        elif alone := _alone(mask):
+            self._num_alone[alone] += num_blocks
+            if alone & (self._dead | self._swept):
+                self._num_dead += num_blocks
+
+
+def _held(mask: int) -> int:
+    """Return a mask, or 0 where no slot is in it: a mark alone stands for nothing."""
+    return mask if mask != _USED else 0
+
+
+def _alone(mask: int) -> int:
+    """Return the bit of the only slot in a mask; 0 where there are several."""
+    slots = mask & ~_USED
+    return slots if not slots & (slots - 1) else 0

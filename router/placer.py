@@ -32,6 +32,9 @@ from router.prefix_index import PrefixIndex
 
 logger = logging.getLogger("ray.serve")
 
+FEWEST_BLOCKS, MOST_BLOCKS = 4_000_000, 16_000_000
+"""Bounds of an index that sizes itself, at about 130 bytes a block."""
+
 
 class Placeable(Protocol):
     """What placement needs of a request."""
@@ -87,8 +90,9 @@ class PlacerSettings:
     """Tokens of a block of the prefix index; equal to the engines' `block_tokens`."""
     key_blocks: int = 4
     """Leading blocks that name a prompt's rendezvous place while no replica holds any of it."""
-    max_blocks: int = 4_000_000
-    """Distinct blocks that the index keeps, about 130 bytes each."""
+    max_blocks: int | None = None
+    """Distinct blocks that the index keeps, about 130 bytes each; None: as many as the replicas' KV memory holds,
+    as they report it, but at least `FEWEST_BLOCKS` and at most `MOST_BLOCKS`."""
     expect_s: float = 10.0
     """Seconds for which a dispatched prompt counts as cached before its replica confirms it."""
     decisions_kept: int = 1000
@@ -134,7 +138,8 @@ class Placer:
         self._fleet, self._clock = fleet, clock
         self._policy: Policy = policy_named(self.settings.policy)
         self._rng = rng or random.Random()
-        self._index = PrefixIndex(self.settings.block_tokens, self.settings.max_blocks, self.settings.expect_s)
+        num_blocks = self.settings.max_blocks or FEWEST_BLOCKS
+        self._index = PrefixIndex(self.settings.block_tokens, num_blocks, self.settings.expect_s)
         self._log = DecisionLog(self.settings.decisions_kept)
         self._hot: HotPrefixes | None = None
         if self.settings.hot_tokens:
@@ -187,6 +192,7 @@ class Placer:
             if not decision.order:
                 return decision
             chosen = decision.order[0]
+            self._index.use(chain[: overlap.most // block_tokens])
             self._index.expect(chosen, chain, now)
             if self._hot is not None and not request.output_ids:
                 self._hot.record(namespace, tokens, chain, now)
@@ -250,13 +256,21 @@ class Placer:
         """Apply a change of a replica's cache to the index."""
         with self._lock:
             if replica in self._fleet.names():  # A late message would bring back a replica that no longer exists.
+                self._fit_index()
                 self._index.apply(replica, stored, evicted)
 
     def replace(self, replica: str, hashes: Sequence[int]) -> None:
         """Replace all that the index knows of a replica's cache."""
         with self._lock:
             if replica in self._fleet.names():
+                self._fit_index()
                 self._index.replace(replica, hashes)
+
+    def _fit_index(self) -> None:
+        """Give an index that sizes itself room for all that the replicas can hold."""
+        if self.settings.max_blocks is None:
+            most_held = self._fleet.kv_tokens() // self.settings.block_tokens
+            self._index.max_blocks = min(max(most_held, FEWEST_BLOCKS), MOST_BLOCKS)
 
     def settle(self, request_id: str, num_cached: int) -> None:
         """Record how many prompt tokens the engine found in its cache, known with a request's first token."""
@@ -286,13 +300,14 @@ class Placer:
             return Counter(self._log.by_reason)
 
     def totals(self) -> dict[str, int]:
-        """Return tokens of regret and of predicted and actual hits since the start, and blocks in the index."""
+        """Return tokens of regret and of predicted and actual hits since the start, and what is in the index."""
         with self._lock:
             return {
                 "regret": self._log.regret_tokens,
                 "predicted": self._log.predicted_tokens,
                 "actual": self._log.actual_tokens,
                 "blocks": self._index.num_blocks,
+                "max_blocks": self._index.max_blocks,
                 "dropped": self._index.num_dropped,
             }
 

@@ -29,9 +29,10 @@ class PrefixIndex:
     ) -> None:
         """`block_tokens` is the tokens of a block, the same as in the replicas.
 
-        `max_blocks` limits the distinct blocks in memory, about 100 bytes each; further ones are dropped, and
-        matches end there. `expect_s` is the seconds for which a dispatch counts while no delta confirms it.
-        `max_expected` limits the blocks of such dispatches, about 200 bytes each; the oldest ones expire early.
+        `max_blocks` limits the distinct blocks that replicas hold, about 100 bytes each; further ones take the
+        place of those that were least useful. `expect_s` is the seconds for which a dispatch counts while no delta
+        confirms it. `max_expected` limits the blocks of such dispatches, about 200 bytes each; the oldest expire
+        early.
         """
         limits = {"block_tokens": block_tokens, "max_blocks": max_blocks, "max_expected": max_expected}
         for name, value in limits.items():
@@ -44,7 +45,16 @@ class PrefixIndex:
         self._expected = ExpectedBlocks(expect_s, max_expected)
         # Matches refer to these two, so they are replaced and never changed.
         self._slots: dict[str, int] = {}
-        self._names: list[str] = []  # by slot
+        self._names: list[str] = [""]  # by slot, which are 1 and more
+
+    @property
+    def max_blocks(self) -> int:
+        """Most distinct blocks that replicas hold. What exceeds a lower one goes little by little."""
+        return self._held.max_blocks
+
+    @max_blocks.setter
+    def max_blocks(self, value: int) -> None:
+        self._held.max_blocks = value
 
     @property
     def num_blocks(self) -> int:
@@ -53,7 +63,7 @@ class PrefixIndex:
 
     @property
     def num_dropped(self) -> int:
-        """Blocks of deltas and snapshots dropped because the index was full; only grows."""
+        """Blocks that were forgotten, or not taken in, because the index was full; only grows."""
         return self._held.num_dropped
 
     @property
@@ -106,11 +116,13 @@ class PrefixIndex:
         """Expect that `replica` will hold the blocks of a prompt sent there; `now` is in seconds, never falling.
 
         Those that it does not hold count at once and for `expect_s`, or until the replica confirms a block or
-        reports its eviction. Bisects for the first of them: O(log(blocks)) look-ups and O(blocks) copying.
+        reports its eviction. Bisects for the first of them: O(log(blocks)) look-ups and O(blocks) copying. A full
+        index may have forgotten a prompt's beginning, without which the rest is not found: then all are expected.
         """
         bit = 1 << self._slot(replica)
         mask = self._held.masks({})
-        low, high = 0, len(chain)  # blocks before `low` are held, the one at `high` is not
+        # Blocks before `low` are held, the one at `high` is not.
+        low, high = 0, len(chain) if chain and mask(chain[0]) & bit else 0
         while low < high:
             middle = (low + high) // 2
             if mask(chain[middle]) & bit:
@@ -120,6 +132,13 @@ class PrefixIndex:
         self._expected.add(replica, bit, list(chain[low:]), now)
         self._expected.expire(now)
         self._held.sweep()
+
+    def use(self, chain: Iterable[int]) -> None:
+        """Note that a prompt with these blocks has come: a full index keeps what prompts have in common longest.
+
+        O(blocks), but O(1) while a quarter of the room is left.
+        """
+        self._held.use(chain)
 
     # What the router asks
 

@@ -188,7 +188,7 @@ class AppArgs(AccessSettings):
             policy=self.router.policy,
             block_tokens=model.engine.block_tokens,
             key_blocks=self.router.key_blocks,
-            max_blocks=self.router.max_blocks,
+            max_blocks=None if self.router.max_blocks == "auto" else self.router.max_blocks,
             expect_s=self.router.expect_s,
             decisions_kept=self.router.decisions_kept,
             hot_tokens=self.warm_up.track_tokens if self.warm_up.max_seconds else 0,

@@ -28,8 +28,9 @@ class RouterSettings(Settings):
     key_blocks: int = Field(default=4, ge=1)
     """Prompts that no replica has cached go to the same one if they share this many first blocks (of
     `engine.block_tokens`)."""
-    max_blocks: int = Field(default=4_000_000, ge=1)
-    """Most blocks that each ingress's index of cached prefixes holds, at about 130 bytes each."""
+    max_blocks: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Most blocks that each ingress's index of cached prefixes holds, at about 130 bytes each. "auto": as many as
+    the replicas' KV memory holds, at least 4 and at most 16 million."""
     expect_s: float = Field(default=10.0, ge=0)
     """Seconds for which a dispatched prompt counts as cached before its replica confirms it."""
     decisions_kept: int = Field(default=1000, ge=1)

@@ -41,6 +41,7 @@ class IngressMetrics:
         metrics.count_to("router_hit_tokens_total", totals["predicted"], kind="predicted")
         metrics.count_to("router_hit_tokens_total", totals["actual"], kind="actual")
         metrics.set("router_index_blocks", totals["blocks"])
+        metrics.set("router_index_capacity_blocks", totals["max_blocks"])
         metrics.count_to("router_index_dropped_blocks_total", totals["dropped"])
         for state, replicas in self._fleet.count_by_state().items():
             metrics.set("router_replicas", replicas, state=state)

@@ -104,9 +104,12 @@ _KNOWLEDGE = PanelRow(
         ),
         Panel(
             "Blocks in its index",
-            "Blocks of prefixes that each ingress knows of, over all replicas.",
+            "Blocks of prefixes that each ingress knows of, over all replicas, and how many it has room for.",
             Unit.COUNT,
-            (Target(FLEET.gauge("router_index_blocks", "replica"), "{{replica}}"),),
+            (
+                Target(FLEET.gauge("router_index_blocks", "replica"), "{{replica}}"),
+                Target(FLEET.gauge("router_index_capacity_blocks", "replica"), "{{replica}}: room"),
+            ),
         ),
         Panel(
             "Replicas by state",
@@ -130,7 +133,8 @@ _KNOWLEDGE = PanelRow(
         ),
         Panel(
             "Blocks that found no room",
-            "Blocks dropped because the index was full, per second: their prefixes are not found.",
+            "Blocks forgotten because the index was full, per second: their prefixes are not found. Those that no "
+            "prompt had lately go first.",
             Unit.EVENTS_PER_SECOND,
             (Target(FLEET.rate("router_index_dropped_blocks_total"), "blocks"),),
             thresholds=(Threshold(1.0, "orange"),),

@@ -77,6 +77,7 @@ class SimulatedIngress:
         chosen = decision.order[0]
         uncached = max(query.num_tokens - query.overlap.get(chosen, 0), 1)
         self._sent.setdefault(chosen, deque()).append((now, uncached))
+        self._index.use(job.chain)
         self._index.expect(chosen, job.chain, now)
         return decision
 

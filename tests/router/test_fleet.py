@@ -49,6 +49,19 @@ def test_a_replica_that_is_gone_takes_its_load_along() -> None:
     view.release("r")
 
 
+def test_the_kv_memory_of_all_replicas_is_what_those_that_are_there_report() -> None:
+    view = fleet("a", "b")
+    assert view.kv_tokens() == 0
+    view.record_load("a", ReplicaLoad(pages_total=100, page_size=16))
+    view.record_load("b", ReplicaLoad(pages_total=50, page_size=32))
+    view.record_load("a", ReplicaLoad(pages_total=100, page_size=16))
+    assert view.kv_tokens() == 3200
+    view.record_load("b", ReplicaLoad(pages_total=10, page_size=32))
+    assert view.kv_tokens() == 1920
+    view.update({"b": None})
+    assert view.kv_tokens() == 320
+
+
 def test_listeners_hear_of_changes_only() -> None:
     view = fleet("a")
     heard: list[int] = []

@@ -190,6 +190,47 @@ def test_the_record_says_what_came_of_it() -> None:
     }
 
 
+def test_an_index_has_room_for_what_the_replicas_can_hold_or_for_as_much_as_is_set() -> None:
+    fleet, placer = made("a", "b")
+    placer.apply_delta("a", [1], [])
+    assert placer.totals()["max_blocks"] == 4_000_000  # at least
+    fleet.record_load("b", structs.replace(IDLE, pages_total=10**6, page_size=16 * BLOCK))
+    placer.replace("b", [2])
+    assert placer.totals()["max_blocks"] == 16_000_000  # at most
+    fleet.record_load("b", structs.replace(IDLE, pages_total=4 * 10**5, page_size=16 * BLOCK))
+    placer.apply_delta("a", [3], [])
+    assert placer.totals()["max_blocks"] == 16 * 4 * 10**5 + 1000 * IDLE.page_size // BLOCK
+    fleet.update({"a": None})
+    placer.apply_delta("a", [4], [])
+    assert placer.totals()["max_blocks"] == 4_000_000
+    small = Placer(fleet, PlacerSettings(block_tokens=BLOCK, max_blocks=10))
+    small.replace("a", range(1, 31))
+    assert {k: small.totals()[k] for k in ("blocks", "max_blocks", "dropped")} == {
+        "blocks": 10,
+        "max_blocks": 10,
+        "dropped": 20,
+    }
+
+
+def test_what_prompts_begin_with_is_not_lost_when_the_index_is_full() -> None:
+    """A system prompt, with questions that nobody asks twice, while the replicas report what others sent them."""
+    fleet, now = Fleet(), [0.0]
+    fleet.update({"a": None})
+    placer = Placer(fleet, PlacerSettings(block_tokens=BLOCK, max_blocks=500), clock=lambda: now[0])
+    placer.apply_delta("a", range(10**8, 10**8 + 1000), [])
+    for number in range(100):
+        prompt = Prompt(f"r{number}", [*range(400), *range(1000 * number, 1000 * number + 80)])
+        fleet.open(prompt.request_id)
+        placer.place(prompt, "a")
+        placer.release(prompt.request_id, range(40))
+        placer.apply_delta("a", held(prompt), [])
+        placer.apply_delta("a", range(10**9 + 300 * number, 10**9 + 300 * (number + 1)), [])
+        now[0] += 60.0
+        record = placer.decision(prompt.request_id)
+        assert record is not None and record.predicted_cached == (400 if number else 0)
+    assert placer.totals()["dropped"] > 10_000
+
+
 def test_regret_is_what_a_cheaper_replica_did_not_have() -> None:
     fleet, placer = made("a", "b")
     prompt = Prompt("r", list(range(400)))

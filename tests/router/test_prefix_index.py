@@ -61,12 +61,20 @@ class Model:
         return [block in least for block in chain], [block in most for block in chain]
 
 
+class ForgetfulModel(Model):
+    """What an index may know that forgets: of a dispatched block it may not remember that it is there already."""
+
+    def expect(self, replica: str, chain: Sequence[int], now: float) -> None:
+        super().expect(replica, chain, now)
+        self.most[replica].update(dict.fromkeys(chain, now + EXPECT_S))
+
+
 class Driver:
     """Random deltas in and out of order, over few chains that share their beginnings, and over many replicas."""
 
-    def __init__(self, seed: int, num_replicas: int, length: int) -> None:
+    def __init__(self, seed: int, num_replicas: int, length: int, max_blocks: int = 4_000_000) -> None:
         self.draw = random.Random(seed)
-        self.index, self.model, self.now = PrefixIndex(16, expect_s=EXPECT_S), Model(), 0.0
+        self.index, self.model, self.now = PrefixIndex(16, max_blocks, EXPECT_S), Model(), 0.0
         self.replicas = [f"r{number}" for number in range(num_replicas)]
         self.chains = [[self.draw.getrandbits(64) for _ in range(length)]]
         for _ in range(5):
@@ -156,6 +164,29 @@ def test_prefixes_that_are_whole_are_matched_exactly(seed: int, num_replicas: in
         driver.check(is_whole=True)
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(
+    seed=st.integers(0, 2**32), num_replicas=st.sampled_from((1, 3, 70)), max_blocks=st.sampled_from((1, 50, 500))
+)
+def test_a_full_index_knows_less_but_nothing_wrong(seed: int, num_replicas: int, max_blocks: int) -> None:
+    driver = Driver(seed, num_replicas, length=300, max_blocks=max_blocks)
+    driver.model = ForgetfulModel()
+    for step in range(150):
+        driver.step()
+        driver.index.use(driver.some_blocks())
+        for chain in driver.chains:
+            for replica, depth in driver.index.match(chain, driver.now).items():
+                assert driver.model.known(replica, chain, driver.now)[1][depth - 1], (step, replica)
+    for replica in driver.replicas:
+        driver.index.forget(replica)
+    for _ in range(200):
+        driver.index.apply("last", [], [])
+    assert driver.index.num_blocks == 0
+    driver.index.apply("last", range(1, max_blocks + 1), [])
+    assert driver.index.match(range(1, max_blocks + 1), driver.now) == {"last": max_blocks}
+    assert driver.index.num_blocks == max_blocks
+
+
 def test_a_hole_does_not_hide_what_lies_behind_it() -> None:
     """A delta was lost: a replica that holds a block holds all before it."""
     index = PrefixIndex(16)
@@ -186,16 +217,88 @@ def test_a_dispatch_outlives_a_snapshot_that_cannot_know_of_it() -> None:
     assert index.match([1, 2, 3], 10.0) == {"a": 1}
 
 
-def test_a_full_index_knows_less_but_nothing_wrong() -> None:
+def test_a_full_index_takes_in_what_is_new_and_forgets_what_was_of_no_use() -> None:
     index = PrefixIndex(16, max_blocks=100)
     first, second = list(range(1, 81)), list(range(1001, 1081))
     index.apply("a", first, [])
     index.apply("b", second, [])
     assert index.num_dropped == 60 and index.num_blocks == 100
-    assert index.match(first, 0.0) == {"a": 80}
-    assert index.match(second, 0.0) == {"b": 20}
+    assert index.match(second, 0.0) == {"b": 80}
+    assert index.match(first, 0.0) == {}
     index.apply("b", first, [])
-    assert index.match(first, 0.0) == {"a": 80, "b": 80}
+    assert index.match(first, 0.0)["b"] == 80 and index.num_blocks == 100
+
+
+def test_a_prompt_whose_beginning_was_forgotten_is_expected_as_a_whole() -> None:
+    index = PrefixIndex(16, max_blocks=100)
+    prompt = list(range(1, 81))
+    index.apply("a", prompt, [])
+    index.apply("a", range(1001, 1041), [])
+    assert index.match(prompt, 0.0) == {}
+    index.expect("a", prompt, 0.0)
+    assert index.match(prompt, 0.0) == {"a": 80}
+
+
+def test_a_hot_prompt_keeps_all_its_blocks_in_any_flood() -> None:
+    """Replicas report forty times what the index can hold, and each new prompt has a part that nobody else has."""
+    index = PrefixIndex(16, max_blocks=1000, expect_s=10.0)
+    hot, draw = list(range(1, 101)), random.Random(7)
+    index.apply("a", [draw.getrandbits(64) for _ in range(1000)], [])
+    index.apply("a", hot, [])
+    for second in range(100):
+        now, own = float(second), [draw.getrandbits(64) for _ in range(100)]
+        assert index.match(hot + own, now) == ({"a": 100, "b": 100} if second else {"a": 100})
+        index.use(hot + own)
+        index.expect("b", hot + own, now)
+        index.apply("b", hot + own, [])
+        flood = [draw.getrandbits(64) for _ in range(400)]
+        index.apply("a", flood, [])
+        assert index.match(flood, now) == {"a": 400}  # what found no room is never what came last
+        assert index.num_blocks <= 1000
+
+
+def test_what_was_useful_once_gives_way_to_what_is_useful_now() -> None:
+    index = PrefixIndex(16, max_blocks=800)
+    prompts = [list(range(start, start + 100)) for start in range(1000, 101_000, 1000)]
+    for turn, prompt in enumerate(prompts):
+        index.apply("a", prompt, [])
+        for used in prompts[max(turn - 3, 0) : turn + 1]:
+            index.use(used)
+            assert index.match(used, 0.0) == {"a": 100}
+    assert index.num_blocks <= 800
+    assert not any(index.match(prompt, 0.0) for prompt in prompts[:80])
+
+
+def test_a_bound_that_is_lowered_is_reached_little_by_little_and_one_that_is_raised_at_once() -> None:
+    index = PrefixIndex(16, max_blocks=1000)
+    index.apply("a", range(1, 1001), [])
+    index.max_blocks = 100
+    for step in range(200):
+        index.apply("b", [10_000 + step], [])
+    assert index.num_blocks == 100 and index.match([10_199], 0.0) == {"b": 1}
+    dropped, index.max_blocks = index.num_dropped, 5000
+    index.apply("a", range(1, 3001), [])
+    assert index.match(range(1, 3001), 0.0) == {"a": 3000} and index.num_dropped == dropped
+
+
+def test_only_blocks_with_a_living_holder_take_room() -> None:
+    """Replicas are replaced one after the other, as in an upgrade, each with as much as the index has room for."""
+    index = PrefixIndex(16, max_blocks=10_000)
+    shared = list(range(1, 2001))
+    for generation in range(5):
+        replica, own = f"r{generation}", range(generation * 100_000 + 10_000, generation * 100_000 + 18_000)
+        index.apply("stays", shared, [])
+        index.replace(replica, [*shared, *own])
+        assert (index.num_blocks, index.num_dropped) == (10_000, 0)
+        assert index.match(own, 0.0) == {replica: 8000}
+        index.forget(replica)
+        assert index.num_blocks == 2000
+    index.forget("stays")
+    for _ in range(500):  # blocks that lost several holders count until they are swept
+        index.apply("new", [], [])
+    assert index.num_blocks == 0
+    index.apply("new", range(50_000, 60_000), [])
+    assert (index.num_blocks, index.num_dropped) == (10_000, 0)
 
 
 def test_blocks_that_no_replica_holds_any_more_make_room() -> None:

@@ -32,12 +32,14 @@ def test_an_ingresss_routing_becomes_its_metrics() -> None:
     for number in range(3):
         fleet.open(f"r{number}")
         placer.place(Prompt(f"r{number}", list(range(64))), fleet.names())
+    placer.apply_delta("a", [1, 2, 3, 4], [])
     routing.collect(Connections(), num_expected=2)
     values, counts = observations_of(metrics)
     assert counts["router_decision_seconds"] == sum(values["router_decisions_total"].values()) == 3
     assert values["router_replicas"] == {("available",): 1, ("draining",): 0, ("lost",): 1, ("circuit_open",): 0}
     assert values["replicas_expected"] == {(): 2}
     assert values["router_index_lag_seconds"] == {(): 0.7}
+    assert values["router_index_blocks"] == {(): 4} and values["router_index_capacity_blocks"] == {(): 4_000_000}
     assert values["wire_dropped_messages_total"]["gaps",] == 3
     routing.collect(None, num_expected=0)
     assert observations_of(metrics)[0]["replicas_expected"] == {(): 0}
