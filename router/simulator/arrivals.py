@@ -1,12 +1,44 @@
-"""Compute when requests reach the fleet: spread out a trace's ticks, and scale its clock to an offered load."""
+"""Compute when requests reach the fleet: a trace's ticks spread out, its clock scaled to a load, bursts added."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from router.simulator.trace import Trace, TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """A time in which requests come `factor` times as fast."""
+
+    factor: float
+    start: float
+    """Seconds after the first arrival."""
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not (self.factor >= 1.0 and self.start >= 0.0 and self.seconds > 0.0):
+            raise ValueError(f"a burst makes requests come at least once as fast, for more than 0 s; got {self}")
+
+    @classmethod
+    def parse(cls, text: str) -> Burst:
+        """From "FACTOR@START+SECONDS", such as "10@600+300". Raises ValueError for anything else."""
+        number = r"(\d+(?:\.\d+)?)"
+        found = re.fullmatch(rf"{number}@{number}\+{number}", text.strip())
+        if found is None:
+            raise ValueError(
+                "a burst is FACTOR@START+SECONDS, such as 10@600+300 for ten times as much from second 600 on for "
+                f"300 s; got {text!r}"
+            )
+        return cls(float(found[1]), float(found[2]), float(found[3]))
+
+    def moved(self, time: float) -> float:
+        """Return when a request comes that would come at a time without the burst. It never falls."""
+        inside = max(0.0, min(time - self.start, self.seconds * self.factor))
+        return time - inside + inside / self.factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +50,10 @@ class Arrivals:
     requests: tuple[TraceRequest, ...]
     compression: float
     """Seconds of the trace per second of the simulation."""
+
+    def with_burst(self, burst: Burst) -> Arrivals:
+        """Return the same requests, of which those in the burst come closer together and later ones earlier."""
+        return replace(self, times=tuple(map(burst.moved, self.times)))
 
 
 def tick_of(trace: Trace) -> float:

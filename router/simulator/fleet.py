@@ -1,11 +1,13 @@
-"""The event loop: requests arrive, ingresses place them, replicas work, replicas die."""
+"""The event loop: requests arrive, ingresses place them, replicas work, come, go and die."""
 
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections.abc import Callable
-from enum import IntEnum
+from dataclasses import dataclass
+from functools import partial
 
 from cache.prefix_hash import block_hashes, prefix_root
 from router.cost import REUSE_S
@@ -15,15 +17,10 @@ from router.simulator.ingress import CacheNews, KnownReplica, SimulatedIngress
 from router.simulator.replica import NAMESPACE, Job, SimulatedReplica
 from router.simulator.result import Result, summarise
 from router.simulator.scenario import Scenario
-from router.simulator.trace import Trace
+from router.simulator.trace import Trace, TraceRequest
 
-
-class _Due(IntEnum):
-    """Kind of an entry of the event queue."""
-
-    WORK = 0
-    KILL = 1
-    RESTART = 2
+Action = Callable[[float], None]
+"""What happens at a time, which is its argument."""
 
 
 def simulate(trace: Trace, scenario: Scenario, name: str, policy: Callable[[], Policy]) -> Result:
@@ -33,129 +30,206 @@ def simulate(trace: Trace, scenario: Scenario, name: str, policy: Callable[[], P
     """
     fleet_rate = scenario.num_replicas * scenario.service.prefill_rate
     offered = arrivals(trace, scenario.load, fleet_rate, scenario.seed)
-    fleet = _Fleet(trace.block_tokens, scenario, policy, REUSE_S / offered.compression)
+    fleet = SimulatedFleet(trace.block_tokens, scenario, policy, REUSE_S / offered.compression)
     jobs = fleet.run(offered)
     return summarise(name, scenario, jobs, fleet.prefill_seconds)
 
 
-class _Fleet:
+@dataclass(slots=True, eq=False)
+class _Place:
+    """A replica, or what has come in the place of one that died, and what ingresses know of it."""
+
+    replica: SimulatedReplica
+    member: KnownReplica
+    next_work: float = math.inf
+    """Time of the replica's next event, for which the queue has an entry."""
+    earlier_prefill_s: float = 0.0
+    """Prefill time of those that died here."""
+
+
+class SimulatedFleet:
+    """Replicas and ingresses on one clock, which advances in `run_until`."""
+
     def __init__(
-        self, block_tokens: int, scenario: Scenario, policy: Callable[[], Policy], reuse_s: float
+        self,
+        block_tokens: int,
+        scenario: Scenario,
+        policy: Callable[[], Policy],
+        reuse_s: float,
+        on_change: Action = lambda _: None,
     ) -> None:
-        self._reuse_s = reuse_s
+        """`reuse_s`: REUSE_S on the simulation's clock. `on_change` is called after each event of a replica."""
+        self._reuse_s, self._on_change = reuse_s, on_change
         self._block_tokens = block_tokens
         self._scenario = scenario
         self._num_pages = max(scenario.cache_tokens // block_tokens, 1)
-        self._names = [f"replica-{index}" for index in range(scenario.num_replicas)]
-        self._index = {name: index for index, name in enumerate(self._names)}
-        self._replicas = [self._new_replica(name, 0.0) for name in self._names]
-        self._members = [KnownReplica(r.name, r.reports[0], self._num_pages) for r in self._replicas]
-        self._by_name = {member.name: member for member in self._members}
-        self.prefill_seconds = [0.0] * scenario.num_replicas
-        """Prefill time by replica, including replicas that died."""
+        self._places: list[_Place] = []
+        self._known: list[_Place] = []  # without those that have left
+        self._index: dict[str, int] = {}
+        self._members: dict[str, KnownReplica] = {}
         self._ingresses = self._new_ingresses(policy)
         self._news: list[CacheNews] = []
         self._parked: list[Job] = []
-        self._heap: list[tuple[float, int, _Due, int]] = []
+        self._heap: list[tuple[float, int, Action]] = []
         self._num_pushed = 0
-        self._next_work = [float("inf")] * scenario.num_replicas
+        self._root = prefix_root(NAMESPACE)
+        for _ in range(scenario.num_replicas):
+            self.join(0.0)
 
     def run(self, offered: Arrivals) -> list[Job]:
         """Run all requests, until the last one that can end has ended."""
         rng = random.Random(f"{self._scenario.seed}/entry")
-        root, jobs = prefix_root(NAMESPACE), []
+        jobs = []
         for kill in self._scenario.kills:
-            self._push(kill.time, _Due.KILL, kill.replica)
+            self.at(kill.time, partial(self._kill, kill.replica))
         for time, request in zip(offered.times, offered.requests, strict=True):
-            self._run_until(time)
-            chain = tuple(block_hashes(request.blocks, root, 1))
-            job = Job(request, chain, rng.randrange(len(self._ingresses)), time)
+            self.run_until(time)
+            job = self.new_job(request, rng.randrange(len(self._ingresses)), time)
             jobs.append(job)
-            if self._replicas[0].fits(job):
-                self._place(job, time)
-        self._run_until(float("inf"))
-        for index, replica in enumerate(self._replicas):
-            self.prefill_seconds[index] += replica.prefill_seconds
+            if self.fits(job):
+                self.submit(job, time)
+        self.run_until(math.inf)
         return jobs
+
+    @property
+    def prefill_seconds(self) -> list[float]:
+        """Prefill time of each replica, those that died in its place included."""
+        return [place.earlier_prefill_s + place.replica.prefill_seconds for place in self._places]
 
     # Events
 
-    def _run_until(self, time: float) -> None:
-        while self._heap and self._heap[0][0] <= time:
-            now, _, due, index = heapq.heappop(self._heap)
-            if due is _Due.KILL:
-                self._kill(index, now)
-            elif due is _Due.RESTART:
-                self._restart(index, now)
-            elif self._next_work[index] == now:
-                self._next_work[index] = float("inf")
-                self._replicas[index].advance(now)
-                self._changed(index, now)
-
-    def _push(self, time: float, due: _Due, index: int) -> None:
+    def at(self, time: float, action: Action) -> None:
+        """Have something happen at a time."""
         self._num_pushed += 1
-        heapq.heappush(self._heap, (time, self._num_pushed, due, index))
+        heapq.heappush(self._heap, (time, self._num_pushed, action))
+
+    def run_until(self, time: float) -> None:
+        """Let happen what is due by a time."""
+        while self._heap and self._heap[0][0] <= time:
+            now, _, action = heapq.heappop(self._heap)
+            action(now)
+
+    def _work(self, index: int, now: float) -> None:
+        place = self._places[index]
+        if place.next_work == now:  # else the replica has changed since
+            place.next_work = math.inf
+            place.replica.advance(now)
+            self._changed(index, now)
+            self._on_change(now)
 
     def _changed(self, index: int, now: float) -> None:
         """Plan a replica's next event and publish its news after it has changed."""
-        replica = self._replicas[index]
-        due = replica.next_event()
-        if due != self._next_work[index]:
-            self._next_work[index] = due
-            if due != float("inf"):
-                self._push(due, _Due.WORK, index)
-        stored, evicted = replica.drain_news()
+        place = self._places[index]
+        due = place.replica.next_event()
+        if due != place.next_work:
+            place.next_work = due
+            if due != math.inf:
+                self.at(due, partial(self._work, index))
+        stored, evicted = place.replica.drain_news()
         if stored or evicted:
-            self._news.append(CacheNews(now, replica.name, self._members[index].epoch, stored, evicted))
+            self._news.append(CacheNews(now, place.replica.name, place.member.epoch, stored, evicted))
 
     # Requests
 
-    def _place(self, job: Job, now: float) -> None:
-        ingress = self._ingresses[job.ingress]
-        if not any(member.is_alive for member in self._members):
+    def new_job(self, request: TraceRequest, ingress: int, now: float) -> Job:
+        """Return the job of a request that arrives now at one of the ingresses."""
+        return Job(request, tuple(block_hashes(request.blocks, self._root, 1)), ingress, now)
+
+    def fits(self, job: Job) -> bool:
+        """Whether the request can ever run on a replica."""
+        return self._places[0].replica.fits(job)
+
+    def submit(self, job: Job, now: float) -> None:
+        """Have the request's ingress place it; it waits while no replica takes any."""
+        if not any(place.member.is_serving for place in self._known):
             self._parked.append(job)
             return
-        self._deliver_reports(now)
-        ingress.hear(self._news, self._by_name, now)
-        decision = ingress.place(job, self._members, now)
+        ingress = self._informed(job.ingress, now)
+        decision = ingress.place(job, [place.member for place in self._known], now)
         job.regret_tokens = decision.regret_tokens
         index = self._index[decision.order[0]]
-        self._replicas[index].submit(job, now)
+        self._places[index].replica.submit(job, now)
         self._changed(index, now)
 
-    def _deliver_reports(self, now: float) -> None:
-        """Deliver each replica's latest report that has reached the delay of news."""
+    def shortest_queue(self, ingress: int, now: float) -> float:
+        """Return the seconds until a new prompt would start, as an ingress knows; 0 without any replica."""
+        return self._informed(ingress, now).shortest_queue([place.member for place in self._known], now)
+
+    def uncached_tokens(self, job: Job, now: float) -> int:
+        """Return the prompt tokens that the best holder would compute, as the job's ingress knows."""
+        return self._informed(job.ingress, now).uncached_tokens(job, now)
+
+    def _informed(self, ingress: int, now: float) -> SimulatedIngress:
+        """Return an ingress after it has heard the news that have reached their delays."""
         until = now - self._scenario.load_delay
-        for replica, member in zip(self._replicas, self._members, strict=True):
-            reports = replica.reports
+        for place in self._known:
+            reports = place.replica.reports
             while reports and reports[0].time <= until:
-                member.report = reports.popleft()
+                place.member.report = reports.popleft()
+        self._ingresses[ingress].hear(self._news, self._members, now)
+        return self._ingresses[ingress]
+
+    # Replicas that come and go
+
+    def join(self, now: float) -> int:
+        """Add a replica that serves from now on, and return its number."""
+        index = len(self._places)
+        replica = self._new_replica(f"replica-{index}", now)
+        member = KnownReplica(replica.name, replica.reports[0], self._num_pages)
+        self._places.append(_Place(replica, member))
+        self._known.append(self._places[-1])
+        self._index[replica.name] = index
+        self._members[replica.name] = member
+        self._unpark(now)
+        return index
+
+    def drain(self, index: int) -> None:
+        """Give a replica no more requests."""
+        self._places[index].member.is_draining = True
+
+    def leave(self, index: int) -> None:
+        """Remove a replica without requests."""
+        place = self._places[index]
+        place.member.is_alive = False
+        place.member.epoch += 1
+        self._known.remove(place)
+        for ingress in self._ingresses:
+            ingress.lose(place.replica.name)
+
+    def replica(self, index: int) -> SimulatedReplica:
+        """Return a replica by its number."""
+        return self._places[index].replica
 
     # Failures
 
     def _kill(self, index: int, now: float) -> None:
         """Kill a replica. Ingresses notice the broken connection at once, and place its requests again."""
-        member, replica = self._members[index], self._replicas[index]
+        place = self._places[index]
+        member, replica = place.member, place.replica
         if not member.is_alive:
             return
         member.is_alive = False
         member.epoch += 1
-        self.prefill_seconds[index] += replica.prefill_seconds
-        self._next_work[index] = float("inf")
+        place.earlier_prefill_s += replica.prefill_seconds
+        place.next_work = math.inf
         for ingress in self._ingresses:
             ingress.lose(replica.name)
         lost = replica.lose(now)
-        self._replicas[index] = self._new_replica(replica.name, now)
-        self._push(now + self._scenario.restart_s, _Due.RESTART, index)
+        place.replica = self._new_replica(replica.name, now)
+        self.at(now + self._scenario.restart_s, partial(self._restart, index))
         for job in lost:
-            self._place(job, now)
+            self.submit(job, now)
 
     def _restart(self, index: int, now: float) -> None:
-        replica, member = self._new_replica(self._names[index], now), self._members[index]
-        self._replicas[index], member.report, member.is_alive = replica, replica.reports[0], True
+        place = self._places[index]
+        place.replica = replica = self._new_replica(place.replica.name, now)
+        place.member.report, place.member.is_alive = replica.reports[0], True
+        self._unpark(now)
+
+    def _unpark(self, now: float) -> None:
         parked, self._parked = self._parked, []
         for job in parked:
-            self._place(job, now)
+            self.submit(job, now)
 
     # Parts
 

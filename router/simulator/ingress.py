@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from router.cost import Candidate, RouteQuery, evict_price
+from router.cost import Candidate, RouteQuery, evict_price, queue_seconds, uncached_tokens
 from router.policies import Decision, Policy
 from router.prefix_index import PrefixIndex
 from router.simulator.replica import Job, LoadReport
@@ -37,7 +37,13 @@ class KnownReplica:
     report: LoadReport
     num_pages: int
     is_alive: bool = True
+    is_draining: bool = False
     epoch: int = 0
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it takes requests."""
+        return self.is_alive and not self.is_draining
 
 
 class SimulatedIngress:
@@ -81,6 +87,16 @@ class SimulatedIngress:
         self._index.expect(chosen, job.chain, now)
         return decision
 
+    def shortest_queue(self, members: Sequence[KnownReplica], now: float) -> float:
+        """Return the seconds until the least busy replica would start a new prompt; 0 when none serves."""
+        serving = [self._candidate(member, now) for member in members if member.is_serving]
+        return min(map(queue_seconds, serving), default=0.0)
+
+    def uncached_tokens(self, job: Job, now: float) -> int:
+        """Return the prompt tokens that the best holder would have to compute."""
+        held = max(self._index.match(job.chain, now).values(), default=0)
+        return uncached_tokens(job.num_tokens, held * self._block_tokens)
+
     def _query(self, job: Job, utilisation: float, now: float) -> RouteQuery:
         held = self._index.match(job.chain, now)
         size, prompt = self._block_tokens, job.request.num_tokens
@@ -114,6 +130,6 @@ class SimulatedIngress:
             evict_price=evict_price(report.eviction_age, service.prefill_rate, self._reuse_s),
             prefill_rate=service.prefill_rate,
             decode_tokens_per_s=decoding / service.step_seconds(decoding) if decoding else 0.0,
-            is_available=member.is_alive,
+            is_available=member.is_serving,
             page_size=self._block_tokens,
         )

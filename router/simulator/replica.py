@@ -15,6 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from cache import KVCacheManager, Lease, Namespace
+from engine.scheduling.stats import EngineLoad
 from router.simulator.service import ServiceModel
 from router.simulator.trace import TraceRequest
 
@@ -137,6 +138,34 @@ class SimulatedReplica:
             job.lease = None
             job.moves += 1
         return lost
+
+    # What it reports of its work
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no request."""
+        return self._prefilling is None and not self._waiting and not self._decoding
+
+    def prefilled_tokens(self, now: float) -> float:
+        """Return the prompt tokens computed since the start."""
+        return (self.prefill_seconds - self._left_s(now)) * self._service.prefill_rate
+
+    def engine_load(self, now: float) -> EngineLoad:
+        """Return its load in the form in which an engine has it."""
+        is_prefilling = self._prefilling is not None
+        left = self._left_s(now) * self._service.prefill_rate
+        return EngineLoad(
+            num_running=is_prefilling + len(self._decoding),
+            num_waiting=len(self._waiting),
+            waiting_prefill_tokens=round(max(self._waiting_tokens, 0.0) + left),
+            pages=self._cache.account(),
+            page_size=self._block_tokens,
+            prefill_rate=self._service.prefill_rate,
+        )
+
+    def _left_s(self, now: float) -> float:
+        """Seconds that the present prefill still takes."""
+        return 0.0 if self._prefilling is None else max(0.0, self._prefill_ends - now)
 
     # Prefill
 

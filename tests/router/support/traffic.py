@@ -30,6 +30,16 @@ def conversations(num_requests: int = 1200, seed: int = 1, tick: float = 3.0) ->
     return Trace("conversations", tuple(requests[:num_requests]), BLOCK, True)
 
 
+def steady(seconds: float, per_second: float, num_tokens: int, num_output: int = 20) -> Trace:
+    """Requests that are all alike, at even distances, and share nothing."""
+    size = -(-num_tokens // BLOCK)
+    requests = (
+        TraceRequest(number / per_second, num_tokens, num_output, tuple(range(number * size, (number + 1) * size)))
+        for number in range(round(seconds * per_second))
+    )
+    return Trace("steady", tuple(requests), BLOCK, True)
+
+
 def write_mooncake(path: Path, trace: Trace) -> Path:
     """Write the trace in the format of the published Mooncake traces and return its path."""
     lines = [
