@@ -25,6 +25,7 @@ from deployments.admission.fair_queue import AdmissionQueueFull, FairQueue, Wait
 from deployments.client.protocol import GenerateRequest, Overloaded, OverloadKind
 from deployments.config.settings import AdmissionSettings
 from deployments.config.tenants import ANONYMOUS, Tenant
+from deployments.wire.messages import Backlog
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 
@@ -73,6 +74,7 @@ class Admission:
         self._queue: FairQueue[_Place] = FairQueue(weights, settings)
         self._sending: dict[str, int] = {}  # uncached tokens of requests that are not placed yet
         self._drain = BusyRate()
+        self._turned_away = self._turned_away_tokens = 0
         self._timer: asyncio.TimerHandle | None = None
 
     async def admit(self, request: GenerateRequest) -> AdmittedTurn:
@@ -83,7 +85,12 @@ class Admission:
         entry = Waiting(place, request.tenant, cost, request.priority)
         has_waited = bool(self._queue.num_waiting) or not self._has_room()
         if has_waited:
-            await self._wait(entry, request)
+            try:
+                await self._wait(entry, request)
+            except BaseException:  # it is refused, or its client has left
+                self._turned_away += 1
+                self._turned_away_tokens += cost
+                raise
         else:
             self._sending[request.request_id] = cost
         tenant = self._tenants.get(request.tenant)
@@ -109,6 +116,10 @@ class Admission:
     def num_waiting_tokens(self) -> int:
         """Number of uncached prompt tokens of the requests that wait here."""
         return self._queue.num_tokens
+
+    def backlog(self) -> Backlog:
+        """Return what waits here, and what was turned away, for the autoscaler."""
+        return Backlog(self.num_waiting, self.num_waiting_tokens, self._turned_away, self._turned_away_tokens)
 
     # --- waiting -------------------------------------------------------------------------------------------
 

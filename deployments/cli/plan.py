@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -14,10 +14,9 @@ from deployments.cli.errors import UserError, one_line
 from deployments.cli.plan_view import show
 from deployments.cli.planning.config_file import config_text
 from deployments.cli.planning.known import Gpu, PlannedModel, gpu_named, planned_model
-from deployments.cli.planning.load import RequestShape
+from deployments.cli.planning.load import STEADY, RequestShape
 from deployments.cli.planning.replica import Assumptions, ReplicaPlan, smallest_replica
 from deployments.cli.planning.report import CapacityPlan, as_json, plan_for, warnings
-from deployments.replica.autoscaling import Targets
 from engine.config import DType, EngineConfig, KVDType, Quantization
 
 
@@ -70,7 +69,9 @@ def _plan(name: str, options: Options) -> CapacityPlan:
     request = RequestShape(options.prompt_tokens, options.output_tokens, options.hit_rate)
     if options.requests_per_s is None:
         return CapacityPlan(model, replica, options.count or 1, request)
-    return plan_for(model, replica, request, options.requests_per_s, Targets(options.ttft_target_s))
+    return plan_for(
+        model, replica, request, options.requests_per_s, replace(STEADY, ttft_target_s=options.ttft_target_s)
+    )
 
 
 def _replica(model: PlannedModel, gpu: Gpu, options: Options) -> ReplicaPlan:

@@ -103,5 +103,5 @@ def _fleet(plan: CapacityPlan) -> Table:
     table.add_row("KV in use", f"~{each.kv_share:.0%}", kv)
     table.add_row("TTFT, mean", f"~{seconds_text(each.ttft_s)}", "queue + prefill + a step")
     table.add_row("ITL, mean", f"~{seconds_text(each.itl_s)}", "a step / (1 - busy)")
-    table.caption = "engines.autoscaling applies the same rule and comes to the same number."
+    table.caption = "engines.autoscaling applies the same rule, but gives queues catch_up_s to become shorter."
     return table

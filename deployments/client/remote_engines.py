@@ -37,13 +37,16 @@ from deployments.client.stream import Stream
 from deployments.config.settings import HealthSettings
 from deployments.wire.connection import WireConnection
 from deployments.wire.handshake import Context
-from deployments.wire.messages import Generate, Load, NotRun
+from deployments.wire.messages import Backlog, Generate, Load, NotRun
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 from router.decisions import as_json
 from router.state import RouterState
 
 logger = logging.getLogger("ray.serve")
+
+BACKLOG_PERIOD_S = 0.2
+"""Seconds between two reports of what waits in this ingress; a replica believes each for much longer."""
 
 
 class RemoteEngines:
@@ -77,6 +80,8 @@ class RemoteEngines:
         self._hedges = HedgeBudget(self._health.hedge_share)
         self._tasks: dict[Stream, asyncio.Task[None]] = {}
         self._ticker: asyncio.Task[None] | None = None
+        self._backlog: Callable[[], Backlog] | None = None
+        self._backlog_due = 0.0
         self._unsubscribe: Callable[[], None] = lambda: None
         self._synced_version: int | None = None
         """The fleet's version to which all connections belong; None when some are to be closed later."""
@@ -98,6 +103,10 @@ class RemoteEngines:
                 return False
             await asyncio.sleep(0.01)
         return True
+
+    def report_backlog(self, backlog: Callable[[], Backlog]) -> None:
+        """Report from now on what waits in this ingress, to one replica, which passes it on to the autoscaler."""
+        self._backlog = backlog
 
     async def aclose(self) -> None:
         """Abort unfinished requests and disconnect."""
@@ -331,7 +340,18 @@ class RemoteEngines:
     def _checks(self, now: float) -> list[Callable[[], None]]:
         repeats = (partial(attempt.repeat, now, self._timings.repeat_s) for attempt in self._attempts.values())
         ticks = (connection.tick for connection in self._connections.values())
-        return [*ticks, *repeats, partial(self._end_unaccepted, now), self._sync]
+        return [*ticks, *repeats, partial(self._end_unaccepted, now), self._sync, partial(self._tell_backlog, now)]
+
+    def _tell_backlog(self, now: float) -> None:
+        """Report the backlog when it is due, to the replica that was connected first: it knows its own speed."""
+        if self._backlog is None or now < self._backlog_due:
+            return
+        self._backlog_due = now + BACKLOG_PERIOD_S
+        members = self.fleet.addresses()
+        for replica, connection in self._connections.items():  # in the order of their beginnings
+            # Serve takes no reports of a replica that it is stopping.
+            if connection.is_answering and replica in members and not connection.load.is_draining:
+                return connection.tell_backlog(self._backlog())
 
 
 def _health_of(connection: WireConnection, is_draining: bool) -> ReplicaHealth:

@@ -206,6 +206,8 @@ class AutoscalingSettings(Settings):
     """Replicas at the start; None: `min`."""
     ttft_target_s: float = Field(default=1.0, gt=0)
     """Seconds that a prompt may wait for the prefill of others, on average over the replicas."""
+    catch_up_s: float = Field(default=30.0, ge=0)
+    """Seconds in which more replicas, once they are up, work off what waits beyond that."""
     max_busy_share: float = Field(default=0.85, gt=0, le=1)
     """Largest share of a replica's measured prefill rate that may be in use."""
     max_kv_share: float = Field(default=0.85, gt=0, le=1)
@@ -218,8 +220,9 @@ class AutoscalingSettings(Settings):
     """Seconds for which fewer replicas must be needed before some are stopped."""
     downscale_to_zero_delay_s: float | None = Field(default=None, ge=0)
     """The same delay for the last replica, where `min` is 0; None: `downscale_delay_s`."""
-    look_back_s: float = Field(default=15.0, gt=0)
-    """Seconds of past reports that a decision averages over."""
+    look_back_s: float = Field(default=6.0, gt=0)
+    """Seconds of past reports that a decision averages over. Shorter than `upscale_delay_s`: a decision then sees
+    nothing of the time before a burst, and one is enough."""
     report_s: float = Field(default=2.0, gt=0)
     """Seconds between two reports of a replica."""
 

@@ -109,6 +109,7 @@ class ModelLink:
         load = FleetLoad(self._router.fleet, self._router.placer.uncached_tokens)
         tenants = {tenant.name: tenant for tenant in keys.tenants}
         admission = Admission(load, self._admission, tenants, self.metrics)
+        self._connections.report_backlog(admission.backlog)
         client = ModelClient(self._connections, admission, self._switch)
         self._grammars = GrammarCheck(
             lambda: Vocabulary.of(tokenizer, card.vocab_size, config.eos_token_ids),

@@ -1,8 +1,15 @@
 """Decides how many engine replicas the work needs. Serve's controller calls `WorkPolicy` several times a second.
 
-    needed   the largest of    seconds of prefill that wait in all replicas  / ttft_target_s
-                               prefill capacity in use, in replicas          / max_busy_share
-                               KV memory in use or waited for, in replicas   / max_kv_share
+What the engines do says how much they can, and no more than that: while ingresses hold requests back, every
+replica looks just busy. So the need follows from what comes, whether it is served, waits or is turned away:
+
+    coming   prefill that is done + what queues grow by + what is turned away    per second, in replicas
+    pace     (waiting + coming * catch_up_s) / (catch_up_s + ttft_target_s), or coming, if that is more:
+             prefill per second that leaves ttft_target_s of it waiting at each replica, catch_up_s from now
+
+    needed   the largest of    pace
+                               coming                                            / max_busy_share
+                               KV memory in use * pace / prefill that is done    / max_kv_share
 
     more     ceil(needed), when that is above the target
     fewer    ceil(needed / (1 - headroom)), when that is below it: the replicas that stay have room to spare
@@ -30,17 +37,29 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class ReplicaWork:
-    """One replica's mean work over the look-back. The fields are the keys of `record_autoscaling_stats`."""
+    """One replica's mean work over the look-back. The fields are the keys of `record_autoscaling_stats`.
+
+    It includes what waits in those ingresses that report to this replica (`deployments/wire/backlogs.py`).
+    """
 
     queued_prefill_s: float = 0.0
     """Seconds that prefill of the waiting prompts takes at the measured rate."""
     busy_share: float = 0.0
     """Tokens prefilled per second, as a share of the measured rate."""
     kv_share: float = 0.0
-    """KV pages in use or waited for, as a share of all pages; or, if more, the same for places in the batch. Above
-    1 while some wait."""
+    """KV pages in use or waited for in the engine, as a share of all pages; or, if more, the same for places in
+    its batch. Above 1 while some wait."""
     preemptions_per_s: float = 0.0
     """Requests preempted per second for lack of pages."""
+    unserved_share: float = 0.0
+    """Prompt tokens per second that came and were not prefilled, because they wait or were turned away, as a share
+    of the measured rate. Negative while queues become shorter."""
+    running: float = 0.0
+    """Requests in the batch."""
+    held_back: float = 0.0
+    """Requests that wait in ingresses."""
+    turned_away_per_s: float = 0.0
+    """Requests that left an ingress per second without an engine."""
 
 
 STATS = tuple(ReplicaWork.__dataclass_fields__)
@@ -52,6 +71,7 @@ class Targets:
     """The fields of `deployments.config.settings.AutoscalingSettings` that set what a replica is kept at."""
 
     ttft_target_s: float = 1.0
+    catch_up_s: float = 30.0
     max_busy_share: float = 0.85
     max_kv_share: float = 0.85
     headroom: float = 0.3
@@ -62,11 +82,25 @@ TARGETS = tuple(Targets.__dataclass_fields__)
 
 def needed_replicas(targets: Targets, work: Sequence[ReplicaWork]) -> float:
     """Number of replicas, not rounded, that would do this work at the targets."""
-    return max(
-        sum(replica.queued_prefill_s for replica in work) / targets.ttft_target_s,
-        sum(replica.busy_share for replica in work) / targets.max_busy_share,
-        sum(replica.kv_share for replica in work) / targets.max_kv_share,
-    )
+    busy = sum(replica.busy_share for replica in work)
+    waiting = sum(replica.queued_prefill_s for replica in work)
+    coming = max(0.0, busy + sum(replica.unserved_share for replica in work))
+    horizon = targets.catch_up_s
+    pace = max(coming, (waiting + coming * horizon) / (horizon + targets.ttft_target_s))
+    memory = sum(replica.kv_share for replica in work) * _growth_of_batches(pace, busy, horizon, work)
+    return max(pace, coming / targets.max_busy_share, memory / targets.max_kv_share)
+
+
+def _growth_of_batches(pace: float, busy: float, horizon: float, work: Sequence[ReplicaWork]) -> float:
+    """How many times as many requests would run at once if prefill went on at `pace` instead of at `busy`.
+
+    Requests stay as long as they do now (Little's law). No more can run than run, wait or were turned away.
+    """
+    running = sum(replica.running for replica in work)
+    if not running:
+        return 1.0
+    outside = sum(replica.held_back + replica.turned_away_per_s * horizon for replica in work)
+    return min(max(1.0, pace / busy) if busy else math.inf, 1.0 + outside / running)
 
 
 def desired_replicas(targets: Targets, work: Sequence[ReplicaWork], num_running: int, target: int) -> int:
@@ -96,7 +130,7 @@ class WorkPolicy:
     def __init__(self, least: int = 0, **targets: float) -> None:
         """`least` replicas are kept, except that an unloaded model has none until it is loaded again."""
         self._least, self._targets = least, Targets(**targets)
-        self._last: int | None = None
+        self._target: int | None = None
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """Stays within the deployment's bounds, and at 1 or more while there is any request."""
@@ -108,11 +142,15 @@ class WorkPolicy:
         low = max(context.capacity_adjusted_min_replicas, self._least)
         high = context.capacity_adjusted_max_replicas
         desired = 0 if target == 0 < self._least else max(low, min(high, desired))
-        if desired != self._last:
-            needed = needed_replicas(self._targets, work) if work else math.nan
-            logger.info("the work needs %.2f engine replicas: %d wanted, target %d", needed, desired, target)
-            self._last = desired
+        self._log(target, work)
         return desired, {}
+
+    def _log(self, target: int, work: Sequence[ReplicaWork]) -> None:
+        """Log when Serve has carried out a decision; what is wanted for a moment is no news."""
+        before, self._target = self._target, target
+        if before is not None and target != before:
+            needed = needed_replicas(self._targets, work) if work else math.nan
+            logger.info("%d engine replicas instead of %d: the work needs %.2f", target, before, needed)
 
 
 def keep(context: Any) -> tuple[int, dict[str, Any]]:
@@ -124,11 +162,13 @@ def reported_work(metrics: Mapping[str, Mapping[Any, float]]) -> list[ReplicaWor
     """The work of each replica that reported all stats. `metrics` has them by stat, then by replica."""
     known = [metrics.get(name, {}) for name in STATS]
     return [
-        ReplicaWork(*(_sane(values[replica]) for values in known))
+        ReplicaWork(*(_sane(name, values[replica]) for name, values in zip(STATS, known, strict=True)))
         for replica in known[0]
         if all(replica in values for values in known)
     ]
 
 
-def _sane(value: float) -> float:
-    return max(0.0, value) if math.isfinite(value) else 0.0
+def _sane(name: str, value: float) -> float:
+    if not math.isfinite(value):
+        return 0.0
+    return value if name == "unserved_share" else max(0.0, value)

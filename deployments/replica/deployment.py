@@ -182,7 +182,7 @@ class EngineReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Report this replica's work to `deployments.replica.autoscaling.WorkPolicy`."""
-        return self._work.read(self._loop.load(), time.monotonic())
+        return self._work.read(self._loop.load(), self._wire.backlog(), time.monotonic())
 
     async def describe(self) -> dict[str, Any]:
         """Describe this replica: its longest context in tokens, and its GPUs."""

@@ -1,7 +1,7 @@
 """An engine's load, in the form that each reader of it needs.
 
 LoadReporter   routers, with each heartbeat on the wire: the queue, the pages, and rates that only time shows
-WorkMeter      Serve's autoscaler: work that waits, and the share of each capacity that is in use
+WorkMeter      Serve's autoscaler: what comes, what waits, and the share of each capacity that is in use
 DrainRate      clients that were refused: when the queue will be shorter (Retry-After)
 """
 
@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from deployments.wire.backlogs import BacklogTotals
 from deployments.wire.messages import Load
 from engine.scheduling.stats import EngineLoad, StepStats
 from router.cost import evict_price
@@ -94,6 +95,9 @@ class _Mark:
     now: float
     prefilled: int
     preemptions: int
+    unserved: int
+    """Tokens that wait in the engine now, and those that waited in ingresses or were turned away there."""
+    turned_away: int
 
 
 class WorkMeter:
@@ -105,30 +109,38 @@ class WorkMeter:
     def __init__(self, page_size: int, max_running: int, now: float) -> None:
         self._page_size, self._max_running = page_size, max_running
         self._prefilled = 0
-        self._last = _Mark(now, 0, 0)
+        self._last = _Mark(now, 0, 0, 0, 0)
 
     def on_step(self, stats: StepStats) -> None:
         """Count a step."""
         self._prefilled += stats.num_prefill_tokens
 
-    def read(self, load: EngineLoad, now: float) -> dict[str, float]:
-        """The fields of `autoscaling.ReplicaWork`, and two counts that make Serve's records easier to read."""
-        mark = _Mark(now, self._prefilled, load.num_preemptions)
+    def read(self, load: EngineLoad, backlog: BacklogTotals, now: float) -> dict[str, float]:
+        """The fields of `autoscaling.ReplicaWork`, and a count that makes Serve's records easier to read.
+
+        `backlog` is what waits in the ingresses that report to this replica.
+        """
+        to_prefill, rate = load.waiting_prefill_tokens, load.prefill_rate
+        unserved = to_prefill + backlog.unserved_tokens
+        mark = _Mark(now, self._prefilled, load.num_preemptions, unserved, backlog.turned_away)
         last, self._last = self._last, mark
         seconds = max(now - last.now, 1e-3)
-        to_prefill, rate = load.waiting_prefill_tokens, load.prefill_rate
         return {
-            "queued_prefill_s": to_prefill / rate if rate else load.oldest_wait_seconds,
+            "queued_prefill_s": (to_prefill + backlog.num_tokens) / rate if rate else load.oldest_wait_seconds,
             "busy_share": (mark.prefilled - last.prefilled) / seconds / rate if rate else 0.0,
-            "kv_share": max(self._page_share(load, to_prefill), self._batch_share(load)),
+            "kv_share": max(self._page_share(load), self._batch_share(load)),
             "preemptions_per_s": (mark.preemptions - last.preemptions) / seconds,
+            "unserved_share": (mark.unserved - last.unserved) / seconds / rate if rate else 0.0,
             "running": load.num_running,
+            "held_back": backlog.num_requests,
+            "turned_away_per_s": (mark.turned_away - last.turned_away) / seconds,
             "waiting": load.num_waiting,
         }
 
-    def _page_share(self, load: EngineLoad, to_prefill: int) -> float:
+    def _page_share(self, load: EngineLoad) -> float:
         pages = load.pages
-        return (pages.locked + pages.private + to_prefill / self._page_size) / max(sum(pages), 1)
+        waiting = load.waiting_prefill_tokens / self._page_size
+        return (pages.locked + pages.private + waiting) / max(sum(pages), 1)
 
     def _batch_share(self, load: EngineLoad) -> float:
         return (load.num_running + load.num_waiting) / self._max_running

@@ -135,6 +135,10 @@ class WireConnection:
         """
         return self._send(request)
 
+    def tell_backlog(self, backlog: messages.Backlog) -> None:
+        """Report what waits in this ingress."""
+        self._send(backlog)
+
     @property
     def is_lost(self) -> bool:
         """Whether the replica died, refused this ingress or was silent too long, and has not answered since."""

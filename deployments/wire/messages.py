@@ -11,6 +11,7 @@
                               ◀─────────── Tokens     accepted; with an empty delta when no token comes soon
                               ◀─────────── NotRun     or not: refused, or failed later
       Abort, Resume, Resync   ───────────▶
+      Backlog                 ───────────▶            what waits in its admission, to one replica of all
 
 A request has an id of its own for each attempt. Sent again after a reconnect, it is not run twice: the replica
 answers with what it has of the stream. Every delta of a stream states the token at which it starts, so a receiver
@@ -32,7 +33,7 @@ from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 from router.fleet import ReplicaLoad
 
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 
@@ -105,6 +106,17 @@ class Generate(msgspec.Struct, tag=4, array_like=True, frozen=True):
     is_suspect: bool = False
     """Whether it may have ended another replica's engine: a replica runs one such request at a time, until it has
     CLEARED_TOKENS tokens, and accepts it before its engine gets it."""
+
+
+class Backlog(msgspec.Struct, tag=5, array_like=True, frozen=True):
+    """What waits in the ingress's admission for an engine of this model, and what it has turned away so far."""
+
+    num_requests: Count = 0
+    num_tokens: Count = 0
+    """Uncached prompt tokens of these requests."""
+    turned_away: Count = 0
+    """Requests that left without an engine since the ingress started: refused, or given up by their clients."""
+    turned_away_tokens: Count = 0
 
 
 class Welcome(msgspec.Struct, tag=10, array_like=True, frozen=True):
@@ -184,7 +196,7 @@ class PrefixDelta(msgspec.Struct, tag=16, array_like=True, frozen=True):
 
 
 Sequenced = Welcome | Tokens | Heartbeat | Unknown | NotRun | PrefixSnapshot | PrefixDelta
-ToReplica = Hello | Abort | Resume | Resync | Generate
+ToReplica = Hello | Abort | Resume | Resync | Generate | Backlog
 ToIngress = Sequenced | Refused
 
 encode = msgspec.msgpack.Encoder().encode

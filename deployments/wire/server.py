@@ -28,8 +28,9 @@ from msgspec import structs
 
 from deployments.config.settings import WireSettings
 from deployments.wire import messages
+from deployments.wire.backlogs import Backlogs, BacklogTotals
 from deployments.wire.handshake import Doorkeeper
-from deployments.wire.messages import Abort, Generate, Hello, Load, NotRun, RefusalKind, Resume, Resync
+from deployments.wire.messages import Abort, Backlog, Generate, Hello, Load, NotRun, RefusalKind, Resume, Resync
 from deployments.wire.outbox import Outbox
 from deployments.wire.peers import Peers
 from deployments.wire.prefix_feed import PrefixFeed, PrefixSource
@@ -106,6 +107,7 @@ class WireServer:
         self._sessions: dict[str, Session] = {}  # ingress -> session
         self._ingress_of: dict[bytes, str] = {}  # authenticated identity -> ingress
         self._absent_since: dict[str, float] = {}
+        self._backlogs = Backlogs()
         self._lock = threading.RLock()
         self._context = zmq.Context(io_threads=1)
         self._closing = threading.Event()
@@ -209,6 +211,11 @@ class WireServer:
         """Return whether any output of this ingress's requests is still to be produced or sent."""
         with self._lock:
             return self._outbox.num_live_of(ingress_id) > 0 or self._outbox.has_unsent(ingress_id)
+
+    def backlog(self) -> BacklogTotals:
+        """Return what waits in the admission of the ingresses that report to this replica."""
+        with self._lock:
+            return self._backlogs.totals(time.monotonic())
 
     def close(self) -> None:
         """Stop the thread and close the socket. Idempotent."""
@@ -364,6 +371,8 @@ class WireServer:
             if isinstance(message, Resync):
                 self._sessions[ingress_id].is_synced = False
                 return None
+            if isinstance(message, Backlog):
+                return self._backlogs.take(ingress_id, message, time.monotonic())
             session = self._sessions[ingress_id]
             session.dispatches_seen = max(session.dispatches_seen, message.number)
             if self._outbox.is_known(message.request_id):
@@ -431,6 +440,7 @@ class WireServer:
         session = self._sessions.pop(ingress_id, None)
         if session is not None:
             self._ingress_of.pop(session.identity, None)
+            self._backlogs.forget(ingress_id)
 
 
 def _changes_load(delta: StreamDelta) -> bool:

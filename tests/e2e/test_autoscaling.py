@@ -1,4 +1,8 @@
-"""One replica becomes two under load and one again after it, and clients notice only how fast they are served."""
+"""One replica becomes two under load and one again after it, and clients notice only how fast they are served.
+
+The load waits in the ingress: engines get no more than they have places for, and use of all places is allowed. So
+the second replica comes because of what the ingress reports.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,9 @@ ARGUMENTS = {
             "min": 1,
             "max": 2,
             "ttft_target_s": 0.5,
+            "catch_up_s": 5.0,
+            "max_busy_share": 1.0,
+            "max_kv_share": 1.0,
             "upscale_delay_s": 0.5,
             "downscale_delay_s": 1.5,
             "look_back_s": 1.5,
@@ -31,7 +38,7 @@ ARGUMENTS = {
         },
     },
     "ingresses": {"num_cpus": 0.1, "drain_timeout_s": 600},
-    "admission": {"max_wait_s": 300.0},  # a slow machine is no failure
+    "admission": {"ttft_target_s": 0.001, "max_wait_s": 300.0},  # a slow machine is no failure
 }
 
 

@@ -6,7 +6,8 @@
     KV       running * pages of a request halfway through / pages     or running / places in the batch, if larger
 
 One replica's part of the load must need at most one replica, which is where the autoscaler arrives from below with
-the same load. Prefixes that running requests share are counted for each, so high hit rates need less memory.
+the same load, where it gives queues no time to become shorter (`catch_up_s` 0): in a plan they are as long as they
+stay. Prefixes that running requests share are counted for each, so high hit rates need less memory.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 from deployments.cli.planning.replica import ReplicaPlan
 from deployments.replica.autoscaling import ReplicaWork, Targets, needed_replicas
 
+STEADY = Targets(catch_up_s=0.0)
+"""The autoscaler's targets for a load that does not change, whose queues do not become shorter either."""
 _ROUNDING = 1e-9
 _ROUNDS = 50
 MAX_REPLICAS = 1 << 20
@@ -107,7 +110,7 @@ def replicas_for(
 
     Raises ValueError when a single request does not fit in a replica, or no number of replicas is enough.
     """
-    targets = targets or Targets()
+    targets = targets or STEADY
     if not 0 < requests_per_s < math.inf:
         raise ValueError(f"requests per second must be above 0, got {requests_per_s}")
     if targets.ttft_target_s <= 0:

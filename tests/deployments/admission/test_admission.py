@@ -18,6 +18,7 @@ from deployments.client.model_client import ModelClient
 from deployments.client.protocol import Engines, Generation, Overloaded, Rejected
 from deployments.config.settings import AdmissionSettings
 from deployments.config.tenants import Tenant
+from deployments.wire.messages import Backlog
 from tests.deployments.support.virtual_time import ObservedFleet, VirtualFleet, now, request, run
 
 TENANTS = {"a": Tenant("a", priority=0), "b": Tenant("b", priority=0), "heavy": Tenant("heavy", 3.0, priority=5)}
@@ -218,6 +219,30 @@ def test_a_tenants_flood_is_refused_and_others_are_not() -> None:
         refused = [e for e in await asyncio.gather(*flood, return_exceptions=True) if isinstance(e, Overloaded)]
         assert len(refused) >= 12 and {error.kind for error in refused} == {"tenant_queue_full"}
         assert all(1 <= error.retry_after_s <= 600 for error in refused)
+
+    run(scenario())
+
+
+def test_the_backlog_counts_what_waits_and_all_that_leaves_without_an_engine() -> None:
+    async def scenario() -> None:
+        fleet = VirtualFleet(1, rate=1000)
+        client = admitting(fleet, ttft_target_s=0.5, max_wait_s=3, max_waiting_per_tenant=8)
+        backlog = client.admission.backlog
+        assert backlog() == Backlog()
+        tasks = [asyncio.create_task(ask(client, f"r{n}", "a", 1000)) for n in range(12)]
+        await asyncio.sleep(0.1)
+        assert backlog() == Backlog(8, 8000, 3, 3000)  # one runs, and for three there was no place
+        tasks[5].cancel()
+        await asyncio.sleep(0.1)
+        assert backlog() == Backlog(7, 7000, 4, 4000)
+        await asyncio.gather(*tasks, return_exceptions=True)  # three more run within the 3 s
+        assert backlog() == Backlog(0, 0, 8, 8000)
+        with pytest.raises(Overloaded, match="this request's limit"):
+            busy = [asyncio.create_task(ask(client, f"s{n}", "a", 900)) for n in range(3)]
+            await asyncio.sleep(0.1)
+            await client.generate(request("hasty", "a", 500, max_wait_s=0.1))
+        assert backlog().turned_away == 9
+        await asyncio.gather(*busy)
 
     run(scenario())
 

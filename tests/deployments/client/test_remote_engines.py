@@ -17,7 +17,16 @@ from deployments.client.replica_watch import ReplicaDied
 from deployments.client.stream import Stream
 from deployments.wire import messages
 from engine.grammar.spec import Grammar
-from tests.deployments.support.in_process_engines import TIMINGS, ClientAndEngines, request, router_like, until
+from router.state import RouterState
+from tests.deployments.support.in_process_engines import (
+    TIMINGS,
+    ChosenPlacer,
+    ClientAndEngines,
+    InProcessEngines,
+    request,
+    router_like,
+    until,
+)
 from tests.deployments.support.time_limit import run_scenario
 
 
@@ -675,6 +684,52 @@ def _has_tokens(message: Any) -> bool:
 def _is_idle(replica: Any) -> bool:
     account = replica._engine.scheduler.account()
     return bool(account.locked + account.private == 0 and not replica._loop.has_work)
+
+
+async def _held_back(engines: InProcessEngines) -> dict[str, float]:
+    """What each replica tells the autoscaler of requests that wait in ingresses."""
+    stats = {replica.replica: await replica.record_autoscaling_stats() for replica in engines.replicas}
+    return {name: each["held_back"] for name, each in stats.items()}
+
+
+async def _reports(engines: InProcessEngines, expected: dict[str, float]) -> None:
+    """Wait until the replicas report this; the rest of a scenario's time is the limit."""
+    while await _held_back(engines) != expected:
+        await asyncio.sleep(0.02)
+
+
+def test_what_waits_in_an_ingress_is_told_to_one_replica_and_to_another_when_that_is_lost() -> None:
+    async def scenario() -> None:
+        async with ClientAndEngines(3) as (client, engines):
+            assert await _held_back(engines) == {"r0": 0, "r1": 0, "r2": 0}
+            client.report_backlog(lambda: messages.Backlog(7, 7000))
+            await _reports(engines, {"r0": 7, "r1": 0, "r2": 0})
+            client.report_backlog(lambda: messages.Backlog(5, 5000))
+            await _reports(engines, {"r0": 5, "r1": 0, "r2": 0})
+            _fall_silent(engines.replicas[0])
+            await _reports(engines, {"r0": 0, "r1": 5, "r2": 0})  # the first has not heard of it for too long
+            engines.stopping.add("r1")  # the autoscaler does not hear those that are being stopped
+            await _reports(engines, {"r0": 0, "r1": 0, "r2": 5})
+            engines.fleet.update(
+                {name: address for name, address in engines.fleet.addresses().items() if name == "r1"}
+            )
+            await _reports(engines, {"r0": 0, "r1": 0, "r2": 0})  # nobody is left
+
+    run_scenario(scenario())
+
+
+def test_the_backlogs_of_several_ingresses_count_until_they_die() -> None:
+    async def scenario() -> None:
+        async with ClientAndEngines(2) as (client, engines):
+            other = RemoteEngines(RouterState(engines.fleet, ChosenPlacer(engines)), 2, timings=TIMINGS)
+            await other.start()
+            client.report_backlog(lambda: messages.Backlog(3, 3000))
+            other.report_backlog(lambda: messages.Backlog(4, 4000))
+            await _reports(engines, {"r0": 7, "r1": 0})
+            await other.aclose()
+            await _reports(engines, {"r0": 3, "r1": 0})
+
+    run_scenario(scenario())
 
 
 def _fall_silent(replica: Any) -> None:

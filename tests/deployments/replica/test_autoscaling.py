@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve._private.autoscaling_state import _resolve_policy_callable
@@ -27,16 +28,37 @@ from deployments.replica.autoscaling import (
     reported_work,
 )
 
-TARGETS = Targets(ttft_target_s=1.0, max_busy_share=0.8, max_kv_share=0.8, headroom=0.25)
+TARGETS = Targets(ttft_target_s=1.0, catch_up_s=30.0, max_busy_share=0.8, max_kv_share=0.8, headroom=0.25)
 
 amounts = st.floats(0, 50, allow_nan=False)
-works = st.builds(ReplicaWork, amounts, st.floats(0, 1), st.floats(0, 3), st.sampled_from([0.0, 0.5]))
+in_engines = st.builds(ReplicaWork, amounts, st.floats(0, 1), st.floats(0, 3), st.sampled_from([0.0, 0.5]))
+works = st.builds(
+    ReplicaWork,
+    amounts,
+    st.floats(0, 1),
+    st.floats(0, 3),
+    st.sampled_from([0.0, 0.5]),
+    unserved_share=st.floats(-1, 30),
+    running=st.floats(0, 64),
+    held_back=st.floats(0, 5000),
+    turned_away_per_s=st.floats(0, 500),
+)
+outside = st.builds(
+    ReplicaWork,
+    amounts,
+    unserved_share=st.floats(0, 30),
+    held_back=st.floats(0, 5000),
+    turned_away_per_s=st.floats(0, 500),
+)
+
+
+def plus(some: ReplicaWork, more: ReplicaWork) -> ReplicaWork:
+    return ReplicaWork(*(getattr(some, name) + getattr(more, name) for name in STATS))
 
 
 def spread(total: ReplicaWork, count: int) -> list[ReplicaWork]:
     """Spread a fleet's work evenly over its replicas."""
-    names = ("queued_prefill_s", "busy_share", "kv_share", "preemptions_per_s")
-    return [ReplicaWork(**{name: getattr(total, name) / count for name in names})] * count
+    return [ReplicaWork(*(getattr(total, name) / count for name in STATS))] * count
 
 
 def follow(series: Iterable[ReplicaWork], target: int = 1, low: int = 1, high: int = 10) -> list[int]:
@@ -64,9 +86,9 @@ def test_a_ramp_is_followed_up_without_a_step_back() -> None:
 
 
 def test_a_spike_of_queued_prefill_calls_replicas_and_its_end_lets_them_go() -> None:
-    quiet, spike = busy(0.5), ReplicaWork(queued_prefill_s=6.0, busy_share=1.0)
+    quiet, spike = busy(0.5), ReplicaWork(queued_prefill_s=150.0, busy_share=1.0)
     targets = follow([quiet] * 5 + [spike] * 3 + [quiet] * 5)
-    assert targets == [1] * 5 + [6] * 3 + [1] * 5
+    assert targets == [1] * 5 + [math.ceil((150 + 30) / 31)] * 3 + [1] * 5
 
 
 def test_kv_memory_alone_calls_replicas() -> None:
@@ -93,10 +115,10 @@ def test_the_way_down_keeps_headroom_where_the_way_up_does_not() -> None:
 
 def test_one_hot_replica_is_left_to_the_router_until_the_fleet_is_short() -> None:
     cold = ReplicaWork(busy_share=0.5)
-    hot = ReplicaWork(queued_prefill_s=3.0, busy_share=1.0)
+    hot = ReplicaWork(queued_prefill_s=20.0, busy_share=1.0)
     assert desired_replicas(TARGETS, [hot, cold, cold, cold], 4, 4) == 4
-    hotter = replace(hot, queued_prefill_s=6.0)
-    assert desired_replicas(TARGETS, [hotter, cold, cold, cold], 4, 4) == 6
+    hotter = replace(hot, queued_prefill_s=100.0)
+    assert desired_replicas(TARGETS, [hotter, cold, cold, cold], 4, 4) == math.ceil((100 + 2.5 * 30) / 31)
 
 
 def test_a_starting_replica_without_stats_changes_nothing_but_forbids_going_down() -> None:
@@ -123,14 +145,26 @@ def test_constant_work_moves_the_target_once_and_never_again(total: ReplicaWork,
     assert num_changes(follow([total] * 6, target, high=10**6)) == 0
 
 
-@given(st.lists(works, min_size=1, max_size=8), works, st.integers(0, 7), st.integers(1, 20), st.integers(0, 12))
-def test_more_work_never_means_fewer_replicas(
+fleets = st.lists(works, min_size=1, max_size=8)
+
+
+@given(fleets, outside, st.integers(0, 7), st.integers(1, 20), st.integers(0, 12))
+def test_more_that_waits_comes_or_is_turned_away_never_means_fewer_replicas(
     fleet: list[ReplicaWork], more: ReplicaWork, where: int, target: int, num_running: int
 ) -> None:
     where %= len(fleet)
-    grown = list(fleet)
-    grown[where] = ReplicaWork(*(getattr(fleet[where], name) + getattr(more, name) for name in STATS))
+    grown = [*fleet[:where], plus(fleet[where], more), *fleet[where + 1 :]]
     before, after = (desired_replicas(TARGETS, work, num_running, target) for work in (fleet, grown))
+    assert after >= before
+
+
+@given(st.lists(in_engines, min_size=1, max_size=8), in_engines, st.integers(0, 7), st.integers(1, 20))
+def test_more_work_in_engines_never_means_fewer_replicas(
+    fleet: list[ReplicaWork], more: ReplicaWork, where: int, target: int
+) -> None:
+    where %= len(fleet)
+    grown = [*fleet[:where], plus(fleet[where], more), *fleet[where + 1 :]]
+    before, after = (desired_replicas(TARGETS, work, len(fleet), target) for work in (fleet, grown))
     assert after >= before
 
 
@@ -140,6 +174,66 @@ def test_what_is_wanted_is_enough_for_what_is_needed(fleet: list[ReplicaWork], t
     if fleet:
         assert desired >= needed_replicas(TARGETS, fleet) - 1e-6
     assert desired >= 0
+
+
+# --- what ingresses hold back ----------------------------------------------------------------------------------
+
+SATURATED = ReplicaWork(busy_share=1.0, kv_share=0.4, running=20.0)
+"""One of four replicas in the tenfold burst: as busy as it can be, and with no queue of its own."""
+TEN_TIMES = 10 * 4 * 0.8
+"""What comes in the burst, in replicas: ten times what keeps four of them 80 % busy."""
+
+
+def burst(waiting_s: float = 120.0, held_back: float = 120.0, turned_away_per_s: float = 0.0) -> list[ReplicaWork]:
+    """Four replicas, the first of which the ingresses report to. `waiting_s` of prefill waits there."""
+    reports = ReplicaWork(
+        queued_prefill_s=waiting_s,
+        unserved_share=TEN_TIMES - 4.0,
+        held_back=held_back,
+        turned_away_per_s=turned_away_per_s,
+    )
+    return [plus(SATURATED, reports), SATURATED, SATURATED, SATURATED]
+
+
+def test_four_replicas_ask_for_all_that_a_tenfold_burst_needs_in_one_decision() -> None:
+    assert desired_replicas(TARGETS, [SATURATED] * 4, 4, 4) == 5  # as if there were no queue before them
+    assert desired_replicas(TARGETS, burst(), 4, 4) == math.ceil(TEN_TIMES / 0.8)
+
+
+def test_what_is_turned_away_is_needed_no_less_than_what_waits() -> None:
+    """The queue is full and does not grow: all that is too much is refused at the door."""
+    assert desired_replicas(TARGETS, burst(held_back=50.0, turned_away_per_s=30.0), 4, 4) == 40
+
+
+def test_what_has_piled_up_is_worked_off_within_the_time_to_catch_up() -> None:
+    assert desired_replicas(TARGETS, burst(waiting_s=600.0), 4, 4) == math.ceil((600 + TEN_TIMES * 30) / 31)
+    strict = replace(TARGETS, catch_up_s=0.0)
+    assert desired_replicas(strict, burst(waiting_s=600.0), 4, 4) == 600
+
+
+def test_a_fleet_that_catches_up_asks_for_no_more_than_comes() -> None:
+    """40 replicas work at their limit on what waits, and it becomes less."""
+    catching_up = ReplicaWork(busy_share=1.0, running=20.0)
+    shrinking = ReplicaWork(queued_prefill_s=100.0, unserved_share=TEN_TIMES - 40)
+    work = [plus(catching_up, shrinking), *[catching_up] * 39]
+    assert desired_replicas(TARGETS, work, 40, 40) == 40
+
+
+def test_when_memory_is_what_is_short_batches_grow_with_what_comes() -> None:
+    """Long answers: batches are full at a quarter of the prefill rate, and three times as much comes."""
+    full = ReplicaWork(busy_share=0.25, kv_share=1.0, running=64.0)
+    reports = ReplicaWork(unserved_share=2.0, queued_prefill_s=3.0, held_back=400.0, turned_away_per_s=20.0)
+    work = [plus(full, reports), full, full, full]
+    assert needed_replicas(TARGETS, work) == pytest.approx(4.0 * 3 / 0.8)
+    # No more can run at once than there are, however little prefill was done.
+    stuck = [replace(one, busy_share=one.busy_share / 1000) for one in work]
+    assert needed_replicas(TARGETS, stuck) == pytest.approx(4.0 * (1 + (400 + 20 * 30) / 256) / 0.8)
+
+
+def test_a_burst_asks_for_no_more_than_the_most_and_is_no_reason_to_stop_any() -> None:
+    policy, config = serve_policy(min=4, upscale_delay_s=0, downscale_delay_s=0)
+    assert policy(context(config, burst(), 4, {}))[0] == 8
+    assert policy(context(config, burst(), 8, {}, current_num_replicas=4))[0] == 8
 
 
 # --- as Serve calls it -------------------------------------------------------------------------------------------
@@ -176,7 +270,7 @@ def test_serve_never_gets_less_than_min_or_more_than_max(fleet: list[ReplicaWork
 
 
 def test_serves_delays_stay_in_force_around_the_policy() -> None:
-    policy, config = serve_policy(ttft_target_s=0.5, upscale_delay_s=60, downscale_delay_s=0)
+    policy, config = serve_policy(ttft_target_s=0.5, catch_up_s=0, upscale_delay_s=60, downscale_delay_s=0)
     waiting = [ReplicaWork(queued_prefill_s=2.0)]
     desired, state = policy(context(config, waiting, 1, {}))
     assert desired == 1  # wanted for 0 s yet
@@ -203,6 +297,9 @@ def test_an_unloaded_model_stays_so_while_no_call_waits_for_it() -> None:
 
 def test_stats_that_are_missing_or_no_numbers_are_not_work() -> None:
     metrics = {name: {"new": 0.5, "old": 0.5} for name in STATS}
-    metrics["busy_share"] = {"old": math.nan}
-    assert reported_work(metrics) == [ReplicaWork(0.5, 0.0, 0.5, 0.5)]
+    metrics["busy_share"], metrics["kv_share"] = {"old": math.nan}, {"old": -0.5}
+    metrics["unserved_share"] = {"old": -0.5}
+    assert reported_work(metrics) == [
+        replace(ReplicaWork(*[0.5] * len(STATS)), busy_share=0.0, kv_share=0.0, unserved_share=-0.5)
+    ]
     assert reported_work({}) == []

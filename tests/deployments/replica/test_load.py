@@ -10,6 +10,7 @@ from msgspec import structs
 from cache import PageAccount
 from deployments.replica.autoscaling import STATS
 from deployments.replica.load import MEASURED_FOR_S, DrainRate, LoadReporter, WorkMeter
+from deployments.wire.backlogs import BacklogTotals
 from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
 
 
@@ -80,17 +81,20 @@ def test_the_meter_reads_queue_rate_and_memory() -> None:
         prefill_rate=1000.0,
         num_preemptions=5,
     )
-    stats = meter.read(load, now=10.0)
+    stats = meter.read(load, BacklogTotals(), now=10.0)
     assert stats == {
         "queued_prefill_s": pytest.approx(3.0),
         "busy_share": pytest.approx(0.4),
         "kv_share": pytest.approx(0.75),  # of the batch's places; 600 of 1000 pages
         "preemptions_per_s": pytest.approx(0.5),
+        "unserved_share": pytest.approx(0.3),  # the queue of 3 s was none 10 s ago
         "running": 2,
+        "held_back": 0,
+        "turned_away_per_s": 0,
         "waiting": 4,
     }
-    later = meter.read(structs.replace(load, num_running=0, num_waiting=0), now=20.0)
-    assert later["busy_share"] == later["preemptions_per_s"] == 0
+    later = meter.read(structs.replace(load, num_running=0, num_waiting=0), BacklogTotals(), now=20.0)
+    assert later["busy_share"] == later["preemptions_per_s"] == later["unserved_share"] == 0
     assert later["kv_share"] == pytest.approx(0.6)
     assert stats.keys() >= set(STATS)
 
@@ -98,4 +102,19 @@ def test_the_meter_reads_queue_rate_and_memory() -> None:
 def test_before_any_rate_is_known_the_longest_wait_stands_for_the_queue() -> None:
     meter = WorkMeter(page_size=16, max_running=256, now=0.0)
     load = EngineLoad(waiting_prefill_tokens=1000, oldest_wait_seconds=4.0, pages=PageAccount(100, 0, 0, 0))
-    assert meter.read(load, 1.0)["queued_prefill_s"] == 4.0
+    assert meter.read(load, BacklogTotals(), 1.0)["queued_prefill_s"] == 4.0
+
+
+def test_the_meter_counts_what_waits_and_what_is_turned_away_in_ingresses() -> None:
+    meter = WorkMeter(page_size=16, max_running=8, now=0.0)
+    load = EngineLoad(waiting_prefill_tokens=1000, pages=PageAccount(100, 0, 0, 0), prefill_rate=1000.0)
+    first = meter.read(load, BacklogTotals(num_requests=4, num_tokens=9000, unserved_tokens=9000), now=10.0)
+    assert (first["queued_prefill_s"], first["held_back"]) == (10.0, 4)
+    assert first["unserved_share"] == pytest.approx(1.0)
+    meter.on_step(step(500))
+    backlog = BacklogTotals(num_requests=6, num_tokens=11_000, turned_away=8, unserved_tokens=14_000)
+    second = meter.read(structs.replace(load, waiting_prefill_tokens=500), backlog, now=12.0)
+    assert second["turned_away_per_s"] == pytest.approx(4.0)
+    # 5,000 tokens more came to the ingresses, and 500 of the engine's queue were served: 4,500 in 2 s.
+    assert second["unserved_share"] == pytest.approx(2.25)
+    assert second["busy_share"] + second["unserved_share"] == pytest.approx(2.5)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.cli.planning.known import gpu_named, planned_model
-from deployments.cli.planning.load import RequestShape, operate, replicas_for
+from deployments.cli.planning.load import STEADY, RequestShape, operate, replicas_for
 from deployments.cli.planning.replica import ReplicaPlan, smallest_replica
 from deployments.replica.autoscaling import Targets, desired_replicas
 from engine.config import EngineConfig
@@ -55,7 +56,7 @@ def test_memory_decides_for_long_outputs() -> None:
 
 @given(SHAPES, RATES)
 def test_the_autoscaler_comes_to_the_same_number(request: RequestShape, rate: float) -> None:
-    targets = Targets()
+    targets = STEADY
     count = replicas_for(REPLICA, request, rate, targets)
     enough = [operate(REPLICA, request, rate / count).work] * count
     assert desired_replicas(targets, enough, count, count) <= count, "enough: no more are started"
@@ -79,7 +80,11 @@ def test_more_load_never_needs_fewer(
 
 def test_a_lower_target_needs_more() -> None:
     request = RequestShape(prompt_tokens=30_000, output_tokens=10)
-    assert replicas_for(REPLICA, request, 5.0, Targets(0.2)) > replicas_for(REPLICA, request, 5.0, Targets(5.0))
+
+    def at(ttft_target_s: float) -> int:
+        return replicas_for(REPLICA, request, 5.0, replace(STEADY, ttft_target_s=ttft_target_s))
+
+    assert at(0.2) > at(5.0)
 
 
 def test_a_load_that_cannot_be_carried_is_reported() -> None:

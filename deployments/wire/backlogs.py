@@ -1,0 +1,66 @@
+"""What waits in admission, as those ingresses report it to this replica that chose it.
+
+An ingress reports to one replica alone (`deployments/client/remote_engines.py`), and each replica passes on to
+Serve's autoscaler what it was told, so a sum over all replicas counts every ingress once. What an ingress reported
+counts until its session ends, or it is silent for `STALE_S`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from deployments.wire.messages import Backlog
+
+STALE_S = 3.0
+"""Seconds for which a report is believed; an ingress sends several in that time."""
+
+
+class BacklogTotals(NamedTuple):
+    """The sums over the ingresses that report here."""
+
+    num_requests: int = 0
+    """Requests that wait now."""
+    num_tokens: int = 0
+    """Their uncached prompt tokens."""
+    turned_away: int = 0
+    """Requests that left without an engine, since the start."""
+    unserved_tokens: int = 0
+    """Tokens by which the queues have become longer, and those of requests that were turned away, since the start.
+    An ingress that begins or ends to report here changes nothing."""
+
+
+class Backlogs:
+    """Keeps the last report of each ingress. `now` is in seconds, on one clock. Its owner locks."""
+
+    def __init__(self) -> None:
+        self._reports: dict[str, tuple[float, Backlog]] = {}
+        self._turned_away = self._unserved_tokens = 0
+
+    def take(self, ingress_id: str, report: Backlog, now: float) -> None:
+        """Take an ingress's report, and count what has changed since its last one."""
+        self._drop_stale(now)
+        if ingress_id in self._reports:
+            _, last = self._reports[ingress_id]
+            self._turned_away += max(0, report.turned_away - last.turned_away)
+            self._unserved_tokens += report.num_tokens - last.num_tokens
+            self._unserved_tokens += max(0, report.turned_away_tokens - last.turned_away_tokens)
+        self._reports[ingress_id] = (now, report)
+
+    def forget(self, ingress_id: str) -> None:
+        """Drop the report of an ingress whose session has ended. It may have made none."""
+        self._reports.pop(ingress_id, None)
+
+    def totals(self, now: float) -> BacklogTotals:
+        """Return the sums over all reports that are believed."""
+        self._drop_stale(now)
+        waiting = [report for _, report in self._reports.values()]
+        return BacklogTotals(
+            sum(report.num_requests for report in waiting),
+            sum(report.num_tokens for report in waiting),
+            self._turned_away,
+            self._unserved_tokens,
+        )
+
+    def _drop_stale(self, now: float) -> None:
+        for ingress_id in [name for name, (at, _) in self._reports.items() if now - at > STALE_S]:
+            del self._reports[ingress_id]
