@@ -135,6 +135,12 @@ PRIVATE_NAMES: Mapping[str, PrivateName] = {
             why="the type of that argument",
             breaks="as for update_deployment_replicas",
         ),
+        PrivateName(
+            "ray.serve.autoscaling_policy._apply_delay_logic",
+            use="`raydix simulate --autoscale` delays decisions as Serve does, on simulated time",
+            why="Serve applies its delays inside the controller, on the wall clock",
+            breaks="`raydix simulate --autoscale` fails",
+        ),
         # --- the cluster
         PrivateName(
             "ray.serve._private.api.serve_start",
@@ -236,6 +242,16 @@ async def set_replicas(controller: Any, app: str, deployment: str, count: int) -
     from ray.serve._private.common import DeploymentID
 
     await controller.update_deployment_replicas.remote(DeploymentID(name=deployment, app_name=app), count)
+
+
+def apply_scaling_delays(desired: int, target: int, settings: Any, state: dict[str, Any], now: float) -> int:
+    """The target that Serve sets at `now` when its policy desires another; `state` is kept from call to call.
+
+    `settings` has the delays under the names that they have in `ray.serve.config.AutoscalingConfig`.
+    """
+    from ray.serve.autoscaling_policy import _apply_delay_logic
+
+    return int(_apply_delay_logic(desired, target, settings, state, now)[0])
 
 
 # --- the cluster ----------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ _SAMPLING = "Sampling"
 _ENGINE = "Engine"
 _FLEET = "Fleet"
 _NEWS = "What the router knows"
+_SCALING = "Autoscaling"
 _LOAD = "Load"
 _ASSUMED = "Assumptions"
 
@@ -406,12 +407,13 @@ def simulate(
     ],
     replicas: Annotated[int, typer.Option(help="Engine replicas.", min=1, rich_help_panel=_FLEET)] = 16,
     policy: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Routing policies, separated by commas: names, or your classes as package.module:Class; "
-            "[bold]all[/] compares everything."
+            "[bold]all[/] compares everything.",
+            show_default="cost,least_loaded,random; cost with --autoscale",
         ),
-    ] = "cost,least_loaded,random",
+    ] = None,
     load: Annotated[
         str,
         typer.Option(help="Offered prompt tokens/s over the fleet's prefill rate; several, separated by commas."),
@@ -459,12 +461,46 @@ def simulate(
     seed: Annotated[int, typer.Option(help="Seed of arrivals within a tick and of all other randomness.")] = 0,
     json: Annotated[Path | None, typer.Option(help="File to write the figures to.", show_default=False)] = None,
     plot: Annotated[Path | None, typer.Option(help="PNG file to draw them in.", show_default=False)] = None,
+    autoscale: Annotated[
+        bool,
+        typer.Option(
+            "--autoscale",
+            help="Compare settings of autoscaling: requests served in time against replica-hours, as recorded and "
+            "with a burst.",
+            rich_help_panel=_SCALING,
+        ),
+    ] = False,
+    scaling: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Fields of engines.autoscaling, e.g. min=4,max=40,upscale_delay_s=5, or a fixed number of "
+            "replicas; may be repeated.",
+            show_default="as many as --replicas, ten times as many, and from the one to the other",
+            rich_help_panel=_SCALING,
+        ),
+    ] = None,
+    burst: Annotated[
+        str | None,
+        typer.Option(
+            help="FACTOR@START+SECONDS of more requests.",
+            show_default="10 times as many for 300 s",
+            rich_help_panel=_SCALING,
+        ),
+    ] = None,
+    boot: Annotated[
+        float, typer.Option(help="Seconds until a new replica serves.", min=0, rich_help_panel=_SCALING)
+    ] = 60.0,
+    ttft_slo: Annotated[
+        float, typer.Option(help="Seconds in which a first token is in time.", min=0, rich_help_panel=_SCALING)
+    ] = 5.0,
 ) -> None:
-    """Replay recorded traffic through a simulated fleet and compare routing policies.
+    """Replay recorded traffic through a simulated fleet and compare routing policies, or autoscaling.
 
-    It runs the router's own index and policies and the replicas' own radix trees, on simulated time.
+    It runs the router's own index and policies, the replicas' own radix trees and the autoscaler's own policy, on
+    simulated time.
     """
     from deployments.cli.simulate import run
+    from deployments.cli.simulate_autoscale import ScalingOptions
     from router.simulator.scenario import Scenario
 
     run(
@@ -486,6 +522,7 @@ def simulate(
         requests=requests,
         json_path=json,
         plot_path=plot,
+        scaling=ScalingOptions(scaling or (), burst, boot, ttft_slo) if autoscale else None,
     )
 
 

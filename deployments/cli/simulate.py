@@ -1,4 +1,7 @@
-"""`raydix simulate`: replay recorded traffic through a simulated fleet and print a row per policy and load."""
+"""`raydix simulate`: replay recorded traffic through a simulated fleet and print a row per policy and load.
+
+With `--autoscale`, a row per setting of autoscaling: `deployments/cli/simulate_autoscale.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from deployments.cli.errors import UserError, one_line
+from deployments.cli.simulate_autoscale import ScalingOptions, compare
 from router.policies import Policy
 from router.policy_names import policy_named
 from router.simulator.bounds import pooled_hit_rate
@@ -25,11 +29,13 @@ from router.simulator.scenario import Kill, Scenario
 from router.simulator.service import ServiceModel, read_calibration
 from router.simulator.trace import Trace, read_trace
 
+DEFAULT_POLICIES = "cost,least_loaded,random"
+
 
 def run(
     path: Path,
     *,
-    policies: str,
+    policies: str | None,
     loads: str,
     kills: Sequence[str],
     scenario: Scenario,
@@ -38,6 +44,7 @@ def run(
     requests: int | None,
     json_path: Path | None,
     plot_path: Path | None,
+    scaling: ScalingOptions | None = None,
 ) -> None:
     """Simulate, and print and write the results. Raises UserError for a wrong trace, policy or setting."""
     console = Console()
@@ -45,7 +52,7 @@ def run(
         sys.path.insert(0, os.getcwd())  # for the user's own policies, as in `serve run`
     try:
         draw = _plotter() if plot_path is not None else None
-        names = _names(policies)
+        names = _names(policies or (DEFAULT_POLICIES if scaling is None else "cost"))
         trace = read_trace(path)
         trace = trace.head(requests) if requests is not None else trace
         service = read_calibration(calibration) if calibration is not None else ServiceModel()
@@ -57,6 +64,10 @@ def run(
             console.print(
                 f"[yellow]{trace.name} records no prefixes: prompts count as new, hit rates mean nothing.[/]"
             )
+        if scaling is not None:
+            _check_scaled(scenarios, plot_path)
+            compare(trace, scenarios[0], names, scaling, json_path)
+            return
         results = _simulate_all(trace, scenarios, names, console)
     except ValueError as error:
         raise UserError(one_line(error)) from None
@@ -71,6 +82,18 @@ def run(
     if draw is not None and plot_path is not None:
         draw(plot_path, results, pooled, _title(trace, scenario))
         console.print(f"plots: {plot_path}")
+
+
+def _check_scaled(scenarios: Sequence[Scenario], plot_path: Path | None) -> None:
+    """Raise ValueError for options that autoscaling is not simulated with."""
+    if scenarios[0].kills:
+        raise ValueError("--autoscale and --kill exclude each other: replicas that come and go do not die as well")
+    if plot_path is not None:
+        raise ValueError(
+            "--autoscale and --plot exclude each other: only routing is drawn; --json has all figures"
+        )
+    if len(scenarios) > 1:
+        raise ValueError("--autoscale takes one --load: what replicas cost is compared under one traffic")
 
 
 def _simulate_all(

@@ -24,6 +24,7 @@ ATTRIBUTES = {
     "get_serve_instance_details",
     "update_deployment_replicas",
     "deploy_apps",
+    "_apply_delay_logic",
 }
 """Attributes and keys of Ray's and Serve's objects that are no public API; nothing of ours has such a name."""
 

@@ -309,6 +309,19 @@ def _() -> None:
 # --- the cluster ----------------------------------------------------------------------------------------
 
 
+@contract("ray.serve.autoscaling_policy._apply_delay_logic")
+def _() -> None:
+    """Up after 4 s for which more are desired, down after 6, and no sooner because of what was desired before."""
+    delays = SimpleNamespace(upscale_delay_s=4.0, downscale_delay_s=6.0, downscale_to_zero_delay_s=None)
+    desired = [3, 3, 5, 2, 3, 3, 3, 3, 4, 2, 1, 1, 1, 1, 1, 1, 1]
+    state: dict[str, Any] = {}
+    target, targets = 2, []
+    for second, number in enumerate(desired):
+        target = ray_internals.apply_scaling_delays(number, target, delays, state, float(second))
+        targets.append(target)
+    assert targets == [2, 2, 2, 2, 2, 2, 2, 2, 4, 4, 4, 4, 4, 4, 4, 1, 1]
+
+
 @contract("ray.serve._private.api.serve_start")
 def _() -> None:
     parameters = inspect.signature(api.serve_start).parameters

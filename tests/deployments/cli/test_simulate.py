@@ -83,6 +83,49 @@ def test_a_trace_without_prefixes_comes_with_a_warning(tmp_path: Path) -> None:
     assert "hit rates mean nothing" in " ".join(simulate(path, "--policy", "cost").split())
 
 
+def test_autoscaling_is_compared_as_recorded_and_in_a_burst(trace: Path, tmp_path: Path) -> None:
+    report = tmp_path / "out.json"
+    output = simulate(trace, "--autoscale", "--replicas", 2, "--load", 0.9, "--scaling", 3,
+                      "--scaling", "min=2,max=9", "--burst", "5@20+30", "--boot", 10, "--ttft-slo", 4,
+                      "--json", report)  # fmt: skip
+    assert "as recorded" in output and "5 times as much from 20 s on for 30 s" in output
+    assert "replica-hours" in output
+    written = json.loads(report.read_text())
+    assert (written["boot_s"], written["ttft_slo_s"]) == (10, 4)
+    for rows in written["results"].values():
+        assert [row["setting"] for row in rows] == ["fixed 3", "min=2,max=9"]
+        assert rows[0]["targets"] == [[0, 3]]
+        assert all(0 <= row["attainment"] <= 1 - row["turned_away"] and row["num_requests"] == 150 for row in rows)
+    assert written["results"]["burst"][1]["most"] > 2
+
+
+def test_autoscaling_compares_two_fixed_numbers_and_what_lies_between_unless_told_otherwise(trace: Path) -> None:
+    output = simulate(trace, "--autoscale", "--replicas", 1, "--policy", "cost,random")
+    for setting in ("cost: fixed 1 ", "cost: fixed 10 ", "random: min=1,max=10 "):
+        assert output.count(setting) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--scaling", "max"], "--scaling: expected a number of replicas, or fields of engines.autoscaling"),
+        (["--scaling", "min=3,foo=4"], "--scaling min=3,foo=4: max Field required; foo Extra inputs"),
+        (["--scaling", "min=5,max=4"], r"max \(4\) must be at least min \(5\)"),
+        (["--scaling", "min=0,max=4"], "min is at least 1 here"),
+        (["--scaling", "0"], "max Input should be greater than or equal to 1"),
+        (["--burst", "10"], "a burst is FACTOR@START\\+SECONDS, such as 10@600\\+300"),
+        (["--burst", "0.5@1+1"], "at least once as fast"),
+        (["--ttft-slo", "0"], "must be above 0 s"),
+        (["--kill", "1@5"], "--autoscale and --kill exclude each other"),
+        (["--plot", "p.png"], "--autoscale and --plot exclude each other"),
+        (["--load", "0.5,0.6"], "--autoscale takes one --load"),
+    ],
+)
+def test_mistakes_in_autoscaling_are_reported(trace: Path, arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        RUNNER.invoke(app, ["simulate", str(trace), "--autoscale", *arguments], catch_exceptions=False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,0 +1,49 @@
+"""Settings of autoscaling as the command line gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from deployments.config.settings import AutoscalingSettings
+
+MOST = 10
+"""Most replicas in the settings that are compared by default, as a multiple of the fewest."""
+
+
+def default_settings(num_replicas: int) -> list[str]:
+    """Return what is compared when nothing is asked for: a small and a large fixed fleet, and one that scales."""
+    return [str(num_replicas), str(MOST * num_replicas), f"min={num_replicas},max={MOST * num_replicas}"]
+
+
+def parse_settings(text: str) -> AutoscalingSettings:
+    """Return the settings that "min=4,max=40,upscale_delay_s=5" means; "4" is a fixed number of replicas.
+
+    Raises ValueError for anything else.
+    """
+    if text.strip().isdecimal():
+        text = f"min={int(text)},max={int(text)}"
+    pairs = [part.partition("=") for part in text.split(",")]
+    if not all(equals for _, equals, _ in pairs):
+        raise ValueError(
+            f"--scaling: expected a number of replicas, or fields of engines.autoscaling such as "
+            f"min=4,max=40,upscale_delay_s=5, got {text!r}"
+        )
+    try:
+        settings = AutoscalingSettings.model_validate({name.strip(): value.strip() for name, _, value in pairs})
+    except ValidationError as error:
+        problems = (f"{'.'.join(map(str, each['loc']))} {each['msg']}".strip() for each in error.errors())
+        raise ValueError(f"--scaling {text}: {'; '.join(problems)}; docs/tuning.md has the fields") from None
+    if settings.min < 1:
+        raise ValueError(
+            "--scaling: min is at least 1 here, because a model without replicas has to be loaded by hand"
+        )
+    return settings
+
+
+def named(settings: Sequence[str]) -> dict[str, AutoscalingSettings]:
+    """Return settings by the names that tables give them."""
+    return {
+        f"fixed {text.strip()}" if text.strip().isdecimal() else text: parse_settings(text) for text in settings
+    }
