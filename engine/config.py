@@ -73,8 +73,9 @@ class EngineConfig(SchedulerSettings):
     "reference", or "auto" for the best that runs here."""
     block_tokens: int = 16
     """Tokens per block in what routers are told of the cache; the same in all engines of a model."""
-    max_grammars: int = 64
-    """Compiled grammars to keep for later requests: seldom more than 1 MB each, at most some 50 MB."""
+    grammar_cache_bytes: int = 2**29
+    """Bytes that compiled grammars kept for later requests may count. Each counts what compiling it took, as
+    measured where it was tried, and 8 MiB for what using it adds."""
     threads: int | None = None
     """Threads that compute on a CPU; None: OMP_NUM_THREADS if it is set, else one for each core of the machine
     that this process may use (`engine/machine.py`)."""
@@ -97,10 +98,10 @@ class EngineConfig(SchedulerSettings):
             "max_step_tokens",
             "max_waiting",
             "max_waiting_tokens",
-            "max_grammars",
             "fair_quantum_tokens",
         ):
             _check_range(name, getattr(self, name), 1, 2**40)
+        _check_range("grammar_cache_bytes", self.grammar_cache_bytes, 0, 2**50)
         for name in ("kv_pages", "max_model_len", "threads"):
             if getattr(self, name) is not None:
                 _check_range(name, getattr(self, name), 1, 2**40)

@@ -15,7 +15,9 @@ from engine.drafting.base import Drafter
 from engine.drafting.ngram import NgramDrafter
 from engine.drafting.settings import Speculation
 from engine.drafting.speculator import Speculator
+from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.compiler import Compiler
+from engine.grammar.constraint import Constraint
 from engine.grammar.vocabulary import Vocabulary
 from engine.loop import EngineLoop
 from engine.machine import prepare_process
@@ -96,7 +98,7 @@ class Engine:
         speculator = _speculator(config.speculation, drafter)
         longest = config.max_model_len or self.model.max_position_embeddings
         self.scheduler = Scheduler(self.cache, config, longest, self.model.eos_token_ids, swap, speculator)
-        self.grammars = Compiler(self._vocabulary, config.max_grammars)
+        self.grammars = Compiler(self._vocabulary, config.grammar_cache_bytes)
         self.loop = EngineLoop(self.scheduler, runner, overlap=config.overlap is not False)
         self._rank_group = rank_group
         if rank_group is not None:
@@ -149,13 +151,13 @@ class Engine:
         num_prompt_reported: int = 0,
         priority: int = 0,
         tenant: str = "",
+        compiled: CompiledGrammar | None = None,
     ) -> Request:
         """Make a request for this engine, arriving now.
 
         Another engine may already have generated `output_ids` and scored `num_prompt_reported` prompt tokens.
-        Raises ValueError if a token id is not in the vocabulary, and InvalidGrammar, which is a ValueError. A
-        grammar that `grammars` does not hold yet is compiled here: compile it beforehand if this must not take
-        long.
+        `compiled` is its grammar, if it was compiled beforehand, which may take long; otherwise that is done here.
+        Raises ValueError if a token id is not in the vocabulary, and InvalidGrammar, which is a ValueError.
         """
         for name, ids in (("prompt", prompt_ids), ("output", output_ids)):
             if ids and not 0 <= min(ids) <= max(ids) < self.model.vocab_size:
@@ -176,7 +178,7 @@ class Engine:
             num_prompt_reported=num_prompt_reported,
         )
         if sampling.grammar is not None:
-            request.constraint = self.grammars.constraint(sampling.grammar)
+            request.constraint = Constraint(compiled or self.grammars.compile(sampling.grammar))
         return request
 
     def share_prefixes(self, prefixes: Sequence[Sequence[int]], max_kv_share: float = 0.5) -> Precomputed:

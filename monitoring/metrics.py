@@ -225,6 +225,10 @@ METRICS: tuple[Metric, ...] = (
              "requests", result=("hit", "miss", "rejected", "timeout")),
     _histogram("grammar_compile_seconds", "ingress", "Time to find out whether a grammar can be used.", "seconds",
                _LATENCY),
+    _gauge("grammar_cache_bytes", "Bytes that the compiled grammars kept for requests to come count.", "bytes"),
+    _counter("grammar_cache_requests_total", "engine",
+             "Requests whose answer must match a grammar: it was there, or had to be compiled.", "requests",
+             result=("hit", "miss")),
     _counter("stream_disconnects_total", "ingress", "Streams whose client left before the end.", "streams"),
     # `route` is a template of our own, never the path that was asked for.
     _counter("http_requests_total", "ingress", "HTTP requests answered; status 499: the client left first.",

@@ -93,8 +93,8 @@ class Limits(BaseModel):
     """Processes that compile grammars, for each ingress and model; they start with the first grammar."""
     max_waiting_grammars: int = Field(default=64, ge=1)
     """Most grammars that are being compiled or wait for it; more are refused with 429."""
-    max_known_grammars: int = Field(default=4096, ge=0)
-    """Most grammars of which an ingress remembers whether they can be used, about 300 bytes each."""
+    known_grammar_bytes: int = Field(default=2 * MIB, ge=0)
+    """Bytes in which an ingress remembers, for each model, which grammars can be used: some 500 for each."""
     body_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds that a client may take to send its body."""
     request_timeout_s: float = Field(default=3600.0, gt=0)

@@ -10,22 +10,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import sys
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 from deployments.admission.fair_threads import FairThreads
 from deployments.api.off_loop import working_for
 from deployments.client.protocol import Overloaded
 from deployments.config.limits import Limits
+from engine.bounded_cache import BoundedCache
 from engine.errors import InvalidGrammar
 from engine.grammar.spec import Grammar
 from engine.grammar.trial import TooComplex, Trial, TrialLimits
 from engine.grammar.vocabulary import Vocabulary
 from monitoring.metrics import Metrics
 
-Verdict = InvalidGrammar | None
+_VERDICT_BYTES = 450
+"""Memory of a verdict and its place, without the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What came of trying a grammar. It holds nothing of the grammar itself, which may be large."""
+
+    compiled_bytes: int
+    """Memory that it takes compiled; 0 if it cannot be used."""
+    complaint: str = ""
+    is_too_complex: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that remembering it takes."""
+        return _VERDICT_BYTES + sys.getsizeof(self.complaint)
 
 
 class GrammarCheck:
@@ -41,8 +60,8 @@ class GrammarCheck:
         """`vocabulary` is called in another thread. `weights` are tenants' shares; None: there are no tenants."""
         self._vocabulary, self._limits, self._metrics = vocabulary, limits, metrics
         self._trial_limits = TrialLimits(limits.grammar_compile_s, limits.grammar_compile_bytes)
-        self._known: OrderedDict[bytes, Verdict] = OrderedDict()
-        self._running: dict[bytes, asyncio.Future[Verdict]] = {}
+        self._known: BoundedCache[bytes, _Verdict] = BoundedCache(limits.known_grammar_bytes)
+        self._running: dict[bytes, asyncio.Future[_Verdict]] = {}
         self._places: Counter[str] = Counter()  # grammars that are being compiled or wait, by tenant
         self._threads = FairThreads(
             limits.grammar_processes,
@@ -54,19 +73,21 @@ class GrammarCheck:
         self._idle: deque[Trial] = deque()
         self._is_closed = False
 
-    async def check(self, grammar: Grammar) -> None:
-        """Return when the grammar can be followed. Raises InvalidGrammar; Overloaded when too many are waiting."""
+    async def check(self, grammar: Grammar) -> Grammar:
+        """Return the grammar, with the memory that it takes compiled, if it can be followed.
+
+        Raises InvalidGrammar; Overloaded when too many are waiting.
+        """
         key = hashlib.sha256(f"{grammar.kind}\0{grammar.source}".encode()).digest()
-        is_known = key in self._known
-        if is_known:
-            self._known.move_to_end(key)
-            verdict = self._known[key]
-        else:
+        verdict, is_known = self._known.get(key), True
+        if verdict is None:
             # Shielded, because other requests may wait for the same grammar when this one is cancelled.
             verdict = await asyncio.shield(self._running.get(key) or self._start(key, grammar))
+            is_known = False
         self._count(verdict, is_known)
-        if verdict is not None:
-            raise type(verdict)(str(verdict))
+        if verdict.complaint:
+            raise (TooComplex if verdict.is_too_complex else InvalidGrammar)(verdict.complaint)
+        return replace(grammar, compiled_bytes=verdict.compiled_bytes)
 
     def close(self) -> None:
         """End all processes, busy ones when they have finished or their time is up. Idempotent."""
@@ -74,7 +95,7 @@ class GrammarCheck:
         self._threads.close()
         self._end_idle()
 
-    def _start(self, key: bytes, grammar: Grammar) -> asyncio.Future[Verdict]:
+    def _start(self, key: bytes, grammar: Grammar) -> asyncio.Future[_Verdict]:
         tenant = working_for()
         share = self._limits.max_waiting_grammars // len(self._places.keys() | {tenant})
         # Who has less than an equal share of the places is let in, although others have taken them all.
@@ -87,29 +108,26 @@ class GrammarCheck:
         future.add_done_callback(lambda done: self._learn(key, tenant, done))
         return future
 
-    def _learn(self, key: bytes, tenant: str, done: asyncio.Future[Verdict]) -> None:
+    def _learn(self, key: bytes, tenant: str, done: asyncio.Future[_Verdict]) -> None:
         del self._running[key]
         self._places[tenant] -= 1
         if not self._places[tenant]:
             del self._places[tenant]
         if done.cancelled() or done.exception() is not None:
             return
-        self._known[key] = done.result()
-        if len(self._known) > self._limits.max_known_grammars:
-            self._known.popitem(last=False)
+        self._known.put(key, done.result(), done.result().num_bytes)
 
-    def _try(self, grammar: Grammar) -> Verdict:
+    def _try(self, grammar: Grammar) -> _Verdict:
         """Compile a grammar, in one of the threads; there are as many as there may be processes."""
         started = time.monotonic()
         try:
             trial = self._idle_trial() or Trial(self._vocabulary(), self._trial_limits)
             try:
-                trial.check(grammar)
+                return _Verdict(trial.check(grammar))
             finally:
                 self._idle.append(trial)
-            return None
         except InvalidGrammar as error:
-            return error
+            return _Verdict(0, str(error), isinstance(error, TooComplex))
         finally:
             if self._is_closed:
                 self._end_idle()
@@ -127,9 +145,9 @@ class GrammarCheck:
             while True:
                 self._idle.pop().close()
 
-    def _count(self, verdict: Verdict, is_known: bool) -> None:
+    def _count(self, verdict: _Verdict, is_known: bool) -> None:
         result = "hit" if is_known else "miss"
-        if verdict is not None:
-            result = "timeout" if isinstance(verdict, TooComplex) else "rejected"
+        if verdict.complaint:
+            result = "timeout" if verdict.is_too_complex else "rejected"
         if self._metrics is not None:
             self._metrics.inc("grammar_requests_total", result=result)

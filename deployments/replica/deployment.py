@@ -236,10 +236,10 @@ class EngineReplica:
 
     async def _submit(self, request: GenerateRequest) -> Refusal | None:
         grammar = request.sampling.grammar
-        refusal = None if grammar is None else await asyncio.to_thread(self._intake.compile, grammar)
-        if refusal is not None:
-            return refusal
-        made = self._intake.make(message_of(request, 0))
+        compiled = None if grammar is None else await asyncio.to_thread(self._intake.compile, grammar)
+        if isinstance(compiled, Refusal):
+            return compiled
+        made = self._intake.make(message_of(request, 0), compiled)
         return made if isinstance(made, Refusal) else self._intake.submit(made)
 
     def _refused(self, refusal: Refusal) -> CallOutcome:
@@ -271,6 +271,7 @@ class EngineReplica:
     def _snapshot(self, metrics: Metrics) -> bytes:
         self._garbage.report(metrics)
         self._metrics.on_load(self._loop.load())
+        self._metrics.on_grammars(self._engine.grammars)
         self._metrics.on_evicted(self._engine.cache.page_ages.drain())
         metrics.set("engine_up", float(self._loop.failure is None))
         utilization = gpu_utilization(str(getattr(self._engine.runner, "device", "none")))

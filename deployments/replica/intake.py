@@ -17,6 +17,7 @@ from deployments.wire.messages import CLEARED_TOKENS, Generate, RefusalKind, unp
 from deployments.wire.server import WireServer
 from engine.engine import Engine
 from engine.errors import EngineStopped, NeverFits, QueueFull
+from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.spec import Grammar
 from engine.request import Request
 
@@ -48,8 +49,8 @@ class Intake:
         self.wire: WireServer | None = None
         """The wire that the requests come from. Set it before it starts."""
 
-    def make(self, request: Generate) -> Request | Refusal:
-        """Return a request of the engine, or why there cannot be one."""
+    def make(self, request: Generate, compiled: CompiledGrammar | None = None) -> Request | Refusal:
+        """Return a request of the engine, or why there cannot be one. `compiled` is its grammar, if it has one."""
         if self._is_stopping():
             return Refusal("draining", "the replica is being stopped")
         try:
@@ -62,6 +63,7 @@ class Intake:
                 num_prompt_reported=request.num_prompt_reported,
                 priority=request.priority,
                 tenant=request.tenant,
+                compiled=compiled,
             )
         except ValueError as error:
             return Refusal("never_fits", str(error))
@@ -78,13 +80,12 @@ class Intake:
             return Refusal("stopped", str(error))
         return None
 
-    def compile(self, grammar: Grammar) -> Refusal | None:
-        """Compile a grammar, which may take long; return the refusal if that fails."""
+    def compile(self, grammar: Grammar) -> CompiledGrammar | Refusal:
+        """Compile a grammar, which may take long, or return why that fails."""
         try:
-            self._engine.grammars.compile(grammar)
+            return self._engine.grammars.compile(grammar)
         except ValueError as error:
             return Refusal("never_fits", f"the grammar cannot be used: {error}")
-        return None
 
     def close(self) -> None:
         """Take no more grammars. Idempotent."""
@@ -114,15 +115,17 @@ class Intake:
                 del self._compiling[request_id]
 
     def _compile_and_take(self, ingress_id: str, request: Generate, grammar: Grammar) -> None:
-        refusal = self.compile(grammar)
+        compiled = self.compile(grammar)
         with self._lock:
             if self._compiling.pop(request.request_id, None) is None:
                 return None
-        return self._take(ingress_id, request) if refusal is None else self._refuse(ingress_id, request, refusal)
+        if isinstance(compiled, Refusal):
+            return self._refuse(ingress_id, request, compiled)
+        return self._take(ingress_id, request, compiled)
 
-    def _take(self, ingress_id: str, request: Generate) -> None:
+    def _take(self, ingress_id: str, request: Generate, compiled: CompiledGrammar | None = None) -> None:
         wire = self._wire()
-        made = self.make(request)
+        made = self.make(request, compiled)
         if isinstance(made, Refusal):
             return self._refuse(ingress_id, request, made)
         refusal = self._open(ingress_id, request) or self._submit_opened(made)

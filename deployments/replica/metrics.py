@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from operator import add
 
 from cache.page_ages import EvictedPage
+from engine.grammar.compiler import Compiler
 from engine.precompute import Precomputed
 from engine.scheduling.stats import PHASES, EngineLoad, StageSeconds, StepStats
 from engine.stream_delta import StreamDelta
@@ -69,6 +70,12 @@ class EngineMetrics:
         for page in pages:
             self._metrics.observe("kv_page_lifetime_seconds", page.lifetime)
             self._metrics.observe("kv_page_idle_before_evict_seconds", page.idle)
+
+    def on_grammars(self, compiler: Compiler) -> None:
+        """Set what is known of compiled grammars; called before each snapshot."""
+        self._metrics.set("grammar_cache_bytes", compiler.num_bytes)
+        self._metrics.count_to("grammar_cache_requests_total", compiler.num_hits, result="hit")
+        self._metrics.count_to("grammar_cache_requests_total", compiler.num_misses, result="miss")
 
     def on_load(self, load: EngineLoad) -> None:
         """Set gauges and totals; called before each snapshot."""

@@ -1,6 +1,6 @@
 """Compiles a request's grammar into a matcher that knows which tokens are allowed next.
 
-    Grammar ──▶ llguidance's own syntax ──▶ LLMatcher, made once ──▶ a copy per request (`Constraint`)
+    Grammar ──▶ llguidance's own syntax ──▶ CompiledGrammar, kept ──▶ a copy per request (`Constraint`)
 
 llguidance works with derivatives of regular expressions and an Earley parser, both of which spend a bounded amount
 of fuel per token: a mask that would take too long is an error. Compiling has no such bound (`multipleOf` with a
@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections import OrderedDict
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from engine.bounded_cache import BoundedCache
 from engine.errors import InvalidGrammar
-from engine.grammar.constraint import Constraint
+from engine.grammar.compiled import CompiledGrammar, weight
 from engine.grammar.spec import Grammar
 from engine.grammar.vocabulary import Vocabulary
 
@@ -28,7 +29,7 @@ _LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,  # about 20 ms
     "step_lexer_fuel": 200_000,  # about 14 ms of a mask
     "step_max_items": 50_000,  # about 3 ms of a mask
-    "max_lexer_states": 50_000,  # about 100 MB, shared by all requests with the grammar
+    "max_lexer_states": 50_000,  # at most 64 MB, shared by all requests with the grammar
     "verbose_errors": False,
 }
 _MAX_MESSAGE_CHARS = 300
@@ -45,38 +46,44 @@ _JSON_OPTIONS = {
 
 
 class Compiler:
-    """Compiles grammars for one model and caches the most recently used ones. May be called from any thread."""
+    """Compiles grammars for one model and keeps those that were used last. May be called from any thread."""
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary], max_cached: int = 64) -> None:
-        """`vocabulary` is called for the first grammar."""
+    def __init__(self, vocabulary: Callable[[], Vocabulary], cache_bytes: int = 2**29) -> None:
+        """`vocabulary` is called for the first grammar. `cache_bytes` bounds what kept grammars weigh; one that is
+        heavier is not kept, but shared by the requests that have it at a time.
+        """
         self._vocabulary = vocabulary
-        self._max_cached = max_cached
         self._tokenizer: LLTokenizer | None = None
         self._loading = threading.Lock()
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._kept: BoundedCache[Grammar, CompiledGrammar] = BoundedCache(cache_bytes)
+        self._used: weakref.WeakValueDictionary[Grammar, CompiledGrammar] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
+        self.num_hits = 0
+        """Grammars asked for that were there."""
+        self.num_misses = 0
+        """Grammars asked for that were compiled, or could not be."""
 
-    def compile(self, grammar: Grammar) -> LLMatcher:
-        """Return the grammar's matcher in its initial state: copy it before use. Raises InvalidGrammar."""
+    @property
+    def num_bytes(self) -> int:
+        """What the kept grammars weigh."""
+        return self._kept.num_bytes
+
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Return a compiled grammar. Raises InvalidGrammar."""
         with self._lock:
-            if (known := self._compiled.get(grammar)) is not None:
-                self._compiled.move_to_end(grammar)
+            known = self._kept.get(grammar) or self._used.get(grammar)
+            if known is not None and not known.is_worn:
+                self.num_hits += 1
                 return known
+            self.num_misses += 1
         with self._loading:
             if self._tokenizer is None:
                 self._tokenizer = self._vocabulary().load()
-        matcher = compile_grammar(grammar, self._tokenizer)
+        compiled = CompiledGrammar(compile_grammar(grammar, self._tokenizer), self._tokenizer.vocab_size)
         with self._lock:
-            self._compiled[grammar] = matcher
-            if len(self._compiled) > self._max_cached:
-                self._compiled.popitem(last=False)
-        return matcher
-
-    def constraint(self, grammar: Grammar) -> Constraint:
-        """Return a constraint for one request. Raises InvalidGrammar."""
-        matcher = self.compile(grammar)
-        assert self._tokenizer is not None
-        return Constraint(matcher, self._tokenizer.vocab_size)
+            self._kept.put(grammar, compiled, weight(grammar))
+            self._used[grammar] = compiled
+        return compiled
 
 
 def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+from engine.grammar.compiled import CompiledGrammar
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
@@ -42,9 +44,8 @@ class Constraint:
     This one rule covers overlap, preemption, resuming and speculation.
     """
 
-    def __init__(self, compiled: LLMatcher, num_tokens: int) -> None:
-        """`compiled` is the grammar in its initial state, never changed; `num_tokens` ids are in its masks."""
-        self.num_words = -(-num_tokens // 32)
+    def __init__(self, compiled: CompiledGrammar) -> None:
+        self.num_words = -(-compiled.num_tokens // 32)
         """Number of 32-bit words in a mask."""
         self._compiled = compiled
         self._matcher: LLMatcher | None = None
@@ -56,16 +57,19 @@ class Constraint:
     def matcher(self) -> LLMatcher:
         """The matcher in the state after the last `follow`."""
         if self._matcher is None:
-            self._matcher = self._compiled.deep_copy()
+            self._matcher = self._compiled.matcher.deep_copy()
         return self._matcher
 
     @property
     def has_failed(self) -> bool:
         """Whether llguidance gave up because its fuel was spent; a token that is not allowed is no failure."""
-        return self.matcher.is_error()
+        failed = self.matcher.is_error()
+        self._compiled.has_failed |= failed
+        return failed
 
     def follow(self, history: OutputHistory) -> ConstraintStatus:
-        """Bring the grammar to the end of an output. Costs as much as the output holds that is new."""
+        """Bring the grammar to the end of an output, for a mask. Costs as much as the output holds that is new."""
+        self._compiled.num_masks += 1
         num_known = history.num_known_output
         rest = history.output(self._num_certain)
         had = self._consumed[self._num_certain :]

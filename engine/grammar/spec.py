@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
@@ -16,3 +16,5 @@ class Grammar:
     source: str = ""
     """By `kind`: the JSON text of a schema; "" for any JSON object; a regular expression; a JSON array of strings,
     one of which the output must be; or a grammar in llguidance's dialect of Lark."""
+    compiled_bytes: int = field(default=0, compare=False)
+    """Memory that it takes compiled, as measured where it was tried (`engine.grammar.trial`); 0: it was not."""

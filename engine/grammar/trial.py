@@ -3,7 +3,8 @@
 Trial.check ──▶ stdin: one grammar a line ──▶ [timer on, compile, first mask, timer off] ──▶ stdout: a verdict
 
 The process is killed by its own timer, which counts processor time: a busy machine refuses no grammar that an idle
-one accepts, and no process keeps computing after its parent is gone. Its memory is bounded too.
+one accepts, and no process keeps computing after its parent is gone. Its memory is bounded too. As it does nothing
+else, it can tell how much memory a compiled grammar takes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import IO, Any
 
 from engine.errors import InvalidGrammar
+from engine.grammar.heap import allocated_bytes
 from engine.grammar.spec import Grammar
 from engine.grammar.vocabulary import Vocabulary
 
@@ -45,11 +47,11 @@ class Trial:
         self._vocabulary, self._limits = vocabulary, limits
         self._process: subprocess.Popen[bytes] | None = None
 
-    def check(self, grammar: Grammar) -> None:
-        """Return when the grammar compiles. Raises InvalidGrammar, or TooComplex, which is one."""
+    def check(self, grammar: Grammar) -> int:
+        """Return how many bytes the compiled grammar takes. Raises InvalidGrammar, or TooComplex, which is one."""
         self._start()
         try:
-            error = self._ask(asdict(grammar))
+            verdict = self._ask(asdict(grammar))
         except EOFError:
             self.close()
             limits = self._limits
@@ -57,8 +59,9 @@ class Trial:
                 f"it is too complex: it takes more than {limits.cpu_seconds:g} s or "
                 f"{limits.memory_bytes / 2**20:g} MiB to compile; simplify it"
             ) from None
-        if error is not None:
-            raise InvalidGrammar(error)
+        if isinstance(verdict, str):
+            raise InvalidGrammar(verdict)
+        return verdict
 
     @property
     def pid(self) -> int | None:
@@ -95,12 +98,12 @@ class Trial:
         except EOFError:
             self.close()
             raise RuntimeError("the process that compiles grammars on trial died while starting") from None
-        if error is not None:
+        if isinstance(error, str):
             self.close()
             raise InvalidGrammar(error)
 
-    def _ask(self, question: dict[str, Any]) -> str | None:
-        """Return what is wrong, or None. Raises EOFError when the process has died or does not answer."""
+    def _ask(self, question: dict[str, Any]) -> str | int:
+        """Return what is wrong, or a number. Raises EOFError when the process has died or does not answer."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         try:
@@ -113,7 +116,7 @@ class Trial:
         line = process.stdout.readline() if answers.poll(_TIMEOUT_S * 1000) else b""
         if not line:
             raise EOFError
-        answer: str | None = json.loads(line)
+        answer: str | int = json.loads(line)
         return answer
 
 
@@ -134,19 +137,21 @@ def main(questions: IO[bytes], answers: IO[bytes]) -> None:
     with open("/proc/self/statm") as sizes:
         size = int(sizes.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + limits.memory_bytes,) * 2)
-    _tell(answers, None)
+    _tell(answers, 0)
     for line in questions:
+        grammar, before = Grammar(**json.loads(line)), allocated_bytes()
         signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
         try:
-            compile_grammar(Grammar(**json.loads(line)), tokenizer)
-            verdict = None
+            compiled = compile_grammar(grammar, tokenizer)
+            verdict: str | int = max(allocated_bytes() - before, 1)
+            del compiled
         except InvalidGrammar as error:
             verdict = str(error)
         signal.setitimer(signal.ITIMER_PROF, 0)
         _tell(answers, verdict)
 
 
-def _tell(answers: IO[bytes], verdict: str | None) -> None:
+def _tell(answers: IO[bytes], verdict: str | int) -> None:
     answers.write(json.dumps(verdict).encode() + b"\n")
     answers.flush()
 

@@ -18,6 +18,7 @@ class Unit(Enum):
     SHARE = "percentunit"
     """A share from 0 to 1, shown as per cent."""
     COUNT = "short"
+    BYTES = "bytes"
     REQUESTS_PER_SECOND = "reqps"
     EVENTS_PER_SECOND = "ops"
     TOKENS = "si:tok"

@@ -218,6 +218,22 @@ _GRAMMARS = PanelRow(
             ),
             width=12,
         ),
+        Panel(
+            "Grammars compiled by engines",
+            "Requests whose answer must match a grammar, per second, at engines. hit: it was compiled already; "
+            "miss: it had to be, which takes milliseconds, for a few up to seconds.",
+            Unit.REQUESTS_PER_SECOND,
+            (Target(FLEET.rate("grammar_cache_requests_total", "result"), "{{result}}"),),
+            width=12,
+            is_stacked=True,
+        ),
+        Panel(
+            "Memory of compiled grammars",
+            "What the compiled grammars that each engine keeps count against engine.grammar_cache_bytes.",
+            Unit.BYTES,
+            (Target(FLEET.gauge("grammar_cache_bytes", "replica"), "{{replica}}"),),
+            width=12,
+        ),
     ),
 )
 

@@ -72,9 +72,7 @@ async def _calls_grammar(
     try:
         grammar = answer_grammar(schema, tools, spec, served.codec.has_special)
         at_most(limits, "max_grammar_bytes", "tools", len(grammar.source.encode()), unit)
-        if served.grammars is not None:
-            await served.grammars.check(grammar)
-        return grammar
+        return grammar if served.grammars is None else await served.grammars.check(grammar)
     except InvalidGrammar as error:
         if not isinstance(error, TooComplex):  # checking each function might take as long
             await _blame(served, tools)

@@ -36,8 +36,11 @@ STRUCTURED_OUTPUTS_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 class GrammarChecker(Protocol):
     """Checks whether a model's engines can enforce a grammar."""
 
-    async def check(self, grammar: Grammar) -> None:
-        """Return if they can. Raises InvalidGrammar, or Overloaded when too many checks are waiting."""
+    async def check(self, grammar: Grammar) -> Grammar:
+        """Return the grammar, and what was learnt of it, if they can.
+
+        Raises InvalidGrammar, or Overloaded when too many checks are waiting.
+        """
         ...
 
 
@@ -125,20 +128,18 @@ async def requested_grammar(
         raise invalid(f"{names} exclude each other; give only one of them.", asked[1][1])
     if not asked:
         return None
-    grammar, param = asked[0]
-    await check_grammar(checker, grammar, param)
-    return grammar
+    return await check_grammar(checker, *asked[0])
 
 
-async def check_grammar(checker: GrammarChecker | None, grammar: Grammar, param: str) -> None:
-    """Raise `ApiError` when a model's engines cannot enforce `grammar`, which came in field `param`.
+async def check_grammar(checker: GrammarChecker | None, grammar: Grammar, param: str) -> Grammar:
+    """Return `grammar`, checked. Raises `ApiError` when a model's engines cannot enforce it; it came in `param`.
 
     Without a checker nothing is checked here, and the engines refuse what they cannot do.
     """
     if checker is None:
-        return
+        return grammar
     try:
-        await checker.check(grammar)
+        return await checker.check(grammar)
     except InvalidGrammar as error:
         raise unusable(param, error) from None
     except Overloaded as error:

@@ -15,6 +15,7 @@ from deployments.client.protocol import Overloaded, Rejected, ReplicaLost, Unava
 from deployments.client.remote_engines import RemoteEngines
 from deployments.client.replica_watch import ReplicaDied
 from deployments.client.stream import Stream
+from deployments.replica.intake import Refusal
 from deployments.wire import messages
 from engine.grammar.spec import Grammar
 from router.state import RouterState
@@ -634,8 +635,9 @@ def test_a_grammar_s_request_can_be_left_while_the_grammar_is_compiled() -> None
         async with ClientAndEngines(1) as (client, engines):
             may_compile, replica = threading.Event(), engines.replicas[0]
 
-            def compile_late(grammar: Grammar) -> None:
+            def compile_late(grammar: Grammar) -> Refusal:
                 may_compile.wait(60)
+                return Refusal("never_fits", "nobody waits for it")
 
             replica._intake.compile = compile_late  # type: ignore[method-assign]
             asked = request("a")
@@ -656,8 +658,9 @@ def test_a_request_that_no_engine_accepts_in_time_is_given_up_at_both_ends() -> 
         async with ClientAndEngines(1, ClientTimings(accept_s=0.1, tick_s=0.03)) as (client, engines):
             may_compile, replica = threading.Event(), engines.replicas[0]
 
-            def compile_late(grammar: Grammar) -> None:
+            def compile_late(grammar: Grammar) -> Refusal:
                 may_compile.wait(60)
+                return Refusal("never_fits", "nobody waits for it")
 
             replica._intake.compile = compile_late  # type: ignore[method-assign]
             asked = request("a")

@@ -10,10 +10,14 @@ from cache.page_ages import EvictedPage
 from deployments.replica.devices import gpu_utilization
 from deployments.replica.metrics import EngineMetrics
 from engine.beam_search import Hypothesis
+from engine.grammar.compiler import Compiler
+from engine.grammar.spec import Grammar
+from engine.grammar.vocabulary import Vocabulary
 from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
 from engine.scheduling.swap import HostAccount
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
+from tests.engine.support.grammar_models import EOS, NUM_TOKENS, tokenizer
 from tests.support.metric_values import observations_of
 
 
@@ -33,6 +37,10 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     pages = PageAccount(free=1, evictable=2, locked=3, private=4)
     host = HostAccount(free=11, held=12)
     load = EngineLoad(num_waiting=5, num_deferred=2, pages=pages, cache=cache, host_pages=host)
+    compiler = Compiler(lambda: Vocabulary.of(tokenizer(), NUM_TOKENS, [EOS]))
+    for letter in "abaa":
+        compiler.compile(Grammar("regex", letter))
+    engine.on_grammars(compiler)
     engine.on_load(structs.replace(load, num_preemptions=9, num_swapped=2))
     values, counts = observations_of(metrics)
     assert values["engine_stage_seconds_total"] == pytest.approx(
@@ -41,6 +49,8 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     assert values["engine_steps_total"] == {(): 3}
     assert values["generation_tokens_total"] == {(): 1 + 3 + 2}
     assert values["engine_graph_replays_total"] == {("graph",): 1, ("eager",): 2}
+    assert values["grammar_cache_requests_total"] == {("hit",): 2, ("miss",): 2}
+    assert values["grammar_cache_bytes"] == {(): compiler.num_bytes} and compiler.num_bytes > 0
     assert values["spec_draft_tokens_total"] == {(): 8}
     assert values["spec_accepted_tokens_total"] == {(): 5}
     assert values["requests_waiting"] == {("capacity",): 3, ("deferred",): 2}

@@ -28,7 +28,7 @@ TEXT = "[12,345,6,78]"
 
 
 def constraint(grammar: Grammar = SCHEMA) -> Constraint:
-    return compiler().constraint(grammar)
+    return Constraint(compiler().compile(grammar))
 
 
 def row(at: Constraint, certain: Sequence[int], tail: Sequence[int] = (), **sampling: Any) -> SamplingRow:
@@ -117,10 +117,8 @@ def test_logits_wider_or_narrower_than_the_tokenizer() -> None:
     anything = constraint(Grammar("regex", "(.|\n)*"))
     (narrow,) = allowed(row(anything, []), width=1000)
     assert narrow and max(narrow) < 1000
-    padded = Compiler(lambda: Vocabulary.of(tokenizer(), NUM_TOKENS + 77, [EOS])).constraint(
-        Grammar("regex", ".*")
-    )
-    (wide,) = allowed(row(padded, []), width=NUM_TOKENS + 77)
+    padded = Compiler(lambda: Vocabulary.of(tokenizer(), NUM_TOKENS + 77, [EOS])).compile(Grammar("regex", ".*"))
+    (wide,) = allowed(row(Constraint(padded), []), width=NUM_TOKENS + 77)
     assert wide and max(wide) < NUM_TOKENS
 
 

@@ -224,12 +224,12 @@ def test_what_cannot_be(model: Path) -> None:
         engine(model).new_request("r", PROMPT, params("none", grammar=Grammar("regex", "(")))
 
 
-def test_compiled_grammars_are_kept_up_to_a_bound(model: Path) -> None:
-    compiler = engine(model, max_grammars=2).grammars
-    a, b, c = (Grammar("regex", letter) for letter in "abc")
-    first = compiler.compile(a)
-    second = compiler.compile(b)
-    assert compiler.compile(a) is first
-    compiler.compile(c)
-    assert compiler.compile(a) is first
-    assert compiler.compile(b) is not second
+def test_the_bound_of_the_compiled_grammars_that_are_kept_is_a_setting(model: Path) -> None:
+    for config, is_kept in (({}, True), ({"grammar_cache_bytes": 0}, False)):
+        run = Run(engine(model, **config))
+        for seed in range(2):
+            run.add(params("choice", seed))
+        run.finish()
+        grammars = run.engine.grammars
+        assert bool(grammars.num_bytes) is is_kept
+        assert (grammars.num_hits, grammars.num_misses) == (1, 1)  # the first request still had it

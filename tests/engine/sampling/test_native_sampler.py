@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.grammar.constraint import Constraint
 from engine.grammar.spec import Grammar
 from engine.kernels import native
 from engine.sampling.native import NativeSampler
@@ -165,7 +166,7 @@ def test_grammars_are_followed_beside_other_rows(sampler: NativeSampler) -> None
         row({"top_k": 2}),
     ]
     for at, text in ((1, "b+"), (2, "c")):
-        rows[at].request.constraint = compiler().constraint(Grammar("regex", text))
+        rows[at].request.constraint = Constraint(compiler().compile(Grammar("regex", text)))
     rows[2].request.tokens.extend(ids("d"))
     rows[2] = SamplingRow.of(rows[2].request)
     tokens = agree(sampler, logits, rows)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -198,6 +200,49 @@ def test_verdicts_are_remembered_and_counted() -> None:
             assert got == ["fine", InvalidGrammar.__name__, TooComplex.__name__]
 
     assert run(STRICT, work) == {("hit",): 1, ("miss",): 1, ("rejected",): 2, ("timeout",): 2}
+
+
+def test_engines_are_told_how_much_memory_a_grammar_takes(client: Client, engine: ScriptedEngine) -> None:
+    sizes = []
+    for number in (97, 9973):
+        schema = {"type": "integer", "multipleOf": number}
+        assert ask(client, response_format=json_schema(schema)).status_code == 200
+        given = engine.requests[-1].sampling.grammar
+        assert given is not None
+        sizes.append(given.compiled_bytes)
+    assert 10_000 < sizes[0] < 1_000_000 < sizes[1]
+
+
+def test_what_is_remembered_is_bounded_in_bytes_however_large_the_grammars_are() -> None:
+    """Each of 400 refused grammars has 60,000 characters, which are not kept with what is remembered of it."""
+    limits = STRICT.model_copy(update={"known_grammar_bytes": 100_000})
+    wrong = [Grammar("regex", f"{number}{'a' * 60_000}(") for number in range(400)]
+
+    async def work(check: GrammarCheck) -> None:
+        assert await verdict(check, wrong[0]) == InvalidGrammar.__name__
+        gc.collect()
+        tracemalloc.start()
+        for grammar in wrong[1:]:
+            assert await verdict(check, grammar) == InvalidGrammar.__name__
+        gc.collect()
+        kept, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert kept < 130_000
+
+    run(limits, work)
+
+
+def test_the_grammars_that_were_asked_for_last_are_remembered() -> None:
+    limits = STRICT.model_copy(update={"known_grammar_bytes": 5000})
+    first, others = Grammar("regex", "first"), [Grammar("regex", f"a{number}") for number in range(20)]
+
+    async def work(check: GrammarCheck) -> None:
+        for grammar in others:
+            assert await verdict(check, first) == await verdict(check, grammar) == "fine"
+        assert await verdict(check, others[-1]) == "fine"  # remembered
+        assert await verdict(check, others[0]) == "fine"  # not any more
+
+    assert run(limits, work) == {("miss",): 22, ("hit",): 20}
 
 
 def test_what_many_ask_for_at_once_is_compiled_once() -> None:

@@ -55,14 +55,14 @@ def grammar_of(it: Talk, **options: Any) -> Grammar:
 
 def takes(grammar: Grammar, text: str, codec: Any = None, vocabulary: Vocabulary | None = None) -> bool:
     """Whether an answer may be exactly `text`."""
-    compiled = compile_grammar(grammar, vocabulary.load()) if vocabulary else compiler().compile(grammar)
+    compiled = compile_grammar(grammar, vocabulary.load()) if vocabulary else compiler().compile(grammar).matcher
     matcher, ids = compiled.deep_copy(), (codec or tokenizer()).encode(text, add_special_tokens=False)
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
 def written(grammar: Grammar, seed: int) -> str:
     """Draw an answer that the grammar allows, token by token, until it may end."""
-    drawn, matcher, ids = random.Random(seed), compiler().compile(grammar).deep_copy(), list[int]()
+    drawn, matcher, ids = random.Random(seed), compiler().compile(grammar).matcher.deep_copy(), list[int]()
     while True:
         bits = numpy.unpackbits(numpy.frombuffer(matcher.compute_bitmask(), numpy.uint8), bitorder="little")
         allowed = numpy.flatnonzero(bits).tolist()

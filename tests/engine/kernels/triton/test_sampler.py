@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.grammar.constraint import Constraint
 from engine.grammar.spec import Grammar
 from engine.kernels.triton import sample
 from engine.sampling.noise import uniform
@@ -162,7 +163,7 @@ def test_grammars_are_followed_beside_other_rows(sampler: Sampler) -> None:
     logits = torch.randn(3, NUM_TOKENS, generator=torch.Generator().manual_seed(6))
     rows = [row({"logprobs": 3}), row({"logprobs": 3, "top_p": 0.9}, output=0), row({}, output=0)]
     for at, text in ((1, "b+"), (2, "c")):
-        rows[at].request.constraint = compiler().constraint(Grammar("regex", text))
+        rows[at].request.constraint = Constraint(compiler().compile(Grammar("regex", text)))
     rows[2].request.tokens.extend(ids("d"))
     rows[2] = SamplingRow.of(rows[2].request)
     tokens = agree(sampler, logits, rows)
