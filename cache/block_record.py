@@ -11,10 +11,12 @@ evicted takes every block along that is no longer whole. Blocks and pages may di
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 
 from cache.node import Node
 from cache.prefix_hash import block_hashes, gate_root, prefix_root
 from cache.prefix_log import PrefixLog
+from cache.recent_runs import RecentRuns
 
 
 class BlockRecord:
@@ -27,7 +29,8 @@ class BlockRecord:
         if block_tokens < 1:
             raise ValueError(f"block_tokens must be at least 1, got {block_tokens}")
         self.block_tokens = block_tokens
-        self.log = PrefixLog()
+        self._recent = RecentRuns()
+        self.log = PrefixLog(self._recent)
 
     def begin(self, root: Node) -> None:
         """Note the root of a namespace with its first request, or its gate at the end of a shared prefix."""
@@ -60,12 +63,20 @@ class BlockRecord:
         """Note that `lower` was split: the blocks that end in its front now belong to `upper`."""
         count = upper.end // self.block_tokens - upper.start // self.block_tokens
         upper.blocks, lower.blocks = lower.blocks[:count], lower.blocks[count:]
+        self._recent.split((upper.start, upper.blocks), (lower.start, lower.blocks))
 
     def join(self, upper: Node, lower: Node) -> None:
         """Note that `lower`'s tokens belong to `upper` from now on."""
-        upper.blocks.extend(lower.blocks)
+        if lower.blocks:
+            upper.blocks.extend(lower.blocks)
+            self._recent.join(lower.blocks[0], (upper.start, upper.blocks))
         lower.blocks = []
+
+    def use(self, path: Iterable[Node]) -> None:
+        """Note a use of a path, from its end up. O(nodes)."""
+        self._recent.use([(node.start, node.blocks) for node in path])
 
     def remove(self, node: Node) -> None:
         """Note that `node` left the tree."""
+        self._recent.forget(node.blocks)
         self.log.evict(node.blocks)

@@ -126,8 +126,11 @@ class RadixTree:
 
     def touch(self, node: Node, now: float) -> None:
         """Record a use of the path down to `node` at `now` (seconds). O(depth)."""
-        for step in self.path(node):
+        path = self.path(node)
+        for step in path:
             step.last_access = now
+        if self._record is not None:
+            self._record.use(path)
 
     def record_use(self, node: Node, priority: int) -> None:
         """Count the admission of a request of that priority with the path down to `node`. O(depth)."""

@@ -23,6 +23,7 @@ from msgspec import structs
 
 from deployments.client.attempt import ClientTimings, DispatchContext
 from deployments.client.failover import Failover, HedgeBudget
+from deployments.client.prefix_sync import PrefixSync
 from deployments.client.protocol import (
     DeliveryFailed,
     FleetHealth,
@@ -38,6 +39,7 @@ from deployments.config.settings import HealthSettings
 from deployments.wire.connection import WireConnection
 from deployments.wire.handshake import Context
 from deployments.wire.messages import Backlog, Generate, Load, NotRun
+from deployments.wire.turn_budget import TurnBudget
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 from router.decisions import as_json
@@ -77,6 +79,8 @@ class RemoteEngines:
         self._watcher = watcher
         self._watches: dict[str, Watch] = {}
         self._departed: Counter[str] = Counter()  # counts of connections that are closed
+        self._prefix_sync = PrefixSync(lambda replica: self._connections[replica].ask_for_prefixes())
+        self._budget = TurnBudget()
         self._hedges = HedgeBudget(self._health.hedge_share)
         self._tasks: dict[Stream, asyncio.Task[None]] = {}
         self._ticker: asyncio.Task[None] | None = None
@@ -94,10 +98,10 @@ class RemoteEngines:
         self._sync()
 
     async def wait_for_prefixes(self, timeout_s: float) -> bool:
-        """Wait until the prefixes of all answering replicas are known. Return False after `timeout_s`."""
+        """Wait until the hottest prefixes of all answering replicas are known. Return False after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not all(
-            c.is_synced for c in self._connections.values() if c.is_answering or c.last_message_at is None
+            c.knows_hottest for c in self._connections.values() if c.is_answering or c.last_message_at is None
         ):
             if time.monotonic() > deadline:
                 return False
@@ -117,6 +121,7 @@ class RemoteEngines:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._prefix_sync.close()
         for replica in list(self._connections):
             self._disconnect(replica)
         # Ending the context waits for the sockets' linger, so not on the event loop.
@@ -249,9 +254,19 @@ class RemoteEngines:
         self.placer.apply_delta(replica, stored, evicted)
 
     def on_prefix_snapshot(
-        self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool
+        self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool, is_last: bool
     ) -> None:
         """Apply one part of a snapshot of a replica's prefix cache to the routing index."""
+        began = time.perf_counter()
+        self._apply_part(replica, hashes, block_tokens, is_first)
+        seconds = time.perf_counter() - began
+        self._prefix_sync.took(replica, is_first=is_first, is_last=is_last, seconds=seconds)
+
+    def on_prefixes_unknown(self, replica: str) -> None:
+        """Ask for a replica's prefixes when it is its turn."""
+        self._prefix_sync.begin(replica)
+
+    def _apply_part(self, replica: str, hashes: Sequence[int], block_tokens: int, is_first: bool) -> None:
         if block_tokens == self.placer.settings.block_tokens and is_first:
             self.placer.replace(replica, hashes)
         elif block_tokens == self.placer.settings.block_tokens:
@@ -269,6 +284,7 @@ class RemoteEngines:
         self.fleet.mark_lost(replica, not is_answering)
         self._dispatch.changed()
         if not is_answering:
+            self._prefix_sync.leave(replica)
             self._dispatch.lose(replica, "silent", "it does not answer")
 
     def received(self, replica: str) -> Mapping[str, int]:
@@ -308,6 +324,7 @@ class RemoteEngines:
                     time.monotonic,
                     self._health.lost_after_s,
                     self._model,
+                    self._budget,
                 )
                 self._dispatch.changed()
                 if self._watcher is not None:
@@ -322,6 +339,7 @@ class RemoteEngines:
     def _disconnect(self, replica: str) -> None:
         connection = self._connections.pop(replica)
         self._dispatch.changed()
+        self._prefix_sync.leave(replica)
         connection.close()
         self._departed.update(connection.counts)
         if replica in self._watches:

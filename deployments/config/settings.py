@@ -36,7 +36,8 @@ class RouterSettings(Settings):
     decisions_kept: int = Field(default=1000, ge=1)
     """Number of latest decisions that /v1/router/decisions can show."""
     sync_timeout_s: float = Field(default=10.0, ge=0)
-    """Seconds that a new ingress waits to learn the replicas' cached prefixes before it takes requests anyway."""
+    """Seconds that a new ingress waits to learn the hottest of each replica's cached prefixes before it takes
+    requests anyway. It learns the others while it serves."""
 
 
 class HealthSettings(Settings):

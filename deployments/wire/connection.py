@@ -15,6 +15,7 @@ from deployments.wire import messages
 from deployments.wire.handshake import Context
 from deployments.wire.messages import Load
 from deployments.wire.sockets import MAX_REQUEST_BYTES, connect_dealer, descriptor, is_readable
+from deployments.wire.turn_budget import TurnBudget
 from engine.stream_delta import StreamDelta
 from router.fleet import ReplicaAddress
 
@@ -22,7 +23,7 @@ logger = logging.getLogger("ray.serve")
 
 
 RESYNC_S = 3.0
-"""Seconds without a snapshot after which it is requested again."""
+"""Seconds without the part of a snapshot that was asked for, after which a snapshot is asked for anew."""
 TURN_MESSAGES = 64
 """Messages of one replica that are handled before all else that the event loop has to do."""
 HELLO_S = 0.5
@@ -59,9 +60,16 @@ class WireListener(Protocol):
         ...
 
     def on_prefix_snapshot(
-        self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool
+        self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool, is_last: bool
     ) -> None:
-        """Handle one part of the block hashes that the cache holds; the first part replaces all known ones."""
+        """Handle one part of the block hashes that the cache holds; the first part replaces all known ones.
+
+        Ask for the next one with `WireConnection.ask_for_prefixes` when there is time for it.
+        """
+        ...
+
+    def on_prefixes_unknown(self, replica: str) -> None:
+        """Handle that nothing is known for sure of a replica's cache, as if no part of a snapshot had come yet."""
         ...
 
     def on_load(self, replica: str, load: Load) -> None:
@@ -89,15 +97,20 @@ class WireConnection:
         clock: Callable[[], float],
         lost_after_s: float = 3.0,
         model: str = "",
+        budget: TurnBudget | None = None,
     ) -> None:
-        """`model` is the fingerprint of the model that this ingress tokenizes for; "" is not checked."""
+        """`model` is the fingerprint of the model that this ingress tokenizes for; "" is not checked. All
+        connections of an ingress share a `budget`.
+        """
         self.address = address
         self.load = Load()
         self.is_answering = False
         self.last_message_at: float | None = None
         """Clock at the last message; None before the first."""
         self.cache_known_at = clock()
-        """Clock at which the replica's cache was last fully known here; initially that of the connection."""
+        """Clock of the last message while its cache, or the hottest part of it, is known here; before that, the
+        clock at which it connected.
+        """
         self.counts: Counter[str] = Counter()
         """Numbers of dropped messages and detected gaps, by kind."""
         self._ingress_id, self._listener = ingress_id, listener
@@ -108,8 +121,9 @@ class WireConnection:
         self._model = model
         self._epoch, self._next_seq = -1, 0
         self._block_tokens = 0
-        self._snapshot: Literal["awaited", "begun", "whole"] = "awaited"
-        self._asked_at = self._opened
+        self._snapshot: Literal["unknown", "begun", "whole"] = "unknown"
+        self._asked_at: float | None = None  # when a part of a snapshot was asked for that has not come
+        self._budget = budget or TurnBudget()
         self._loop = asyncio.get_running_loop()
         self._context = context
         self._connect()
@@ -149,16 +163,28 @@ class WireConnection:
         """Whether all prefixes in the replica's cache are known here."""
         return self._snapshot == "whole"
 
+    @property
+    def knows_hottest(self) -> bool:
+        """Whether the prefixes that the replica's cache used last are known here, and all changes since."""
+        return self._snapshot != "unknown"
+
+    def ask_for_prefixes(self) -> None:
+        """Ask for the next part of the snapshot."""
+        self._asked_at = self._clock()
+        self._send(messages.NextPart() if self.knows_hottest else messages.Resync())
+
     def resume(self, received: dict[str, int]) -> None:
         """Request that streams be sent again from the tokens received."""
         self.counts["resumed"] += len(received)
         self._send(messages.Resume(received))
 
     def receive_all(self) -> None:
-        """Handle what has arrived; yield to the event loop after a turn, and after each part of a snapshot."""
+        """Handle what has arrived; yield to the event loop after a turn, and when the turn's budget is spent."""
         for _ in range(TURN_MESSAGES):
             if not is_readable(self._socket):
                 return
+            if self._budget.is_spent:
+                break
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
@@ -170,8 +196,6 @@ class WireConnection:
                 continue
             self._num_silent = 0
             self._handle(message)
-            if isinstance(message, messages.PrefixSnapshot):
-                break
         self._loop.call_soon(self.receive_all)
 
     def tick(self) -> None:
@@ -187,8 +211,8 @@ class WireConnection:
             self.hello()
         if silence > self._lost_after_s:
             self.suspect()
-        elif self.is_answering and not self.is_synced and now - self._asked_at > RESYNC_S:
-            self._resync()
+        elif self.is_answering and self._asked_at is not None and now - self._asked_at > RESYNC_S:
+            self._lose_prefixes()
 
     def suspect(self) -> None:
         """Treat the replica as lost until its next message."""
@@ -244,10 +268,11 @@ class WireConnection:
             self._listener.on_not_run(self.address.replica, message)
         elif isinstance(message, messages.Welcome):
             self._send_unanswered()
+            self._lose_prefixes()
         elif isinstance(message, messages.PrefixSnapshot | messages.PrefixDelta):
             self._take_prefixes(message)
         # Messages arrive in order, so each one also says that all earlier changes of the cache are known.
-        if self.is_synced:
+        if self.knows_hottest:
             self.cache_known_at = self.last_message_at
 
     def _is_next(self, message: messages.Sequenced) -> bool:
@@ -269,7 +294,7 @@ class WireConnection:
             if received:
                 self.resume(received)
             self._send_unanswered()
-            self._resync()
+            self._lose_prefixes()
         self._next_seq = message.seq + 1
         return True
 
@@ -285,8 +310,7 @@ class WireConnection:
             )
             return False
         self._epoch, self._next_seq = message.epoch, message.seq + 1
-        self._block_tokens, self._snapshot = message.block_tokens, "awaited"
-        self._asked_at = self._clock()
+        self._block_tokens = message.block_tokens
         return True
 
     def _refuse(self, reason: str) -> None:
@@ -299,28 +323,34 @@ class WireConnection:
         replica = self.address.replica
         try:
             if isinstance(message, messages.PrefixDelta):
-                if self.is_synced:  # Otherwise the coming snapshot contains it.
+                if self.knows_hottest:  # Otherwise the coming snapshot contains it.
                     stored, evicted = (
                         messages.unpack_hashes(message.stored),
                         messages.unpack_hashes(message.evicted),
                     )
+                    self._budget.spend(len(stored) + len(evicted))
                     self._listener.on_prefix_delta(replica, stored, evicted)
                 return
-            hashes, is_first = messages.unpack_hashes(message.hashes), self._snapshot != "begun"
-            self._listener.on_prefix_snapshot(replica, hashes, self._block_tokens, is_first=is_first)
-            self._snapshot = "whole" if message.is_last else "begun"
+            hashes, is_first, is_last = messages.unpack_hashes(message.hashes), message.is_first, message.is_last
+            if not is_first and self._snapshot != "begun":
+                return  # It belongs to a snapshot that was given up.
+            self._budget.spend(len(hashes))
+            self._asked_at, self._snapshot = None, "whole" if is_last else "begun"
+            self._listener.on_prefix_snapshot(
+                replica, hashes, self._block_tokens, is_first=is_first, is_last=is_last
+            )
         except messages.MalformedMessage:
             self.counts["malformed"] += 1
-            self._resync()
+            self._lose_prefixes()
 
     def _send_unanswered(self) -> None:
         """Send again what the replica may not have received, or its answer to it may not have arrived."""
         for request in self._listener.unanswered(self.address.replica):
             self._send(request)
 
-    def _resync(self) -> None:
-        self._snapshot, self._asked_at = "awaited", self._clock()
-        self._send(messages.Resync())
+    def _lose_prefixes(self) -> None:
+        self._snapshot, self._asked_at = "unknown", None
+        self._listener.on_prefixes_unknown(self.address.replica)
 
     def _send(self, message: messages.ToReplica) -> bool:
         if self._socket.closed:

@@ -3,21 +3,24 @@
     ingress                                replica
       Hello(received)         ───────────▶            the tokens received of each stream
                               ◀─────────── Welcome    or Refused
-                              ◀─────────── PrefixSnapshot   the block hashes of all prefixes held, in parts
+      Resync                  ───────────▶            at a time of its choice
+                              ◀─────────── PrefixSnapshot   the first part of the block hashes of all prefixes held
+      NextPart                ───────────▶            and so on, until the last
                               ◀─────────── Tokens     one per step: the load, and new tokens of its requests
                               ◀─────────── Heartbeat  when there was nothing else to send
                               ◀─────────── PrefixDelta      block hashes stored and evicted since the last one
       Generate                ───────────▶            run this request
                               ◀─────────── Tokens     accepted; with an empty delta when no token comes soon
                               ◀─────────── NotRun     or not: refused, or failed later
-      Abort, Resume, Resync   ───────────▶
+      Abort, Resume           ───────────▶
       Backlog                 ───────────▶            what waits in its admission, to one replica of all
 
 A request has an id of its own for each attempt. Sent again after a reconnect, it is not run twice: the replica
 answers with what it has of the stream. Every delta of a stream states the token at which it starts, so a receiver
 detects lost and repeated tokens and requests the stream again (`Resume`): the replica keeps each request's tokens
 until it has ended. Every message bears (epoch, sequence): after a gap a prefix delta may be lost too, and `Resync`
-requests a snapshot.
+requests a snapshot anew. An ingress asks for its parts, the hottest first, when it has time for them: those of a
+large fleet would take it minutes. Between them it gets every delta, as after the last.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 from router.fleet import ReplicaLoad
 
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 
@@ -83,7 +86,11 @@ class Resume(msgspec.Struct, tag=2, array_like=True, frozen=True):
 
 
 class Resync(msgspec.Struct, tag=3, array_like=True, frozen=True):
-    """Send a snapshot, because a delta may have been lost."""
+    """Send the first part of a snapshot: nothing is known of the cache yet, or a delta may have been lost."""
+
+
+class NextPart(msgspec.Struct, tag=6, array_like=True, frozen=True):
+    """Send the next part of the snapshot."""
 
 
 class Generate(msgspec.Struct, tag=4, array_like=True, frozen=True):
@@ -176,17 +183,22 @@ class Heartbeat(msgspec.Struct, tag=13, array_like=True, frozen=True):
 
 
 class PrefixSnapshot(msgspec.Struct, tag=15, array_like=True, frozen=True):
-    """Part of the block hashes of all prefixes a replica holds; the first part replaces all earlier ones."""
+    """Part of the block hashes of all prefixes a replica holds, those used last before others.
+
+    The first part replaces all that was known. One that was not asked for is empty: the replica could not send a
+    delta, and begins a new snapshot.
+    """
 
     epoch: int
     seq: int
     hashes: bytes
     """Block hashes, uint64, little endian."""
+    is_first: bool
     is_last: bool
 
 
 class PrefixDelta(msgspec.Struct, tag=16, array_like=True, frozen=True):
-    """The change of a replica's cache since the last snapshot or delta."""
+    """A change of a replica's cache since its snapshot began, or a part of one."""
 
     epoch: int
     seq: int
@@ -196,7 +208,7 @@ class PrefixDelta(msgspec.Struct, tag=16, array_like=True, frozen=True):
 
 
 Sequenced = Welcome | Tokens | Heartbeat | Unknown | NotRun | PrefixSnapshot | PrefixDelta
-ToReplica = Hello | Abort | Resume | Resync | Generate | Backlog
+ToReplica = Hello | Abort | Resume | Resync | NextPart | Generate | Backlog
 ToIngress = Sequenced | Refused
 
 encode = msgspec.msgpack.Encoder().encode

@@ -1,15 +1,23 @@
-"""The feed of a replica's cache contents to ingresses: a snapshot for each new one, then every change."""
+"""The feed of a replica's cache contents to ingresses: every change, and a snapshot, part by part as they ask.
+
+    when asked     part 1                  part 2                              last part
+    each period           delta ── delta ─────────── delta ── delta ── delta ─────────── delta ── delta ...
+
+Deltas and parts come from one thread and in one order. A part has only blocks that are held when it is sent, and
+what is stored after the first part is in a delta: so parts and deltas together are what the cache holds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import islice
+from typing import Literal, NamedTuple, Protocol
 
 from deployments.wire import messages
 from deployments.wire.session import Session
 
-SNAPSHOT_PART_BYTES = 2**16
-"""Size of a snapshot's messages, 8,192 hashes each, which bounds the time that reading one blocks an ingress."""
+PART_BLOCKS = 4096
+"""Most blocks of a message, which bounds the time for which reading one blocks an ingress."""
 
 Post = Callable[[str, Session, bytes], bool]
 """Sends a message to an ingress; returns False when it cannot be sent now."""
@@ -22,41 +30,91 @@ class PrefixSource(Protocol):
         """Return the hashes stored and evicted since the last call."""
         ...
 
-    def snapshot(self) -> Collection[int]:
-        """Return the hashes held, according to all changes drained so far."""
+    def snapshot(self) -> Iterator[int]:
+        """Yield the hashes held at the last drain, the hottest first. Those evicted meanwhile are left out."""
         ...
 
 
+class NoPrefixes:
+    """The source of a cache that is not reported: it holds nothing."""
+
+    def drain(self) -> tuple[Collection[int], Collection[int]]:
+        """Return that nothing has changed."""
+        return (), ()
+
+    def snapshot(self) -> Iterator[int]:
+        """Yield nothing."""
+        return iter(())
+
+
+class SnapshotPart(NamedTuple):
+    """A part of a snapshot, to be sent."""
+
+    hashes: bytes
+    is_first: bool
+    is_last: bool
+
+    def encoded(self, epoch: int, seq: int) -> bytes:
+        """Return the message with this part."""
+        return messages.encode(messages.PrefixSnapshot(epoch, seq, *self))
+
+
 class PrefixFeed:
-    """Sends cache contents to ingresses. Belongs to the wire's thread."""
+    """Follows what each ingress knows of the cache. Belongs to the wire's thread."""
 
     def __init__(self, source: PrefixSource, period_s: float) -> None:
         self._source, self._period_s = source, period_s
         self._next_at = 0.0
 
     def send_due(self, now: float, epoch: int, sessions: Mapping[str, Session], post: Post) -> None:
-        """Once a period, send a delta to ingresses that have a snapshot, and a snapshot to the others."""
+        """Once a period, send what has changed to the ingresses whose snapshots have begun.
+
+        One that misses a change begins anew: it gets an empty first part, and asks for the others.
+        """
         if now < self._next_at:
             return
         self._next_at = now + self._period_s
-        stored, evicted = self._source.drain()
-        newcomers = [(id_, session) for id_, session in sessions.items() if not session.is_synced]
-        if stored or evicted:
-            packed = messages.pack_hashes(stored), messages.pack_hashes(evicted)
-            for ingress_id, session in list(sessions.items()):
-                if session.is_synced:
-                    delta = messages.PrefixDelta(epoch, session.seq, *packed)
-                    # An ingress that misses a delta gets a snapshot in the next period.
-                    session.is_synced = post(ingress_id, session, messages.encode(delta))
-        if newcomers:
-            packed_all = messages.pack_hashes(self._source.snapshot())
-            for ingress_id, session in newcomers:
-                session.is_synced = self._post_all(epoch, ingress_id, session, packed_all, post)
+        pieces = list(_pieces(*self._source.drain()))
+        for ingress_id, session in list(sessions.items()):
+            if session.knowledge == "outdated":
+                part = SnapshotPart(b"", is_first=True, is_last=False)
+                self._begin(session)
+                self.sent(session, part, post(ingress_id, session, part.encoded(epoch, session.seq)), "outdated")
+            elif session.knowledge == "current":
+                for piece in pieces:
+                    delta = messages.PrefixDelta(epoch, session.seq, *piece)
+                    if not post(ingress_id, session, messages.encode(delta)):
+                        session.knowledge, session.snapshot = "outdated", None
+                        break
 
-    def _post_all(self, epoch: int, ingress_id: str, session: Session, packed: bytes, post: Post) -> bool:
-        for start in range(0, max(len(packed), 1), SNAPSHOT_PART_BYTES):
-            end = start + SNAPSHOT_PART_BYTES
-            message = messages.PrefixSnapshot(epoch, session.seq, packed[start:end], is_last=end >= len(packed))
-            if not post(ingress_id, session, messages.encode(message)):
-                return False
-        return True
+    def next_part(self, session: Session) -> SnapshotPart:
+        """Return the part that an ingress has asked for; call `sent` then. O(its blocks), for the first O(all)."""
+        is_first = session.wants_anew or session.knowledge != "current" or session.snapshot is None
+        if is_first:
+            self._begin(session)
+        assert session.snapshot is not None
+        hashes = list(islice(session.snapshot, PART_BLOCKS))
+        return SnapshotPart(messages.pack_hashes(hashes), is_first, is_last=len(hashes) < PART_BLOCKS)
+
+    def sent(
+        self, session: Session, part: SnapshotPart, is_sent: bool, otherwise: Literal["none", "outdated"] = "none"
+    ) -> None:
+        """Note whether a part was sent. If not, an ingress that has asked for it asks again after a while."""
+        if not is_sent:
+            session.knowledge = otherwise
+        if part.is_last or not is_sent:
+            session.snapshot = None
+
+    def _begin(self, session: Session) -> None:
+        session.snapshot, session.knowledge, session.wants_anew = self._source.snapshot(), "current", False
+
+
+def _pieces(stored: Collection[int], evicted: Collection[int]) -> Iterator[tuple[bytes, bytes]]:
+    """Divide a change into messages. No block is both stored and evicted, so their order does not matter."""
+    new, gone = iter(stored), iter(evicted)
+    while True:
+        arrived = list(islice(new, PART_BLOCKS))
+        left = list(islice(gone, PART_BLOCKS - len(arrived)))
+        if not arrived and not left:
+            return
+        yield messages.pack_hashes(arrived), messages.pack_hashes(left)

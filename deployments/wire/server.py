@@ -30,10 +30,21 @@ from deployments.config.settings import WireSettings
 from deployments.wire import messages
 from deployments.wire.backlogs import Backlogs, BacklogTotals
 from deployments.wire.handshake import Doorkeeper
-from deployments.wire.messages import Abort, Backlog, Generate, Hello, Load, NotRun, RefusalKind, Resume, Resync
+from deployments.wire.messages import (
+    Abort,
+    Backlog,
+    Generate,
+    Hello,
+    Load,
+    NextPart,
+    NotRun,
+    RefusalKind,
+    Resume,
+    Resync,
+)
 from deployments.wire.outbox import Outbox
 from deployments.wire.peers import Peers
-from deployments.wire.prefix_feed import PrefixFeed, PrefixSource
+from deployments.wire.prefix_feed import NoPrefixes, PrefixFeed, PrefixSource
 from deployments.wire.receiver import Receiver
 from deployments.wire.session import Session
 from deployments.wire.sockets import bind, descriptor, is_readable, make_router
@@ -102,10 +113,11 @@ class WireServer:
         self._engine_load, self._handler = load, handler
         self._last_load, self._load_read_at = Load(), -math.inf
         self._timings = timings or WireTimings()
-        self._cache_feed = None if prefixes is None else PrefixFeed(prefixes, self._timings.cache_period_s)
+        self._cache_feed = PrefixFeed(prefixes or NoPrefixes(), self._timings.cache_period_s)
         self._outbox = Outbox()
         self._sessions: dict[str, Session] = {}  # ingress -> session
         self._ingress_of: dict[bytes, str] = {}  # authenticated identity -> ingress
+        self._asking: dict[str, Session] = {}  # ingresses that wait for a part of a snapshot
         self._absent_since: dict[str, float] = {}
         self._backlogs = Backlogs()
         self._lock = threading.RLock()
@@ -309,6 +321,7 @@ class WireServer:
                     with self._lock:
                         self._tick(now)
                 is_more = self._receive_turn()
+                self._send_parts()
             except Exception:  # an error caused by one ingress must not stop the wire
                 logger.exception("the wire failed to serve its ingresses")
                 self.counts["failed"] += 1
@@ -368,12 +381,13 @@ class WireServer:
                 return self._handler.on_withdrawn(ingress_id, message.request_id)
             if isinstance(message, Resume):
                 return self._resume(ingress_id, message.received)
-            if isinstance(message, Resync):
-                self._sessions[ingress_id].is_synced = False
-                return None
             if isinstance(message, Backlog):
                 return self._backlogs.take(ingress_id, message, time.monotonic())
             session = self._sessions[ingress_id]
+            if isinstance(message, Resync | NextPart):
+                session.wants_anew = session.wants_anew or isinstance(message, Resync)
+                self._asking[ingress_id] = session
+                return None
             session.dispatches_seen = max(session.dispatches_seen, message.number)
             if self._outbox.is_known(message.request_id):
                 return self._again(ingress_id, message)
@@ -383,6 +397,21 @@ class WireServer:
         except Exception:
             self.refuse(ingress_id, message.request_id, "failed", "the replica could not take the request")
             raise
+
+    def _send_parts(self) -> None:
+        """Send each ingress the part of a snapshot that it waits for: one, however often it has asked in the turn.
+
+        The part is made without the lock, so that the engine's thread can send.
+        """
+        while self._asking:
+            ingress_id, session = self._asking.popitem()
+            part = self._cache_feed.next_part(session)
+            with self._lock:
+                is_sent = self._sessions.get(ingress_id) is session and self._post(
+                    ingress_id, session, part.encoded(self.epoch, session.seq)
+                )
+                self._notice_messages()
+            self._cache_feed.sent(session, part, is_sent)
 
     def _again(self, ingress_id: str, request: Generate) -> None:
         """Answer a request that has come before, from this ingress or under an id that is another's."""
@@ -426,8 +455,7 @@ class WireServer:
             self._flush(ingress_id, now)
             if now - session.last_load >= self._timings.heartbeat_s * 0.8:
                 self._send(ingress_id, session, [], now)
-        if self._cache_feed is not None:
-            self._cache_feed.send_due(now, self.epoch, self._sessions, self._post)
+        self._cache_feed.send_due(now, self.epoch, self._sessions, self._post)
         self._outbox.forget(self._outbox.ended_before(now - self._timings.keep_ended_s))
         absent = self._outbox.ingresses() - self._sessions.keys()
         self._absent_since = {ingress_id: self._absent_since.get(ingress_id, now) for ingress_id in absent}

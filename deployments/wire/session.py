@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(slots=True)
@@ -16,7 +18,13 @@ class Session:
     seq: int = 0
     """Sequence number of the next message."""
     last_load: float = 0.0
-    is_synced: bool = False
-    """Whether the ingress has a snapshot of the cache and every delta since."""
+    knowledge: Literal["none", "current", "outdated"] = "none"
+    """What the ingress knows of the cache: nothing, as no snapshot has begun; a part or all of it, with every
+    change since; or it lacks a change that could not be sent.
+    """
+    snapshot: Iterator[int] | None = None
+    """What is still to be sent of the snapshot; None when it has not begun or is whole."""
+    wants_anew: bool = False
+    """Whether the part of a snapshot that the ingress waits for is the first."""
     dispatches_seen: int = 0
     """Number of the last request that came from the ingress."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cache import KVCacheManager, Namespace, PrefixLog
 from cache.prefix_hash import block_hashes, prefix_root
+from cache.recent_runs import MAX_RUNS, RecentRuns, newest_first
 from tests.cache.support.checked_cache import NAMESPACES, CheckedCache
 from tests.cache.support.random_operations import RandomOperations
 
@@ -52,7 +53,7 @@ class Listener(CheckedCache):
             known.update(stored)
         parents = self.parents()
         assert self.heard == set(parents)
-        snapshot = self.log.snapshot()
+        snapshot = list(self.log.snapshot())
         for reported in (stored, snapshot):  # parents come first
             place = {block: position for position, block in enumerate(reported)}
             assert all(place.get(parents[block], -1) < position for block, position in place.items())
@@ -191,7 +192,43 @@ def test_blocks_with_one_hash_do_no_harm() -> None:
     assert log.drain() == ([], [1])
     log.evict([1])
     log.drain()
-    assert log.snapshot() == [2]
+    assert list(log.snapshot()) == [2]
+
+
+def test_a_snapshot_begins_with_what_was_used_last() -> None:
+    """After what precedes it in its prefix, and whatever was computed after it."""
+    checked = listener(num_pages=64, page_size=4, block_tokens=4)
+    system = list(range(8))
+    for first in (100, 200, 300):
+        checked.serve([*system, *range(first, first + 8)])
+    checked.drain()
+    checked.now += 1
+    chain = block_hashes([*system, *range(200, 208)], prefix_root(NAMESPACES[0]), 4)
+    assert checked.cache.match(NAMESPACES[0], [*system, *range(200, 204), 9], checked.now).length == 12
+    told = list(checked.log.snapshot())
+    assert told[:3] == chain[:3] and told[3] != chain[3]
+    assert len(told) == 8 and set(told) == checked.heard
+
+
+def test_what_is_evicted_while_a_snapshot_is_read_is_left_out_of_the_rest() -> None:
+    checked = listener(num_pages=8, page_size=4, block_tokens=4)
+    checked.serve(range(20))
+    checked.drain()
+    snapshot = checked.log.snapshot()
+    chain = block_hashes(range(20), prefix_root(NAMESPACES[0]), 4)
+    assert [next(snapshot), next(snapshot)] == chain[:2]
+    checked.cache.evict(2)
+    checked.drain()
+    assert list(snapshot) == [chain[2]]
+
+
+def test_the_record_of_what_was_used_last_is_bounded() -> None:
+    recent = RecentRuns()
+    for number in range(5 * MAX_RUNS):
+        recent.use([(8, [2 * number, 1]), (0, [2 * number + 1])])
+        assert len(recent.copy()) <= MAX_RUNS
+    newest = newest_first(recent.copy())
+    assert newest[:2] == [[10 * MAX_RUNS - 1], [10 * MAX_RUNS - 2, 1]]
 
 
 def test_the_age_of_what_goes_next_is_what_an_allocation_costs() -> None:

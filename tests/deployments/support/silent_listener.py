@@ -24,9 +24,12 @@ class Silence:
         self.calls.append("delta")
 
     def on_prefix_snapshot(
-        self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool
+        self, replica: str, hashes: Sequence[int], block_tokens: int, *, is_first: bool, is_last: bool
     ) -> None:
         self.calls.append("snapshot")
+
+    def on_prefixes_unknown(self, replica: str) -> None:
+        self.calls.append("unknown prefixes")
 
     def on_load(self, replica: str, load: messages.Load) -> None:
         self.calls.append("load")

@@ -46,6 +46,12 @@ class BarePeer:
     def send(self, message: Any) -> None:
         self.socket.send(message if isinstance(message, bytes) else messages.encode(message))
 
+    def ask_for_part(self, message: messages.Resync | messages.NextPart) -> messages.PrefixSnapshot:
+        """Ask for a part of a snapshot, and wait for it."""
+        self.send(message)
+        part: messages.PrefixSnapshot = self.receive(messages.PrefixSnapshot)
+        return part
+
     def receive(self, kind: type, timeout: float = 60.0) -> Any:
         """Wait for the next message of a kind. Raises TimeoutError."""
         deadline = time.monotonic() + timeout

@@ -173,7 +173,7 @@ UNWELCOME: dict[str, bytes] = {
     "load before a welcome": messages.encode(messages.Heartbeat(EPOCH, 0, messages.Load())),
     "hashes before a welcome": messages.encode(messages.PrefixDelta(EPOCH, 0, messages.pack_hashes([1]), b"")),
     "a welcome of another start": messages.encode(messages.Welcome(EPOCH + 1, 0, "r0", "", 16)),
-    "a snapshot of another start": messages.encode(messages.PrefixSnapshot(EPOCH + 1, 0, b"", True)),
+    "a snapshot of another start": messages.encode(messages.PrefixSnapshot(EPOCH + 1, 0, b"", True, True)),
 }
 
 

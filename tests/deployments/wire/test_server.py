@@ -91,7 +91,7 @@ def test_garbage_and_messages_before_a_hello_are_dropped_and_counted(
 def test_heartbeats_arrive_while_an_ingress_is_connected(server: WireServer, peer: Peer) -> None:
     ingress = peer()
     ingress.send(hello())
-    first = ingress.receive(messages.PrefixSnapshot)
+    first = ingress.receive(messages.Welcome)
     for number in range(5):
         assert ingress.receive(messages.Heartbeat).seq == first.seq + 1 + number
     ingress.socket.close()
@@ -203,7 +203,8 @@ def test_a_newcomer_gets_a_snapshot_and_then_every_change(
     ingress = peer()
     ingress.send(hello())
     assert ingress.receive(messages.Welcome).block_tokens == 16
-    snapshot = ingress.receive(messages.PrefixSnapshot)
+    wait_until(lambda: any(prefixes.snapshot()))
+    snapshot = ingress.ask_for_part(messages.Resync())
     assert (list(messages.unpack_hashes(snapshot.hashes)), snapshot.is_last) == ([1, 2, 3], True)
     prefixes.store([2**64 - 1])
     prefixes.evict([2])
@@ -216,21 +217,21 @@ def test_a_large_snapshot_comes_in_parts(server: WireServer, peer: Peer, prefixe
     prefixes.store(range(300_000))
     ingress = peer()
     ingress.send(hello())
-    parts = [ingress.receive(messages.PrefixSnapshot)]
+    wait_until(lambda: any(prefixes.snapshot()))
+    parts = [ingress.ask_for_part(messages.Resync())]
     while not parts[-1].is_last:
-        parts.append(ingress.receive(messages.PrefixSnapshot))
-    assert len(parts) > 10
+        parts.append(ingress.ask_for_part(messages.NextPart()))
+    assert len(parts) > 10 and [part.is_first for part in parts] == [True] + [False] * (len(parts) - 1)
     assert [hash_ for part in parts for hash_ in messages.unpack_hashes(part.hashes)] == list(range(300_000))
 
 
 def test_an_ingress_that_asks_gets_another_snapshot(server: WireServer, peer: Peer, prefixes: PrefixLog) -> None:
     ingress = peer()
     ingress.send(hello())
-    assert ingress.receive(messages.PrefixSnapshot).hashes == b""
+    assert ingress.ask_for_part(messages.Resync()).hashes == b""
     prefixes.store([7])
     ingress.receive(messages.PrefixDelta)
-    ingress.send(messages.Resync())
-    assert list(messages.unpack_hashes(ingress.receive(messages.PrefixSnapshot).hashes)) == [7]
+    assert list(messages.unpack_hashes(ingress.ask_for_part(messages.Resync()).hashes)) == [7]
 
 
 def test_a_request_is_accepted_with_an_empty_delta_and_counted_for_all_ingresses(

@@ -1,0 +1,192 @@
+"""A new ingress learns the hottest prefixes of all replicas first, and the event loop hardly notices the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cache.prefix_log import PrefixLog
+from deployments.client.prefix_sync import MAX_ASKED, PrefixSync
+from deployments.client.remote_engines import RemoteEngines
+from deployments.wire.messages import Load
+from deployments.wire.prefix_feed import PART_BLOCKS
+from deployments.wire.server import WireServer, WireTimings
+from deployments.wire.turn_budget import TURN_BLOCKS
+from router.fleet import Fleet
+from router.placer import Placer, PlacerSettings
+from router.state import RouterState
+from tests.deployments.support.in_process_engines import until
+from tests.deployments.support.time_limit import run_scenario
+from tests.deployments.support.wire_peer import Requests, address_of, wait_until
+
+BLOCK = 16
+PARTS = 3
+
+
+class Held(PrefixLog):
+    """A cache's record whose snapshots stop after their first part until `rest` is set."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.rest = threading.Event()
+        self.blocks = list(range(first, first + PARTS * PART_BLOCKS))
+        self.store(self.blocks)
+        self.drain()
+
+    def snapshot(self) -> Iterator[int]:
+        for number, block in enumerate(super().snapshot()):
+            if number == PART_BLOCKS:
+                self.rest.wait()
+            yield block
+
+
+class NotingPlacer(Placer):
+    """Notes how much of each replica's cache it is told, and in which turn of the event loop."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__(fleet, PlacerSettings(block_tokens=BLOCK))
+        self.turn = 0
+        self.told: list[tuple[int, str, int]] = []  # turn, replica, blocks
+
+    def apply_delta(self, replica: str, stored: Sequence[int], evicted: Sequence[int]) -> None:
+        self.told.append((self.turn, replica, len(stored) + len(evicted)))
+        super().apply_delta(replica, stored, evicted)
+
+    def replace(self, replica: str, hashes: Sequence[int]) -> None:
+        self.told.append((self.turn, replica, len(hashes)))
+        super().replace(replica, hashes)
+
+    def count_turns(self) -> None:
+        self.turn += 1
+        asyncio.get_running_loop().call_soon(self.count_turns)
+
+    def most_in_a_turn(self) -> int:
+        turns = {turn for turn, _, _ in self.told}
+        return max(sum(blocks for other, _, blocks in self.told if other == turn) for turn in turns)
+
+
+@asynccontextmanager
+async def replicas(logs: Sequence[PrefixLog]) -> AsyncIterator[tuple[RemoteEngines, NotingPlacer]]:
+    """Yield an ingress that is about to connect to replicas with these caches."""
+    servers = []
+    for number, log in enumerate(logs):
+        server = WireServer(
+            "127.0.0.1",
+            f"r{number}",
+            Load,
+            Requests(),
+            WireTimings(cache_period_s=0.02),
+            log,
+            BLOCK,
+        )
+        server.start()
+        servers.append(server)
+    fleet = Fleet()
+    placer = NotingPlacer(fleet)
+    engines = RemoteEngines(RouterState(fleet, placer), len(logs))
+    fleet.update({server.replica: address_of(server) for server in servers})
+    try:
+        yield engines, placer
+    finally:
+        await engines.aclose()
+        await asyncio.to_thread(_close, servers)
+
+
+def _close(servers: Sequence[WireServer]) -> None:
+    for server in servers:
+        server.close()
+
+
+def test_an_ingress_is_ready_with_the_hottest_part_of_each_cache_and_the_rest_follows() -> None:
+    async def scenario() -> None:
+        logs = [Held(first * 10**6) for first in range(1, 6)]
+        async with replicas(logs) as (engines, placer):
+            await engines.start()
+            assert await engines.wait_for_prefixes(60)
+            connections = engines._connections.values()
+            assert len(connections) == 5 and not any(connection.is_synced for connection in connections)
+            known = {name: blocks for _, name, blocks in placer.told}
+            assert known == {f"r{number}": PART_BLOCKS for number in range(5)}
+            for number, log in enumerate(logs):
+                found = placer._index.match(log.blocks[:PART_BLOCKS], 0.0)
+                assert found == {f"r{number}": PART_BLOCKS}
+                log.rest.set()
+            await until(lambda: all(connection.is_synced for connection in connections))
+            for number, log in enumerate(logs):
+                assert placer._index.match(log.blocks, 0.0) == {f"r{number}": PARTS * PART_BLOCKS}
+
+    run_scenario(scenario())
+
+
+def test_one_turn_of_the_event_loop_takes_in_few_blocks_however_many_replicas_have_news() -> None:
+    async def scenario() -> None:
+        logs = [PrefixLog() for _ in range(16)]
+        async with replicas(logs) as (engines, placer):
+            placer.count_turns()
+            await engines.start()
+            connections = engines._connections.values()
+            await until(lambda: all(connection.is_synced for connection in connections))
+            placer.told.clear()
+            for number, log in enumerate(logs):
+                log.store(range(number * 10**6, number * 10**6 + 3 * PART_BLOCKS))
+            # The loop stands still until all have sent their news.
+            wait_until(lambda: all(sum(1 for _ in log.snapshot()) == 3 * PART_BLOCKS for log in logs))
+            await until(lambda: sum(blocks for _, _, blocks in placer.told) == 16 * 3 * PART_BLOCKS)
+            assert max(blocks for _, _, blocks in placer.told) <= PART_BLOCKS
+            assert placer.most_in_a_turn() < TURN_BLOCKS + PART_BLOCKS
+
+    run_scenario(scenario())
+
+
+def test_parts_are_asked_for_a_few_at_a_time_and_those_of_new_replicas_first() -> None:
+    async def scenario() -> None:
+        asked: list[str] = []
+        sync = PrefixSync(asked.append)
+
+        async def take(replica: str, *, is_last: bool = False) -> None:
+            num_asked = len(asked)
+            sync.took(replica, is_first=False, is_last=is_last, seconds=0.0)
+            assert len(asked) == num_asked  # as long as taking it in has lasted, nothing is asked
+            await until(lambda: sync._pause is None)
+
+        for replica in "abc":
+            sync.begin(replica)
+        assert asked == ["a", "b"] and len(asked) == MAX_ASKED
+        await take("a")
+        assert asked == ["a", "b", "c"]
+        sync.begin("d")
+        await take("b")
+        await take("c")
+        assert asked == ["a", "b", "c", "d", "a"]
+        sync.leave("d")
+        assert asked[5:] == ["b"]
+        await take("a", is_last=True)
+        await take("b")
+        assert asked[6:] == ["c", "b"]
+        sync.close()
+
+    run_scenario(scenario())
+
+
+def test_a_part_that_is_lost_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.wire.connection.RESYNC_S", 0.2)
+
+    async def scenario() -> None:
+        log = Held(1)
+        async with replicas([log]) as (engines, placer):
+            await engines.start()
+            assert await engines.wait_for_prefixes(60)
+            connection = engines._connections["r0"]
+            lost: list[object] = []
+            with monkeypatch.context() as patch:
+                patch.setattr(connection, "_take_prefixes", lost.append)
+                log.rest.set()
+                await until(lambda: bool(lost))
+            await until(lambda: connection.is_synced)
+            assert placer._index.match(log.blocks, 0.0) == {"r0": PARTS * PART_BLOCKS}
+
+    run_scenario(scenario())

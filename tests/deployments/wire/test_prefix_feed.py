@@ -1,0 +1,134 @@
+"""What an ingress makes of parts and deltas is what the replica's cache holds, whatever happens between them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache.prefix_log import PrefixLog
+from deployments.wire import messages, prefix_feed
+from deployments.wire.prefix_feed import NoPrefixes, PrefixFeed
+from deployments.wire.session import Session
+from tests.support.count_calls import count_calls
+
+
+class Listening:
+    """An ingress that hears a feed, but for messages that get lost, and asks when it pleases."""
+
+    def __init__(self, feed: PrefixFeed) -> None:
+        self.feed, self.session = feed, Session(b"i")
+        self.known: set[int] = set()
+        self.state = "unknown"
+        self.sizes: list[int] = []
+        self.is_congested = False
+
+    def post(self, ingress_id: str, session: Session, data: bytes) -> bool:
+        if self.is_congested:
+            return False
+        session.seq += 1
+        message = messages.decode_to_ingress(data)
+        if isinstance(message, messages.PrefixSnapshot):
+            hashes = messages.unpack_hashes(message.hashes)
+            self.sizes.append(len(hashes))
+            if message.is_first:
+                self.known = set()
+            self.known.update(hashes)
+            self.state = "whole" if message.is_last else "begun"
+        elif isinstance(message, messages.PrefixDelta) and self.state != "unknown":
+            stored, evicted = messages.unpack_hashes(message.stored), messages.unpack_hashes(message.evicted)
+            self.sizes.append(len(stored) + len(evicted))
+            self.known.update(stored)
+            self.known.difference_update(evicted)
+        return True
+
+    def ask(self, *, anew: bool) -> None:
+        self.session.wants_anew = self.session.wants_anew or anew
+        part = self.feed.next_part(self.session)
+        self.feed.sent(self.session, part, self.post("i", self.session, part.encoded(1, self.session.seq)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_parts_and_changes_together_are_what_the_cache_holds(seed: int) -> None:
+    draw, log, held = random.Random(seed), PrefixLog(), set[int]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefix_feed, "PART_BLOCKS", 5)
+        feed = PrefixFeed(log, period_s=1.0)
+        ingresses = {name: Listening(feed) for name in ("a", "b")}
+        now = 0.0
+        for _ in range(200):
+            match draw.choice(("store", "store", "evict", "tick", "ask", "ask", "anew", "congestion")):
+                case "store":
+                    new = [block for block in draw.sample(range(60), 7) if block not in held]
+                    log.store(new)
+                    held.update(new)
+                case "evict":
+                    gone = [block for block in draw.sample(range(60), 4) if block in held]
+                    log.evict(gone)
+                    held.difference_update(gone)
+                case "tick":
+                    now += 1.0
+                    feed.send_due(
+                        now,
+                        1,
+                        {name: ingress.session for name, ingress in ingresses.items()},
+                        lambda name, session, data: ingresses[name].post(name, session, data),
+                    )
+                case "ask":
+                    draw.choice(list(ingresses.values())).ask(anew=False)
+                case "anew":
+                    if draw.random() < 0.2:
+                        draw.choice(list(ingresses.values())).ask(anew=True)
+                case _:
+                    draw.choice(list(ingresses.values())).is_congested = draw.random() < 0.3
+            published = set(log.snapshot())
+            for ingress in ingresses.values():
+                if ingress.session.knowledge == "current":
+                    assert ingress.known <= published
+                    if ingress.state == "whole" and not ingress.session.snapshot:
+                        assert ingress.known == published
+        for ingress in ingresses.values():
+            assert max(ingress.sizes, default=0) <= 5
+
+
+def test_an_ingress_that_missed_a_change_begins_anew_at_its_own_pace() -> None:
+    log = PrefixLog()
+    log.store(range(1, 20_001))
+    feed = PrefixFeed(log, period_s=1.0)
+    ingress = Listening(feed)
+    sessions = {"i": ingress.session}
+    feed.send_due(1.0, 1, sessions, ingress.post)
+    while ingress.state != "whole":
+        ingress.ask(anew=False)
+    log.store([77_777])
+    ingress.is_congested = True
+    feed.send_due(2.0, 1, sessions, ingress.post)
+    feed.send_due(3.0, 1, sessions, ingress.post)
+    assert 77_777 not in ingress.known
+    ingress.is_congested, ingress.sizes = False, []
+    feed.send_due(4.0, 1, sessions, ingress.post)
+    assert (ingress.sizes, ingress.state, ingress.known) == ([0], "begun", set())
+    while ingress.state != "whole":
+        ingress.ask(anew=False)
+    assert ingress.known == {*range(1, 20_001), 77_777}
+
+
+def test_a_cache_that_is_not_reported_is_known_at_once() -> None:
+    ingress = Listening(PrefixFeed(NoPrefixes(), period_s=1.0))
+    ingress.ask(anew=True)
+    assert (ingress.state, ingress.known) == ("whole", set())
+
+
+def test_a_part_takes_as_many_steps_from_a_large_cache() -> None:
+    def steps(num_blocks: int) -> int:
+        log = PrefixLog()
+        log.store(range(num_blocks))
+        log.drain()
+        ingress = Listening(PrefixFeed(log, period_s=1.0))
+        ingress.ask(anew=True)
+        return count_calls(lambda: ingress.ask(anew=False))
+
+    assert steps(160_000) <= steps(10_000) + 100
