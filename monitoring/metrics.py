@@ -238,6 +238,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("ingress_loop_lag_seconds", "gauge",
            "Longest delay of an ingress's event loop in the last minute, for which its streams waited.",
            "seconds", "ingress"),
+    Metric("ingress_loop_own_lag_seconds", "gauge",
+           "The same as far as the ingress computed meanwhile; the rest is the machine's, which ran others.",
+           "seconds", "ingress"),
     # Of engines and ingresses. 0 are collections of young objects alone, 2 are full ones.
     Metric("gc_pause_seconds", "histogram", "Pause of a process for a garbage collection, by generation.",
            "seconds", None, {"generation": ("0", "1", "2")}, _PAUSES),

@@ -271,9 +271,13 @@ _ERRORS = PanelRow(
         Panel(
             "Delay of event loops",
             "The longest of the last minute, by ingress: no token of any of its streams goes on meanwhile. Below "
-            "0.05 s on a machine that has a core for it.",
+            "0.05 s on a machine that has a core for it. Its own part is what the ingress computed; in the rest "
+            "it waited for a processor.",
             Unit.SECONDS,
-            (Target(FLEET.gauge("ingress_loop_lag_seconds", "replica", how="max"), "{{replica}}"),),
+            (
+                Target(FLEET.gauge("ingress_loop_lag_seconds", "replica", how="max"), "{{replica}}"),
+                Target(FLEET.gauge("ingress_loop_own_lag_seconds", "replica", how="max"), "{{replica}}, its own"),
+            ),
             thresholds=(Threshold(0.05, "orange"), Threshold(0.25, "red")),
         ),
         Panel(

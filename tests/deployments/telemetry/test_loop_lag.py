@@ -53,3 +53,24 @@ def test_it_is_a_gauge_of_the_ingress() -> None:
         return {tuple(key): value for key, value in snapshot_of(metrics).values["ingress_loop_lag_seconds"]}
 
     assert run(scenario()) == {(): pytest.approx(1.0, abs=2 * PERIOD_S)}
+
+
+@pytest.mark.parametrize(
+    ("computed", "own"), [(0.0, 0.0), (0.125, 0.125), (4.0, 0.5)], ids=["stopped", "shares a core", "has threads"]
+)
+def test_of_a_delay_the_process_s_own_part_is_what_it_computed_meanwhile(computed: float, own: float) -> None:
+    async def scenario() -> None:
+        used = 0.0
+        lag, metrics = LoopLag(lambda: used), Metrics("m", "i", "ingress")
+        lag.start()
+        await asyncio.sleep(1)
+        block(0.5)
+        used += computed
+        await asyncio.sleep(1)
+        lag.report(metrics)
+        lag.close()
+        (told,) = snapshot_of(metrics).values["ingress_loop_own_lag_seconds"]
+        assert told[1] == pytest.approx(own, abs=2 * PERIOD_S)
+        assert lag.longest_s() == pytest.approx(0.5, abs=2 * PERIOD_S)
+
+    run(scenario())
