@@ -256,6 +256,11 @@ class Fleet:
             if replica in self._members:
                 self._drop(replica, request_id)
 
+    @property
+    def num_open(self) -> int:
+        """Number of requests that were announced and not released."""
+        return len(self._placed)
+
     def loads(self) -> dict[str, float]:
         """Count the requests at each replica: others' as of its heartbeat, those of this process exactly."""
         with self._lock:

@@ -75,7 +75,7 @@ class Ingress:
             self._metrics, own = Metrics("", name, "ingress"), name
             snapshots[own] = self._metrics.snapshot
         self._garbage, self._lag = GarbagePauses(), LoopLag()
-        snapshots[own] = partial(self._with_pauses, snapshots[own])
+        snapshots[own] = partial(self._of_process, snapshots[own])
         self._reporter = PrefixReporter(
             hub, name, lambda: [link.prefix_report() for link in self._links], args.warm_up.tell_period_s
         )
@@ -94,9 +94,13 @@ class Ingress:
             for process, snapshot in snapshots.items()
         ]
 
-    def _with_pauses(self, snapshot: Callable[[], bytes]) -> bytes:
+    def _of_process(self, snapshot: Callable[[], bytes]) -> bytes:
+        """Add what is the whole process's to a snapshot."""
         self._garbage.report(self._metrics)
         self._lag.report(self._metrics)
+        self._metrics.set("http_connections", 0 if self._http is None else self._http.num_connections)
+        for tenant, num_open in self._access.num_open().items():
+            self._metrics.set("tenant_generations", num_open, tenant=tenant)
         return snapshot()
 
     async def __serve_build_asgi_app__(self) -> Any:

@@ -127,6 +127,11 @@ class HttpServer:
         self._server = uvicorn.Server(config)
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def num_connections(self) -> int:
+        """Number of open connections."""
+        return len(self._server.server_state.connections)
+
     def start(self) -> None:
         """Begin to answer requests, on the running event loop."""
         self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))

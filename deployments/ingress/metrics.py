@@ -18,6 +18,11 @@ class Connections(Protocol):
         """Number of dropped messages, by kind."""
         ...
 
+    @property
+    def num_streams(self) -> int:
+        """Number of requests that have not ended."""
+        ...
+
     def index_lag(self) -> float:
         """Age of the oldest cache update among the connected replicas, in seconds."""
         ...
@@ -46,7 +51,9 @@ class IngressMetrics:
         for state, replicas in self._fleet.count_by_state().items():
             metrics.set("router_replicas", replicas, state=state)
         metrics.set("replicas_expected", num_expected)
+        metrics.set("router_open_requests", self._fleet.num_open)
         if connections is not None:
+            metrics.set("open_streams", connections.num_streams)
             metrics.set("router_index_lag_seconds", connections.index_lag())
             for kind, dropped in connections.wire_counts().items():
                 metrics.count_to("wire_dropped_messages_total", dropped, kind=kind)

@@ -277,6 +277,8 @@ class EngineReplica:
         utilization = gpu_utilization(str(getattr(self._engine.runner, "device", "none")))
         if utilization is not None:
             metrics.set("gpu_utilization_ratio", utilization)
+        metrics.set("wire_kept_requests", self._wire.num_kept)
+        metrics.set("wire_ingresses", self._wire.num_ingresses)
         for kind, count in self._wire.counts.copy().items():
             metrics.count_to("wire_rejected_messages_total", count, kind=kind)
         return metrics.snapshot()

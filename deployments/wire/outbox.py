@@ -102,6 +102,11 @@ class Outbox:
         self._num_live_of: Counter[str] = Counter()
         self.num_live = 0
 
+    @property
+    def num_kept(self) -> int:
+        """Number of requests, those included that have ended and may be asked for again."""
+        return len(self._logs)
+
     def open(self, request_id: str, ingress_id: str) -> None:
         """Add a request. Raises ValueError when the id is in use."""
         if request_id in self._logs:

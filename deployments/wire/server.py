@@ -219,6 +219,16 @@ class WireServer:
         """Number of unfinished requests."""
         return self._outbox.num_live
 
+    @property
+    def num_kept(self) -> int:
+        """Number of requests whose output is kept, ended ones included."""
+        return self._outbox.num_kept
+
+    @property
+    def num_ingresses(self) -> int:
+        """Number of ingresses that are connected."""
+        return len(self._sessions)
+
     def has_streams_of(self, ingress_id: str) -> bool:
         """Return whether any output of this ingress's requests is still to be produced or sent."""
         with self._lock:

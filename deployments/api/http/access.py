@@ -90,6 +90,10 @@ class AccessControl:
             limits = self._limits[tenant.name] = TenantLimits(tenant, self._clock, self._num_shares)
         return limits.start()
 
+    def num_open(self) -> dict[str, int]:
+        """Return the number of generations that have not ended, of each tenant that has sent a request."""
+        return {name: limits.num_open for name, limits in self._limits.items()}
+
     def divide_limits(self, num_shares: int) -> None:
         """Allow one of `num_shares` equal shares of each tenant's limits from now on."""
         self._num_shares = num_shares

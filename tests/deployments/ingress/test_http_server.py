@@ -153,8 +153,10 @@ def test_a_server_that_drains_takes_no_connections_and_lets_answers_end() -> Non
             drained = asyncio.create_task(server.drain())
             await refused(port)
             assert not drained.done()
+            assert server.num_connections == 1
             api.go.set()
             await asyncio.wait_for(drained, 60)
+            assert server.num_connections == 0
             assert b"begun," in await held
 
     asyncio.run(scenario())

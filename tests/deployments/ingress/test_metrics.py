@@ -16,6 +16,8 @@ from tests.support.metric_values import observations_of
 
 
 class Connections:
+    num_streams = 4
+
     def index_lag(self) -> float:
         return 0.7
 
@@ -40,6 +42,7 @@ def test_an_ingresss_routing_becomes_its_metrics() -> None:
     assert values["replicas_expected"] == {(): 2}
     assert values["router_index_lag_seconds"] == {(): 0.7}
     assert values["router_index_blocks"] == {(): 4} and values["router_index_capacity_blocks"] == {(): 4_000_000}
+    assert (values["open_streams"], values["router_open_requests"]) == ({(): 4}, {(): 3})
     assert values["wire_dropped_messages_total"]["gaps",] == 3
     routing.collect(None, num_expected=0)
     assert observations_of(metrics)[0]["replicas_expected"] == {(): 0}

@@ -87,7 +87,7 @@ class WatchedApi:
         values = {name: sum(value for _, value in rows) for name, rows in snapshot_of(self.metrics).values.items()}
         counts = {
             "generations": sum(not generation.closed for generation in self.scripted.generations),
-            "the tenant's generations": self.access._limits["t"].num_open if self.access._limits else 0,
+            "the tenant's generations": self.access.num_open().get("t", 0),
             "streams with a pace": sum(pace._num_open for pace in self.paces),
             "bytes of bodies": sum(memory.num_bytes for memory in self.bodies),
             "waiting requests": self.admission.num_waiting,

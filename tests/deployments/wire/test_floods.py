@@ -183,11 +183,13 @@ def test_a_thousand_restarts_of_an_ingress_leave_nothing(
         for kind in ("ended", "running"):
             ingress.send(ask(f"{kind} {number}"))
             ingress.receive(messages.Tokens)
+        assert server.num_ingresses and server.num_kept >= 2
         ingress.socket.close()
         server.publish([StreamDelta(f"ended {number}", [1], finish_reason="length")])
     wait_until(lambda: len(requests.aborted) == 1000)
     server.publish([StreamDelta(name, finish_reason="abort") for name in requests.aborted])
     wait_until(lambda: not entries(server))
+    assert server.num_ingresses == server.num_kept == 0
     wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
 
 
