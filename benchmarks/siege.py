@@ -32,6 +32,7 @@ from rich.table import Table
 from benchmarks.attackers.base import Attacker
 from benchmarks.attackers.bodies import Bodies
 from benchmarks.attackers.cancels import Cancels
+from benchmarks.attackers.clocks import Clocks
 from benchmarks.attackers.kills import Kills
 from benchmarks.attackers.metrics_port import MetricsStrangers
 from benchmarks.attackers.random_requests import RandomRequests
@@ -44,7 +45,7 @@ from benchmarks.siege_streams import Ask, Broken, Tally, honest, in_peace, make_
 from benchmarks.siege_watch import Seen, Watch
 
 ATTACKERS: tuple[type[Attacker], ...] = (
-    RandomRequests, Bodies, Readers, Cancels, WireStrangers, MetricsStrangers, Kills,
+    RandomRequests, Bodies, Readers, Cancels, WireStrangers, MetricsStrangers, Kills, Clocks,
 )  # fmt: skip
 SETTLE_S = 300.0
 """Longest wait for the application to be whole."""

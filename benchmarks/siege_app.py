@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,6 +16,7 @@ import psutil
 
 from benchmarks.chaos_app import App, Size, started
 from benchmarks.private_ray import HOST, free_port
+from benchmarks.wall_clock import WallClock
 from deployments.config.tenants import hash_key
 
 KEYS = {"honest": "rdx-honest-tenant", "hostile": "rdx-hostile-tenant", "admin": "rdx-admin"}
@@ -47,6 +51,8 @@ class Target:
     app: App
     metrics_port: int
     wire_ports: range
+    clock: WallClock | None = None
+    """The wall clock of all of its processes; None where it cannot be moved."""
     outages: list[Outage] = field(default_factory=list)
 
     @property
@@ -69,11 +75,20 @@ class Target:
 def besieged(size: Size) -> Iterator[Target]:
     """Start the application; nothing is left of it at the end."""
     metrics_port, wire_ports = free_port(), _free_range(_WIRE_PORTS)
-    with started(size, _changes(metrics_port, wire_ports), authorization("admin")) as app:
-        try:
-            yield Target(app, metrics_port, wire_ports)
-        finally:
-            app.close()
+    with contextlib.ExitStack() as stack:
+        clock = _clock(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        with contextlib.nullcontext() if clock is None else clock.preloaded():
+            app = stack.enter_context(started(size, _changes(metrics_port, wire_ports), authorization("admin")))
+        stack.callback(app.close)
+        yield Target(app, metrics_port, wire_ports, clock)
+
+
+def _clock(directory: Path) -> WallClock | None:
+    try:
+        return WallClock(directory)
+    except RuntimeError as error:
+        print(f"The wall clock will not be moved: {error}", file=sys.stderr)
+        return None
 
 
 def _changes(metrics_port: int, wire_ports: range) -> dict[str, Any]:
