@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import time
 import uuid
@@ -39,10 +40,13 @@ from deployments.config.settings import HealthSettings
 from deployments.wire.connection import WireConnection
 from deployments.wire.handshake import Context
 from deployments.wire.messages import Backlog, Generate, Load, NotRun
+from deployments.wire.open_files import shortage
+from deployments.wire.sockets import make_context
 from deployments.wire.turn_budget import TurnBudget
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 from router.decisions import as_json
+from router.fleet import ReplicaAddress
 from router.state import RouterState
 
 logger = logging.getLogger("ray.serve")
@@ -73,7 +77,7 @@ class RemoteEngines:
         self._num_expected, self._timings = num_expected, timings or ClientTimings()
         self._ingress_id = uuid.uuid4().hex
         self._dispatch = DispatchContext(self.fleet, self.placer)
-        self._context: Context = zmq.Context(io_threads=1)
+        self._context: Context = make_context()
         self._connections, self._attempts = self._dispatch.connections, self._dispatch.attempts
         self._health, self._metrics = health or HealthSettings(), metrics
         self._watcher = watcher
@@ -88,7 +92,9 @@ class RemoteEngines:
         self._backlog_due = 0.0
         self._unsubscribe: Callable[[], None] = lambda: None
         self._synced_version: int | None = None
-        """The fleet's version to which all connections belong; None when some are to be closed later."""
+        """The fleet's version to which all connections belong; None when some are to be closed or opened later."""
+        self._short_of: int | None = None
+        """Size of the fleet for which too few files may be open; None when there are enough."""
 
     async def start(self) -> None:
         """Connect to the present replicas, and to new ones as they appear."""
@@ -314,22 +320,41 @@ class RemoteEngines:
         for replica in leaving:
             if replica not in in_use:
                 self._disconnect(replica)
+        is_complete = self._connect_to(addresses)
+        self._synced_version = version if is_complete and not in_use else None
+
+    def _connect_to(self, addresses: Mapping[str, ReplicaAddress]) -> bool:
+        """Connect to new replicas. Return False when too few files may be open for all of them."""
         for replica, address in addresses.items():
-            if replica not in self._connections:
-                self._connections[replica] = WireConnection(
-                    self._context,
-                    address,
-                    self._ingress_id,
-                    self,
-                    time.monotonic,
-                    self._health.lost_after_s,
-                    self._model,
-                    self._budget,
-                )
-                self._dispatch.changed()
-                if self._watcher is not None:
-                    self._watches[replica] = self._watch(self._watcher, replica)
-        self._synced_version = None if in_use else version
+            if replica in self._connections:
+                continue
+            try:
+                connection = self._open(address)
+            except zmq.ZMQError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                if self._short_of != len(addresses):  # once, and not at every tick
+                    logger.error(shortage(len(self._connections), len(addresses)))
+                self._short_of = len(addresses)
+                return False
+            self._connections[replica] = connection
+            self._dispatch.changed()
+            if self._watcher is not None:
+                self._watches[replica] = self._watch(self._watcher, replica)
+        self._short_of = None
+        return True
+
+    def _open(self, address: ReplicaAddress) -> WireConnection:
+        return WireConnection(
+            self._context,
+            address,
+            self._ingress_id,
+            self,
+            time.monotonic,
+            self._health.lost_after_s,
+            self._model,
+            self._budget,
+        )
 
     def _watch(self, watcher: Watcher, replica: str) -> Watch:
         return Watch(

@@ -35,6 +35,7 @@ from deployments.telemetry.metrics_push import MetricsPusher
 from deployments.telemetry.request_log import RequestLog
 from deployments.telemetry.serve_logging import log_through_serve
 from deployments.telemetry.tracing import open_tracing
+from deployments.wire.open_files import allow_open_files
 from monitoring.metrics import Metrics
 from router.ray_internals import request_namer, serve_is_stopping
 
@@ -62,6 +63,7 @@ class Ingress:
         context = serve.get_replica_context()
         self._name = name = context.replica_id.unique_id
         log_through_serve()
+        allow_open_files()
         self._tracer = open_tracing(args.tracing, name)
         self._log = RequestLog(name)
         self._controller = controller = ControllerClient(context.app_name, args.health.status_timeout_s)

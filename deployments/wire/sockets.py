@@ -60,6 +60,16 @@ def _bind_to_first(socket: Socket, address: str, low: int, high: int) -> int:
     )
 
 
+def make_context() -> Context:
+    """Create an ingress's ZeroMQ context, with room for a socket to each replica of any fleet.
+
+    ZeroMQ's default is 1,023 sockets.
+    """
+    context: Context = zmq.Context(io_threads=1)
+    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
+    return context
+
+
 def connect_dealer(context: Context, address: ReplicaAddress) -> Socket:
     """Create an ingress's socket to one replica."""
     socket = _make(context, zmq.DEALER)

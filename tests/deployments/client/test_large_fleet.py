@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import multiprocessing
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from multiprocessing.connection import Connection
 
 import pytest
 
 from deployments.client.protocol import Unavailable
 from deployments.client.remote_engines import RemoteEngines
 from deployments.wire.handshake import Keys
+from deployments.wire.open_files import allow_open_files
 from router.fleet import Fleet, ReplicaAddress
 from router.placer import Placer
 from router.state import RouterState
@@ -89,3 +94,45 @@ def test_a_tick_and_a_hello_take_no_more_steps_for_streams_at_other_replicas() -
         assert await steps(256) == await steps(16)
 
     run_scenario(scenario())
+
+
+def test_more_replicas_are_connected_to_than_zeromq_has_sockets_by_default() -> None:
+    async def scenario() -> None:
+        async with connecting(1100) as engines:
+            assert len(engines._connections) == len(engines._dispatch.reachable()) == 1100
+
+    allow_open_files()
+    run_scenario(scenario())
+
+
+def connect_with(files: tuple[int, int], answer: Connection) -> None:
+    """Connect to 200 replicas in a process with these limits of open files; tell how many it were, and the log."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, files)
+    logged: list[str] = []
+    logging.getLogger("ray.serve").addHandler(handler := logging.Handler())
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        allow_open_files()
+        async with connecting(200) as engines:
+            for _ in range(3):
+                engines._sync()
+            answer.send((len(engines._connections), logged))
+
+    run_scenario(scenario())
+
+
+@pytest.mark.parametrize("hard", [150, 1000])
+def test_the_limit_of_open_files_is_raised_and_where_that_is_not_enough_the_log_says_what_to_do(hard: int) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=connect_with, args=((100, hard), theirs), daemon=True)
+    process.start()
+    assert ours.poll(100), "it has not answered"
+    num_connected, logged = ours.recv()
+    process.join(60)
+    if hard == 1000:
+        assert (num_connected, logged) == (200, [])
+    else:
+        assert 50 < num_connected < 200 and len(logged) == 1
+        assert "of 200 replicas" in logged[0] and "hard limit is 150" in logged[0] and "ulimit -Hn" in logged[0]
