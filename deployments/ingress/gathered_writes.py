@@ -45,6 +45,11 @@ class GatheredWrites:
         self._transport.close()
         self._on_close()
 
+    def write_eof(self) -> None:
+        """Write what was gathered and end this direction of the connection."""
+        self._flush()
+        self._transport.write_eof()
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 

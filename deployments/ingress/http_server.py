@@ -34,6 +34,10 @@ LAST_CALL_S = 1
 """Seconds for which a server that drains keeps a connection for one more request, which may be on its way."""
 
 
+LINGER_S = 2.0
+"""Seconds that a client has to read an answer that came before its request's body was read; then the end."""
+
+
 class HttpPortError(RuntimeError):
     """The ingress cannot listen on its port; the message names the port, the setting, and what to do."""
 
@@ -157,7 +161,8 @@ class Connection(HttpToolsProtocol):
         self._bounds = bounds
         self._header_timer: asyncio.TimerHandle | None = None
         self._num_header_bytes = 0
-        self._is_last_call = False
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._is_last_call = self._is_over = False
         self._on_disconnect: dict[object, Callable[[], None]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -171,12 +176,16 @@ class Connection(HttpToolsProtocol):
         """End the connection, and what is done for its requests."""
         self._stop_timer()
         self._reader.stop()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
         super().connection_lost(exc)
         for watch in list(self._on_disconnect):
             self._tell(watch)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what arrived, unless it makes the headers too large."""
+        """Parse what arrived, unless nothing is expected or it makes the headers too large."""
+        if self._is_over:
+            return
         if self._header_timer is not None:
             self._num_header_bytes += len(data)
         super().data_received(data)
@@ -219,6 +228,18 @@ class Connection(HttpToolsProtocol):
         leave = self._on_disconnect.pop(watch, None)
         if leave is not None:
             leave()
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request; after one that was answered before its body had come, there is none."""
+        has_more = self.cycle is not None and self.cycle.more_body and not self.pipeline
+        if not has_more or self.transport.is_closing():
+            super().on_response_complete()
+            return
+        self._is_over = True
+        self.transport.write_eof()
+        # A connection that is closed while its client sends is reset, and the answer may be lost.
+        self.flow.resume_reading()
+        self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def shutdown(self) -> None:
         """Close the connection after its last request; uvicorn calls this when the server drains."""

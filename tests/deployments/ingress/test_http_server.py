@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
@@ -139,6 +140,67 @@ def test_a_large_body_that_comes_with_the_headers_is_no_large_header() -> None:
             body = b"x" * 50_000
             head = b"POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 50000\r\n\r\n"
             assert (await said(port, head + body)).startswith(b"HTTP/1.1 200")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_body_that_nobody_reads_ends_its_connection(
+    loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request was answered before its body had come, which comes for as long as the client likes."""
+    monkeypatch.setattr(http_server, "LINGER_S", 0.2)
+
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    async def scenario() -> None:
+        async with serving(refuse) as (port, server):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\nx")
+            told = await asyncio.wait_for(reader.read(), 60)
+            assert told.startswith(b"HTTP/1.1 401") and told.endswith(b"no")
+            async with asyncio.timeout(60):
+                while server.num_connections:
+                    with contextlib.suppress(OSError):
+                        writer.write(b"x")
+                        await writer.drain()
+                    await asyncio.sleep(0.02)
+            writer.close()
+
+    run_on(loop, scenario())
+
+
+def test_who_sends_a_whole_body_that_nobody_reads_gets_the_answer() -> None:
+    """Larger than what the kernel and the server hold of it: its client cannot read before it has sent all."""
+
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await asyncio.sleep(0.3)  # the server reads no more of it meanwhile
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    async def scenario() -> None:
+        async with serving(refuse) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 50000000\r\n\r\n" + bytes(50_000_000))
+            async with asyncio.timeout(60):
+                await writer.drain()
+                assert (await reader.read()).endswith(b"no")
+            writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_request_whose_body_has_come_keeps_its_connection() -> None:
+    async def scenario() -> None:
+        async with serving(Api()) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(3):
+                writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc")
+                assert b"connection" not in await reader.readuntil(b"\r\n0\r\n\r\n")
+            writer.close()
 
     asyncio.run(scenario())
 
