@@ -40,13 +40,14 @@ from benchmarks.attackers.readers import Readers
 from benchmarks.attackers.wire import WireStrangers
 from benchmarks.chaos_app import Size
 from benchmarks.siege_app import Outage, Target, authorization, besieged
-from benchmarks.siege_leaks import leaked
+from benchmarks.siege_leaks import leaked, sizes
 from benchmarks.siege_streams import Ask, Broken, Tally, honest, in_peace, make_asks
 from benchmarks.siege_watch import Seen, Watch
 
 ATTACKERS: tuple[type[Attacker], ...] = (
     RandomRequests, Bodies, Readers, Cancels, WireStrangers, MetricsStrangers, Kills, Clocks,
 )  # fmt: skip
+TELL_S = 20.0
 SETTLE_S = 300.0
 """Longest wait for the application to be whole."""
 
@@ -77,6 +78,7 @@ class Report:
             *(f"wrong stream: {what}" for what in self.streams.wrong),
             *(f"failed stream: {what}" for what in self.failed),
             *(f"broken promise: {what}" for what in self.broken_promises),
+            *(f"beyond its bound: {what}" for what in self.seen.beyond),
             *(f"leaked: {what}" for what in self.leaked),
         ]
 
@@ -101,6 +103,8 @@ async def _run(target: Target, options: argparse.Namespace) -> Report:
         if not await target.app.until(target.app.is_whole, SETTLE_S):
             raise RuntimeError(f"the application did not come up: {await target.app.health()}")
         asks = await in_peace(client, make_asks(options.asks, options.seed))
+        await _warm_up(client, options.ingresses)
+        at_rest = await asyncio.to_thread(sizes, target)
         watch = Watch(target)
         watch.start()
         attackers = [kind(target, options.seed) for kind in options.attackers]
@@ -109,9 +113,16 @@ async def _run(target: Target, options: argparse.Namespace) -> Report:
         report.seconds = round(time.monotonic() - began, 1)
         await watch.stop()
         report.seen = watch.seen
-    report.leaked = await leaked(target)
+    report.leaked = await leaked(target, at_rest)
     _judge(report, target, attackers)
     return report
+
+
+async def _warm_up(client: httpx.AsyncClient, num_ingresses: int) -> None:
+    """Have what is started once and kept started in every ingress: the threads, and the processes for grammars."""
+    for number in range(8 * num_ingresses):
+        body = {"model": "demo", "prompt": f"{number} " * 20_000, "structured_outputs": {"regex": f"a{number}"}}
+        await client.post("/v1/completions", json=body, headers={"connection": "close"})
 
 
 async def _fight(
@@ -135,18 +146,31 @@ async def _fight(
         await attacker.attack(is_over)
         num_attacking -= 1
 
+    telling = asyncio.create_task(_tell(attackers, tally))
     async with asyncio.TaskGroup() as group:
         for number in range(options.streams):
             draw = random.Random(f"{options.seed} stream {number}")
             group.create_task(honest(client, asks, tally, draw, lambda: num_attacking == 0))
         for attacker in attackers:
             group.create_task(attack(attacker))
+    telling.cancel()
+
+
+async def _tell(attackers: Sequence[Attacker], tally: Tally) -> None:
+    """Say now and then how far it is."""
+    began = time.monotonic()
+    while True:
+        await asyncio.sleep(TELL_S)
+        doing = ", ".join(f"{attacker.name}: {attacker.doing}" for attacker in attackers if attacker.doing)
+        faults = len(tally.wrong) + sum(len(attacker.wrong) for attacker in attackers)
+        told = f"{time.monotonic() - began:4.0f} s  {tally.num_whole} streams, {faults} faults"
+        print(f"{told}  {doing}", flush=True)
 
 
 def _judge(report: Report, target: Target, attackers: Sequence[Attacker]) -> None:
     report.outages = target.outages
     for stream in report.streams.broken:
-        if _lost_its_ingress(stream, target.outages):
+        if lost_its_ingress(stream, target.outages):
             report.lost_with_ingress += 1
         else:
             report.failed.append(f"{stream.name}: {stream.error}")
@@ -156,7 +180,7 @@ def _judge(report: Report, target: Target, attackers: Sequence[Attacker]) -> Non
         report.broken_promises += [f"{attacker.name}: {what}" for what in attacker.wrong]
 
 
-def _lost_its_ingress(stream: Broken, outages: Sequence[Outage]) -> bool:
+def lost_its_ingress(stream: Broken, outages: Sequence[Outage]) -> bool:
     """Whether an ingress was killed, and not replaced yet, while the stream was open."""
     return any(
         outage.kind == "ingress" and stream.began <= outage.ended and stream.ended >= outage.began
@@ -182,6 +206,7 @@ def _print(report: Report) -> None:
     result.add_row("lost with a killed ingress, and sent again", str(report.lost_with_ingress))
     result.add_row("longest pause of a stream", f"{report.streams.longest_pause_s:.1f} s")
     result.add_row("longest delay of an ingress's loop", f"{report.seen.loop_lag_s * 1000:.0f} ms")
+    result.add_row("longest by its own work", f"{report.seen.own_lag_s * 1000:.0f} ms")
     result.add_row("most memory of a process, MiB", ", ".join(f"{k} {v}" for k, v in report.seen.rss_mib.items()))
     result.add_row("held at the end (expected nothing)", ", ".join(report.leaked) or "nothing")
     console.print(result)

@@ -16,7 +16,7 @@ import psutil
 
 from benchmarks.chaos_app import App, Size, started
 from benchmarks.private_ray import HOST, free_port
-from benchmarks.wall_clock import WallClock
+from benchmarks.wall_clock import WallClocks
 from deployments.config.tenants import hash_key
 
 KEYS = {"honest": "rdx-honest-tenant", "hostile": "rdx-hostile-tenant", "admin": "rdx-admin"}
@@ -51,8 +51,8 @@ class Target:
     app: App
     metrics_port: int
     wire_ports: range
-    clock: WallClock | None = None
-    """The wall clock of all of its processes; None where it cannot be moved."""
+    clocks: WallClocks | None = None
+    """The wall clocks of its processes; None where they cannot be moved."""
     outages: list[Outage] = field(default_factory=list)
 
     @property
@@ -76,18 +76,18 @@ def besieged(size: Size) -> Iterator[Target]:
     """Start the application; nothing is left of it at the end."""
     metrics_port, wire_ports = free_port(), _free_range(_WIRE_PORTS)
     with contextlib.ExitStack() as stack:
-        clock = _clock(Path(stack.enter_context(tempfile.TemporaryDirectory())))
-        with contextlib.nullcontext() if clock is None else clock.preloaded():
+        clocks = _clocks(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        with contextlib.nullcontext() if clocks is None else clocks.preloaded():
             app = stack.enter_context(started(size, _changes(metrics_port, wire_ports), authorization("admin")))
         stack.callback(app.close)
-        yield Target(app, metrics_port, wire_ports, clock)
+        yield Target(app, metrics_port, wire_ports, clocks)
 
 
-def _clock(directory: Path) -> WallClock | None:
+def _clocks(directory: Path) -> WallClocks | None:
     try:
-        return WallClock(directory)
+        return WallClocks(directory)
     except RuntimeError as error:
-        print(f"The wall clock will not be moved: {error}", file=sys.stderr)
+        print(f"Wall clocks will not be moved: {error}", file=sys.stderr)
         return None
 
 

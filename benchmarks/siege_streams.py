@@ -110,7 +110,7 @@ async def honest(
 async def _streamed(client: httpx.AsyncClient, ask: Ask, tally: Tally) -> bool:
     """Stream an ask; return whether it came to an end, right or wrong."""
     began = time.monotonic()
-    reader = _Reader(ask)
+    reader = Reader(ask)
     try:
         body = {**ask.body, "stream": True, "stream_options": {"include_usage": True}}
         async with client.stream("POST", ask.path, json=body) as response:
@@ -132,7 +132,7 @@ async def _streamed(client: httpx.AsyncClient, ask: Ask, tally: Tally) -> bool:
     return True
 
 
-class _Reader:
+class Reader:
     """Compares a stream with the known answer, chunk by chunk."""
 
     def __init__(self, ask: Ask) -> None:

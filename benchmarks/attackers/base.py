@@ -28,6 +28,8 @@ class Attacker(ABC):
         """What was tried, and how it was answered."""
         self.wrong: list[str] = []
         """Answers that break a promise."""
+        self.doing = ""
+        """The kind of attack that is under way."""
         kinds = list(self.kinds().items())
         self._coming = itertools.cycle(self.draw.sample(kinds, len(kinds)))
         self.num_kinds = len(kinds)
@@ -39,7 +41,8 @@ class Attacker(ABC):
     async def attack(self, is_over: Callable[[Attacker], bool]) -> None:
         """Attack until `is_over`."""
         while not is_over(self):
-            kind, attack = next(self._coming)
+            self.doing, attack = next(self._coming)
             await attack()
-            self.counts[kind] += 1
+            self.counts[self.doing] += 1
             self.num_rounds += 1
+        self.doing = ""

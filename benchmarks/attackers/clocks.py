@@ -1,7 +1,9 @@
-"""Clocks that jump: processes that stand still for seconds, and a wall clock that an operator has set.
+"""Clocks that jump: processes that stand still for seconds, and wall clocks that an operator has set.
 
 A process that was stopped finds that the monotonic clock has jumped, as after a pause of its virtual machine. The
-wall clock of all processes, Ray's among them, is moved by an hour at once (`benchmarks/wall_clock.py`).
+wall clocks of engines, ingresses and the hub are moved by an hour (`benchmarks/wall_clock.py`), together or apart.
+Serve's controller keeps its own: it looks after replicas at times of the wall clock, so that one which is set back
+by an hour replaces nothing that dies in this hour.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ class Clocks(Attacker):
             "engine": app.engines, "ingress": app.ingresses, "hub": app.hubs, "controller": app.controllers,
         }  # fmt: skip
         stops: dict[str, Kind] = {f"{kind} stopped": partial(self._stop, kind, pids) for kind, pids in of.items()}
-        if self.target.clock is None:
+        if self.target.clocks is None:
             return stops
-        moves = {"forward": HOUR_S, "back": -HOUR_S, "right again": 0}
-        return stops | {f"wall clock {where}": partial(self._move, seconds) for where, seconds in moves.items()}
+        moves = {"forward": [HOUR_S], "back": [-HOUR_S], "apart": [-HOUR_S, 0, HOUR_S]}
+        return stops | {f"wall clocks {where}": partial(self._move, by) for where, by in moves.items()}
 
     async def _stop(self, kind: str, pids: Callable[[], list[int]]) -> None:
         found = await asyncio.to_thread(pids)
@@ -53,7 +55,11 @@ class Clocks(Attacker):
                 os.kill(pid, signal.SIGCONT)
         self.target.outages.append(Outage(kind, "stopped", began, time.monotonic()))
 
-    async def _move(self, seconds: int) -> None:
-        assert self.target.clock is not None
-        self.target.clock.move(seconds)
+    async def _move(self, by: list[int]) -> None:
+        """Move each process's clock by one of these numbers of seconds."""
+        app, clocks = self.target.app, self.target.clocks
+        assert clocks is not None
+        for pids in (app.engines, app.ingresses, app.hubs):
+            for pid in await asyncio.to_thread(pids):
+                clocks.move(pid, self.draw.choice(by))
         await asyncio.sleep(self.draw.uniform(3, 6))

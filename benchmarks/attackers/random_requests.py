@@ -81,7 +81,7 @@ class RandomRequests(Attacker):
 
     async def _send(self, client: httpx.AsyncClient) -> None:
         assert self._document is not None
-        path, method, content = _drawn(self._document, self.draw)
+        path, method, content = drawn(self._document, self.draw)
         keys = {"authorization": "Bearer " + "x" * 40} if self.draw.random() < 0.1 else authorization("hostile")
         headers = {"content-type": "application/json"}
         if self.draw.random() < 0.25:
@@ -104,7 +104,7 @@ class RandomRequests(Attacker):
             self.wrong.append(f"{method} {path[:80]} {content[:500]!r}: {what}")
 
 
-def _drawn(document: Mapping[str, Any], draw: random.Random) -> tuple[str, str, bytes]:
+def drawn(document: Mapping[str, Any], draw: random.Random) -> tuple[str, str, bytes]:
     """Return the path with its query, the method and the body of a request."""
     paths = sorted(document["paths"])
     with_bodies = [path for path in paths if "requestBody" in document["paths"][path].get("post", {})]
