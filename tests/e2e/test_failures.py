@@ -94,7 +94,7 @@ async def all_occupied(app: App, client: httpx.AsyncClient) -> AsyncIterator[Non
             async with client.stream("POST", COMPLETIONS, json=body) as response:
                 replicas.add(response.headers["x-raydix-replica"])
                 async for line in response.aiter_lines():
-                    assert '"error"' not in line, line
+                    assert not line.startswith('data: {"error"'), line
 
     readers: list[asyncio.Task[None]] = []
     try:
