@@ -99,8 +99,11 @@ class HeldBlocks:
 
         return mask
 
-    def add(self, slot: int, blocks: Sequence[int]) -> None:
-        """Let a slot hold these blocks. Blocks that shared one mask object share one afterwards."""
+    def add(self, slot: int, blocks: Sequence[int], *, makes_room: bool = True) -> None:
+        """Let a slot hold these blocks; what is new takes the place of others, or finds room without.
+
+        Blocks that shared one mask object share one afterwards.
+        """
         shards, bit, grown, new = self._shards, 1 << slot, dict[int, int](), list[int]()
         room, steps = self.max_blocks - self.num_blocks, ROOM_STEPS + len(blocks)
         before, after, num_same = 0, 0, 0
@@ -115,6 +118,9 @@ class HeldBlocks:
                 num_same += 1
                 continue
             if room <= 0:
+                if not makes_room:
+                    self.num_dropped += 1
+                    continue
                 self._enter(bit, new)
                 new = []
                 room, steps = self._make_room(1 + min(self.max_blocks // 65536, 63), steps)

@@ -260,11 +260,18 @@ class Placer:
                 self._index.apply(replica, stored, evicted)
 
     def replace(self, replica: str, hashes: Sequence[int]) -> None:
-        """Replace all that the index knows of a replica's cache."""
+        """Replace all that the index knows of a replica's cache, by a snapshot or its first part."""
         with self._lock:
             if replica in self._fleet.names():
                 self._fit_index()
                 self._index.replace(replica, hashes)
+
+    def extend(self, replica: str, hashes: Sequence[int]) -> None:
+        """Add a further part of a snapshot to what the index knows of a replica's cache."""
+        with self._lock:
+            if replica in self._fleet.names():
+                self._fit_index()
+                self._index.extend(replica, hashes)
 
     def _fit_index(self) -> None:
         """Give an index that sizes itself room for all that the replicas can hold."""

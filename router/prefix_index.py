@@ -92,7 +92,7 @@ class PrefixIndex:
         """Apply a snapshot: the replica holds exactly `hashes`; unconfirmed dispatches to it still count.
 
         O(len(hashes)): what it held before is dropped with its slot. Of a large snapshot in parts, pass the first
-        part here and the others to `apply`.
+        part here and the others to `extend`.
         """
         if replica in self._slots:
             self._bury(replica)
@@ -102,6 +102,16 @@ class PrefixIndex:
         self._expected.move(replica, 1 << slot)
         self._held.add(slot, hashes)
         self._held.sweep(len(hashes) // 2)
+
+    def extend(self, replica: str, hashes: Iterable[int]) -> None:
+        """Apply a further part of a snapshot: the replica holds `hashes` too. O(len(hashes)).
+
+        It takes nobody's place in a full index, because the parts before it, of all replicas, were used later.
+        """
+        slot, hashes = self._slot(replica), list(hashes)
+        self._expected.settle(replica, hashes)
+        self._held.add(slot, hashes, makes_room=False)
+        self._held.sweep(2 * len(hashes))
 
     def forget(self, replica: str) -> None:
         """Remove a replica: matches no longer find it. O(blocks dispatched to it lately)."""

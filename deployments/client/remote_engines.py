@@ -276,7 +276,7 @@ class RemoteEngines:
         if block_tokens == self.placer.settings.block_tokens and is_first:
             self.placer.replace(replica, hashes)
         elif block_tokens == self.placer.settings.block_tokens:
-            self.placer.apply_delta(replica, hashes, [])
+            self.placer.extend(replica, hashes)
         elif block_tokens:
             logger.error(
                 "replica %s hashes prefixes in blocks of %d tokens, this ingress of %d: its cache stays unknown",

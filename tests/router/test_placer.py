@@ -210,6 +210,8 @@ def test_an_index_has_room_for_what_the_replicas_can_hold_or_for_as_much_as_is_s
         "max_blocks": 10,
         "dropped": 20,
     }
+    small.extend("a", range(31, 41))
+    assert (small.totals()["blocks"], small.totals()["dropped"]) == (10, 30)
 
 
 def test_what_prompts_begin_with_is_not_lost_when_the_index_is_full() -> None:

@@ -229,6 +229,28 @@ def test_a_full_index_takes_in_what_is_new_and_forgets_what_was_of_no_use() -> N
     assert index.match(first, 0.0)["b"] == 80 and index.num_blocks == 100
 
 
+def test_what_was_used_last_stays_when_snapshots_do_not_fit() -> None:
+    """Replicas tell first what was used last, all of them a first part before any tells a second."""
+    index = PrefixIndex(16, max_blocks=1000)
+    parts = {
+        (name, part): range(at, at + 300)
+        for at, (name, part) in zip(
+            range(1000, 10_000, 1000), [(name, part) for part in range(3) for name in "abc"], strict=True
+        )
+    }
+    for (name, part), blocks in parts.items():
+        if part:
+            index.extend(name, blocks)
+        else:
+            index.replace(name, blocks)
+    for (name, part), blocks in parts.items():
+        depth = index.match(blocks, 0.0).get(name, 0)
+        assert depth == (300 if part == 0 else 100 if (name, part) == ("a", 1) else 0)
+    assert (index.num_blocks, index.num_dropped) == (1000, 1700)
+    index.extend("b", parts["a", 0])  # what is known already needs no room
+    assert index.match(parts["a", 0], 0.0) == {"a": 300, "b": 300}
+
+
 def test_a_prompt_whose_beginning_was_forgotten_is_expected_as_a_whole() -> None:
     index = PrefixIndex(16, max_blocks=100)
     prompt = list(range(1, 81))
