@@ -125,6 +125,9 @@ static int choose(const SampledRow *asked, const float *row, int vocabulary, Sam
 
 static bool is_known(int64_t token, int vocabulary) { return token >= 0 && token < vocabulary; }
 
+typedef double vd_of_vf __attribute__((vector_size(2 * VECTOR_BYTES)));
+typedef int32_t vi_anywhere __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+
 typedef struct {
     float repetition;
     double presence, frequency;
@@ -139,6 +142,16 @@ static inline float penalized(Penalties by, float x, int32_t count)
     return count ? changed : x;
 }
 
+/* The same for a vector of logits, lane by lane with the same roundings, and at the same cost whatever the counts:
+ * a branch would be guessed wrong the more often, the more tokens have occurred. */
+static inline vf penalized_vector(Penalties by, vf x, vi count)
+{
+    vf changed = vselect(x > 0, x / by.repetition, x * by.repetition);
+    vd_of_vf penalty = by.presence + by.frequency * __builtin_convertvector(count >> 1, vd_of_vf);
+    changed -= vselect(count > 1, __builtin_convertvector(penalty, vf), vset(0));
+    return vselect(count == 0, x, changed);
+}
+
 /* Apply the penalties to all tokens as counted, then anew to those of the tail, which occur more often. */
 static void penalize(const SampledRow *asked, float *row, int vocabulary, float *before)
 {
@@ -146,7 +159,10 @@ static void penalize(const SampledRow *asked, float *row, int vocabulary, float 
     const int32_t *counts = asked->counts;
     for (int i = 0; i < asked->num_tail; i++)
         before[i] = is_known(asked->tail[i], vocabulary) ? row[asked->tail[i]] : 0;
-    for (int token = 0; token < vocabulary; token++)
+    int token = 0;
+    for (; token + LANES <= vocabulary; token += LANES)
+        vstore(row + token, penalized_vector(by, vload(row + token), *(const vi_anywhere *)(counts + token)));
+    for (; token < vocabulary; token++)
         row[token] = penalized(by, row[token], counts[token]);
     for (int i = 0; i < asked->num_tail; i++) {
         int64_t token = asked->tail[i];
