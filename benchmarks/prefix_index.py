@@ -109,6 +109,20 @@ def news(draw: random.Random, num_blocks: int) -> Iterable[Row]:
     prompts = [_blocks(draw, CHAIN) for _ in range(50)]
     seconds = _median(lambda prompt: index.expect("replica-3", prompt, 0.0), prompts)
     yield "expect a dispatch", f"{CHAIN:,} new blocks", seconds * 1e6, "µs", None
+    yield from _full(draw, num_blocks)
+
+
+def _full(draw: random.Random, num_blocks: int) -> Iterable[Row]:
+    """Measure what an index that is full costs, to which a prompt's blocks come among others."""
+    index = PrefixIndex(BLOCK_TOKENS, max_blocks=num_blocks)
+    for _ in range(num_blocks // 1000 + 1):
+        index.apply("replica-0", _blocks(draw, 1000), [])
+    prompts = [_blocks(draw, CHAIN) for _ in range(50)]
+    for prompt in prompts:
+        index.apply("replica-0", prompt, [])
+    yield "mark a prompt, full index", f"{CHAIN:,} blocks", _median(index.use, prompts) * 1e6, "µs", None
+    seconds = _median(lambda delta: index.apply("replica-0", delta, []), [_blocks(draw, 1000) for _ in range(200)])
+    yield "take in new blocks, full index", "deltas of 1,000", 1e-3 / seconds, "M blocks/s", None
 
 
 def memory(draw: random.Random) -> Iterable[Row]:

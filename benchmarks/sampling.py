@@ -1,11 +1,16 @@
-"""Measure a step's work beside the model: choosing tokens from logits, and preparing the batch.
+"""Measure a step's work beside the model: choosing tokens, what their requests ask for, and preparing the batch.
 
     python -m benchmarks.sampling [--rows 1 32 256] [--vocabularies 4096 32000 151936] [--threads N] [--json FILE]
 
 Samplers: from float32 logits, normally distributed with a deviation of 3, to tokens as Python's numbers, by the
 native kernels and by torch. Steps: decoding on the embedded model's runner with a decoder that computes nothing;
-"prepare" is done while the previous step runs, "run" is the rest: inputs, greedy sampling, result. Times are the
-best of many in microseconds, to exclude other work on the machine.
+"prepare" is done while the previous step runs, "run" is the rest: inputs, greedy sampling, result.
+
+Penalties: a token by the native kernels, with a vocabulary of 151,936, of a request with so many tokens before
+it; the first one counts them all. Stop strings: the text of a token, of docstrings or of what may always begin a
+stop string. Grammars: a mask of the embedded model's 4,096 tokens, along answers drawn by chance, when the grammar
+was just compiled and when all of these answers were given before. Times are the best of many in microseconds, to
+exclude other work on the machine; those of stop strings and grammars are means over their texts.
 """
 
 from __future__ import annotations
@@ -15,12 +20,13 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
+from benchmarks.token_options import grammars, penalties, stop_strings
 from cache import Namespace
 from engine.config import EngineConfig
 from engine.loading.load_model import load_model
@@ -109,6 +115,14 @@ def measure_steps(num_rows: int) -> dict[str, float]:
     return {"prepare_us": times[0], "run_us": times[1], "together_us": round(sum(times), 1)}
 
 
+def _shown(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    shown = []
+    for row in rows:
+        print(row, flush=True)
+        shown.append(row)
+    return shown
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 256])
@@ -127,9 +141,10 @@ def main() -> None:
                 found = measure_samplers(num_rows, vocab_size, kind)
                 samplers.append({"vocabulary": vocab_size, "rows": num_rows, "kind": kind, **found})
                 print("sampler", samplers[-1], flush=True)
+    asked = {section.__name__: _shown(section()) for section in (penalties, stop_strings, grammars)}
     if options.json:
         machine = {"machine": platform.machine(), "cpus": os.cpu_count(), "threads": options.threads}
-        document = {"machine": machine, "steps": steps, "samplers": samplers}
+        document = {"machine": machine, "steps": steps, "samplers": samplers, **asked}
         options.json.write_text(json.dumps(document, indent=2) + "\n")
 
 
