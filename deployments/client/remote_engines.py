@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import time
 import uuid
@@ -19,10 +18,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import zmq
 from msgspec import structs
 
 from deployments.client.attempt import ClientTimings, DispatchContext
+from deployments.client.connector import Connector
 from deployments.client.failover import Failover, HedgeBudget
 from deployments.client.prefix_sync import PrefixSync
 from deployments.client.protocol import (
@@ -40,7 +39,6 @@ from deployments.config.settings import HealthSettings
 from deployments.wire.connection import WireConnection
 from deployments.wire.handshake import Context
 from deployments.wire.messages import Backlog, Generate, Load, NotRun
-from deployments.wire.open_files import shortage
 from deployments.wire.sockets import make_context
 from deployments.wire.turn_budget import TurnBudget
 from engine.stream_delta import StreamDelta
@@ -81,9 +79,8 @@ class RemoteEngines:
         self._connections, self._attempts = self._dispatch.connections, self._dispatch.attempts
         self._health, self._metrics = health or HealthSettings(), metrics
         self._watcher = watcher
-        self._watches: dict[str, Watch] = {}
-        self._departed: Counter[str] = Counter()  # counts of connections that are closed
         self._prefix_sync = PrefixSync(lambda replica: self._connections[replica].ask_for_prefixes())
+        self._connector = Connector(self._dispatch, self._connect, self._watch, self._prefix_sync.leave)
         self._budget = TurnBudget()
         self._hedges = HedgeBudget(self._health.hedge_share)
         self._tasks: dict[Stream, asyncio.Task[None]] = {}
@@ -91,17 +88,13 @@ class RemoteEngines:
         self._backlog: Callable[[], Backlog] | None = None
         self._backlog_due = 0.0
         self._unsubscribe: Callable[[], None] = lambda: None
-        self._synced_version: int | None = None
-        """The fleet's version to which all connections belong; None when some are to be closed or opened later."""
-        self._short_of: int | None = None
-        """Size of the fleet for which too few files may be open; None when there are enough."""
 
     async def start(self) -> None:
         """Connect to the present replicas, and to new ones as they appear."""
         loop = asyncio.get_running_loop()
-        self._unsubscribe = self.fleet.subscribe(lambda: _call_soon(loop, self._sync))
+        self._unsubscribe = self.fleet.subscribe(lambda: _call_soon(loop, self._connector.sync))
         self._ticker = asyncio.create_task(self._tick_forever())
-        self._sync()
+        self._connector.sync()
 
     async def wait_for_prefixes(self, timeout_s: float) -> bool:
         """Wait until the hottest prefixes of all answering replicas are known. Return False after `timeout_s`."""
@@ -128,8 +121,7 @@ class RemoteEngines:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._prefix_sync.close()
-        for replica in list(self._connections):
-            self._disconnect(replica)
+        self._connector.close()
         # Ending the context waits for the sockets' linger, so not on the event loop.
         await asyncio.to_thread(self._context.term)
 
@@ -173,9 +165,7 @@ class RemoteEngines:
 
     def wire_counts(self) -> Counter[str]:
         """Return the numbers of dropped messages and detected gaps, by kind, since the process started."""
-        counts = Counter(self._departed)
-        for connection in self._connections.values():
-            counts.update(connection.counts)
+        counts = self._connector.counts()
         del counts["resumed"]
         return counts
 
@@ -192,7 +182,7 @@ class RemoteEngines:
     def _check_available(self) -> None:
         """Raise Unavailable when no replica answers."""
         if not self._dispatch.reachable():
-            self._sync()  # a replica may have appeared in this very moment
+            self._connector.sync()  # a replica may have appeared in this very moment
         if not self._dispatch.reachable():
             raise Unavailable("no engine replica is up")
 
@@ -303,48 +293,7 @@ class RemoteEngines:
 
     # --- connections ---------------------------------------------------------------------------------------
 
-    def _sync(self) -> None:
-        """Connect to new replicas; disconnect from those that are gone once their last stream has ended.
-
-        O(1) where no replica has come, gone or moved.
-        """
-        if self._synced_version == (version := self.fleet.version):
-            return
-        addresses = self.fleet.addresses()
-        leaving = [
-            replica
-            for replica, connection in self._connections.items()
-            if addresses.get(replica) != connection.address
-        ]
-        in_use = self._dispatch.in_use & set(leaving)
-        for replica in leaving:
-            if replica not in in_use:
-                self._disconnect(replica)
-        is_complete = self._connect_to(addresses)
-        self._synced_version = version if is_complete and not in_use else None
-
-    def _connect_to(self, addresses: Mapping[str, ReplicaAddress]) -> bool:
-        """Connect to new replicas. Return False when too few files may be open for all of them."""
-        for replica, address in addresses.items():
-            if replica in self._connections:
-                continue
-            try:
-                connection = self._open(address)
-            except zmq.ZMQError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE):
-                    raise
-                if self._short_of != len(addresses):  # once, and not at every tick
-                    logger.error(shortage(len(self._connections), len(addresses)))
-                self._short_of = len(addresses)
-                return False
-            self._connections[replica] = connection
-            self._dispatch.changed()
-            if self._watcher is not None:
-                self._watches[replica] = self._watch(self._watcher, replica)
-        self._short_of = None
-        return True
-
-    def _open(self, address: ReplicaAddress) -> WireConnection:
+    def _connect(self, address: ReplicaAddress) -> WireConnection:
         return WireConnection(
             self._context,
             address,
@@ -356,19 +305,16 @@ class RemoteEngines:
             self._budget,
         )
 
-    def _watch(self, watcher: Watcher, replica: str) -> Watch:
+    def _watch(self, replica: str) -> Watch | None:
+        if self._watcher is None:
+            return None
         return Watch(
-            watcher, replica, self._ingress_id, self._dispatch.lose, lambda: replica in self.fleet.addresses()
+            self._watcher,
+            replica,
+            self._ingress_id,
+            self._dispatch.lose,
+            lambda: replica in self.fleet.addresses(),
         )
-
-    def _disconnect(self, replica: str) -> None:
-        connection = self._connections.pop(replica)
-        self._dispatch.changed()
-        self._prefix_sync.leave(replica)
-        connection.close()
-        self._departed.update(connection.counts)
-        if replica in self._watches:
-            self._watches.pop(replica).close()
 
     async def _tick_forever(self) -> None:
         while True:
@@ -383,7 +329,13 @@ class RemoteEngines:
     def _checks(self, now: float) -> list[Callable[[], None]]:
         repeats = (partial(attempt.repeat, now, self._timings.repeat_s) for attempt in self._attempts.values())
         ticks = (connection.tick for connection in self._connections.values())
-        return [*ticks, *repeats, partial(self._end_unaccepted, now), self._sync, partial(self._tell_backlog, now)]
+        return [
+            *ticks,
+            *repeats,
+            partial(self._end_unaccepted, now),
+            self._connector.sync,
+            partial(self._tell_backlog, now),
+        ]
 
     def _tell_backlog(self, now: float) -> None:
         """Report the backlog when it is due, to the replica that was connected first: it knows its own speed."""

@@ -77,10 +77,10 @@ def test_a_tick_and_a_hello_take_no_more_steps_for_streams_at_other_replicas() -
             engines.on_answering("r1", False)
             tasks = [asyncio.create_task(engines.generate(request(f"s{n}"))) for n in range(num_streams)]
             await until(lambda: len(list(engines.unanswered("r0"))) == num_streams)
-            engines._sync()
+            engines._connector.sync()
 
             def hear_from_the_other() -> None:
-                engines._sync()
+                engines._connector.sync()
                 assert not engines.received("r1") and not list(engines.unanswered("r1"))
                 engines._dispatch.lose("r1", "silent", "it does not answer")
 
@@ -116,7 +116,7 @@ def connect_with(files: tuple[int, int], answer: Connection) -> None:
         allow_open_files()
         async with connecting(200) as engines:
             for _ in range(3):
-                engines._sync()
+                engines._connector.sync()
             answer.send((len(engines._connections), logged))
 
     run_scenario(scenario())

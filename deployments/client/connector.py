@@ -1,0 +1,103 @@
+"""Keeps a connection to each replica of a fleet; to one that is gone, until its last stream has ended."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import zmq
+
+from deployments.client.attempt import DispatchContext
+from deployments.client.replica_watch import Watch
+from deployments.wire.connection import WireConnection
+from deployments.wire.open_files import shortage
+from router.fleet import ReplicaAddress
+
+logger = logging.getLogger("ray.serve")
+
+
+class Connector:
+    """Makes and ends the connections of one ingress, in its event loop."""
+
+    def __init__(
+        self,
+        dispatch: DispatchContext,
+        connect: Callable[[ReplicaAddress], WireConnection],
+        watch: Callable[[str], Watch | None],
+        on_left: Callable[[str], None],
+    ) -> None:
+        """`connect` opens a connection, `watch` begins to watch its replica's process, and `on_left` gets the name
+        of a replica whose connection ends.
+        """
+        self._dispatch, self._connections = dispatch, dispatch.connections
+        self._connect, self._watch, self._on_left = connect, watch, on_left
+        self._watches: dict[str, Watch] = {}
+        self._departed: Counter[str] = Counter()  # counts of connections that are closed
+        self._synced_version: int | None = None
+        """The fleet's version to which all connections belong; None when some are to be closed or opened later."""
+        self._short_of: int | None = None
+        """Size of the fleet for which too few files may be open; None when there are enough."""
+
+    def counts(self) -> Counter[str]:
+        """Return what all connections have counted, those that are closed included."""
+        counts = Counter(self._departed)
+        for connection in self._connections.values():
+            counts.update(connection.counts)
+        return counts
+
+    def sync(self) -> None:
+        """Connect to new replicas; disconnect from those that are gone once their last stream has ended.
+
+        O(1) where no replica has come, gone or moved.
+        """
+        if self._synced_version == (version := self._dispatch.fleet.version):
+            return
+        addresses = self._dispatch.fleet.addresses()
+        leaving = [
+            replica
+            for replica, connection in self._connections.items()
+            if addresses.get(replica) != connection.address
+        ]
+        in_use = self._dispatch.in_use & set(leaving)
+        for replica in leaving:
+            if replica not in in_use:
+                self._disconnect(replica)
+        is_complete = self._connect_to(addresses)
+        self._synced_version = version if is_complete and not in_use else None
+
+    def close(self) -> None:
+        """End all connections."""
+        for replica in list(self._connections):
+            self._disconnect(replica)
+
+    def _connect_to(self, addresses: Mapping[str, ReplicaAddress]) -> bool:
+        """Connect to new replicas. Return False when too few files may be open for all of them."""
+        for replica, address in addresses.items():
+            if replica in self._connections:
+                continue
+            try:
+                connection = self._connect(address)
+            except zmq.ZMQError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                if self._short_of != len(addresses):  # once, and not at every tick
+                    logger.error(shortage(len(self._connections), len(addresses)))
+                self._short_of = len(addresses)
+                return False
+            self._connections[replica] = connection
+            self._dispatch.changed()
+            if (watch := self._watch(replica)) is not None:
+                self._watches[replica] = watch
+        self._short_of = None
+        return True
+
+    def _disconnect(self, replica: str) -> None:
+        connection = self._connections.pop(replica)
+        self._dispatch.changed()
+        self._on_left(replica)
+        connection.close()
+        self._departed.update(connection.counts)
+        if replica in self._watches:
+            self._watches.pop(replica).close()
