@@ -11,10 +11,11 @@ import pytest
 from msgspec import structs
 
 from deployments.client.attempt import ClientTimings
-from deployments.client.protocol import Overloaded, Rejected, ReplicaLost, Unavailable
+from deployments.client.protocol import GenerateRequest, Overloaded, Rejected, ReplicaLost, Unavailable
 from deployments.client.remote_engines import RemoteEngines
 from deployments.client.replica_watch import ReplicaDied
 from deployments.client.stream import Stream
+from deployments.replica.deployment import EngineReplica
 from deployments.replica.intake import Refusal
 from deployments.wire import messages
 from engine.grammar.spec import Grammar
@@ -632,18 +633,27 @@ def test_a_request_that_is_larger_than_a_message_may_be_is_rejected(monkeypatch:
     run_scenario(scenario())
 
 
+def with_grammar(asked: GenerateRequest) -> GenerateRequest:
+    return structs.replace(asked, sampling=replace(asked.sampling, grammar=Grammar("regex", "a")))
+
+
+def compiling_late(replica: EngineReplica) -> threading.Event:
+    """Have a replica compile grammars, and refuse them, when the event is set."""
+    may_compile = threading.Event()
+
+    def compile_late(grammar: Grammar) -> Refusal:
+        may_compile.wait(60)
+        return Refusal("never_fits", "nobody waits for it")
+
+    replica._intake.compile = compile_late  # type: ignore[method-assign]
+    return may_compile
+
+
 def test_a_grammar_s_request_can_be_left_while_the_grammar_is_compiled() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1) as (client, engines):
-            may_compile, replica = threading.Event(), engines.replicas[0]
-
-            def compile_late(grammar: Grammar) -> Refusal:
-                may_compile.wait(60)
-                return Refusal("never_fits", "nobody waits for it")
-
-            replica._intake.compile = compile_late  # type: ignore[method-assign]
-            asked = request("a")
-            asked = structs.replace(asked, sampling=replace(asked.sampling, grammar=Grammar("regex", "a")))
+            replica = engines.replicas[0]
+            asked, may_compile = with_grammar(request("a")), compiling_late(replica)
             task = asyncio.create_task(client.generate(asked))
             await until(lambda: bool(replica._intake._compiling))
             task.cancel()
@@ -658,15 +668,8 @@ def test_a_grammar_s_request_can_be_left_while_the_grammar_is_compiled() -> None
 def test_a_request_that_no_engine_accepts_in_time_is_given_up_at_both_ends() -> None:
     async def scenario() -> None:
         async with ClientAndEngines(1, ClientTimings(accept_s=0.1, tick_s=0.03)) as (client, engines):
-            may_compile, replica = threading.Event(), engines.replicas[0]
-
-            def compile_late(grammar: Grammar) -> Refusal:
-                may_compile.wait(60)
-                return Refusal("never_fits", "nobody waits for it")
-
-            replica._intake.compile = compile_late  # type: ignore[method-assign]
-            asked = request("a")
-            asked = structs.replace(asked, sampling=replace(asked.sampling, grammar=Grammar("regex", "a")))
+            replica = engines.replicas[0]
+            asked, may_compile = with_grammar(request("a")), compiling_late(replica)
             with pytest.raises(Unavailable, match=r"no engine accepted within 0\.1 s"):
                 await client.generate(asked)
             await until(lambda: not replica._intake._compiling)

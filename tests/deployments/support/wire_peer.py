@@ -21,6 +21,10 @@ from router.fleet import ReplicaAddress
 _numbers = itertools.count(1)
 
 
+Peer = Callable[[], "BarePeer"]
+"""Connects a further ingress."""
+
+
 class BarePeer:
     """A DEALER socket with an ingress's key that sends and receives single messages."""
 

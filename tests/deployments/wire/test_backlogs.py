@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,9 +12,7 @@ from deployments.wire import messages
 from deployments.wire.backlogs import STALE_S, Backlogs, BacklogTotals
 from deployments.wire.messages import Backlog
 from deployments.wire.server import WireServer, WireTimings
-from tests.deployments.support.wire_peer import BarePeer, Requests, hello, served, wait_until
-
-Peer = Callable[[], BarePeer]
+from tests.deployments.support.wire_peer import Peer, Requests, hello, served, wait_until
 
 
 def test_reports_of_several_ingresses_are_summed_and_the_last_of_each_counts() -> None:
@@ -85,13 +82,6 @@ def server() -> Iterator[WireServer]:
     made = served(Requests(), WireTimings(0.02))
     yield made
     made.close()
-
-
-@pytest.fixture
-def peer(server: WireServer) -> Iterator[Peer]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield lambda: BarePeer(context, server)
-    context.destroy(linger=0)
 
 
 def test_an_ingress_that_dies_no_longer_counts(server: WireServer, peer: Peer) -> None:

@@ -35,13 +35,6 @@ def server(requests: Requests) -> Iterator[WireServer]:
     made.close()
 
 
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield made
-    made.destroy(linger=0)
-
-
 def connected(server: WireServer, context: zmq.Context[zmq.Socket[bytes]], name: str = "friend") -> BarePeer:
     made = BarePeer(context, server)
     made.send(hello(name))

@@ -64,13 +64,6 @@ def server() -> Iterator[WireServer]:
 
 
 @pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield made
-    made.destroy(linger=0)
-
-
-@pytest.fixture
 def friend(server: WireServer, context: zmq.Context[zmq.Socket[bytes]]) -> BarePeer:
     """A well-behaved ingress."""
     made = BarePeer(context, server)

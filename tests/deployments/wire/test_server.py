@@ -13,9 +13,7 @@ from deployments.config.settings import WireSettings
 from deployments.wire import messages
 from deployments.wire.server import WireServer, WireTimings
 from engine.stream_delta import StreamDelta, Timings
-from tests.deployments.support.wire_peer import BarePeer, Requests, ask, hello, served, wait_until
-
-Peer = Callable[[], BarePeer]
+from tests.deployments.support.wire_peer import BarePeer, Peer, Requests, ask, hello, served, wait_until
 
 
 @pytest.fixture
@@ -39,13 +37,6 @@ def server(requests: Requests, prefixes: PrefixLog) -> Iterator[WireServer]:
     made = served(requests, timings, prefixes, 16, "model")
     yield made
     made.close()
-
-
-@pytest.fixture
-def peer(server: WireServer) -> Iterator[Peer]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield lambda: BarePeer(context, server)
-    context.destroy(linger=0)
 
 
 def test_an_ingress_that_connects_anew_is_welcomed_while_its_old_connection_still_seems_to_be_there(

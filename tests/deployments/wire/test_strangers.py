@@ -33,13 +33,6 @@ def server(encrypts: bool) -> Iterator[WireServer]:
     made.close()
 
 
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield made
-    made.destroy(linger=0)
-
-
 def check_that_an_ingress_is_served(server: WireServer, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     friend = BarePeer(context, server)
     friend.send(hello())
