@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import random
 import sys
 import time
@@ -31,6 +29,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import this_machine
 from benchmarks.chaos_app import App, Size, started
 from benchmarks.chaos_faults import FAULTS, REPLACES_ENGINES, NotPossible
 from benchmarks.chaos_load import Answer, Ask, Outcome, drive, make_asks, prepare
@@ -249,11 +248,7 @@ def _times(values: dict[str, Any]) -> str:
 def _record(report: Report, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "options": {key: value for key, value in vars(options).items() if key != "json"},
-        "machine": {
-            "cpus": os.cpu_count(),
-            "platform": f"{platform.system()} {platform.machine()}",
-            "python": platform.python_version(),
-        },
+        "machine": this_machine.described(),
         "violations": report.violations,
         **{name: value for name, value in asdict(report).items() if name != "began"},
     }

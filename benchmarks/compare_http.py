@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,6 +25,7 @@ import aiohttp
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import this_machine
 from benchmarks.peers import http_load
 from benchmarks.peers.models import CONFIGS, FIRST_WORD, make_model
 from benchmarks.peers.process import RAYDIX, REPOSITORY, Peer, PeerFailed
@@ -133,7 +133,7 @@ def main() -> None:
                 print(f"left out: {failure}", flush=True)
     show(Console(), best(rows))
     if options.json:
-        machine = {"cpus": os.cpu_count(), "platform": f"{platform.system()} {platform.machine()}"}
+        machine = this_machine.described()
         document = {"machine": machine, "left_out": left_out, "rows": best(rows)}
         options.json.write_text(json.dumps(document, indent=1) + "\n")
 

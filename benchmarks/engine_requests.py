@@ -24,8 +24,6 @@ import argparse
 import itertools
 import json
 import multiprocessing
-import os
-import platform
 import random
 import threading
 import time
@@ -39,6 +37,7 @@ import zmq
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import this_machine
 from benchmarks.null_model import NullRunner
 from deployments.replica.deployment import EngineReplica, ReplicaSettings
 from deployments.telemetry.garbage import GarbagePauses
@@ -270,7 +269,7 @@ def main() -> None:
     rows = list(measure(config, options.outstanding, options.seconds))
     show(Console(width=115), rows)
     if options.json:
-        machine = {"cpus": os.cpu_count(), "platform": f"{platform.system()} {platform.machine()}"}
+        machine = this_machine.described()
         settings = {"model": options.model, "threads": options.threads}
         result = {"machine": machine, "settings": settings, "rows": rows}
         options.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -25,6 +23,7 @@ from ray import serve
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import this_machine
 from benchmarks.private_ray import free_port, private_ray
 from benchmarks.serving import Load, Sample, make_prompts, measure, percentiles, send_times
 from deployments.app import build
@@ -47,11 +46,7 @@ def main() -> None:
     _print(rows)
     if options.json:
         settings = {name: value for name, value in vars(options).items() if name != "json"}
-        machine = {
-            "cpus": os.cpu_count(),
-            "platform": f"{platform.system()} {platform.machine()}",
-            "note": options.note,
-        }
+        machine = {**this_machine.described(), "note": options.note}
         document = {"machine": machine, "settings": settings, "rows": rows}
         options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 

@@ -23,8 +23,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
-import platform
 import subprocess
 import sys
 import time
@@ -39,6 +37,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import this_machine
 from benchmarks.peers.process import REPOSITORY, PeerFailed
 from benchmarks.peers.protocol import Settings
 from benchmarks.peers.servers import SERVERS, Running, serving
@@ -248,7 +247,7 @@ def main() -> None:
     scaled = list(scaling(options)) if "direct" in options.servers else []
     show(Console(), [*rows, *scaled])
     if options.json:
-        machine = {"cpus": os.cpu_count(), "platform": f"{platform.system()} {platform.machine()}"}
+        machine = this_machine.described()
         options.json.write_text(json.dumps({"machine": machine, "rows": rows, "scaling": scaled}, indent=1) + "\n")
 
 

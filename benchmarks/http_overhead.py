@@ -24,7 +24,6 @@ import asyncio
 import gc
 import json
 import os
-import platform
 import random
 import statistics
 import time
@@ -38,6 +37,7 @@ import psutil
 import ray
 from ray import serve
 
+from benchmarks import this_machine
 from benchmarks.null_model import NullEngines
 from benchmarks.peers.models import CONFIGS, FIRST_WORD, make_model, words
 from benchmarks.private_ray import HOST, free_port, private_ray, start_proxy
@@ -221,12 +221,7 @@ def _cpu_seconds() -> defaultdict[str, float]:
 def _save(options: argparse.Namespace, results: list[Row]) -> None:
     """Write the results beside the file's other columns."""
     found = json.loads(options.json.read_text()) if options.json.exists() else {}
-    found["machine"] = {
-        "cpus": os.cpu_count(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "ray": ray.__version__,
-    }
+    found["machine"] = {**this_machine.described(), "ray": ray.__version__}
     environment = {name: value for name, value in os.environ.items() if name.startswith("RAY_SERVE_")}
     found.setdefault("results", {})[options.label] = {
         "threads": options.threads,

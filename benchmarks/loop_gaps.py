@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -30,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from starlette.types import ASGIApp, Message
 
+from benchmarks import this_machine
 from deployments.api import ApiService, Limits, ModelCard, ServedModel, TextCodec, create_app
 from deployments.client.protocol import FleetHealth, GenerateRequest, Turn
 from deployments.client.timeline import Timeline
@@ -326,7 +325,7 @@ def main() -> None:
         table.add_row(*figures, str(row["status"]), f"{row['path']} {row['name']}")
     console.print(table)
     if asked.json:
-        machine = {"cpus": os.cpu_count(), "platform": f"{platform.system()} {platform.machine()}"}
+        machine = this_machine.described()
         asked.json.write_text(
             json.dumps({"machine": machine, "context": asked.context, "rows": rows}, indent=1) + "\n"
         )

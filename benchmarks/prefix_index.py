@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
 import statistics
 import time
@@ -26,6 +24,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import this_machine
 from cache import KVCacheManager, Namespace
 from cache.prefix_hash import block_hashes, prefix_root
 from router.prefix_index import PrefixIndex
@@ -54,12 +53,7 @@ def main() -> None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         names = ("what", "of", "figure", "unit", "bar")
         results = [dict(zip(names, row, strict=True)) for row in rows]
-        machine = {
-            "cpus": os.cpu_count(),
-            "platform": f"{platform.system()} {platform.machine()}",
-            "python": platform.python_version(),
-            "note": options.note,
-        }
+        machine = {**this_machine.described(), "note": options.note}
         options.json.write_text(json.dumps({"machine": machine, "rows": results}, indent=1) + "\n")
 
 

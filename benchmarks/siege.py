@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import random
 import sys
 import time
@@ -29,6 +27,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import this_machine
 from benchmarks.attackers.base import Attacker
 from benchmarks.attackers.bodies import Bodies
 from benchmarks.attackers.cancels import Cancels
@@ -218,11 +217,7 @@ def _record(report: Report, options: argparse.Namespace) -> dict[str, Any]:
     kept = {name: value for name, value in vars(options).items() if name not in ("json", "attackers")}
     return {
         "options": {**kept, "attackers": [kind.name for kind in options.attackers]},
-        "machine": {
-            "cpus": os.cpu_count(),
-            "platform": f"{platform.system()} {platform.machine()}",
-            "python": platform.python_version(),
-        },
+        "machine": this_machine.described(),
         "violations": report.violations,
         **asdict(report),
     }

@@ -14,8 +14,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import os
-import platform
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -28,6 +26,7 @@ from ray import serve
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import this_machine
 from benchmarks.private_ray import private_ray, start_proxy
 from benchmarks.streaming_apps import handle_app, wire_app
 
@@ -141,13 +140,7 @@ def _print(rows: list[Row]) -> None:
 
 
 def _machine(note: str) -> dict[str, Any]:
-    return {
-        "cpus": os.cpu_count(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "ray": ray.__version__,
-        "note": note,
-    }
+    return {**this_machine.described(), "ray": ray.__version__, "note": note}
 
 
 def _options() -> argparse.Namespace:

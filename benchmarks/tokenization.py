@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import time
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +25,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import this_machine
 from deployments.api.text_codec import TextCodec
 from deployments.config.limits import Limits
 from engine.loading.model_directory import demo_model_path
@@ -110,11 +109,7 @@ def main() -> None:
         table.add_row(row["what"], f"{row['tokens']:,}", *(f"{figure:,.0f}" for figure in row["us"].values()))
     Console().print(table)
     if path:
-        machine = {
-            "cpus": os.cpu_count(),
-            "platform": f"{platform.system()} {platform.machine()}",
-            "python": platform.python_version(),
-        }
+        machine = this_machine.described()
         cache_bytes = Limits().token_cache_bytes
         path.write_text(
             json.dumps({"machine": machine, "cache_bytes": cache_bytes, "rows": rows}, indent=1) + "\n"
