@@ -101,7 +101,7 @@ def test_all_replicas_are_replaced_and_no_stream_is_dropped(upgraded: Service, c
     assert upgraded.metric("raydix_migrations_total") == 0  # they ended where they began
     [ingress] = [each for each in changed["applications"][0]["deployments"] if each["name"] == "Ingress"]
     ingress["num_replicas"] = 2
-    assert allowed_by_one(upgraded) == PER_MINUTE
+    upgraded.wait_until(lambda: allowed_by_one(upgraded) == PER_MINUTE, 300)  # the old ingress has gone
     deploy(changed)
     upgraded.wait_until(lambda: allowed_by_one(upgraded) == PER_MINUTE / 2, 300)
 
