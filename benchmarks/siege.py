@@ -156,14 +156,16 @@ async def _fight(
 
 
 async def _tell(attackers: Sequence[Attacker], tally: Tally) -> None:
-    """Say now and then how far it is."""
+    """Say now and then how far it is, and what has gone wrong since."""
     began = time.monotonic()
+    num_told = 0
     while True:
         await asyncio.sleep(TELL_S)
         doing = ", ".join(f"{attacker.name}: {attacker.doing}" for attacker in attackers if attacker.doing)
-        faults = len(tally.wrong) + sum(len(attacker.wrong) for attacker in attackers)
-        told = f"{time.monotonic() - began:4.0f} s  {tally.num_whole} streams, {faults} faults"
-        print(f"{told}  {doing}", flush=True)
+        faults = sorted([*tally.wrong, *(what for attacker in attackers for what in attacker.wrong)])
+        told = f"{time.monotonic() - began:4.0f} s  {tally.num_whole} streams, {len(faults)} faults"
+        print(f"{told}  {doing}", *faults if len(faults) > num_told else (), sep="\n  ", flush=True)
+        num_told = len(faults)
 
 
 def _judge(report: Report, target: Target, attackers: Sequence[Attacker]) -> None:

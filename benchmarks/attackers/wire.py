@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 
 import zmq
@@ -85,8 +86,9 @@ class WireStrangers(Attacker):
                     socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
                     socket.setsockopt(zmq.CURVE_SERVERKEY, zmq.curve_keypair()[0])
                 socket.connect(f"tcp://{address[0]}:{address[1]}")
-                for _ in range(100):
-                    socket.send(self.draw.randbytes(100), zmq.NOBLOCK)
+                with suppress(zmq.Again):  # the engine has ended the connection already
+                    for _ in range(100):
+                        socket.send(self.draw.randbytes(100), zmq.NOBLOCK)
             await asyncio.sleep(3)
             if any(socket.poll(0) for socket in sockets):
                 self.wrong.append("a stranger without the ingresses' key got a message")
