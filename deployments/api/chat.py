@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deployments.api.choices import ChoiceDelta
-from deployments.api.errors import invalid
+from deployments.api.errors import ApiError, invalid
 from deployments.api.exchange import GenerationPlan
 from deployments.api.output.answer_constraint import answer_constraint
 from deployments.api.output.logprobs import chat_logprobs, prompt_logprobs
@@ -101,7 +101,7 @@ class ChatResponseEncoder:
         self._scores = scores
         self._framing = ChunkFraming(context, "chat.completion.chunk")
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, num_cached: int) -> bytes:
         """Encode the first chunk: the role, with an empty text."""
         choice: dict[str, Any] = {
             "index": index,
@@ -146,9 +146,13 @@ class ChatResponseEncoder:
             token_ids,
         )
 
-    def closing(self, extras: dict[str, Any]) -> bytes:
-        """Encode the usage and timings of the whole request, with no choices."""
-        return self._framing.closing(extras)
+    def end(self, extras: dict[str, Any]) -> bytes:
+        """Encode the stream's end, after the usage and timings of the whole request."""
+        return self._framing.end(extras)
+
+    def failure(self, error: ApiError, request_id: str) -> bytes:
+        """Encode a failure as the stream's last event."""
+        return self._framing.failure(error, request_id)
 
     def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
         """Encode a chat.completion object."""

@@ -154,6 +154,10 @@ class Choices:
         count = len(self.choices) // len(self._requests)
         return self.choices[generation * count : (generation + 1) * count]
 
+    def num_cached(self, index: int) -> int:
+        """Return how many of a choice's prompt tokens were cached; 0 for an echo, which no engine computed."""
+        return self.choices[index].num_cached if self.choices else 0
+
     @property
     def are_over(self) -> bool:
         """Whether all choices have finished; true when there are none."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from deployments.api.choices import ChoiceDelta
-from deployments.api.errors import at_most
+from deployments.api.errors import ApiError, at_most
 from deployments.api.exchange import GenerationPlan
 from deployments.api.off_loop import near_or_far
 from deployments.api.output.logprobs import (
@@ -127,7 +127,7 @@ class CompletionResponseEncoder:
             TextOffsets(len(prompt.echo or "")) for prompt in context.prompts for _ in range(context.num_choices)
         ]
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, num_cached: int) -> bytes:
         """Encode the echoed prompt with its logprobs, if the client asked for it."""
         prompt = self.context.prompt_of(index)
         if prompt.echo is None and not self.context.with_token_ids:
@@ -158,9 +158,13 @@ class CompletionResponseEncoder:
         )
         return self._framing.choice(choice)
 
-    def closing(self, extras: dict[str, Any]) -> bytes:
-        """Encode the usage and timings of the whole request, with no choices."""
-        return self._framing.closing(extras)
+    def end(self, extras: dict[str, Any]) -> bytes:
+        """Encode the stream's end, after the usage and timings of the whole request."""
+        return self._framing.end(extras)
+
+    def failure(self, error: ApiError, request_id: str) -> bytes:
+        """Encode a failure as the stream's last event."""
+        return self._framing.failure(error, request_id)
 
     def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
         """Encode a text_completion object."""

@@ -1,4 +1,4 @@
-"""One generating request from its plan to its answer: the same for chat and completions, streamed or whole.
+"""One generating request from its plan to its answer: the same for all endpoints, streamed or whole.
 
 Nothing is sent before the first event arrives, so an error until then has its proper status. After that a stream
 can only report an error as its last event.
@@ -22,7 +22,7 @@ from deployments.api.http.pacing import Pace, Turns
 from deployments.api.http.transport import EventStream, logger
 from deployments.api.off_loop import off_loop
 from deployments.api.output.output_parser import PLAIN_TEXT, OutputParser, OutputParseSpec
-from deployments.api.output.response_encoder import DONE, ResponseEncoder, error_event
+from deployments.api.output.response_encoder import ResponseEncoder
 from deployments.api.record import GenerationStart, RequestRecord
 from deployments.api.request.best_of import best
 from deployments.api.request.prompt_scores import PromptScores
@@ -199,7 +199,8 @@ class Exchange:
             while delta is not None:
                 if delta.index not in opened:
                     opened.add(delta.index)
-                    waiting += await self._encode(partial(self._encoder.opening, delta.index))
+                    num_cached = self._choices.num_cached(delta.index)
+                    waiting += await self._encode(partial(self._encoder.opening, delta.index, num_cached))
                 waiting += self._encoder.delta(delta)
                 is_sent = bool(waiting) and not (delta.finish_reason and self._choices.are_over)
                 if is_sent:
@@ -209,14 +210,13 @@ class Exchange:
                     if is_sent:
                         await self._turns.wait(len(self._choices.choices))
                     last, delta = delta, await anext(deltas, None)
-            if extras := self._extras(is_whole=False):
-                waiting += self._encoder.closing(extras)
+            waiting += self._encoder.end(self._extras(is_whole=False))
             self._record.finished(last.finish_reason or "stop")
-            yield waiting + DONE
+            yield waiting
         except Exception as error:
             failure = self._failure(error)
             self._record.failed(failure.status, failure.type)
-            yield error_event(failure.body(self._request_id))
+            yield self._encoder.failure(failure, self._request_id)
 
     async def _close(self) -> None:
         """Clean up after the stream; if it did not end by itself, its client disconnected."""

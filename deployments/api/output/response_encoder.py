@@ -1,4 +1,4 @@
-"""Encodes answers as JSON and events: what chat and completions share. Chunks are built from prebuilt bytes."""
+"""Encodes answers as JSON and events: what endpoints share. Chunks are built from prebuilt bytes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any, Protocol
 import msgspec
 
 from deployments.api.choices import Choice, ChoiceDelta
+from deployments.api.errors import ApiError
 from deployments.api.output.output_parser import ToolCallDelta
 
 encode_json = msgspec.json.Encoder().encode
-DONE = b"data: [DONE]\n\n"
+_DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,20 +118,26 @@ class CompleteChoice:
 
 
 class ResponseEncoder(Protocol):
-    """Encodes the responses of one endpoint."""
+    """Encodes the responses of one endpoint: a whole one, or a stream's events in the order of these methods."""
 
     context: ResponseContext
 
-    def opening(self, index: int) -> bytes:
-        """Encode the event that precedes a choice's first delta; empty if there is none."""
+    def opening(self, index: int, num_cached: int) -> bytes:
+        """Encode what precedes a choice's first delta; empty if there is nothing. `num_cached` prompt tokens were
+        cached.
+        """
         ...
 
     def delta(self, delta: ChoiceDelta) -> bytes:
         """Encode one delta as an event; the last one has the finish reason."""
         ...
 
-    def closing(self, extras: dict[str, Any]) -> bytes:
-        """Encode the event that ends a stream whose client asked for `usage` or `timings`."""
+    def end(self, extras: dict[str, Any]) -> bytes:
+        """Encode what ends a stream; `extras` are `usage` and `timings`, as far as the context includes them."""
+        ...
+
+    def failure(self, error: ApiError, request_id: str) -> bytes:
+        """Encode what ends a stream that fails after it has begun."""
         ...
 
     def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
@@ -169,11 +176,10 @@ class ChunkFraming:
         counts = (self._num_prompt_tokens, self._num_generated, self._num_prompt_tokens + self._num_generated)
         return self._head + encoded + usage % counts
 
-    def closing(self, extras: dict[str, Any]) -> bytes:
-        """Encode an event without choices that reports usage or timings."""
-        return self._head + b"]," + encode_json(extras)[1:] + b"\n\n"
+    def end(self, extras: dict[str, Any]) -> bytes:
+        """Encode the mark of a stream's end, after an event without choices if there are usage or timings."""
+        return self._head + b"]," + encode_json(extras)[1:] + b"\n\n" + _DONE if extras else _DONE
 
-
-def error_event(body: bytes) -> bytes:
-    """Encode the event by which a stream that has begun reports a failure."""
-    return b"data: " + body + b"\n\n"
+    def failure(self, error: ApiError, request_id: str) -> bytes:
+        """Encode the event by which a stream that has begun reports a failure."""
+        return b"data: " + error.body(request_id) + b"\n\n"

@@ -30,7 +30,7 @@ CALLED = [
     (Choice, "take"),
     (Choices, "open"),
     (Exchange, "_headers _extras _encode"),
-    (ResponseEncoder, "opening delta whole closing"),
+    (ResponseEncoder, "opening delta whole end"),
     (Busy, "queue_seconds uncached_tokens"),
     (ScriptedEngine, "prepared"),
     (ScriptedGeneration, "__anext__"),
