@@ -13,8 +13,8 @@ from cache.node import Node
 class EvictionStrategy(Protocol):
     """Orders the evictable leaves. The smallest key goes first.
 
-    A key depends on the node's `last_access`, `hits` and `priority` alone. These only grow, and the key must
-    not fall when they do: the queue relies on it.
+    A key depends on the node's `last_access`, `hits` and `priority` alone. The first two only
+    grow and the last only falls. The key must not fall when they do: the queue relies on it.
     """
 
     def key(self, node: Node) -> tuple[float, ...]:
@@ -39,11 +39,11 @@ class LeastFrequentlyUsed:
 
 
 class LowestPriority:
-    """Evicts the leaf first whose users had the lowest priority; among equals, the one not used for longer."""
+    """Evicts the leaf first whose users were least urgent; among equals, the one not used for longer."""
 
     def key(self, node: Node) -> tuple[float, ...]:
-        """Return (highest priority of its users, seconds of the last use)."""
-        return (node.priority, node.last_access)
+        """Return (minus the lowest priority of its users, seconds of the last use)."""
+        return (-node.priority, node.last_access)
 
 
 STRATEGIES: Mapping[str, type[EvictionStrategy]] = MappingProxyType(

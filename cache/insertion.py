@@ -38,7 +38,7 @@ def insert(tree: RadixTree, pool: PagePool, lease: Lease, tokens: Sequence[int],
     _share_whole_pages(pool, lease, passed, found // page_size)
     for step in passed:
         step.last_access = now
-        step.priority = max(step.priority, lease.priority)
+        step.priority = min(step.priority, lease.priority)
     num_added = 0 if is_whole else len(tokens) - found
     if num_added:
         node = _grow(tree, pool, lease, node, array("i", tokens[found:]))

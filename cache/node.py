@@ -77,7 +77,7 @@ class Node:
         self.hits = 0
         """Number of admitted requests that reused it."""
         self.priority = 0
-        """Highest priority of the requests that wrote or reused it."""
+        """Priority of the most urgent request that wrote or reused it: the lowest number."""
         self.queued = False
         """Whether the eviction queue has an entry for it (at most one)."""
 

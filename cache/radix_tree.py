@@ -136,7 +136,7 @@ class RadixTree:
         """Count the admission of a request of that priority with the path down to `node`. O(depth)."""
         for step in self.path(node):
             step.hits += 1
-            step.priority = max(step.priority, priority)
+            step.priority = min(step.priority, priority)
 
     def lock(self, node: Node) -> None:
         """Protect the path down to `node` from eviction, once more. O(nodes that were not locked before)."""

@@ -76,7 +76,7 @@ class Request:
     namespace: Namespace
     """Root of its prefix-cache key: prefixes are shared within a namespace only."""
     priority: int = 0
-    """Higher goes first and is preempted last."""
+    """Lower goes first and is preempted last, as in vLLM."""
     tenant: str = ""
     """Name of the tenant that sent it."""
     constraint: Constraint | None = None

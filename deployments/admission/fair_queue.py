@@ -8,7 +8,8 @@ A request is charged when it is sent, and the charge is corrected (`charge`) onc
 While two tenants both wait, their tokens sent, each divided by its weight, differ by at most one quantum and one
 request of each.
 
-The module needs neither clock nor asyncio. Within a tenant, requests go by priority, then by arrival.
+The module needs neither clock nor asyncio. Within a tenant, the lowest priority goes first, then the
+earliest arrival.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class _TenantQueue(Generic[T]):
 
     def first(self) -> Waiting[T]:
         """Return the tenant's next request."""
-        return next(iter(self.levels[max(self.levels)].entries))
+        return next(iter(self.levels[min(self.levels)].entries))
 
     def remove(self, entry: Waiting[T]) -> None:
         """Remove a request. Raises KeyError when it does not wait here."""
@@ -139,7 +140,7 @@ class FairQueue(Generic[T]):
         own = 0
         if tenant in self._queues:
             levels = self._queues[tenant].levels
-            own = sum(level.tokens for rank, level in levels.items() if rank >= priority)
+            own = sum(level.tokens for rank, level in levels.items() if rank <= priority)
         weight = self._turns.weight(tenant)
         before = float(own)
         for name, queue in self._queues.items():

@@ -289,7 +289,7 @@ class Exchange:
 
 def _priority(request: ChatRequest | CompletionRequest) -> int:
     if request.priority is None and request.service_tier is not None:
-        return 1 if request.service_tier == "priority" else -1
+        return -1 if request.service_tier == "priority" else 1
     return request.priority or 0
 
 

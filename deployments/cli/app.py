@@ -189,8 +189,8 @@ def batch(
         int, typer.Option(help="Most requests at once; fewer while the server refuses more.", min=1)
     ] = 64,
     priority: Annotated[
-        int, typer.Option(help="Priority of requests that give none, below that of interactive ones, which is 0.")
-    ] = -10,
+        int, typer.Option(help="Priority of requests that give none. Interactive ones have 0; lower goes first.")
+    ] = 10,
     attempts: Annotated[
         int, typer.Option(help="Times that a request is run in vain until its error is its answer.", min=1)
     ] = 5,

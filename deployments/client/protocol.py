@@ -35,7 +35,7 @@ class GenerateRequest(Struct, frozen=True):
     num_prompt_reported: int = 0
     """Number of leading prompt tokens whose log-probabilities were already received, if requested."""
     priority: int = 0
-    """A request with a higher priority runs first and is preempted last."""
+    """A request with a lower priority runs first and is preempted last."""
     salt: str = ""
     """Prefixes are shared only among requests with the same salt."""
     session_id: str | None = None

@@ -326,8 +326,8 @@ class BatchSettings(Settings):
     """Times that a request is run, each time in vain, until its error is its answer."""
     patience_s: float = Field(default=600.0, gt=0)
     """Seconds after which a batch stops when all its requests are refused and none is in flight."""
-    priority: int = -10
-    """Priority of requests that give none; interactive ones have 0."""
+    priority: int = 10
+    """Priority of requests that give none; interactive ones have 0, and lower goes first."""
 
 
 class WarmUpSettings(Settings):

@@ -66,7 +66,7 @@ class TenantSettings(BaseModel):
     """Whether cached prefixes are kept from other tenants, so that nothing tells them what this one asked. None:
     where there is more than one tenant."""
     priority: int = Field(default=0, ge=-100, le=100)
-    """Requests of a higher priority go first in an engine and are preempted last."""
+    """Requests of a lower priority go first in an engine and are preempted last."""
 
 
 @dataclass(frozen=True, slots=True)

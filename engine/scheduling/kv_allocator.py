@@ -3,7 +3,7 @@
     waiting ── admit: the prompt fits ──▶ running ── grow, page by page ──▶ release
        ▲                                     │
        └──────────── preempt ────────────────┘   the last in order first, when a request before it cannot grow,
-                                                 or one of higher priority cannot start
+                                                 or a more urgent one cannot start
 
 Pages are taken from running requests only while no step is in flight, because a step in flight writes to them.
 """
@@ -100,7 +100,7 @@ class KVAllocator:
         return outcome
 
     def preempt_for_denied(self, step: StepBuilder, now: float) -> None:
-        """Preempt requests of lower priority if that makes the request fit that was denied admission."""
+        """Preempt less urgent requests if that makes the request fit that was denied admission."""
         request, self.denied = self.denied, None
         if request is None or request.status is not Status.WAITING:
             return

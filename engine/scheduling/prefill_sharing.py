@@ -3,7 +3,7 @@
 Queues take turns: `room` goes round in quanta (engine/scheduling/round_robin.py). Within a queue:
 
     the first in order      a sixteenth, so that it always gets on
-    all prompts             the rest, the highest priority first and then the shortest remainder, so that a
+    all prompts             the rest, the most urgent first and then the shortest remainder, so that a
                             prompt of 100k tokens does not delay one of 50
 """
 

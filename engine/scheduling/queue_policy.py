@@ -2,20 +2,21 @@
 
     policy      queues              first in a queue                a waiting request may preempt
     fcfs        one                 the earliest arrival            none
-    priority    one                 the largest claim               lower priorities that stand behind it
+    priority    one                 the largest claim               less urgent ones that stand behind it
     fair        one per tenant      the largest claim               the same, of its own tenant
                 (they take turns)
 
-A claim is 2 ** (priority + seconds since arrival / half_life): each level of priority doubles it, and so does each
-half-life of waiting. The lead that a newcomer of higher priority has over a waiting request therefore halves with
-every half-life, and no request is overtaken by one that arrives more than `half_life` seconds per level later: a
-flood of high priority does not starve a low one.
+The smaller a request's priority, the more urgent it is, as in vLLM. A claim is
+2 ** (seconds since arrival / half_life - priority): each level of priority doubles it, and so does each half-life
+of waiting. The lead that a more urgent newcomer has over a waiting request therefore halves with every half-life,
+and no request is overtaken by one that arrives more than `half_life` seconds per level later: a flood of urgent
+requests does not starve the others.
 
 The ratio of two claims does not change with time, as both double together:
 
-    claim(a) / claim(b) = 2 ** ((priority_a - arrival_a / half_life) - (priority_b - arrival_b / half_life))
+    claim(a) / claim(b) = 2 ** ((priority_b + arrival_b / half_life) - (priority_a + arrival_a / half_life))
 
-The order is therefore that of arrival - half_life * priority, which is fixed on arrival: queues stay sorted
+The order is therefore that of arrival + half_life * priority, which is fixed on arrival: queues stay sorted
 without being sorted again. A preempted request keeps its position, and its claim has grown all the while.
 """
 
@@ -54,8 +55,8 @@ class PriorityWithAgeing:
 
     def position(self, request: Request) -> QueuePosition:
         """Order by claim."""
-        effective_arrival = request.arrival - self.half_life_s * request.priority
-        return QueuePosition(effective_arrival, request.arrival, "", request.priority)
+        effective_arrival = request.arrival + self.half_life_s * request.priority
+        return QueuePosition(effective_arrival, request.arrival, "", -request.priority)
 
 
 @dataclass(frozen=True, slots=True)

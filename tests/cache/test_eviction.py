@@ -56,9 +56,9 @@ def test_waiting_requests_that_are_matched_again_and_again_are_not_reuse() -> No
     assert held(checked, A, B) == [False, True]
 
 
-def test_priority_drops_what_only_low_priorities_used() -> None:
+def test_priority_drops_what_only_less_urgent_requests_used() -> None:
     cache = KVCacheManager(20, 4, eviction="priority")
-    for prompt, priority in ((A, 5), (B, 0), (C, 0), (C, 3)):
+    for prompt, priority in ((A, -5), (B, 0), (C, 0), (C, -3)):
         lease = cache.lock(cache.match(NAMESPACES[0], prompt, 1.0), priority=priority)
         cache.extend(lease, 8)
         cache.release_copy(lease)

@@ -218,9 +218,9 @@ class _Generating(StrictModel):
     cache_salt: str | None = None
     """Cached prefixes are shared only among requests with the same salt."""
     priority: Int | None = None
-    """Requests with a higher priority are scheduled first."""
+    """Requests with a lower priority are scheduled first, as in vLLM."""
     service_tier: Annotated[ServiceTier | None, _taking(_parse_service_tier, str | None)] = None
-    """Without a `priority`: "priority" counts as 1, "flex" as -1, and all others as 0."""
+    """Without a `priority`: "priority" counts as -1, "flex" as 1, and all others as 0."""
     prompt_cache_key: str | None = None
     """Hint that requests with this key share a prefix; `x-session-id` takes precedence."""
     prompt_logprobs: Int | None = None

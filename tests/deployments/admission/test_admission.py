@@ -139,7 +139,7 @@ def test_own_priority_orders_a_tenants_requests_and_the_operators_the_engines() 
         client = admitting(fleet, ttft_target_s=0.1)
         tasks = [asyncio.create_task(ask(client, "first", "a", 500))]
         await asyncio.sleep(0.05)
-        for name, priority in (("low", -1), ("later", 0), ("high", 9)):
+        for name, priority in (("low", 1), ("later", 0), ("high", -9)):
             tasks.append(asyncio.create_task(ask(client, name, "a", 500, priority=priority)))
         tasks.append(asyncio.create_task(ask(client, "other", "heavy", 500, priority=100)))
         tasks.append(asyncio.create_task(ask(client, "nobody", "", 500, priority=7)))

@@ -59,14 +59,14 @@ class Queue(RuleBasedStateMachine):
 
     @rule()
     def pop(self) -> None:
-        """The queue is work conserving, and returns the first request of the tenant's highest priority."""
+        """The queue is work conserving, and returns the first request of the tenant's lowest priority."""
         popped = self.queue.pop()
         assert (popped is None) == (not self.inside)
         if popped is not None:
             self.inside.remove(popped)
             self.num_pops += 1
             self.tokens_popped += popped.cost
-            assert all(other.priority <= popped.priority for other in self.inside if other.tenant == popped.tenant)
+            assert all(other.priority >= popped.priority for other in self.inside if other.tenant == popped.tenant)
 
     @rule(gone=consumes(waiting))
     def remove(self, gone: Waiting[str]) -> None:
@@ -217,6 +217,6 @@ def test_what_goes_before_a_new_request_is_its_own_and_the_others_shares() -> No
         queue.push(entry("heavy", 100))
     assert queue.tokens_before("light", 100) == 400
     assert queue.tokens_before("heavy", 100) == 10_000
-    assert queue.tokens_before("heavy", 100, priority=1) == 0
+    assert queue.tokens_before("heavy", 100, priority=-1) == 0
     queue.push(entry("light", 100))
     assert queue.tokens_before("light", 100) == 100 + 800

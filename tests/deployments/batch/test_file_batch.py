@@ -100,8 +100,8 @@ def test_the_progress_is_told_after_each_answer(tmp_path: Path) -> None:
 
 def test_fields_are_given_to_bodies_that_lack_them(tmp_path: Path) -> None:
     folder, api = Folder(tmp_path, request_line("a"), request_line("b", priority=3)), Shuffling()
-    folder.run(api, priority=-10)
-    assert {body["prompt"]: body["priority"] for body in api.bodies} == {"a": -10, "b": 3}
+    folder.run(api, priority=10)
+    assert {body["prompt"]: body["priority"] for body in api.bodies} == {"a": 10, "b": 3}
 
 
 class Killed(Exception):

@@ -76,7 +76,7 @@ def test_a_file_is_answered_in_its_order(fake_server: FakeServer, tmp_path: Path
     assert place.run("--concurrency", "4") == (0, f"20 of 20 requests are answered in {place.output}.")
     assert place.answers() == [(f"id {prompt}", prompt) for prompt in prompts]
     assert fake_server.most_open <= 4
-    assert {body["priority"] for body in fake_server.bodies} == {-10}
+    assert {body["priority"] for body in fake_server.bodies} == {10}
     line = json.loads(place.output.read_text().splitlines()[0])
     assert line["response"]["status_code"] == 200 and line["response"]["request_id"] == "req-1"
 

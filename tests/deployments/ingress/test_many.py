@@ -98,7 +98,7 @@ def test_requests_yield_to_interactive_ones_unless_they_say_otherwise(
     ask(["a", {"prompt": "b", "priority": 5}], many(service), {"max_tokens": 1})
     ask(["c"], many(service), {"max_tokens": 1, "priority": 3})
     assert [(request.priority, request.tenant) for request in engine.requests] == [
-        (-10, "batch"), (5, "batch"), (3, "batch"),
+        (10, "batch"), (5, "batch"), (3, "batch"),
     ]  # fmt: skip
 
 
@@ -180,7 +180,7 @@ def test_an_ingress_that_is_to_stop_does_not_wait_for_engines_that_refuse(
     assert len(engine.requests) <= 2
 
 
-TENANT = TenantSettings(name="nightly", key_hashes=(hash_key("rdx-secret"),), isolate_cache=True, priority=-3)
+TENANT = TenantSettings(name="nightly", key_hashes=(hash_key("rdx-secret"),), isolate_cache=True, priority=3)
 
 
 def closed(service: ApiService, *tenants: TenantSettings) -> ApiService:

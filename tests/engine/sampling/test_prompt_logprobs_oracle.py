@@ -150,7 +150,7 @@ def test_a_prompt_preempted_half_way_reports_the_rest(model: Path, overlap: bool
     memory = {"preemption": preemption, "host_kv_gib": 0.01}
     engine = engine_for(model, kv_pages=12, max_step_tokens=8, overlap=overlap, **memory)
     prompts = [random_ids(45, 66), random_ids(46, 70)]
-    requests = [engine.new_request(str(at), prompt, SCORED, priority=at) for at, prompt in enumerate(prompts)]
+    requests = [engine.new_request(str(at), prompt, SCORED, priority=-at) for at, prompt in enumerate(prompts)]
     events: list[list[StreamDelta]] = [[], []]
     reported: set[int] = set()  # After it was preempted.
     engine.loop.submit(requests[0])

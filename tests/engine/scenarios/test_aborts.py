@@ -115,7 +115,7 @@ def test_a_preempted_request_comes_back_when_its_preemptor_is_aborted(engine: Ma
     script = engine(limits={"max_running": 1})
     low = script.arrive(range(1, 20), max_tokens=20)
     script.run(until=lambda: len(script.tokens(low)) == 3)
-    high = script.arrive(range(50, 60), priority=1, max_tokens=20)
+    high = script.arrive(range(50, 60), priority=-1, max_tokens=20)
     script.run(until=lambda: bool(script.tokens(high)))
     assert script.requests[low].status is Status.WAITING
     script.abort(high)

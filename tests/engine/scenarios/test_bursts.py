@@ -100,7 +100,7 @@ def test_a_request_that_waited_for_a_preempted_ones_page_computes_it(engine: Mak
     b = script.arrive([*range(1, 31), 99], max_tokens=2)
     script.run(until=lambda: script.scheduler.load(script.now).num_deferred == 1)
     assert script.is_running(a) and not script.is_running(b)
-    high = script.arrive(range(200, 300), max_tokens=4, priority=3)
+    high = script.arrive(range(200, 300), max_tokens=4, priority=-3)
     script.run(until=lambda: bool(script.tokens(high)))
     assert script.requests[a].num_preemptions == 1
     script.run()

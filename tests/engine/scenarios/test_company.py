@@ -46,7 +46,7 @@ def test_a_search_that_is_preempted_finds_the_same_afterwards(engine: Make) -> N
     script = engine(num_pages=200, limits={"max_running": 4})
     found = script.arrive(range(1, 11), max_tokens=12, beams=BeamParams(4), ignore_eos=True)
     script.run(until=lambda: len(script.requests[found].beams) == 4)
-    script.arrive(range(50, 60), max_tokens=2, priority=1)
+    script.arrive(range(50, 60), max_tokens=2, priority=-1)
     script.run()
     assert script.requests[found].num_preemptions == 1
     assert list(script.events[found][-1].alternatives or ()) == script.found_alone(found)

@@ -32,7 +32,7 @@ def test_a_preempted_prompt_is_found_by_others_and_is_no_hit_for_itself(
     script, _, b = pressed(engine, preemption=preemption, host_pages=host_pages)
     kept = script.cache.peek(script.requests[b].namespace, [*B, 0])
     assert kept > 0
-    c = script.arrive(B[:kept], max_tokens=2, priority=1)
+    c = script.arrive(B[:kept], max_tokens=2, priority=-1)
     script.run()
     stats = script.cache.stats
     assert stats.query_tokens == 64 + kept
@@ -83,7 +83,7 @@ def test_scores_are_reported_once_however_often_the_prompt_is_begun(
     a = script.arrive(range(1, 81), max_tokens=5, prompt_logprobs=2)
     for start in (200, 300):
         script.run(until=lambda: script.is_running(a) and script.requests[a].num_computed >= start // 10)  # noqa: B023
-        high = script.arrive(range(start, start + 60), max_tokens=2, priority=1)
+        high = script.arrive(range(start, start + 60), max_tokens=2, priority=-1)
         script.run(until=lambda: script.reason(high) is not None)  # noqa: B023
     script.run()
     assert script.requests[a].num_preemptions == 2
@@ -94,7 +94,7 @@ def test_a_prompt_preempted_half_way_goes_on_half_way(engine: Make) -> None:
     script = engine(num_pages=40, limits={"max_step_tokens": 8, "max_running": 1})
     a = script.arrive(range(1, 61), max_tokens=2)
     script.run(until=lambda: script.requests[a].num_computed >= 32)
-    script.arrive([200] * 9, max_tokens=2, priority=1)
+    script.arrive([200] * 9, max_tokens=2, priority=-1)
     script.run()
     assert script.requests[a].num_preemptions == 1
     assert script.num_computed(a) == 61, "nothing twice: the tree kept its chunks"
@@ -108,7 +108,7 @@ def test_a_request_preempted_right_after_its_page_was_copied(engine: Make) -> No
     low = script.arrive([*range(1, 11), 50], max_tokens=8)
     script.step()
     assert script.runner.plans[-1].copies
-    script.arrive(range(200, 230), max_tokens=2, priority=1)
+    script.arrive(range(200, 230), max_tokens=2, priority=-1)
     script.run()
     assert script.requests[low].num_preemptions == 1
     assert script.events[low][-1].num_cached == 10
@@ -119,7 +119,7 @@ def test_every_preemption_is_reported_with_the_next_token(engine: Make) -> None:
     low = script.arrive(range(1, 20), max_tokens=30)
     for round_ in range(1, 4):
         script.run(until=lambda: script.is_running(low) and len(script.tokens(low)) >= 4 * round_)  # noqa: B023
-        script.arrive([100 + round_] * 5, max_tokens=2, priority=1)
+        script.arrive([100 + round_] * 5, max_tokens=2, priority=-1)
         script.run(until=lambda: script.requests[low].num_preemptions == round_)  # noqa: B023
     script.run()
     reported = [event.timings.num_preemptions for event in script.events[low] if event.timings is not None]

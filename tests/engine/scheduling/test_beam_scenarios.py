@@ -190,10 +190,10 @@ def test_a_search_takes_its_width_of_the_places_in_the_batch() -> None:
 def test_a_search_of_higher_priority_preempts_as_many_as_it_has_beams_or_none(others: int) -> None:
     """Equals hold two of four places, or none: three beams take three places or, where that cannot be, wait."""
     script = Script(num_pages=400, limits={"max_running": 4})
-    equal = [script.arrive([i + 1] * 9, max_tokens=9, priority=1) for i in range(2 * others)]
+    equal = [script.arrive([i + 1] * 9, max_tokens=9, priority=-1) for i in range(2 * others)]
     low = [script.arrive([i + 5] * 9, max_tokens=9) for i in range(4 - 2 * others)]
     script.step()
-    high = search(script, range(1, 9), 3, priority=1)
+    high = search(script, range(1, 9), 3, priority=-1)
     script.run(until=lambda: script.is_running(high))
     assert [script.requests[name].num_preemptions for name in equal + low] == ([0] * 4 if others else [0, 1, 1, 1])
     finish(script)

@@ -134,7 +134,7 @@ def test_a_flood_of_high_priority_starves_a_low_one_no_longer_than_its_half_live
     low = engine.arrive(10, max_tokens=4, priority=0)
     engine.step()
     for _ in range(60):
-        engine.arrive(10, max_tokens=1, priority=2)
+        engine.arrive(10, max_tokens=1, priority=-2)
         engine.step()
     assert engine.requests[low].num_preemptions == 1
     times = engine.token_times[low]
@@ -146,7 +146,7 @@ def test_without_ageing_to_speak_of_it_would_starve() -> None:
     engine = SimulatedEngine(max_running=1, priority_half_life_s=1e6)
     low = engine.arrive(10, max_tokens=3, priority=0)
     for _ in range(60):
-        engine.arrive(10, max_tokens=1, priority=2)
+        engine.arrive(10, max_tokens=1, priority=-2)
         engine.step()
     assert not engine.token_times[low]
 
@@ -154,10 +154,10 @@ def test_without_ageing_to_speak_of_it_would_starve() -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_higher_priority_takes_a_place_in_a_full_batch_from_the_last_in_order(overlap: bool) -> None:
     script = Script(num_pages=200, limits={"max_running": 3}, overlap=overlap)
-    low = [script.arrive([i + 1] * 12, max_tokens=20, priority=p) for i, p in enumerate((0, -1, 0))]
+    low = [script.arrive([i + 1] * 12, max_tokens=20, priority=p) for i, p in enumerate((0, 1, 0))]
     for _ in range(3):
         script.step()
-    high = script.arrive([9] * 12, max_tokens=5, priority=1)
+    high = script.arrive([9] * 12, max_tokens=5, priority=-1)
     script.run(until=lambda: bool(script.tokens(high)))
     assert [script.requests[name].num_preemptions for name in low] == [0, 1, 0]
     script.run()
@@ -170,7 +170,7 @@ def test_a_higher_priority_takes_a_place_in_a_full_batch_from_the_last_in_order(
 def test_a_higher_priority_takes_as_much_memory_as_it_needs_and_no_more(overlap: bool) -> None:
     """Three requests hold 8 of 28 pages each; one that needs 16 takes those of two of them."""
     script = Script(num_pages=28, page_size=4, overlap=overlap)
-    low = [script.arrive([i + 1] * 28, max_tokens=8, priority=-1) for i in range(3)]
+    low = [script.arrive([i + 1] * 28, max_tokens=8, priority=1) for i in range(3)]
     for _ in range(2):
         script.step()
     assert all(script.is_running(name) for name in low)
@@ -182,7 +182,7 @@ def test_a_higher_priority_takes_as_much_memory_as_it_needs_and_no_more(overlap:
     assert script.nothing_held()
 
 
-@pytest.mark.parametrize(("policy", "priority"), [("priority", 0), ("fcfs", 1), ("fair", 0)])
+@pytest.mark.parametrize(("policy", "priority"), [("priority", 0), ("fcfs", -1), ("fair", 0)])
 def test_a_request_that_may_preempt_none_waits(policy: str, priority: int) -> None:
     script = Script(num_pages=200, limits={"max_running": 2, "policy": policy})
     first = [script.arrive([i + 1] * 12, max_tokens=10, tenant="a") for i in range(2)]
@@ -195,10 +195,10 @@ def test_a_request_that_may_preempt_none_waits(policy: str, priority: int) -> No
 def test_no_request_is_preempted_for_one_that_would_still_not_fit() -> None:
     """An equal request holds 9 of 12 pages: the 3 of a lower one would not suffice."""
     script = Script(num_pages=12, page_size=4)
-    equal = script.arrive([1] * 30, max_tokens=6, priority=1)
+    equal = script.arrive([1] * 30, max_tokens=6, priority=-1)
     low = script.arrive([2] * 8, max_tokens=3, priority=0)
     script.step()
-    high = script.arrive([3] * 20, max_tokens=2, priority=1)
+    high = script.arrive([3] * 20, max_tokens=2, priority=-1)
     script.run(until=lambda: script.reason(low) is not None)
     assert script.requests[low].num_preemptions == 0
     assert not script.tokens(high)
@@ -211,7 +211,7 @@ def test_a_preempted_request_keeps_its_place_before_younger_equals() -> None:
     low = engine.arrive(10, max_tokens=4)
     younger = engine.arrive(10, max_tokens=4)
     engine.step()
-    engine.arrive(10, max_tokens=2, priority=5)
+    engine.arrive(10, max_tokens=2, priority=-5)
     engine.run()
     assert engine.requests[low].num_preemptions == 1
     assert engine.token_times[low][-1] < engine.token_times[younger][0]

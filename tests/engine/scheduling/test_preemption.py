@@ -92,7 +92,7 @@ def test_it_goes_on_inside_a_page_of_which_the_tree_has_a_part(overlap: bool) ->
     """A more important request takes all its pages and begins with its first 6 tokens: page 1 is the host's."""
     script, _, b = pressed(overlap=overlap)
     more = 24 * 4 - script.scheduler.account().locked * 4 - 16
-    c = script.arrive([*B[:6], *range(300, 300 + more)], max_tokens=1, priority=100)
+    c = script.arrive([*B[:6], *range(300, 300 + more)], max_tokens=1, priority=-100)
     script.run(until=lambda: script.reason(c) is not None)
     assert script.cache.peek(script.requests[b].namespace, script.requests[b].tokens) == 6
     script.run(until=lambda: script.is_running(b))

@@ -30,7 +30,7 @@ requests = st.builds(request, st.integers(0, 200).map(float), st.integers(-5, 5)
 def test_positions_order_as_claims_do_at_any_time(one: Request, other: Request, since: int) -> None:
     """Claims are computed by definition, in exact powers of two, at a moment at which both have come."""
     now = max(one.arrival, other.arrival) + since
-    claim, rival = (r.priority + (now - r.arrival) / HALF_LIFE for r in (one, other))  # log2
+    claim, rival = ((now - r.arrival) / HALF_LIFE - r.priority for r in (one, other))  # log2
     queue_policy = PriorityWithAgeing(HALF_LIFE)
     if claim != rival:
         assert (claim > rival) == (queue_policy.position(one) < queue_policy.position(other))
@@ -42,8 +42,8 @@ def test_what_a_newcomer_has_ahead_halves_every_half_life() -> None:
     waits = request(0.0, priority=0)
 
     def advantage(now: float) -> float:
-        """Return the ratio of a newcomer's claim, of priority 3, to that of the waiting request."""
-        newcomer = PriorityWithAgeing(HALF_LIFE).position(request(now, priority=3))
+        """Return the ratio of a newcomer's claim, of priority -3, to that of the waiting request."""
+        newcomer = PriorityWithAgeing(HALF_LIFE).position(request(now, priority=-3))
         return 2 ** (
             (PriorityWithAgeing(HALF_LIFE).position(waits).effective_arrival - newcomer.effective_arrival)
             / HALF_LIFE
@@ -63,19 +63,19 @@ def test_which_requests_may_preempt_which() -> None:
         queue_policy = policy_named(policy, HALF_LIFE)
         return queue_policy.position(waiting).can_preempt(queue_policy.position(running))
 
-    low, high = request(0.0, 0, "a"), request(5.0, 1, "a")
+    low, high = request(0.0, 0, "a"), request(5.0, -1, "a")
     assert may("priority", high, low)
     assert not may("priority", low, high)
-    assert not may("priority", request(0.0, 1), request(5.0, 1)), "nothing from equals, even if they came later"
-    assert not may("priority", request(8.5, 1), low), "its claim has outgrown the other's"
+    assert not may("priority", request(0.0, -1), request(5.0, -1)), "nothing from equals, even if they came later"
+    assert not may("priority", request(8.5, -1), low), "its claim has outgrown the other's"
     assert not may("fcfs", high, low)
     assert may("fair", high, low)
-    assert not may("fair", request(5.0, 1, "b"), low), "nothing from another tenant"
+    assert not may("fair", request(5.0, -1, "b"), low), "nothing from another tenant"
 
 
 def test_first_come_first_served_is_deaf_to_priorities() -> None:
     position = policy_named("fcfs").position
-    assert position(request(1.0, -9)) < position(request(2.0, 9))
+    assert position(request(1.0, 9)) < position(request(2.0, -9))
 
 
 def test_long_half_lives_and_large_clocks_still_distinguish_arrivals() -> None:

@@ -143,8 +143,8 @@ def test_recompute_after_preemption_is_not_a_hit() -> None:
 
 def test_low_priority_is_preempted_first() -> None:
     script = Script(num_pages=24, page_size=4)
-    low = script.arrive(range(1, 33), max_tokens=30, priority=-1)
-    high = script.arrive(range(100, 132), max_tokens=30, priority=1)
+    low = script.arrive(range(1, 33), max_tokens=30, priority=1)
+    high = script.arrive(range(100, 132), max_tokens=30, priority=-1)
     script.run()
     assert script.requests[high].num_preemptions == 0
     assert script.requests[low].num_preemptions > 0

@@ -95,7 +95,7 @@ def test_service_tiers_are_priorities(
     for fields in ({"service_tier": "flex"}, {"service_tier": "priority"}, {"service_tier": "default"}, {}):
         client.post(path, body | fields)
     client.post(path, body | {"service_tier": "flex", "priority": 5})
-    assert [request.priority for request in engine.requests] == [-1, 1, 0, 0, 5]
+    assert [request.priority for request in engine.requests] == [1, -1, 0, 0, 5]
 
 
 @BOTH
