@@ -1,4 +1,4 @@
-"""The endpoints, and the layers around them. Failures become OpenAI error objects.
+"""The endpoints, and the layers around them. Failures become error objects of the path's API.
 
 Spelling ─▶ Observation ─▶ Envelope ─▶ Origins ─▶ Bounded ─▶ Gate ─▶ HotPaths ─▶ endpoints that generate
                                                                      └─────▶ FastAPI ─▶ others, /openapi.json
@@ -28,19 +28,14 @@ from deployments.api.http.access import Gate, tenant_of
 from deployments.api.http.body import ClientGone, read_json
 from deployments.api.http.body_memory import BodyMemory, BodyRoom
 from deployments.api.http.bounded import Bounded
+from deployments.api.http.error_response import error_response
 from deployments.api.http.hot_paths import HotPaths
 from deployments.api.http.observation import Observation, record_of
 from deployments.api.http.origins import Origins
 from deployments.api.http.pacing import Pace, chunks_per_s
+from deployments.api.http.scopes import request_id
 from deployments.api.http.spelling import Spelling
-from deployments.api.http.transport import (
-    Envelope,
-    error_response,
-    json_response,
-    name_ignored,
-    request_id,
-    until_disconnect,
-)
+from deployments.api.http.transport import Envelope, json_response, name_ignored, until_disconnect
 from deployments.api.off_loop import near_or_far, num_threads, off_loop, take_share
 from deployments.api.record import RequestRecord
 from deployments.api.request.openapi import add_parts, body_of
@@ -278,12 +273,12 @@ def _max_wait_s(request: Request) -> float | None:
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
 async def _on_defect(request: Request, error: Exception) -> Response:
     """Answer after an exception that nothing expected, which `Envelope` then logs."""
-    return error_response(internal(request_id(request.scope)))
+    return error_response(internal(request_id(request.scope)), request.scope)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -293,7 +288,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         404: "This path does not exist; docs/api.md lists the endpoints.",
         405: f"The method {request.method} is not allowed for this path.",
     }.get(error.status_code, "The request cannot be served.")
-    return error_response(ApiError(error.status_code, message, headers=dict(error.headers or {})))
+    wrong = ApiError(error.status_code, message, headers=dict(error.headers or {}))
+    return error_response(wrong, request.scope)
 
 
 def _hints(request: Request, limits: Limits) -> Hints:

@@ -1,4 +1,6 @@
-"""Errors in the form that OpenAI's clients know: {"error": {"message", "type", "param", "code"}} and a status.
+"""Errors, in the form that OpenAI's clients know: {"error": {"message", "type", "param", "code"}} and a status.
+
+`deployments.api.http.error_response` answers with them, and knows which paths have another form.
 
 Messages are written here or at the check that raises them, never taken from an exception of unknown origin, whose
 text belongs in the log.

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message
 
 from deployments.api.http.access import as_tenant
-from deployments.api.http.transport import request_id
+from deployments.api.http.scopes import request_id
 from deployments.batch.runner import Reply
 from deployments.config.tenants import Tenant
 

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deployments.api.errors import ApiError
+from deployments.api.http.error_response import error_body
 from deployments.api.http.transport import ON_DISCONNECT
 from deployments.config.limits import Limits
 from deployments.config.settings import IngressSettings
@@ -155,6 +156,9 @@ class Connection(HttpToolsProtocol):
     long. When the server drains, a request that its client sends before it has noticed is answered, as its last.
     """
 
+    url = b""
+    """As much as arrived of the request's path and query; what it inherits sets it with the first byte."""
+
     def __init__(self, *args: Any, bounds: ConnectionBounds, **options: Any) -> None:
         """The time begins with the connection, or with the first byte of a later request."""
         super().__init__(*args, **options)
@@ -264,7 +268,7 @@ class Connection(HttpToolsProtocol):
             return
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if not is_answering:
-            body = error.body()
+            body = error_body(error, self.url.partition(b"?")[0].decode("latin-1"))
             head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
             head += f"connection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             self.transport.write(head.encode() + body)

@@ -15,7 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from deployments.admission.rate_limits import TenantLimits, Ticket
 from deployments.api.errors import ApiError
 from deployments.api.http.admin import require_admin
-from deployments.api.http.transport import error_response
+from deployments.api.http.error_response import error_response
+from deployments.api.http.scopes import route_path
 from deployments.config.tenants import ADMIN, ANONYMOUS, KeyRing, Tenant
 from monitoring.metrics import Metrics
 
@@ -140,7 +141,7 @@ class Gate:
                 scope[_TENANT] = self._access.identify(scope)
             except ApiError as error:
                 self._count(error)
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -166,9 +167,3 @@ def _bearer_key(given: list[bytes]) -> str:
         what = f"a key is 1 to {MAX_KEY_CHARS} visible ASCII characters without spaces"
         raise unauthenticated(f"The Authorization header has no valid API key: {what}.")
     return key.decode("ascii")
-
-
-def route_path(scope: Scope) -> str:
-    """Return the path below the application's route prefix, as routes see it."""
-    path, root = str(scope["path"]), str(scope.get("root_path", ""))
-    return path[len(root) :] if root and path.startswith(f"{root}/") else path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.api.errors import RETRY_AFTER_S, ApiError
-from deployments.api.http.transport import error_response
+from deployments.api.http.error_response import error_response
 
 
 class Bounded:
@@ -25,7 +25,7 @@ class Bounded:
             message = f"The server has {self._num_open} open requests, {limit}; retry later."
             headers = {"retry-after": f"{RETRY_AFTER_S:.0f}"}
             refused = ApiError(429, message, code="too_many_open_requests", headers=headers)
-            await error_response(refused)(scope, receive, send)
+            await error_response(refused, scope)(scope, receive, send)
             return
         self._num_open += 1
         try:

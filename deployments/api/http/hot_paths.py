@@ -10,8 +10,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.api.errors import ApiError
-from deployments.api.http.access import route_path
-from deployments.api.http.transport import error_response
+from deployments.api.http.error_response import error_response
+from deployments.api.http.scopes import route_path
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -43,5 +43,5 @@ class HotPaths:
         try:
             response = await endpoint(Request(scope, receive))
         except ApiError as error:
-            response = error_response(error)
+            response = error_response(error, scope)
         await response(scope, receive, send)

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.api.errors import ApiError
-from deployments.api.http.access import route_path, tenant_of
-from deployments.api.http.transport import request_id
+from deployments.api.http.access import tenant_of
+from deployments.api.http.scopes import request_id, route_path
 from deployments.api.record import CLIENT_LEFT, Listener, RequestRecord
 from deployments.api.request_metrics import Endpoint
 from monitoring.metrics import Metrics

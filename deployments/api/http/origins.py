@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.api.errors import ApiError, quoted
-from deployments.api.http.transport import error_response
+from deployments.api.http.error_response import error_response
 
 MAX_AGE_S = 600
 """Seconds for which a browser need not ask again whether a page may send its requests."""
 _METHODS = b"GET, HEAD, POST, DELETE"
 _EXPOSED = (
-    b"retry-after, x-request-id, x-raydix-replica, x-raydix-cached-tokens, x-raydix-decision, "
+    b"retry-after, x-request-id, request-id, x-raydix-replica, x-raydix-cached-tokens, x-raydix-decision, "
     b"x-raydix-ignored-fields, "
     b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
     b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
@@ -59,7 +59,7 @@ class Origins:
                 asked_headers = value
         error = None if host is None or host in self._seen else self._check(host)
         if error is not None:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
         if origin is None:
             await self._app(scope, receive, send)
@@ -67,7 +67,7 @@ class Origins:
         is_declared = origin in self._origins or b"*" in self._origins
         if scope["method"] == "OPTIONS" and asked_method is not None:
             if not is_declared:
-                await error_response(_undeclared(origin))(scope, receive, send)
+                await error_response(_undeclared(origin), scope)(scope, receive, send)
                 return
             await _let(origin, asked_headers, send)
             return

@@ -15,19 +15,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.api.errors import ApiError, internal, invalid
 from deployments.api.http.body import ClientGone
+from deployments.api.http.error_response import error_response
+from deployments.api.http.scopes import REQUEST_ID
 from deployments.api.time_limit import TimeLimit
 from deployments.config.limits import Limits
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_REQUEST_ID = "raydix.request_id"
 _IGNORED_FIELDS = "raydix.ignored_fields"
 _MAX_REQUEST_ID_CHARS = 128
-
-
-def request_id(scope: Scope) -> str:
-    """Return the id that `Envelope` gave this request."""
-    return str(scope.get(_REQUEST_ID, ""))
 
 
 def name_ignored(scope: Scope, fields: Sequence[str]) -> None:
@@ -137,11 +133,6 @@ def json_response(content: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
-def error_response(error: ApiError) -> Response:
-    """Create the response of an error."""
-    return Response(error.body(), error.status, error.headers, "application/json")
-
-
 class Envelope:
     """Middleware that bounds the headers, gives the request an id, and turns unexpected exceptions into a 500."""
 
@@ -168,7 +159,7 @@ class Envelope:
             return
         given = [value for header, value in scope["headers"] if header == b"x-request-id"]
         is_fit = len(set(given)) == 1 and _is_fit(given[0])
-        name = scope[_REQUEST_ID] = given[0].decode("ascii") if is_fit else f"req-{secrets.token_hex(16)}"
+        name = scope[REQUEST_ID] = given[0].decode("ascii") if is_fit else f"req-{secrets.token_hex(16)}"
         self._on_named(name)
         has_started = False
 
@@ -188,13 +179,13 @@ class Envelope:
             if error is None:
                 await self._app(scope, receive, named_send)
             else:
-                await error_response(error)(scope, receive, named_send)
+                await error_response(error, scope)(scope, receive, named_send)
         except ClientGone:
             return
         except Exception:
             logger.exception("request %s failed", name)
             if not has_started:
-                await error_response(internal(name))(scope, receive, named_send)
+                await error_response(internal(name), scope)(scope, receive, named_send)
 
     def _check_size(self, scope: Scope) -> ApiError | None:
         headers = scope["headers"]

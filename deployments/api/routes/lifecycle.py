@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from deployments.api.errors import ApiError, from_client
 from deployments.api.http.admin import require_admin
-from deployments.api.http.transport import json_response, request_id
+from deployments.api.http.scopes import request_id
+from deployments.api.http.transport import json_response
 from deployments.api.service import ApiService, ServedModel
 from deployments.client.protocol import ModelState, NotSwitchable, Unavailable
 

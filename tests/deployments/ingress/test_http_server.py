@@ -126,6 +126,16 @@ def test_headers_without_end_are_refused_while_they_come() -> None:
     asyncio.run(scenario())
 
 
+def test_headers_are_refused_in_the_form_of_the_path_they_are_for() -> None:
+    async def scenario() -> None:
+        async with serving(Api()) as (port, _):
+            answer = await said(port, b"POST /v1/messages?beta=true HTTP/1.1\r\nx-large: ", b"x" * 3000)
+            error = json.loads(answer.split(b"\r\n\r\n")[1])
+            assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
+
+    asyncio.run(scenario())
+
+
 def test_nonsense_is_refused() -> None:
     async def scenario() -> None:
         async with serving(Api()) as (port, _):

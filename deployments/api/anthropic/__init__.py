@@ -1,0 +1,1 @@
+"""Anthropic's API over the same plans and streams as OpenAI's."""

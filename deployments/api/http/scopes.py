@@ -1,0 +1,19 @@
+"""What an ASGI scope says of a request, by the names that the layers know."""
+
+from __future__ import annotations
+
+from starlette.types import Scope
+
+REQUEST_ID = "raydix.request_id"
+"""Where `Envelope` leaves a request's id."""
+
+
+def request_id(scope: Scope) -> str:
+    """Return the id that `Envelope` gave this request."""
+    return str(scope.get(REQUEST_ID, ""))
+
+
+def route_path(scope: Scope) -> str:
+    """Return the path below the application's route prefix, as routes see it."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
