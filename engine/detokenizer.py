@@ -84,6 +84,9 @@ class TextStream:
         self.num_tokens = 0
         """Number of tokens pushed, up to the one that completed a stop string."""
         self.stopped = False
+        self.stop_string: str | None = None
+        """The stop string that ended the text: of several that are complete the one that begins first, and the
+        longest of those."""
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
         """Add tokens. With stop strings they are taken one by one, to know which one completes one."""
@@ -118,12 +121,15 @@ class TextStream:
             return text
         num_held, text = len(self._held), self._held + text
         ends = [
-            found for string in self._stop if (found := text.find(string, max(0, num_held + 1 - len(string)))) >= 0
+            (found, -len(string), string)
+            for string in self._stop
+            if (found := text.find(string, max(0, num_held + 1 - len(string)))) >= 0
         ]
         if ends:
             self.stopped = True
             self._held = ""
-            return text[: min(ends)]
+            end, _, self.stop_string = min(ends)
+            return text[:end]
         split = 0
         while split < len(text) and not self._may_begin(text[split:]):
             split += 1

@@ -52,6 +52,8 @@ class ChoiceDelta(Struct, frozen=True, gc=False):
     """Reasoning added, which precedes the text."""
     calls: Sequence[ToolCallDelta] = ()
     """Parts of tool calls added."""
+    stop_string: str | None = None
+    """The stop string that ended the choice, on its last delta."""
 
     @property
     def has_content(self) -> bool:
@@ -112,6 +114,7 @@ class Choice:
             delta.prompt_logprobs,
             said.reasoning,
             said.calls,
+            self._text.stop_string if self._text.stopped else None,
         )
 
     @property

@@ -179,12 +179,13 @@ def test_the_first_stop_string_cuts_the_text(tokenizer: Tokenizer, text: str, st
     found = [at for string in stop if (at := text.find(string)) >= 0]
     assert made.stopped == bool(found)
     if not found:
-        assert shown == text
+        assert shown == text and made.stop_string is None
         return
     # The stream stops at the token that completes a stop string: the first to be completed wins.
     complete = tokenizer.decode(ids[: made.num_tokens])
     cut = min(complete.find(string) for string in stop if string in complete)
     assert shown == text[:cut]
+    assert made.stop_string == max((string for string in stop if complete.startswith(string, cut)), key=len)
     assert not any(string in tokenizer.decode(ids[: made.num_tokens - 1]) for string in stop)
 
 

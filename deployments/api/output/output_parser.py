@@ -83,6 +83,11 @@ class OutputParser:
         return self._text.num_tokens
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer; None if nothing has, or something else."""
+        return self._text.stop_string
+
+    @property
     def num_reasoning(self) -> int:
         """Number of reasoning tokens, including the one that completed the closing mark."""
         return self._num_before_answer if self._has_thought else 0
