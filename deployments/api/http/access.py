@@ -7,7 +7,7 @@ sent in their place, appear in no response and no log.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -58,8 +58,7 @@ class AccessControl:
             require_admin(Request(scope), self._admin_key_hash)
         if path in OPEN_PATHS or self._keys.is_open:
             return ANONYMOUS
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        tenant = self._keys.find(_bearer_key(given))
+        tenant = self._keys.find(_key_in(scope["headers"]))
         if tenant is None:
             raise unauthenticated("This API key is not known here.")
         return tenant
@@ -115,7 +114,7 @@ def as_tenant(scope: Scope, tenant: Tenant) -> Scope:
 
 def unauthenticated(message: str) -> ApiError:
     """Create a 401 in the form of OpenAI's API."""
-    hint = 'Send "Authorization: Bearer <your API key>".'
+    hint = 'Send "Authorization: Bearer <your API key>" or "x-api-key: <your API key>".'
     headers = {"www-authenticate": 'Bearer realm="raydix"'}
     return ApiError(401, f"{message} {hint}", code="invalid_api_key", headers=headers)
 
@@ -153,17 +152,24 @@ class Gate:
             )
 
 
-def _bearer_key(given: list[bytes]) -> str:
-    """Return the key in the Authorization header. Raises `ApiError` 401 that says what is wrong with it."""
-    if not given:
-        raise unauthenticated("The request has no API key.")
+def _key_in(headers: Sequence[tuple[bytes, bytes]]) -> str:
+    """Return a request's key, as OpenAI's clients send it or else as Anthropic's do. Raises `ApiError` 401 that
+    says what is wrong with it.
+    """
+    name, given = "Authorization", [value for name, value in headers if name == b"authorization"]
+    if given:
+        scheme, _, key = given[0].partition(b" ")
+        if scheme.lower() != b"bearer":
+            raise unauthenticated("The Authorization header does not begin with Bearer.")
+    else:
+        name, given = "x-api-key", [value for name, value in headers if name == b"x-api-key"]
+        if not given:
+            raise unauthenticated("The request has no API key.")
+        key = given[0]
     if len(given) > 1:
-        raise unauthenticated("The request has several Authorization headers.")
-    scheme, _, rest = given[0].partition(b" ")
-    if scheme.lower() != b"bearer":
-        raise unauthenticated("The Authorization header does not begin with Bearer.")
-    key = rest.strip(b" ")
+        raise unauthenticated(f"The request has several {name} headers.")
+    key = key.strip(b" ")
     if not 0 < len(key) <= MAX_KEY_CHARS or not all(33 <= byte <= 126 for byte in key):
         what = f"a key is 1 to {MAX_KEY_CHARS} visible ASCII characters without spaces"
-        raise unauthenticated(f"The Authorization header has no valid API key: {what}.")
+        raise unauthenticated(f"The {name} header has no valid API key: {what}.")
     return key.decode("ascii")

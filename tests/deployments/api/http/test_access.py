@@ -102,6 +102,22 @@ def test_without_a_known_key_every_path_is_closed(
     assert says in error["message"] and "wrong-key" not in response.text and "key-a" not in response.text
 
 
+def test_a_key_may_come_as_anthropics_clients_send_it(build: Build, engine: ScriptedEngine) -> None:
+    client = build(tenant("a"), tenant("b"))
+    for path in ("/v1/models", "/openapi.json"):
+        assert client.get(path, headers={"x-api-key": "key-a"}).status_code == 200
+    assert client.post("/v1/completions", ASK, headers={"x-api-key": "key-b"}).status_code == 200
+    both = {"x-api-key": "key-a", "authorization": "Bearer key-b"}
+    assert client.post("/v1/completions", ASK, headers=both).status_code == 200
+    assert [request.tenant for request in engine.requests] == ["b", "b"]
+    wrong: list[tuple[bytes, str]] = [(b"", "no valid"), (b"key a", "no valid"), (b"key-c", "not known")]
+    for key, says in wrong:
+        refused = client.get("/v1/models", headers=[(b"x-api-key", key)])
+        assert refused.status_code == 401 and says in error_of(refused)["message"]
+    twice = client.get("/v1/models", headers=[(b"x-api-key", b"key-a")] * 2)
+    assert "several x-api-key" in error_of(twice)["message"]
+
+
 def test_two_keys_at_once_and_huge_headers_are_refused(build: Build) -> None:
     client = build(tenant("a"))
     twice = [(b"authorization", b"Bearer key-a"), (b"authorization", b"Bearer key-b")]
