@@ -19,7 +19,7 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ TEMPLATE = (
     "<|im_end|>\n{% endfor %}"
 )
 CHUNK = 64 * 1024
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,7 @@ def cases(max_bytes: int) -> Iterator[Case]:
     yield case("structured_outputs.choice", CHAT, chat + '"structured_outputs":{"choice":[', '"a"', "]}}")
     for name in ("regex", "grammar"):
         yield case(f"structured_outputs.{name}", CHAT, chat + f'"structured_outputs":{{"{name}":"', "a", '"}}', "")
+    yield from _anthropic(case)
     for name, unit in (("ids", "1"), ("texts", '""')):
         yield case(f"tokens: {name}", "/detokenize", model + '"tokens":[', unit, "]}")
     ids = ",".join(["1234"] * 131_000)
@@ -168,6 +169,30 @@ def cases(max_bytes: int) -> Iterator[Case]:
     yield case("spaces between", COMPLETIONS, "{", " ", '"model":"demo"}', "")
     yield case("almost JSON", COMPLETIONS, model + '"prompt":"', "a", '"', "")
     yield Case("not UTF-8", COMPLETIONS, b'{"model":"' + b"\xff" * (max_bytes - 100) + b'"}')
+
+
+def _anthropic(case: Callable[..., Case]) -> Iterator[Case]:
+    """Yield requests for Anthropic's API; `case` makes one of many units."""
+    head = '{"model":"demo","max_tokens":9,'
+    text, use = '{"type":"text","text":""}', '{"type":"tool_use","id":"a","name":"f","input":{"a":[1]}}'
+    result = '{"type":"tool_result","tool_use_id":"a","content":[{"type":"text","text":"b"}]}'
+    turns = ['{"role":"user","content":"a"}', f'{{"role":"assistant","content":[{text},{use}]}}']
+    turns[0] = f'{{"role":"user","content":[{result},{text}]}}'
+    tool = '{"name":"f","input_schema":{"type":"object"}}'
+    user = head + '"messages":[{"role":"user","content":['
+    for path in (MESSAGES, f"{MESSAGES}/count_tokens"):
+        yield case("messages of blocks", path, head + '"messages":[', ",".join(turns), "]}")
+        yield case("blocks", path, user, text, "]}]}")
+        yield case("blocks of a system", path, user + text + ']}],"system":[', text, "]}")
+        yield case("tools", path, user + text + ']}],"tools":[', tool, "]}")
+        yield case("content: words", path, user + '{"type":"text","text":"', "lorem ipsum: ", '"}]}]}', "")
+        for count in (250, 1000, 2048):
+            body = f'{head}"messages":[{",".join(turns * count)},{turns[0]}]}}'
+            yield Case(f"{2 * count:,} messages of blocks", path, body.encode())
+        for name, unit in (("lists", "[1]"), ("objects", "{}")):
+            yield case(f"input: {name}", path, user + use[:-5] + "[", unit, "]}}]}]}")
+    yield case("content of a result", MESSAGES, user + result[:-2] + ",", text, "]}]}]}")
+    yield case("stop_sequences", MESSAGES, user + text + ']}],"stop_sequences":[', '""', "]}")
 
 
 def _format(schema: str) -> str:

@@ -7,12 +7,11 @@ Spelling ─▶ Observation ─▶ Envelope ─▶ Origins ─▶ Bounded ─▶
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,6 +19,11 @@ from starlette.types import ASGIApp
 
 from deployments.admission.fair_threads import FairThreads
 from deployments.admission.rate_limits import RateLimited
+from deployments.api.anthropic.errors import PATH as MESSAGES
+from deployments.api.anthropic.errors import named
+from deployments.api.anthropic.plan import count_tokens, plan_message
+from deployments.api.anthropic.protocol import CountTokensRequest, MessagesRequest
+from deployments.api.anthropic.translation import parse_count, parse_messages
 from deployments.api.chat import plan_chat
 from deployments.api.completions import plan_completion
 from deployments.api.errors import ApiError, at_most, from_client, internal, invalid, quoted
@@ -44,11 +48,11 @@ from deployments.api.request.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    Parsed,
     TokenizeRequest,
     parse,
 )
 from deployments.api.request.sampling import check_in_context, in_vocabulary
+from deployments.api.request.strict_model import StrictModel
 from deployments.api.request_metrics import RequestMetrics
 from deployments.api.routes.cluster import add_cluster_routes
 from deployments.api.routes.health import Readiness, health
@@ -61,13 +65,21 @@ from deployments.config.limits import Limits
 from engine.machine import usable_cores
 
 _Planner = Callable[[], Awaitable[GenerationPlan]]
+T = TypeVar("T")
+_Parser = Callable[[dict[str, Any], Limits], tuple[T, Sequence[str]]]
+"""Reads a body: returns a request, and the names of ignored fields to be shown."""
 
 
 def create_app(service: ApiService) -> ASGIApp:
     """Create the HTTP API of one service: the endpoints, and around them what holds for all of them."""
     endpoints = _Endpoints(service)
-    generating = {"/v1/chat/completions": endpoints.chat, "/v1/completions": endpoints.completions}
-    app: ASGIApp = HotPaths(_framework_app(service, endpoints), generating)
+    hot = {
+        "/v1/chat/completions": endpoints.chat,
+        "/v1/completions": endpoints.completions,
+        MESSAGES: endpoints.messages,
+        f"{MESSAGES}/count_tokens": endpoints.count_tokens,
+    }
+    app: ASGIApp = HotPaths(_framework_app(service, endpoints), hot)
     app = Gate(app, service.access, service.metrics)
     if service.max_open is not None:
         app = Bounded(app, service.max_open)
@@ -84,9 +96,11 @@ def create_framework_app(service: ApiService) -> FastAPI:
 
 def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
     app = FastAPI(title="Raydix", version=service.version, docs_url=None, redoc_url=None)
-    post: list[tuple[str, Callable[..., Any], type[BaseModel]]] = [
+    post: list[tuple[str, Callable[..., Any], type[StrictModel]]] = [
         ("/v1/chat/completions", endpoints.chat, ChatRequest),
         ("/v1/completions", endpoints.completions, CompletionRequest),
+        (MESSAGES, endpoints.messages, MessagesRequest),
+        (f"{MESSAGES}/count_tokens", endpoints.count_tokens, CountTokensRequest),
         ("/tokenize", endpoints.tokenize, TokenizeRequest),
         ("/detokenize", endpoints.detokenize, DetokenizeRequest),
     ]
@@ -126,7 +140,7 @@ class _Endpoints:
 
         async def plan() -> GenerationPlan:
             with self._room(request) as room:
-                served, asked = await self._parsed(request, ChatRequest, room, record)
+                served, asked = await self._parsed(request, partial(parse, kind=ChatRequest), room, record)
                 salt = tenant_of(request).salt(asked.cache_salt or "")
                 return await plan_chat(self._service.limits, served, asked, salt)
 
@@ -138,15 +152,34 @@ class _Endpoints:
 
         async def plan() -> GenerationPlan:
             with self._room(request) as room:
-                served, asked = await self._parsed(request, CompletionRequest, room, record)
+                served, asked = await self._parsed(request, partial(parse, kind=CompletionRequest), room, record)
                 return await plan_completion(self._service.limits, served, asked)
 
         return await self._generate(request, record, plan)
 
+    async def messages(self, request: Request) -> Response:
+        """Create a message, as Anthropic's API does."""
+        record = self._record(request)
+
+        async def plan() -> GenerationPlan:
+            with self._room(request) as room:
+                served, asked = await self._parsed(request, parse_messages, room, record)
+                salt = tenant_of(request).salt(asked.chat.cache_salt or "")
+                return await plan_message(self._service.limits, served, asked, salt)
+
+        return named(await self._generate(request, record, plan), request)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Count the tokens of what would be the prompt of a message."""
+        with self._room(request) as room:
+            served, chat = await self._parsed(request, parse_count, room)
+            num_tokens = await count_tokens(self._service.limits, served, chat, tenant_of(request).salt(""))
+        return named(json_response({"input_tokens": num_tokens}), request)
+
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a prompt or a conversation."""
         with self._room(request) as room:
-            served, asked = await self._parsed(request, TokenizeRequest, room)
+            served, asked = await self._parsed(request, partial(parse, kind=TokenizeRequest), room)
             return await self._tokenized(served, asked, tenant_of(request).salt(""))
 
     async def _tokenized(self, served: ServedModel, asked: TokenizeRequest, salt: str) -> Response:
@@ -172,7 +205,7 @@ class _Endpoints:
     async def detokenize(self, request: Request) -> Response:
         """Return the text of token ids."""
         with self._room(request) as room:
-            served, asked = await self._parsed(request, DetokenizeRequest, room)
+            served, asked = await self._parsed(request, partial(parse, kind=DetokenizeRequest), room)
             check_in_context(len(asked.tokens), served.card, "tokens")
             in_vocabulary("tokens", asked.tokens, served.card.vocab_size)
             decode = partial(served.codec.decode, asked.tokens)
@@ -212,9 +245,9 @@ class _Endpoints:
         return record
 
     async def _parsed(
-        self, request: Request, kind: type[Parsed], room: BodyRoom, record: RequestRecord | None = None
-    ) -> tuple[ServedModel, Parsed]:
-        """Return the model that the body names, and the body as a request, which takes `room`."""
+        self, request: Request, parse: _Parser[T], room: BodyRoom, record: RequestRecord | None = None
+    ) -> tuple[ServedModel, T]:
+        """Return the model that the body names, and the body as `parse` reads it, which takes `room`."""
         take_share(self._threads, tenant_of(request).name)
         body = await read_json(request, self._service.limits, room)
         asked = body.fields.get("model")
@@ -222,7 +255,7 @@ class _Endpoints:
         if record is not None:
             record.metrics.count_to(served.metrics)
             record.model = served.card.id
-        work = partial(parse, body.fields, kind, self._service.limits)
+        work = partial(parse, body.fields, self._service.limits)
         asked_for, ignored = await off_loop(work) if body.is_large else work()
         if ignored:
             name_ignored(request.scope, ignored)

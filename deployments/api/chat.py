@@ -36,13 +36,18 @@ from deployments.api.request.sampling import (
 from deployments.api.request.structured import requested_grammar
 from deployments.api.service import ServedModel
 from deployments.api.text_codec import TextCodec
-from deployments.api.tools.requested import requested_tools
+from deployments.api.tools.requested import RequestedTools, requested_tools
 from deployments.config.limits import Limits
 from engine.logprobs import TokenLogprobs
 
 
-async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest, salt: str) -> GenerationPlan:
-    """Check and tokenize a request, and plan what to generate. `salt` is the cache's. Raises `ApiError`."""
+async def plan_chat(
+    limits: Limits, served: ServedModel, request: ChatRequest, salt: str, *, cuts_answer: bool = False
+) -> GenerationPlan:
+    """Check and tokenize a request, and plan what to generate. `salt` is the cache's. Raises `ApiError`.
+
+    With `cuts_answer`, an answer for which the context may have no room is cut there instead of refused.
+    """
     model = served.card
     asked, logprobs = asked_tokens(request), _asked_logprobs(request, limits.max_top_logprobs)
     num_scored = requested_scores(request, limits)
@@ -54,12 +59,12 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest, s
     candidates = num_candidates(request, limits)
     grammar = await requested_grammar(limits, served.grammars, request.response_format, request.structured_outputs)
     sampling = with_grammar(sampling, grammar)
-    tools = await requested_tools(limits, request, served.codec.dialect.tools)
-    functions = tools.functions if tools else ()
-    ids = await encode_messages(limits, served, request.messages, functions, salt=salt)
+    tools, ids = await encode_conversation(limits, served, request, salt)
     check_prompt(model, ids, "messages")
     left = room(len(ids), model.max_model_len, "messages")
-    check_room(len(ids), asked or left, model, "messages")
+    if asked is None or (cuts_answer and asked > left):
+        asked = left
+    check_room(len(ids), asked, model, "messages")
     scores = scores_of(request, limits, [ids], num_scored, candidates)
     options = request.stream_options
     context = ResponseContext.begin(
@@ -74,9 +79,18 @@ async def plan_chat(limits: Limits, served: ServedModel, request: ChatRequest, s
     )
     encoder = ChatResponseEncoder(context, served.codec, logprobs, scores)
     parse_spec, grammar = await answer_constraint(limits, served, grammar, tools, ids)
-    sampling = with_grammar(with_max_tokens(sampling, asked or left), grammar)
+    sampling = with_grammar(with_max_tokens(sampling, asked), grammar)
     sampling = with_beams(sampling, request, limits, candidates)
     return GenerationPlan(served, request, sampling, encoder, candidates, parse_spec=parse_spec, scores=scores)
+
+
+async def encode_conversation(
+    limits: Limits, served: ServedModel, request: ChatRequest, salt: str
+) -> tuple[RequestedTools | None, list[int]]:
+    """Return the tools that an answer may call, and the prompt's token ids, which show them. Raises `ApiError`."""
+    tools = await requested_tools(limits, request, served.codec.dialect.tools)
+    functions = tools.functions if tools else ()
+    return tools, await encode_messages(limits, served, request.messages, functions, salt=salt)
 
 
 def _asked_logprobs(request: ChatRequest, limit: int) -> int | None:

@@ -39,7 +39,11 @@ from deployments.telemetry.serve_logging import log_seldom_through_serve
 MAX_CHOICES = 8
 """Most choices with their own spans: a request may have hundreds, and each costs the event loop 0.15 ms."""
 _BATCH = 512
-_OPERATIONS: Mapping[str, str] = {"chat_completions": "chat", "completions": "text_completion"}
+_OPERATIONS: Mapping[str, str] = {
+    "chat_completions": "chat",
+    "completions": "text_completion",
+    "messages": "chat",
+}
 _PATHS: Mapping[str, str] = {endpoint: path for path, endpoint in ENDPOINTS.items()}
 
 

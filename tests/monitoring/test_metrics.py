@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from deployments.api.http.observation import ENDPOINTS
 from monitoring.metrics import BY_NAME, MAX_SERIES, METRICS, Metric, Metrics
 from tests.support.metric_values import snapshot_of
 
@@ -29,7 +30,7 @@ def test_closed_labels_start_at_zero_and_only_in_their_part() -> None:
     engine, ingress, every = (Metrics("m", "r", part) for part in ("engine", "ingress", None))
     assert dict(snapshot_of(engine).values["requests_waiting"]) == {("capacity",): 0, ("deferred",): 0}
     assert "requests_total" not in snapshot_of(engine).values
-    assert len(snapshot_of(ingress).values["requests_total"]) == 2 * 2 * 5
+    assert len(snapshot_of(ingress).values["requests_total"]) == len(ENDPOINTS) * 2 * 5
     assert {*snapshot_of(every).values, *snapshot_of(every).histograms} >= {
         metric.name for metric in METRICS if metric.is_seeded and None not in metric.labels.values()
     }

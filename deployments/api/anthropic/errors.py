@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
 from deployments.api.errors import ApiError
+from deployments.api.http.scopes import request_id
 
 PATH = "/v1/messages"
 """The path of Anthropic's API, and the beginning of the paths below it."""
@@ -27,6 +30,12 @@ _TYPES = {
 def is_ours(path: str) -> bool:
     """Return whether a path is one of Anthropic's API."""
     return path == PATH or path.startswith(f"{PATH}/")
+
+
+def named(response: Response, request: Request) -> Response:
+    """Return a response with its request's id where Anthropic's clients look for it."""
+    response.headers[ID_HEADER] = request_id(request.scope)
+    return response
 
 
 def error_object(error: ApiError, request_id: str | None) -> dict[str, Any]:

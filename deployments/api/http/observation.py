@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 ENDPOINTS: Mapping[str, Endpoint] = {
     "/v1/chat/completions": "chat_completions",
     "/v1/completions": "completions",
+    "/v1/messages": "messages",
 }
 """The endpoints that generate, by path; their requests are recorded."""
 _RECORD = "raydix.record"

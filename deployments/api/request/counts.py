@@ -19,6 +19,7 @@ def check_counts(fields: Mapping[str, Any], limits: Limits) -> None:
         ("max_messages", "messages", "messages"),
         ("max_tools", "tools", "tools"),
         ("max_stop_strings", "stop", "strings"),
+        ("max_stop_strings", "stop_sequences", "strings"),
         ("max_stop_token_ids", "stop_token_ids", "ids"),
         ("max_logit_bias", "logit_bias", "entries"),
     ):

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel
 
 from deployments.api.request.fields import HARMLESS
-from deployments.api.request.protocol import UNSUPPORTED
+from deployments.api.request.strict_model import StrictModel
 from deployments.api.request.structured import STRUCTURED_OUTPUTS_UNSUPPORTED
 
 _PREFIX = "#/components/schemas/"
@@ -21,14 +20,14 @@ _OF_PARTS = {"StructuredOutputs": STRUCTURED_OUTPUTS_UNSUPPORTED}
 """Fields without effect of what bodies consist of, by the model's name."""
 
 
-def body_of(kind: type[BaseModel]) -> dict[str, Any]:
+def body_of(kind: type[StrictModel]) -> dict[str, Any]:
     """Return the description of an endpoint whose body is a `kind`; `add_parts` adds what it refers to."""
     schema = _schema(kind)
     del schema["$defs"]
     return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
 
 
-def add_parts(app: FastAPI, kinds: list[type[BaseModel]]) -> None:
+def add_parts(app: FastAPI, kinds: list[type[StrictModel]]) -> None:
     """Have /openapi.json describe what the bodies of these kinds consist of."""
     parts: dict[str, Any] = {}
     for kind in kinds:
@@ -43,12 +42,13 @@ def add_parts(app: FastAPI, kinds: list[type[BaseModel]]) -> None:
     app.openapi = described  # type: ignore[method-assign]  # FastAPI's way to change the document
 
 
-def _schema(kind: type[BaseModel]) -> dict[str, Any]:
+def _schema(kind: type[StrictModel]) -> dict[str, Any]:
     schema = kind.model_json_schema(ref_template=_PREFIX + "{model}")
     schema.setdefault("$defs", {})
-    if kind in UNSUPPORTED:
+    if kind.unsupported:
+        harmless = sorted(HARMLESS - schema["properties"].keys())
         label = {"description": "Accepted, and changes nothing."}
-        schema["properties"] |= dict.fromkeys(sorted(HARMLESS), label) | _without_effect(UNSUPPORTED[kind])
+        schema["properties"] |= dict.fromkeys(harmless, label) | _without_effect(kind.unsupported)
     for name, fields in _OF_PARTS.items():
         if name in schema["$defs"]:
             schema["$defs"][name]["properties"] |= _without_effect(fields)

@@ -5,10 +5,10 @@ They check the form of the JSON; `SamplingParams` checks the ranges of sampling 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, FailFast, Field, ValidationError
+from pydantic import BeforeValidator, FailFast, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import ApiError, invalid, quoted
@@ -147,7 +147,7 @@ _Ids = _Some[int]
 _Prompts = str | _Ids | _Some[str] | _Some[_Ids]
 
 
-def _taking(parse: Callable[[object], object], form: object) -> BeforeValidator:
+def taking(parse: Callable[[object], object], form: object) -> BeforeValidator:
     """Have `parse` prepare a field; /openapi.json describes what it takes, which is `form`."""
     return BeforeValidator(parse, json_schema_input_type=form)
 
@@ -157,8 +157,8 @@ class Message(LenientModel):
     `system`, and `function` the older one of `tool`.
     """
 
-    role: Annotated[Role, _taking(_parse_role, _AnyRole)]
-    content: Annotated[str, _taking(_join_content, str | _Some[TextPart] | None)]
+    role: Annotated[Role, taking(_parse_role, _AnyRole)]
+    content: Annotated[str, taking(_join_content, str | _Some[TextPart] | None)]
     """ "" of an assistant's message without an answer, where it may be null or left out."""
     tool_calls: Annotated[list[ToolCall], FailFast()] = Field(default_factory=list)
     """Functions that the assistant called."""
@@ -194,12 +194,12 @@ class _Generating(StrictModel):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[int, float], _taking(_parse_logit_bias, dict[str, float] | None)] = Field(
+    logit_bias: Annotated[dict[int, float], taking(_parse_logit_bias, dict[str, float] | None)] = Field(
         default_factory=dict
     )
     min_tokens: Int | None = None
-    stop: Annotated[list[str], _taking(_parse_stop, str | list[str] | None)] = Field(default_factory=list)
-    stop_token_ids: Annotated[list[int], _taking(_parse_ids, list[int] | None)] = Field(default_factory=list)
+    stop: Annotated[list[str], taking(_parse_stop, str | list[str] | None)] = Field(default_factory=list)
+    stop_token_ids: Annotated[list[int], taking(_parse_ids, list[int] | None)] = Field(default_factory=list)
     ignore_eos: bool | None = None
     seed: Int | None = None
     n: Int | None = None
@@ -219,7 +219,7 @@ class _Generating(StrictModel):
     """Cached prefixes are shared only among requests with the same salt."""
     priority: Int | None = None
     """Requests with a lower priority are scheduled first, as in vLLM."""
-    service_tier: Annotated[ServiceTier | None, _taking(_parse_service_tier, str | None)] = None
+    service_tier: Annotated[ServiceTier | None, taking(_parse_service_tier, str | None)] = None
     """Without a `priority`: "priority" counts as -1, "flex" as 1, and all others as 0."""
     prompt_cache_key: str | None = None
     """Hint that requests with this key share a prefix; `x-session-id` takes precedence."""
@@ -234,10 +234,12 @@ class _Generating(StrictModel):
 class ChatRequest(_Generating):
     """Body of POST /v1/chat/completions."""
 
+    unsupported = CHAT_UNSUPPORTED
+
     messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Int | None = None
-    tools: Annotated[list[Tool], FailFast(), _taking(_or_none, list[Tool] | None)] = Field(default_factory=list)
+    tools: Annotated[list[Tool], FailFast(), taking(_or_none, list[Tool] | None)] = Field(default_factory=list)
     """The functions that the model may call."""
     tool_choice: ToolChoice = None
     """Whether the model may ("auto", the default), must ("required" or a name) or must not ("none") call one."""
@@ -248,7 +250,9 @@ class ChatRequest(_Generating):
 class CompletionRequest(_Generating):
     """Body of POST /v1/completions."""
 
-    prompt: Annotated[list[Any], _taking(_parse_prompt, _Prompts)]
+    unsupported = COMPLETION_UNSUPPORTED
+
+    prompt: Annotated[list[Any], taking(_parse_prompt, _Prompts)]
     """A list of prompts once parsed, each a string or a list of token ids."""
     echo: bool | None = None
     logprobs: Int | None = None
@@ -260,7 +264,7 @@ class TokenizeRequest(StrictModel):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], FailFast()] = Field(default_factory=list)
-    tools: Annotated[list[Tool], FailFast(), _taking(_or_none, list[Tool] | None)] = Field(default_factory=list)
+    tools: Annotated[list[Tool], FailFast(), taking(_or_none, list[Tool] | None)] = Field(default_factory=list)
     """The functions shown to the model in front of `messages`."""
     add_special_tokens: bool | None = None
     """Defaults to true for a prompt, and to false for messages, whose template has special tokens."""
@@ -275,21 +279,16 @@ class DetokenizeRequest(StrictModel):
     tokens: Annotated[list[int], FailFast()]
 
 
-UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[Any, ...]]] = {
-    ChatRequest: CHAT_UNSUPPORTED,
-    CompletionRequest: COMPLETION_UNSUPPORTED,
-}
-"""Fields that are not supported, with the values besides null that have no effect."""
-Parsed = TypeVar("Parsed", bound=BaseModel)
+Parsed = TypeVar("Parsed", bound=StrictModel)
 
 
-def parse(body: dict[str, Any], kind: type[Parsed], limits: Limits) -> tuple[Parsed, Sequence[str]]:
+def parse(body: dict[str, Any], limits: Limits, kind: type[Parsed]) -> tuple[Parsed, Sequence[str]]:
     """Return `body` as a request of `kind`, and the names of ignored fields to be shown.
 
     Raises `ApiError` 400 that names the first field at fault.
     """
     ignored = IgnoredFields(limits.unknown_fields)
-    fields = keep_known(body, kind.model_fields.keys(), UNSUPPORTED.get(kind, {}), ignored)
+    fields = keep_known(body, kind.model_fields.keys(), kind.unsupported, ignored)
     check_counts(fields, limits)
     if isinstance(messages := fields.get("messages"), list):
         if not messages:
@@ -303,7 +302,7 @@ def parse(body: dict[str, Any], kind: type[Parsed], limits: Limits) -> tuple[Par
     try:
         return kind.model_validate(fields), ignored.names
     except ValidationError as error:
-        raise _translated(error) from None
+        raise translated(error) from None
 
 
 _EXPECTED = {
@@ -321,7 +320,7 @@ _EXPECTED = {
     "greater_than_equal": "must be a 64-bit integer",
     "less_than": "must be a 64-bit integer",
     "extra_forbidden": "is not a known field",
-    "string_pattern_mismatch": "must be 1 to 64 letters, digits, underscores and dashes",
+    "string_pattern_mismatch": "must be 1 to 128 letters, digits, underscores and dashes",
 }
 _OURS = frozenset(
     {
@@ -340,10 +339,13 @@ _OURS = frozenset(
 """Error types raised above, whose messages are our own."""
 
 
-def _translated(error: ValidationError) -> ApiError:
-    """Return pydantic's first error in our words, which do not change with its version."""
+def translated(error: ValidationError) -> ApiError:
+    """Return pydantic's first error in our words, which do not change with its version.
+
+    What is in angle brackets on its way to a field is the tag of one of several forms of an object.
+    """
     first = error.errors(include_url=False, include_context=False)[0]
-    path = ".".join(str(part) for part in first["loc"])[:128]
+    path = ".".join(part for part in map(str, first["loc"]) if not part.startswith("<"))[:128]
     kind = first["type"]
     expected = first["msg"] if kind in _OURS else _EXPECTED.get(kind, "has a wrong value")
     got = f", got {quoted(first['input'])}" if kind.endswith(("_type", "_number", "_float")) else ""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -11,6 +14,8 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(
         strict=True, extra="forbid", allow_inf_nan=False, frozen=True, hide_input_in_errors=True
     )
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Known fields that a body may have only with one of these values, or null, which have no effect."""
 
 
 class LenientModel(StrictModel):

@@ -32,7 +32,7 @@ def _parse_choice(value: object) -> object:
 
 
 FunctionType = Annotated[Literal["function"], BeforeValidator(_parse_type)]
-FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 
 
 class Function(StrictModel):

@@ -76,7 +76,7 @@ def test_a_defect_in_any_step_reaches_the_client_at_once_and_leaves_nothing(
                 await asyncio.wait([client.task])
                 faults.disarm()
                 assert now() - began < 2, faults.failed
-                _check_answer(client, faults.failed, n, is_stream=stream)
+                _check_answer(client, faults.failed, ENDS[path], is_stream=stream)
                 await asyncio.sleep(3600)  # tasks that were cancelled end, and timers that are still set fire
                 left = api.left() | left_running()
                 assert not left.keys() - _COUNTED, faults.failed
@@ -85,16 +85,27 @@ def test_a_defect_in_any_step_reaches_the_client_at_once_and_leaves_nothing(
     run(scenario())
 
 
-def _check_answer(client: WatchedClient, failed: str | None, n: int, *, is_stream: bool) -> None:
+ENDS = {
+    "/v1/chat/completions": ("[DONE]", "choices", "server_error"),
+    "/v1/completions": ("[DONE]", "choices", "server_error"),
+    "/v1/messages": ('{"type":"message_stop"}', "content", "api_error"),
+}
+"""How a stream ends, the field of a whole answer with what was said, and the type of the error for a defect."""
+
+
+def _check_answer(
+    client: WatchedClient, failed: str | None, ends: tuple[str, str, str], *, is_stream: bool
+) -> None:
     """Check that an answer is whole, or says that it is not."""
+    end, field, error_type = ends
     assert client.task.exception() is None and client.status in ((200, 500, 503) if failed else (200,)), failed
     if client.status != 200:
         assert json.loads(client.sent)["error"], failed
     elif is_stream:
         last = client.sent.decode().split("data: ")[-1]
-        assert last.startswith("[DONE]") or json.loads(last)["error"]["type"] == "server_error", failed
+        assert last.startswith(end) or json.loads(last)["error"]["type"] == error_type, failed
     else:
-        assert len(json.loads(client.sent)["choices"]) == n, failed
+        assert json.loads(client.sent)[field], failed
 
 
 _COUNTED = {"accepted, not ended"}

@@ -59,6 +59,11 @@ NAMED = {
     "3 prompts of 131,000 ids, echoed",
     "64 prompts, 16 answers each",
     "parameters: lists",
+    "messages of blocks",
+    "2,000 messages of blocks",
+    "blocks",
+    "content of a result",
+    "input: lists",
 }
 """Bodies by which some version stopped the loop, and one of each kind."""
 

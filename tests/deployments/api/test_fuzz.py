@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from deployments.api.anthropic.protocol import MessagesRequest
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
 from tests.deployments.support.scripted_api import Client
 
@@ -44,10 +45,43 @@ def test_completions_never_fail(client: Client, change: dict[str, Any], prompt: 
     check(client, "/v1/completions", {"model": "demo", "prompt": prompt} | change)
 
 
+blocks = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(["text", "tool_use", "tool_result", "thinking", "redacted_thinking", "image"]),
+            "text": values, "id": values, "name": st.text(max_size=5), "input": values, "tool_use_id": values,
+            "content": values | st.text(max_size=5), "thinking": values, "is_error": values,
+        },
+    ),
+    max_size=3,
+)  # fmt: skip
+turns = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "system", "x"]), "content": blocks | values}
+    ),
+    max_size=3,
+)
+fields = st.dictionaries(
+    st.sampled_from(sorted(MessagesRequest.model_fields)) | st.text(max_size=10), values | blocks, max_size=4
+)
+
+
+@_settings
+@given(fields, turns | messages)
+def test_messages_never_fail(client: Client, change: dict[str, Any], conversation: list[Any]) -> None:
+    body = {"model": "demo", "max_tokens": 5, "messages": conversation} | change
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        response = client.post(path, json.dumps(body).encode("utf-8", "surrogatepass"))
+        assert response.status_code < 500, response.text
+        if response.status_code >= 400:
+            assert set(response.json()) == {"type", "error", "request_id"}
+
+
 @_settings
 @given(st.binary(max_size=40) | values.map(lambda value: json.dumps(value).encode()))
 def test_no_body_fails(client: Client, body: bytes) -> None:
-    for path in ("/v1/completions", "/tokenize", "/detokenize"):
+    for path in ("/v1/completions", "/tokenize", "/detokenize", "/v1/messages", "/v1/messages/count_tokens"):
         response = client.post(path, body)
         assert response.status_code < 500, response.text
 

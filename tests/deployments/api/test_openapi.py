@@ -10,7 +10,7 @@ import pytest
 
 from tests.deployments.support.scripted_api import Client
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 USER = {"role": "user", "content": "Say it."}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -68,6 +68,18 @@ def test_every_reference_leads_to_a_schema(document: dict[str, Any]) -> None:
                              {"role": "tool", "content": "a", "tool_call_id": "c"}], "tools": [TOOL]}),
         (CHAT, {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}], "tools": [TOOL],
                 "tool_choice": "none"}),
+        (MESSAGES, {"messages": [USER], "max_tokens": 5, "metadata": {"user_id": "u"}, "system": None}),
+        (MESSAGES, {"messages": [USER], "max_tokens": 5, "system": [{"type": "text", "text": "a", "x": 1}],
+                    "tools": [{"name": "f", "input_schema": {}, "cache_control": None}],
+                    "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+                    "thinking": {"type": "enabled", "budget_tokens": 1024}, "service_tier": "auto"}),
+        (MESSAGES, {"messages": [USER, {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "a", "signature": "s"}, {"type": "redacted_thinking", "data": "d"},
+            {"type": "text", "text": "a"}, {"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "a"}]},
+                {"type": "tool_result", "tool_use_id": "t", "is_error": True}]}], "max_tokens": 5}),
+        (f"{MESSAGES}/count_tokens", {"messages": [USER]}),
         ("/tokenize", {"messages": [USER]}),
         ("/tokenize", {"prompt": "Once"}),
         ("/detokenize", {"tokens": [5, 6]}),
@@ -94,6 +106,15 @@ def test_what_is_taken_is_described(
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]}),
         (CHAT, {"messages": []}),
         (CHAT, {"messages": [USER], "structured_outputs": {"choice": []}}),
+        (MESSAGES, {"messages": [USER]}),
+        (MESSAGES, {"messages": [{"role": "wizard", "content": "a"}], "max_tokens": 5}),
+        (
+            MESSAGES,
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}], "max_tokens": 5},
+        ),
+        (MESSAGES, {"messages": [USER], "max_tokens": 5, "tools": [{"name": "f"}]}),
+        (MESSAGES, {"messages": [USER], "max_tokens": 5, "tools": [{"type": "bash_20250124", "name": "bash"}]}),
+        (MESSAGES, {"messages": [USER], "max_tokens": 5, "mcp_servers": [{"name": "m"}]}),
     ],
 )
 def test_what_is_refused_for_its_form_is_not_described(

@@ -33,6 +33,7 @@ Leaving = Literal["server", "asgi", "connection"]
 ASKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
     ("/v1/completions", {"prompt": "hi"}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50}),
 )
 """A request for each endpoint that generates."""
 

@@ -1,0 +1,77 @@
+"""An answer as blocks, in the order in which the model writes them: thinking, text, and uses of tools.
+
+    deltas   think | think text | text call | arguments | call
+    blocks   ╰─ thinking ─╯╰─ text ──╯╰─ tool_use ──────╯╰─ tool_use
+
+White space alone makes no block: it is kept back until text follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from msgspec import Struct
+
+from deployments.api.choices import ChoiceDelta
+from deployments.api.output.output_parser import ToolCallDelta
+
+BlockKind = Literal["thinking", "text", "tool_use"]
+
+
+class BlockStep(Struct, frozen=True):
+    """One step in the making of blocks: one begins, gains text, or ends."""
+
+    kind: BlockKind
+    step: Literal["begin", "gain", "end"]
+    text: str = ""
+    """What a block gains: thoughts, text, or a piece of a tool's input as JSON."""
+    call: ToolCallDelta | None = None
+    """The call that begins, with its id and its name."""
+
+
+class AnswerBlocks:
+    """The blocks of one answer while they are made."""
+
+    def __init__(self) -> None:
+        self.is_text_open = False
+        """Whether more text continues the block that is open."""
+        self._open: BlockKind | None = None
+        self._space = ""
+
+    def take(self, delta: ChoiceDelta) -> Iterator[BlockStep]:
+        """Yield the steps that a delta makes."""
+        if delta.reasoning:
+            yield from self._gain("thinking", delta.reasoning)
+        calls = list(delta.calls)
+        if calls and calls[0].name is None:  # It goes on with a call, so what is said as well follows that.
+            yield BlockStep("tool_use", "gain", calls.pop(0).arguments)
+        if delta.text:
+            yield from self._say(delta.text)
+        for call in calls:
+            yield from self.end()
+            self._open = "tool_use"
+            yield BlockStep("tool_use", "begin", call=call)
+            if call.arguments:
+                yield BlockStep("tool_use", "gain", call.arguments)
+
+    def end(self) -> Iterator[BlockStep]:
+        """Yield the end of the block that is open, if there is one."""
+        if self._open is not None:
+            yield BlockStep(self._open, "end")
+        self._open, self.is_text_open, self._space = None, False, ""
+
+    def _say(self, text: str) -> Iterator[BlockStep]:
+        if not self.is_text_open:
+            text = self._space + text
+            if text.isspace():
+                self._space = text
+                return
+        yield from self._gain("text", text)
+
+    def _gain(self, kind: BlockKind, text: str) -> Iterator[BlockStep]:
+        if self._open != kind:
+            yield from self.end()
+            self._open, self.is_text_open = kind, kind == "text"
+            yield BlockStep(kind, "begin")
+        yield BlockStep(kind, "gain", text)

@@ -1,0 +1,41 @@
+"""Plans POST /v1/messages, and counts for POST /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from deployments.api.anthropic.encoder import MessagesEncoder, new_id
+from deployments.api.anthropic.translation import AskedMessage, in_own_words
+from deployments.api.chat import encode_conversation, plan_chat
+from deployments.api.errors import ApiError
+from deployments.api.exchange import GenerationPlan
+from deployments.api.request.protocol import ChatRequest
+from deployments.api.service import ServedModel
+from deployments.config.limits import Limits
+
+
+async def plan_message(limits: Limits, served: ServedModel, asked: AskedMessage, salt: str) -> GenerationPlan:
+    """Plan what to generate as for a chat completion, to be answered as a message. Raises `ApiError`.
+
+    Where the context has less room than `max_tokens` asks for, the answer is cut there: clients of Anthropic's API
+    ask for what Anthropic's models can say.
+    """
+    try:
+        plan = await plan_chat(limits, served, asked.chat, salt, cuts_answer=True)
+    except ApiError as error:
+        raise in_own_words(error) from None
+    encoder = MessagesEncoder(
+        replace(plan.encoder.context, id=new_id(), include_usage=True),
+        shows_thinking=asked.shows_thinking,
+        is_cut_by_context=plan.sampling.max_tokens < (asked.chat.max_tokens or 0),
+    )
+    return replace(plan, encoder=encoder)
+
+
+async def count_tokens(limits: Limits, served: ServedModel, chat: ChatRequest, salt: str) -> int:
+    """Return the number of tokens of a conversation's prompt. Raises `ApiError`."""
+    try:
+        _, ids = await encode_conversation(limits, served, chat, salt)
+    except ApiError as error:
+        raise in_own_words(error) from None
+    return len(ids)

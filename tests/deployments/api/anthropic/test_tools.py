@@ -1,0 +1,159 @@
+"""Tools by Anthropic's API: what models are told of them, and how their calls come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.deployments.api.anthropic.conftest import ASK, CLOCK, WEATHER, Messages, alike
+from tests.deployments.support.chat_templates import HERMES, LLAMA3
+
+Make = Callable[..., Messages]
+TOOLS = [WEATHER, CLOCK]
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+@pytest.mark.parametrize("template", [None, HERMES])
+def test_text_and_calls_are_blocks(ask: Make, template: str | None, chunk: int) -> None:
+    it = ask(template)
+    it.engine.chunk = chunk
+    it.engine.says = f'I look.\n{call("get_weather", """{"city": "Oslo"}""")}\n{call("clock", "{}")}'
+    message = alike(it, tools=TOOLS)
+    assert message["content"] == [
+        {"type": "text", "text": "I look."},
+        {"type": "tool_use", "name": "get_weather", "input": {"city": "Oslo"}},
+        {"type": "tool_use", "name": "clock", "input": {}},
+    ]
+    assert (message["stop_reason"], message["stop_sequence"]) == ("tool_use", None)
+
+
+@pytest.mark.parametrize("chunk", [1, 100])
+def test_text_after_a_call_is_a_block_of_its_own(ask: Make, chunk: int) -> None:
+    it = ask(HERMES)
+    it.engine.chunk = chunk
+    it.engine.says = f'{call("clock", """{"zone": "utc"}""")} It is late.'
+    if chunk == 1:  # within one delta, text is known to follow only a call that began before
+        assert [block["type"] for block in alike(it, tools=TOOLS)["content"]] == ["tool_use", "text"]
+    assert {block["type"] for block in it.whole(tools=TOOLS)["content"]} == {"tool_use", "text"}
+
+
+def test_a_call_that_is_cut_off_has_the_input_so_far(ask: Make) -> None:
+    it = ask(HERMES)
+    it.engine.says = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo", "day": "Mon'
+    message = it.whole(tools=TOOLS)
+    assert message["content"][0]["input"] == {"city": "Oslo", "day": "Mon"}
+    assert message["stop_reason"] == "end_turn"
+
+
+def test_one_call_only(ask: Make) -> None:
+    it = ask(HERMES)
+    it.engine.says = call("clock", "{}") + call("clock", "{}")
+    for change, count in (({}, 2), ({"disable_parallel_tool_use": True}, 1)):
+        message = alike(it, tools=TOOLS, tool_choice={"type": "auto", **change})
+        assert (len(message["content"]), message["stop_reason"]) == (count, "tool_use")
+
+
+@pytest.mark.parametrize(
+    ("choice", "is_shown", "is_forced"),
+    [
+        (None, True, False),
+        ({"type": "auto"}, True, False),
+        ({"type": "any"}, True, True),
+        ({"type": "tool", "name": "clock"}, True, True),
+        ({"type": "none"}, False, False),
+    ],
+)
+def test_whether_a_tool_must_be_used(ask: Make, choice: Any, is_shown: bool, is_forced: bool) -> None:
+    it = ask(HERMES)
+    it.whole(tools=TOOLS, tool_choice=choice)
+    grammar = it.engine.requests[-1].sampling.grammar
+    assert ("get_weather" in it.talk.prompt()) == is_shown
+    assert (grammar is not None) == is_forced
+    if choice and choice["type"] == "tool":
+        assert "clock" in str(grammar) and "get_weather" not in str(grammar)
+
+
+def test_the_prompt_is_that_of_the_same_chat_completion(ask: Make) -> None:
+    """Both APIs share what is cached of a conversation."""
+    it = ask(HERMES)
+    it.whole(
+        system="Be brief.",
+        tools=TOOLS,
+        messages=[
+            *ASK["messages"],
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "Rain?", "signature": "s"},
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Oslo"}},
+                {"type": "tool_use", "id": "toolu_2", "name": "clock", "input": {}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "Rain."}]},
+                {"type": "tool_result", "tool_use_id": "toolu_2", "content": "Late."},
+                {"type": "text", "text": "So?"}]},
+        ],
+    )  # fmt: skip
+    theirs = it.engine.requests[-1].prompt_ids
+    functions = [
+        {"type": "function", "function": {
+            "name": each["name"], "description": each["description"], "parameters": each["input_schema"]}}
+        for each in TOOLS
+    ]  # fmt: skip
+    it.talk.whole(
+        tools=functions,
+        messages=[
+            {"role": "system", "content": "Be brief."},
+            *ASK["messages"],
+            {"role": "assistant", "reasoning": "Rain?", "content": "I look.", "tool_calls": [
+                {"id": "toolu_1", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}},
+                {"id": "toolu_2", "function": {"name": "clock", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "toolu_1", "content": "Rain."},
+            {"role": "tool", "tool_call_id": "toolu_2", "content": "Late."},
+            {"role": "user", "content": "So?"},
+        ],
+    )  # fmt: skip
+    assert it.engine.requests[-1].prompt_ids == theirs
+
+
+def test_a_template_with_names_of_functions_in_results(ask: Make) -> None:
+    it = ask(LLAMA3)
+    it.whole(tools=TOOLS, messages=[
+        *ASK["messages"],
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "clock", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "12:00"}]},
+    ])  # fmt: skip
+    assert "clock gave" in it.talk.prompt() and "12:00" in it.talk.prompt()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"tools": [{"name": "f"}]}, "tools.0.input_schema is required"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name must be 1 to 128"),
+        ({"tools": [{"name": "f", "input_schema": {"type": "array"}}]}, "tools.0.input_schema.type"),
+        ({"tools": [WEATHER, WEATHER]}, "tools.1.name is 'get_weather'"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type must be"),
+        ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name is 'g'"),
+        ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice.name is required"),
+        ({"tools": TOOLS, "tool_choice": {"type": "some"}}, "tool_choice.type must be one of auto, any"),
+        ({"tools": TOOLS, "tool_choice": "auto"}, "tool_choice must be an object"),
+        ({"tool_choice": {"type": "any"}}, "tools is empty"),
+        ({"tools": [CLOCK] * 200}, "limits.max_tools"),
+    ],
+)
+def test_what_is_wrong_with_tools_is_said_with_anthropics_names(
+    ask: Make, change: dict[str, Any], says: str
+) -> None:
+    assert says in ask(HERMES).refused(**change)
+
+
+def test_names_of_tools_may_be_as_long_as_anthropics(ask: Make) -> None:
+    it = ask(HERMES)
+    name = "mcp__" + "x" * 123
+    it.engine.says = call(name, "{}")
+    assert alike(it, tools=[{"name": name, "input_schema": {"type": "object"}}])["content"][0]["name"] == name
