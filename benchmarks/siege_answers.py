@@ -20,6 +20,9 @@ _ERROR_KEYS = {"message", "type", "param", "code"}
 _OF_BOUNDS = {408, 413, 429, 431, 504}
 _MEANT_500 = {"ends_engines"}
 """The codes of a 500 that is no defect: what died under the request was killed by the siege itself."""
+_MEANT_SETTING = "health.max_lost_replicas_per_request"
+"""The setting that such an error names; Anthropic's errors have no codes."""
+_DEFECTS = {"server_error", "api_error"}
 _STATUSES = {400, 401, 403, 404, 405, 408, 409, 413, 415, 421, 429, 431, 500, 503, 504}
 _SETTING = re.compile(r"\b(\w+(?:\[\])?)\.(\w+)")
 
@@ -49,8 +52,8 @@ def fault(answer: Answer) -> str | None:
 def _error_fault(answer: Answer) -> str | None:
     told = _json(answer.body)
     shown = f"{answer.status} {answer.body[:300]!r}"
-    error = told.get("error") if isinstance(told, dict) else None
-    if not isinstance(error, dict) or set(error) != _ERROR_KEYS:
+    error = _error_in(told)
+    if error is None or set(error) != _ERROR_KEYS:
         return f"no error object: {shown}"
     if answer.status not in _STATUSES:
         return f"a status that docs/api.md does not have: {shown}"
@@ -69,7 +72,7 @@ def _message_fault(message: object, shown: str) -> str | None:
 
 
 def _stream_fault(body: bytes) -> str | None:
-    """Every event is JSON; the last one is [DONE], or an error."""
+    """Every event is JSON; the last one is [DONE], Anthropic's message_stop, or an error."""
     events = [line.removeprefix(b"data: ") for line in body.split(b"\n") if line.startswith(b"data: ")]
     if not events:
         return "a stream without events"
@@ -79,12 +82,25 @@ def _stream_fault(body: bytes) -> str | None:
     if events[-1] == b"[DONE]":
         return None
     last = _json(events[-1])
-    error = last.get("error") if isinstance(last, dict) else None
-    if not isinstance(error, dict):
+    if last == {"type": "message_stop"}:
+        return None
+    error = _error_in(last)
+    if error is None:
         return f"a stream ends with {events[-1][:200]!r}"
-    if error["type"] == "server_error" and error["code"] not in _MEANT_500:
+    if error["type"] in _DEFECTS and error["code"] not in _MEANT_500:
         return f"a stream ends with a defect: {error}"
     return _message_fault(error["message"], str(error))
+
+
+def _error_in(told: Any) -> dict[str, Any] | None:
+    """Return the error in a body or event with the fields of OpenAI's errors; None if there is none."""
+    error = told.get("error") if isinstance(told, dict) else None
+    if not isinstance(error, dict):
+        return None
+    if set(told) == {"type", "error", "request_id"} and set(error) == {"type", "message"}:  # Anthropic's
+        is_meant = _MEANT_SETTING in str(error["message"])
+        return {**error, "param": None, "code": "ends_engines" if is_meant else None}
+    return error
 
 
 def _json(data: bytes) -> Any:

@@ -157,8 +157,8 @@ class _Maker:
         if "$ref" in schema:
             name = schema["$ref"].rpartition("/")[2]
             return self.value(self._document["components"]["schemas"][name], depth)
-        if "anyOf" in schema:
-            return self.value(draw.choice(schema["anyOf"]), depth)
+        if forms := schema.get("anyOf") or schema.get("oneOf"):
+            return self.value(draw.choice(forms), depth)
         if "enum" in schema or "const" in schema:
             return draw.choice(schema["enum"]) if "enum" in schema else schema["const"]
         kind = schema.get("type")

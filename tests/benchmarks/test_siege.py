@@ -28,6 +28,11 @@ def error(status: int, message: str, code: str | None = None, **headers: str) ->
     return Answer(status, {**JSON, **headers}, json.dumps({"error": told}).encode())
 
 
+def anthropic(kind: str, message: str) -> bytes:
+    told = {"type": "error", "error": {"type": kind, "message": message}, "request_id": "r"}
+    return json.dumps(told).encode()
+
+
 # --- answers ------------------------------------------------------------------------------------------------
 
 
@@ -37,6 +42,12 @@ def error(status: int, message: str, code: str | None = None, **headers: str) ->
         Answer(200, JSON, b"{}"),
         Answer(200, STREAM, b'data: {"choices": []}\n\ndata: [DONE]\n\n'),
         Answer(200, STREAM, b'data: {"error": {"message": "It was lost; ask.", "type": "a", "code": 1}}\n\n'),
+        Answer(200, STREAM, b'event: message_stop\ndata: {"type": "message_stop"}\n\n'),
+        Answer(
+            200, STREAM, b"event: error\ndata: " + anthropic("overloaded_error", "It was lost; ask.") + b"\n\n"
+        ),
+        Answer(400, JSON, anthropic("invalid_request_error", "max_tokens is required.")),
+        Answer(500, JSON, anthropic("api_error", "2 died (health.max_lost_replicas_per_request); do not ask.")),
         Answer(200, {"content-type": "text/plain"}, b"# HELP"),
         error(400, "prompt is empty; it needs at least one token."),
         error(413, "The body is larger than 5 bytes (limits.max_body_bytes)."),
@@ -66,6 +77,10 @@ def test_proper_answers_have_no_fault(answer: Answer) -> None:
         (Answer(200, STREAM, b'data: {"choi\n\ndata: [DONE]\n\n'), "an event is no JSON"),
         (Answer(200, STREAM, b'data: {"error": {"message": "x", "type": "server_error", "code": null}}\n\n'),
          "a stream ends with a defect"),
+        (Answer(200, STREAM, b"event: error\ndata: " + anthropic("api_error", "Internal error.") + b"\n\n"),
+         "a stream ends with a defect"),
+        (Answer(500, JSON, anthropic("api_error", "Internal error. The log has more.")), "a defect"),
+        (Answer(400, JSON, b'{"type": "error", "error": {"message": "It is wrong."}}'), "no error object"),
         (Answer(302, {}, b""), "status 302"),
     ],
 )  # fmt: skip
