@@ -16,17 +16,13 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
+from deployments.api.anthropic.content import Block, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
 from deployments.api.anthropic.protocol import (
-    Block,
     CountTokensRequest,
     CustomTool,
     MessagesRequest,
     OutputFormat,
-    TextBlock,
-    ThinkingBlock,
     ToolPreference,
-    ToolResultBlock,
-    ToolUseBlock,
 )
 from deployments.api.errors import ApiError, invalid
 from deployments.api.request.counts import check_counts

@@ -8,10 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.api import ApiService, create_app
+from deployments.api import ApiService, Limits, create_app
 from deployments.api.http.access import AccessControl
+from deployments.client.protocol import EndsEngines, Overloaded, Rejected, Unavailable
 from deployments.config.tenants import KeyRing, TenantSettings, hash_key
-from tests.deployments.support.scripted_api import Client
+from tests.deployments.support.scripted_api import Client, ScriptedEngine
 
 MESSAGES = "/v1/messages"
 ASKED = {"model": "demo", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
@@ -64,6 +65,55 @@ def test_the_bound_on_headers_and_the_check_of_ids(client: Client) -> None:
 def test_paths_that_do_not_exist(service: ApiService, root: str) -> None:
     client = Client(httpx.ASGITransport(create_app(service), root_path=root))
     check(client.get(f"{root}{MESSAGES}/batches"), 404, "not_found_error", "docs/api.md")
+
+
+def test_methods_that_are_not_allowed(client: Client) -> None:
+    check(client.get(MESSAGES), 405, "invalid_request_error", "GET")
+
+
+def test_bodies_that_are_not_taken(service: ApiService) -> None:
+    client = client_of(service, limits=Limits(max_body_bytes=1024))
+    large = ASKED | {"system": "word " * 1000}
+    for path in (MESSAGES, f"{MESSAGES}/count_tokens"):
+        check(client.post(path, large), 413, "request_too_large", "limits.max_body_bytes")
+        check(client.post(path, b"{"), 400, "invalid_request_error", "JSON")
+        check(client.post(path, ASKED | {"model": "x"}), 404, "not_found_error", "'x'", "'demo'")
+        form = {"content-type": "text/plain"}
+        check(client.post(path, b"{}", headers=form), 415, "invalid_request_error", "application/json")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("failure", "status", "kind"),
+    [
+        (Rejected("It can never fit."), 400, "invalid_request_error"),
+        (Overloaded("all queues are full", 3), 429, "rate_limit_error"),
+        (Overloaded("it would wait too long", 3, "deadline"), 503, "overloaded_error"),
+        (Unavailable("no engine is up"), 503, "overloaded_error"),
+        (EndsEngines(2), 500, "api_error"),
+        (RuntimeError("a defect"), 500, "api_error"),
+    ],
+)
+def test_what_engines_say(
+    service: ApiService, engine: ScriptedEngine, failure: Exception, status: int, kind: str, stream: bool
+) -> None:
+    engine.refuse_with = failure
+    transport = httpx.ASGITransport(create_app(service), raise_app_exceptions=False)
+    response = Client(transport).post(MESSAGES, ASKED | {"stream": stream})
+    check(response, status, kind)
+    assert ("retry-after" in response.headers) == (status in (429, 503))
+    assert "a defect" not in response.text
+
+
+def test_the_limits_of_a_tenant(service: ApiService) -> None:
+    tenant = TenantSettings(name="a", key_hashes=(hash_key("key-of-a"),), requests_per_minute=1)
+    client = client_of(service, access=AccessControl(KeyRing([tenant])))
+    key = {"x-api-key": "key-of-a"}
+    assert client.post(MESSAGES, ASKED, headers=key).status_code == 200
+    refused = client.post(MESSAGES, ASKED, headers=key)
+    check(refused, 429, "rate_limit_error", "requests_per_minute")
+    assert refused.headers["retry-after"]
+    assert client.post(f"{MESSAGES}/count_tokens", ASKED, headers=key).status_code == 200
 
 
 def test_other_paths_keep_the_form_of_openai(client: Client) -> None:

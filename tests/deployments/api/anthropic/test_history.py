@@ -94,6 +94,12 @@ def test_results_and_text_keep_their_order(ask: Make) -> None:
     )
 
 
+def test_what_a_search_for_tools_found_are_their_names(ask: Make) -> None:
+    found = [{"type": "tool_reference", "tool_name": name} for name in ("clock", "get_weather")]
+    said = prompt(ask(HERMES), [{"role": "user", "content": [{**RESULT, "content": found}]}])
+    assert "<tool_response>clock\nget_weather</tool_response>" in said
+
+
 @pytest.mark.parametrize(
     "answer",
     [
