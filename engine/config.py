@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from engine.drafting.settings import Speculation
+from engine.generation_defaults import checked_defaults
 from engine.machine import cpu_list
 from engine.scheduling.queue_policy import POLICIES
 from engine.scheduling.settings import SchedulerSettings
@@ -56,6 +57,10 @@ class EngineConfig(SchedulerSettings):
     host_kv_gib: float = 0.0
     """Host memory for swapped KV, in GiB, allocated at the start and pinned if there is a GPU. 0: always
     recompute."""
+    generation_config: Literal["model", "none"] | dict[str, int | float] = "model"
+    """Sampling of requests that do not give it: "model" takes the values of the model's generation_config.json,
+    "none" the API's own. Or values: `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` and
+    `max_new_tokens`."""
     max_model_len: int | None = None
     """Most tokens of prompt and output together; None takes the model's own limit."""
     cuda_graphs: CudaGraphs = "start"
@@ -125,6 +130,12 @@ class EngineConfig(SchedulerSettings):
             )
         if not isinstance(self.speculation, Speculation | None):
             raise ValueError(f"speculation must be a Speculation or None, got {self.speculation!r}")
+        if not isinstance(self.generation_config, str):
+            checked_defaults(self.generation_config)
+        elif self.generation_config not in ("model", "none"):
+            raise ValueError(
+                f'generation_config must be "model", "none" or values, got {self.generation_config!r}'
+            )
         if not 0 < self.kv_memory_share <= 1:
             raise ValueError(f"kv_memory_share must be in (0, 1], got {self.kv_memory_share}")
         if not 0 <= self.host_kv_gib < 2**20:

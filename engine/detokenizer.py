@@ -75,7 +75,14 @@ class Detokenizer:
 class TextStream:
     """The text of one request, built up token by token."""
 
-    def __init__(self, decoder: TokenDecoder, stop: Sequence[str] = (), *, min_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        decoder: TokenDecoder,
+        stop: Sequence[str] = (),
+        *,
+        min_tokens: int = 0,
+        includes_stop: bool = False,
+    ) -> None:
         """The first of the strings `stop` ends the text, but none within the first `min_tokens` tokens."""
         self._decoder = decoder
         self._stop = sorted(stop)
@@ -83,6 +90,8 @@ class TextStream:
         self._held = ""
         self.num_tokens = 0
         """Number of tokens pushed, up to the one that completed a stop string."""
+        self.includes_stop = includes_stop
+        """Whether what ends the text is part of it."""
         self.stopped = False
         self.stop_string: str | None = None
         """The stop string that ended the text: of several that are complete the one that begins first, and the
@@ -129,7 +138,7 @@ class TextStream:
             self.stopped = True
             self._held = ""
             end, _, self.stop_string = min(ends)
-            return text[:end]
+            return text[: end + len(self.stop_string)] if self.includes_stop else text[:end]
         split = 0
         while split < len(text) and not self._may_begin(text[split:]):
             split += 1

@@ -58,6 +58,7 @@ from deployments.api.routes.cluster import add_cluster_routes
 from deployments.api.routes.health import Readiness, health
 from deployments.api.routes.lifecycle import add_model_routes
 from deployments.api.routes.router import add_router_routes
+from deployments.api.routes.tokenizer import add_tokenizer_route
 from deployments.api.service import ApiService, ServedModel
 from deployments.api.tools.requested import checked_functions
 from deployments.client.protocol import Unavailable
@@ -109,6 +110,8 @@ def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
     add_parts(app, [body for _, _, body in post])
     add_model_routes(app, service)
     add_router_routes(app, service)
+    if service.shows_tokenizer:
+        add_tokenizer_route(app, service)
     if service.cluster is not None:
         add_cluster_routes(app, service.cluster, service.admin_key_hash, service.version)
     app.add_api_route("/health", endpoints.health, methods=["GET"])

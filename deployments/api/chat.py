@@ -9,7 +9,7 @@ from deployments.api.choices import ChoiceDelta
 from deployments.api.errors import ApiError, invalid
 from deployments.api.exchange import GenerationPlan
 from deployments.api.output.answer_constraint import answer_constraint
-from deployments.api.output.logprobs import chat_logprobs, prompt_logprobs
+from deployments.api.output.logprobs import NumberedTokens, TokenNames, chat_logprobs, prompt_logprobs
 from deployments.api.output.output_parser import ToolCallDelta
 from deployments.api.output.response_encoder import (
     ChunkFraming,
@@ -22,7 +22,7 @@ from deployments.api.output.response_encoder import (
 from deployments.api.request.beams import with_beams
 from deployments.api.request.best_of import num_candidates
 from deployments.api.request.prompt_scores import PromptScores, requested_scores, scores_of
-from deployments.api.request.prompts import check_prompt, encode_messages
+from deployments.api.request.prompts import Truncation, check_prompt, encode_messages
 from deployments.api.request.protocol import ChatRequest
 from deployments.api.request.sampling import (
     asked_tokens,
@@ -30,6 +30,7 @@ from deployments.api.request.sampling import (
     in_range,
     room,
     sampling_params,
+    tokens_to_generate,
     with_grammar,
     with_max_tokens,
 )
@@ -59,10 +60,12 @@ async def plan_chat(
     candidates = num_candidates(request, limits)
     grammar = await requested_grammar(limits, served.grammars, request.response_format, request.structured_outputs)
     sampling = with_grammar(sampling, grammar)
-    tools, ids = await encode_conversation(limits, served, request, salt)
+    cut = Truncation.asked(request, model.max_model_len - (asked or 1))
+    tools, ids = await encode_conversation(limits, served, request, salt, cut)
     check_prompt(model, ids, "messages")
     left = room(len(ids), model.max_model_len, "messages")
-    if asked is None or (cuts_answer and asked > left):
+    asked = tokens_to_generate(asked, left, model)
+    if cuts_answer and asked > left:
         asked = left
     check_room(len(ids), asked, model, "messages")
     scores = scores_of(request, limits, [ids], num_scored, candidates)
@@ -76,8 +79,10 @@ async def plan_chat(
         continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
         with_token_ids=bool(request.return_token_ids),
         include_timings=bool(request.include_timings),
+        system_fingerprint=model.fingerprint,
     )
-    encoder = ChatResponseEncoder(context, served.codec, logprobs, scores)
+    names = NumberedTokens(served.codec) if request.return_tokens_as_token_ids else None
+    encoder = ChatResponseEncoder(context, served.codec, logprobs, scores, names)
     parse_spec, grammar = await answer_constraint(limits, served, grammar, tools, ids)
     sampling = with_grammar(with_max_tokens(sampling, asked), grammar)
     sampling = with_beams(sampling, request, limits, candidates)
@@ -85,12 +90,12 @@ async def plan_chat(
 
 
 async def encode_conversation(
-    limits: Limits, served: ServedModel, request: ChatRequest, salt: str
+    limits: Limits, served: ServedModel, request: ChatRequest, salt: str, cut: Truncation | None = None
 ) -> tuple[RequestedTools | None, list[int]]:
     """Return the tools that an answer may call, and the prompt's token ids, which show them. Raises `ApiError`."""
     tools = await requested_tools(limits, request, served.codec.dialect.tools)
     functions = tools.functions if tools else ()
-    return tools, await encode_messages(limits, served, request.messages, functions, salt=salt)
+    return tools, await encode_messages(limits, served, request.messages, functions, salt=salt, cut=cut)
 
 
 def _asked_logprobs(request: ChatRequest, limit: int) -> int | None:
@@ -106,11 +111,18 @@ class ChatResponseEncoder:
     """Encodes answers as chat completions."""
 
     def __init__(
-        self, context: ResponseContext, codec: TextCodec, logprobs: int | None, scores: PromptScores | None = None
+        self,
+        context: ResponseContext,
+        codec: TextCodec,
+        logprobs: int | None,
+        scores: PromptScores | None = None,
+        names: TokenNames | None = None,
     ) -> None:
-        """`logprobs` is the number of alternatives to report; `scores` are the prompt's."""
+        """`logprobs` is the number of alternatives to report; `scores` are the prompt's; None names tokens by
+        their texts.
+        """
         self.context = context
-        self._codec = codec
+        self._codec, self._names = codec, names or codec
         self._num_top = logprobs
         self._scores = scores
         self._framing = ChunkFraming(context, "chat.completion.chunk")
@@ -123,8 +135,10 @@ class ChatResponseEncoder:
             "logprobs": None,
             "finish_reason": None,
         }
-        if self.context.with_token_ids:
-            choice["prompt_token_ids"] = self.context.prompt_of(index).token_ids
+        if self.context.with_token_ids:  # beside the choices, as in vLLM
+            return self._framing.first(
+                encode_json(choice), {"prompt_token_ids": self.context.prompt_of(index).token_ids}
+            )
         return self._framing.choice(encode_json(choice))
 
     def delta(self, delta: ChoiceDelta) -> bytes:
@@ -139,6 +153,7 @@ class ChatResponseEncoder:
                 "delta": {},
                 "logprobs": None,
                 "finish_reason": delta.finish_reason,
+                "stop_reason": delta.stop_reason,
             }
             chunks += self._framing.choice(encode_json(last))
         return chunks
@@ -186,13 +201,14 @@ class ChatResponseEncoder:
             "message": {"role": "assistant", "content": None if calls else "", "refusal": None, **fields},
             "logprobs": None if self._num_top is None else self._logprobs(whole.logprobs),
             "finish_reason": whole.finish_reason,
+            "stop_reason": whole.stop_reason,
         }
         if self.context.with_token_ids:
             choice["token_ids"] = whole.token_ids
         return choice
 
     def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        return chat_logprobs(self._codec, logprobs, self._num_top or 0)
+        return chat_logprobs(self._names, logprobs, self._num_top or 0)
 
 
 def _message_fields(text: str, reasoning: str, calls: list[dict[str, Any]]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Any
 
 from msgspec import Struct, structs
@@ -54,6 +54,13 @@ class ChoiceDelta(Struct, frozen=True, gc=False):
     """Parts of tool calls added."""
     stop_string: str | None = None
     """The stop string that ended the choice, on its last delta."""
+    stop_token: int | None = None
+    """The token among `stop_token_ids` that ended it, unless it is the model's own end."""
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """What vLLM calls so: the stop string or the stop token that ended the choice; None for its own end."""
+        return self.stop_token if self.stop_string is None else self.stop_string
 
     @property
     def has_content(self) -> bool:
@@ -65,10 +72,17 @@ class Choice:
     """One choice while it is generated."""
 
     def __init__(
-        self, index: int, text: OutputParser, *, scores_only: bool = False, max_cached: int | None = None
+        self,
+        index: int,
+        text: OutputParser,
+        *,
+        scores_only: bool = False,
+        max_cached: int | None = None,
+        stop_ids: Collection[int] = (),
     ) -> None:
         """With `scores_only` the choice stays empty: the one token that an engine always generates is dropped.
-        `max_cached` bounds the cached tokens that are reported; None reports all.
+        `max_cached` bounds the cached tokens that are reported; None reports all. `stop_ids` are the tokens that
+        are reported when they end the choice.
         """
         self.index = index
         self.num_generated = 0
@@ -77,7 +91,7 @@ class Choice:
         self.finish_reason: str | None = None
         self._sum_logprobs = 0.0
         self._text, self._scores_only = text, scores_only
-        self._max_cached = max_cached
+        self._max_cached, self._stop_ids = max_cached, stop_ids
 
     @property
     def mean_logprob(self) -> float:
@@ -93,10 +107,14 @@ class Choice:
         if self._scores_only:
             delta = _without_output(delta)
         before, token_ids = self._text.num_tokens, delta.token_ids
-        said = self._text.push(delta.text_ids, is_last=delta.finish_reason is not None)
+        text_ids = token_ids if self._text.includes_stop else delta.text_ids
+        said = self._text.push(text_ids, is_last=delta.finish_reason is not None)
         finish_reason: str | None = delta.finish_reason
+        stop_token: int | None = None
         if self._text.stopped:
             token_ids, finish_reason = token_ids[: self._text.num_tokens - before], "stop"
+        elif finish_reason == "stop" and token_ids and token_ids[-1] in self._stop_ids:
+            stop_token = token_ids[-1]
         if finish_reason == "stop" and self._text.is_call:
             finish_reason = "tool_calls"
         self.num_generated += len(token_ids)
@@ -115,6 +133,7 @@ class Choice:
             said.reasoning,
             said.calls,
             self._text.stop_string if self._text.stopped else None,
+            stop_token,
         )
 
     @property
@@ -134,9 +153,10 @@ class Choices:
         *,
         scores_only: bool = False,
         max_cached: Callable[[Sequence[int]], int | None] = lambda _: None,
+        stop_ids: Collection[int] = (),
     ) -> None:
         """A part is a request to an engine and the parsers of its outputs, of which a beam search has several.
-        `Choice` explains `scores_only`, and `max_cached` for each prompt.
+        `Choice` explains `scores_only`, `stop_ids`, and `max_cached` for each prompt.
         """
         self._client = client
         self._requests = [request for request, _ in parts]
@@ -148,7 +168,7 @@ class Choices:
         self._limits: list[TimeLimit] = []
         texts = [(text, max_cached(request.prompt_ids)) for request, texts in parts for text in texts]
         self.choices = [
-            Choice(index, text, scores_only=scores_only, max_cached=most)
+            Choice(index, text, scores_only=scores_only, max_cached=most, stop_ids=stop_ids)
             for index, (text, most) in enumerate(texts)
         ]
 

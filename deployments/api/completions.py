@@ -11,7 +11,9 @@ from deployments.api.errors import ApiError, at_most
 from deployments.api.exchange import GenerationPlan
 from deployments.api.off_loop import near_or_far
 from deployments.api.output.logprobs import (
+    NumberedTokens,
     TextOffsets,
+    TokenNames,
     completion_logprobs,
     echo_logprobs,
     output_offsets,
@@ -28,7 +30,7 @@ from deployments.api.output.response_encoder import (
 from deployments.api.request.beams import with_beams
 from deployments.api.request.best_of import num_candidates
 from deployments.api.request.prompt_scores import PromptScores, requested_scores, scores_of
-from deployments.api.request.prompts import check_prompt, encode_text
+from deployments.api.request.prompts import Truncation, check_prompt, encode_text
 from deployments.api.request.protocol import CompletionRequest
 from deployments.api.request.sampling import (
     COMPLETION_MAX_TOKENS,
@@ -65,7 +67,8 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
     )
     grammar = await requested_grammar(limits, served.grammars, request.response_format, request.structured_outputs)
     sampling = with_beams(with_grammar(sampling, grammar), request, limits, candidates)
-    prompts = [await _prompt(limits, served, prompt, bool(request.echo)) for prompt in request.prompt]
+    cut = Truncation.asked(request, model.max_model_len - max(max_tokens, 1))
+    prompts = [await _prompt(limits, served, prompt, bool(request.echo), cut) for prompt in request.prompt]
     for prompt in prompts:
         check_room(len(prompt.token_ids), max_tokens, model, "prompt")
     options = request.stream_options
@@ -78,9 +81,13 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
         continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
         with_token_ids=bool(request.return_token_ids),
         include_timings=bool(request.include_timings),
+        system_fingerprint=model.fingerprint,
     )
     scores = scores_of(request, limits, [prompt.token_ids for prompt in prompts], num_scored, candidates)
-    encoder = CompletionResponseEncoder(context, served.codec, request.logprobs, scores, request.prompt_logprobs)
+    names = NumberedTokens(served.codec) if request.return_tokens_as_token_ids else None
+    encoder = CompletionResponseEncoder(
+        context, served.codec, request.logprobs, scores, request.prompt_logprobs, names
+    )
     return GenerationPlan(
         served,
         request,
@@ -93,13 +100,18 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
     )
 
 
-async def _prompt(limits: Limits, served: ServedModel, given: str | list[int], echo: bool) -> EncodedPrompt:
+async def _prompt(
+    limits: Limits, served: ServedModel, given: str | list[int], echo: bool, cut: Truncation | None
+) -> EncodedPrompt:
     """Return a prompt's token ids, and its text as it was given if it is echoed."""
-    ids = await encode_text(limits, served, given) if isinstance(given, str) else given
+    if isinstance(given, str):
+        ids = await encode_text(limits, served, given, cut=cut)
+    else:
+        ids = given if cut is None else cut.of(given)
     # An empty text counts as an empty prompt, although the tokenizer adds special tokens to it.
     check = partial(check_prompt, served.card, ids if given else [], "prompt")
     await near_or_far(len(ids), limits.inline_text_chars, check)
-    if not echo or isinstance(given, str):
+    if not echo or (isinstance(given, str) and cut is None):
         return EncodedPrompt(ids, given if echo and isinstance(given, str) else None)
     return EncodedPrompt(
         ids, await near_or_far(len(ids), limits.inline_text_chars, partial(served.codec.decode, ids))
@@ -116,10 +128,13 @@ class CompletionResponseEncoder:
         logprobs: int | None,
         scores: PromptScores | None = None,
         prompt_logprobs: int | None = None,
+        names: TokenNames | None = None,
     ) -> None:
-        """`logprobs` and `prompt_logprobs` are numbers of alternatives to report; `scores` are the prompts'."""
+        """`logprobs` and `prompt_logprobs` are numbers of alternatives to report; `scores` are the prompts'; None
+        names tokens by their texts.
+        """
         self.context = context
-        self._codec = codec
+        self._codec, self._names = codec, names or codec
         self._num_top, self._num_prompt_top = logprobs, prompt_logprobs
         self._scores = scores
         self._framing = ChunkFraming(context, "text_completion")
@@ -149,11 +164,14 @@ class CompletionResponseEncoder:
             return b""
         logprobs = encode_json(self._logprobs(delta.index, delta.logprobs)) if delta.logprobs else b"null"
         token_ids = b',"token_ids":' + encode_json(delta.token_ids) if self.context.with_token_ids else b""
+        ends = b"null"
+        if delta.finish_reason:
+            ends = b'%b,"stop_reason":%b' % (encode_json(delta.finish_reason), encode_json(delta.stop_reason))
         choice = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}' % (
             delta.index,
             encode_json(delta.text),
             logprobs,
-            encode_json(delta.finish_reason),
+            ends,
             token_ids,
         )
         return self._framing.choice(choice)
@@ -182,6 +200,7 @@ class CompletionResponseEncoder:
             "text": (prompt.echo or "") + "".join(whole.text),
             "logprobs": logprobs,
             "finish_reason": whole.finish_reason,
+            "stop_reason": whole.stop_reason,
         }
         if self._scores is not None and self._num_prompt_top is not None:
             scores = self._scores.of(index)
@@ -195,8 +214,8 @@ class CompletionResponseEncoder:
         prompt = self.context.prompt_of(index)
         if self._scores is None or self._num_top is None or prompt.echo is None:
             return None
-        return echo_logprobs(self._codec, prompt.token_ids, prompt.echo, self._scores.of(index), self._num_top)
+        return echo_logprobs(self._names, prompt.token_ids, prompt.echo, self._scores.of(index), self._num_top)
 
     def _logprobs(self, index: int, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
         offsets = output_offsets(self._codec, self._offsets[index], (at.token_id for at in logprobs))
-        return completion_logprobs(self._codec, logprobs, self._num_top or 0, offsets)
+        return completion_logprobs(self._names, logprobs, self._num_top or 0, offsets)

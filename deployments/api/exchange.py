@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -115,7 +115,12 @@ class Exchange:
         # Of a cache that it shares with others, a tenant is told only what the configuration says is there.
         reported = plan.served.shared.longest if caller.tenant.shares_cache else _all_cached
         self._choices = Choices(
-            plan.served.client, parts, idle_timeout_s, scores_only=plan.scores_only, max_cached=reported
+            plan.served.client,
+            parts,
+            idle_timeout_s,
+            scores_only=plan.scores_only,
+            max_cached=reported,
+            stop_ids=_reported_stops(plan),
         )
         self._scores, self._num_top = plan.scores, plan.sampling.logprobs
         self._start = GenerationStart(plan.encoder.context, plan.sampling, self._is_stream, self._choices)
@@ -293,6 +298,14 @@ def _priority(request: ChatRequest | CompletionRequest) -> int:
     return request.priority or 0
 
 
+def _reported_stops(plan: GenerationPlan) -> Collection[int]:
+    """Return the tokens that are an answer's `stop_reason`: those asked for that are not the model's own end."""
+    ids = plan.sampling.stop_token_ids
+    if not ids or plan.sampling.ignore_eos:
+        return ids
+    return [token for token in ids if token not in plan.served.card.eos_token_ids]
+
+
 def _all_cached(prompt_ids: Sequence[int]) -> None:
     """Bound the reported cached tokens of a prompt by nothing."""
 
@@ -320,9 +333,13 @@ def _parts(plan: GenerationPlan, hints: Hints, tenant: Tenant) -> list[tuple[Gen
             tenant=tenant.name,
             max_wait_s=hints.max_wait_s,
         )
-        marks = plan.parse_spec.marks
         texts = [
-            plan.served.codec.text_stream(sampling.stop, min_tokens=sampling.min_tokens, keep=marks)
+            plan.served.codec.text_stream(
+                sampling.stop,
+                min_tokens=sampling.min_tokens,
+                keep=None if request.skip_special_tokens is False else plan.parse_spec.marks,
+                includes_stop=bool(request.include_stop_str_in_output),
+            )
             for _ in range(num_texts)
         ]
         parts.append((generate, [OutputParser(text, plan.parse_spec) for text in texts]))

@@ -32,6 +32,12 @@ class ModelCard:
     vocab_size: int
     """Exclusive upper bound of token ids."""
     owned_by: str = "raydix"
+    fingerprint: str | None = None
+    """`system_fingerprint` of answers: it names the model's files and the server's version."""
+    eos_token_ids: frozenset[int] = frozenset()
+    """Tokens with which the model ends an answer."""
+    sampling_defaults: Mapping[str, int | float] = field(default_factory=dict)
+    """Sampling parameters of requests that do not give them, by name; of `max_tokens`, chat requests' alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,8 @@ class ApiService:
     """Sites whose pages may use the API."""
     admin_key_hash: str | None = None
     """SHA-256 of the admin key, in hex; None turns administration off."""
+    shows_tokenizer: bool = True
+    """Whether there is /tokenizer_info."""
     cluster: ClusterSource | None = None
     """Reports the cluster's state; None if this service has no cluster."""
 

@@ -16,6 +16,7 @@ from deployments.api.conversation.marks import Marks
 from deployments.api.conversation.template import ChatTemplate, all_template_texts, template_text
 from deployments.api.output import reasoning
 from deployments.api.output.dialect import dialect_of
+from deployments.api.tokenizer_info import tokenizer_info
 from deployments.config.limits import Limits
 from deployments.config.settings import ChatSettings
 from engine.detokenizer import Detokenizer, TextStream
@@ -83,6 +84,10 @@ class TextCodec:
         """Return the token ids of a conversation up to where the answer begins. Raises `TemplateRefused`."""
         return self.render_chat(messages, tools, add_generation_prompt=add_generation_prompt).encode()
 
+    def tokenizer_info(self) -> dict[str, Any]:
+        """Return how the tokenizer is configured."""
+        return tokenizer_info(self._tokenizer)
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of `token_ids`."""
         if self._decoding is None or len(token_ids) < MANY_TOKENS:
@@ -92,10 +97,18 @@ class TextCodec:
         return str(text)
 
     def text_stream(
-        self, stop: Sequence[str] = (), *, min_tokens: int = 0, keep: Collection[str] = ()
+        self,
+        stop: Sequence[str] = (),
+        *,
+        min_tokens: int = 0,
+        keep: Collection[str] | None = (),
+        includes_stop: bool = False,
     ) -> TextStream:
-        """Create the growing text of one generation, cut at the first of `stop`, with the specials `keep`."""
-        return TextStream(self._detokenizer.decoder(keep), stop, min_tokens=min_tokens)
+        """Create the growing text of one generation, cut at the first of `stop`, with the specials `keep`, or all
+        of them for None.
+        """
+        decoder = self._detokenizer.decoder(self._detokenizer.specials if keep is None else keep)
+        return TextStream(decoder, stop, min_tokens=min_tokens, includes_stop=includes_stop)
 
     def has_special(self, text: str) -> bool:
         """Return whether `text` is the text of a special token."""

@@ -154,6 +154,8 @@ class AppArgs(AccessSettings):
     protect_metrics: bool | None = None
     """Whether /metrics needs the admin key; None: where there are tenants, whose names and volumes it shows.
     /health and /version never need a key."""
+    tokenizer_info: bool = True
+    """Whether /tokenizer_info tells how tokenizers are configured, with their chat templates."""
     slo: SloSettings = SloSettings()
     """Service-level targets that requests are measured against."""
     metrics: MetricsSettings = MetricsSettings()

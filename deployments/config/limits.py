@@ -39,8 +39,10 @@ class Limits(BaseModel):
     """Largest size of all headers of a request, names and values, in bytes."""
     max_headers: int = Field(default=100, ge=10)
     """Most headers of a request."""
-    max_choices: int = Field(default=8, ge=1)
+    max_choices: int = Field(default=128, ge=1)
     """Largest `n`, the number of choices per prompt."""
+    max_answers: int = Field(default=1024, ge=1)
+    """Most answers that one request generates: its prompts times `n` or `best_of`."""
     max_best_of: int = Field(default=16, ge=1)
     """Largest `best_of`, the number of answers generated per prompt, of which `n` are returned."""
     max_beam_width: int = Field(default=8, ge=1, le=engine_bounds.MAX_BEAM_WIDTH)
@@ -75,6 +77,8 @@ class Limits(BaseModel):
     """Most log-probabilities of prompt tokens in one answer, also echoed: tokens x (alternatives + 1) x `n`."""
     max_priority: int = Field(default=100, ge=0)
     """Largest `priority`; the smallest is its negative."""
+    max_truncated_tokens: int = Field(default=1_000_000, ge=1)
+    """Most tokens of a prompt that `truncate_prompt_tokens` is to shorten."""
     max_hint_chars: int = Field(default=256, ge=1)
     """Most characters of a session id, a cache salt or a prompt cache key."""
     max_grammar_bytes: int = Field(default=64 * 1024, ge=1)

@@ -157,6 +157,7 @@ class Ingress:
             access=self._access,
             metrics=self._metrics,
             slo=args.slo,
+            shows_tokenizer=args.tokenizer_info,
             admin_key_hash=args.admin_key_hash,
             allowed_hosts=args.ingresses.hosts,
             cors_origins=args.ingresses.cors_origins,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from deployments.client.remote_engines import RemoteEngines
 from deployments.client.serve_watcher import ServeWatcher
 from deployments.config.args import AppArgs, ModelArgs
 from deployments.config.tenants import KeyRing
+from deployments.config.version import raydix_version
 from deployments.control.cluster import ClusterModel
 from deployments.control.controller_client import ControllerClient
 from deployments.control.model_switch import DeploymentSwitch
@@ -28,6 +30,7 @@ from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.metrics import IngressMetrics
 from engine.config import EngineConfig
 from engine.engine import model_directory
+from engine.generation_defaults import generation_defaults
 from engine.grammar.vocabulary import Vocabulary
 from engine.loading.model_directory import fingerprint
 from engine.models.config import ModelConfig
@@ -79,15 +82,15 @@ class ModelLink:
             self._router.placer.share(self._shared)
 
     async def _connect(self, directory: Path) -> None:
+        engine = self._model.engine
+        self._fingerprint = await asyncio.to_thread(fingerprint, directory, engine.quantization, engine.kv_dtype)
         self._connections = RemoteEngines(
             self._router,
             self._model.engines.num_expected,
             ServeWatcher(self._engines),
             self._health,
             metrics=self.metrics,
-            model=await asyncio.to_thread(
-                fingerprint, directory, self._model.engine.quantization, self._model.engine.kv_dtype
-            ),
+            model=self._fingerprint,
         )
         await self._connections.start()
         self._watch = asyncio.create_task(self._watch_switch())
@@ -104,8 +107,10 @@ class ModelLink:
         """Return the model as the API serves it to the tenants with these keys. Reads the model's files."""
         assert self._connections and self._tokenizer and self._codec, "start() comes first"
         tokenizer = self._tokenizer
-        config = ModelConfig.from_directory(model_directory(self._model.engine))
-        card = _card(self._model.engine, config)
+        directory = model_directory(self._model.engine)
+        config = ModelConfig.from_directory(directory)
+        defaults = generation_defaults(self._model.engine.generation_config, directory)
+        card = _card(self._model.engine, config, self._fingerprint, defaults)
         load = FleetLoad(self._router.fleet, self._router.placer.uncached_tokens)
         tenants = {tenant.name: tenant for tenant in keys.tenants}
         admission = Admission(load, self._admission, tenants, self.metrics)
@@ -168,10 +173,14 @@ class ModelLink:
             await self._connections.wait_for_prefixes(self._sync_timeout_s)
 
 
-def _card(config: EngineConfig, model: ModelConfig) -> ModelCard:
+def _card(config: EngineConfig, model: ModelConfig, files: str, defaults: dict[str, int | float]) -> ModelCard:
+    """`files` is the fingerprint of the model's files."""
     return ModelCard(
         id=config.name,
         created=int(time.time()),
         max_model_len=min(config.max_model_len or model.max_position_embeddings, model.max_position_embeddings),
         vocab_size=model.vocab_size,
+        fingerprint=f"fp_{hashlib.blake2b(f'{files};{raydix_version()}'.encode(), digest_size=5).hexdigest()}",
+        eos_token_ids=model.eos_token_ids,
+        sampling_defaults=defaults,
     )

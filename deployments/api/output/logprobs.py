@@ -8,7 +8,7 @@ prompt        [null, {"2023": {"logprob", "rank", "decoded_token"}, ...}, ...]
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from deployments.api.text_codec import TextCodec
 from engine.logprobs import TokenLogprobs
@@ -20,6 +20,38 @@ _LOWEST_LOGPROB = -9999.0
 def finite(logprob: float) -> float:
     """Return a log-probability that JSON can express; NaN and minus infinity become the lowest."""
     return logprob if logprob > _LOWEST_LOGPROB else _LOWEST_LOGPROB
+
+
+class TokenNames(Protocol):
+    """How tokens are named in log-probabilities."""
+
+    def token_text(self, token_id: int) -> tuple[str, tuple[int, ...]]:
+        """Return a token's name, and its bytes."""
+        ...
+
+    def token_key(self, token_id: int) -> str:
+        """Return a token's name as the key of an object."""
+        ...
+
+    def is_special(self, token_id: int) -> bool:
+        """Return whether a token is special, hence left out of generated text."""
+        ...
+
+
+class NumberedTokens:
+    """Names tokens by their ids: `return_tokens_as_token_ids`."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self.is_special = codec.is_special
+
+    def token_text(self, token_id: int) -> tuple[str, tuple[int, ...]]:
+        """Return the id, and the token's bytes."""
+        return self.token_key(token_id), self._codec.token_text(token_id)[1]
+
+    def token_key(self, token_id: int) -> str:
+        """Return the id."""
+        return f"token_id:{token_id}"
 
 
 class TextOffsets:
@@ -36,7 +68,7 @@ class TextOffsets:
         return offset
 
 
-def prompt_offsets(codec: TextCodec, prompt_ids: Iterable[int], text: str) -> list[int]:
+def prompt_offsets(codec: TokenNames, prompt_ids: Iterable[int], text: str) -> list[int]:
     """Return where each token of a prompt begins in its text, as it was given or decoded.
 
     Tokens that the tokenizer added are not in the text, and where it normalized the text, offsets are approximate.
@@ -54,7 +86,7 @@ def prompt_offsets(codec: TextCodec, prompt_ids: Iterable[int], text: str) -> li
 
 
 def completion_logprobs(
-    codec: TextCodec, at: Sequence[TokenLogprobs], num_top: int, offsets: Sequence[int]
+    codec: TokenNames, at: Sequence[TokenLogprobs], num_top: int, offsets: Sequence[int]
 ) -> dict[str, Any]:
     """Encode OpenAI's four lists; `offsets` has one more than `at` when a prompt's first token precedes them."""
     tops = []
@@ -73,7 +105,7 @@ def completion_logprobs(
     }
 
 
-def output_offsets(codec: TextCodec, offsets: TextOffsets, token_ids: Iterable[int]) -> list[int]:
+def output_offsets(codec: TokenNames, offsets: TextOffsets, token_ids: Iterable[int]) -> list[int]:
     """Return where generated tokens begin in the text, which lacks special tokens."""
     return [
         offsets.add(b"" if codec.is_special(token) else bytes(codec.token_text(token)[1])) for token in token_ids
@@ -81,7 +113,7 @@ def output_offsets(codec: TextCodec, offsets: TextOffsets, token_ids: Iterable[i
 
 
 def echo_logprobs(
-    codec: TextCodec, prompt_ids: Sequence[int], text: str, scores: Sequence[TokenLogprobs], num_top: int
+    codec: TokenNames, prompt_ids: Sequence[int], text: str, scores: Sequence[TokenLogprobs], num_top: int
 ) -> dict[str, Any]:
     """Encode those of an echoed prompt, whose first token has none as nothing precedes it."""
     spelled = completion_logprobs(codec, scores, num_top, prompt_offsets(codec, prompt_ids, text))
@@ -92,7 +124,7 @@ def echo_logprobs(
     }
 
 
-def chat_logprobs(codec: TextCodec, at: Sequence[TokenLogprobs], num_top: int) -> dict[str, Any]:
+def chat_logprobs(codec: TokenNames, at: Sequence[TokenLogprobs], num_top: int) -> dict[str, Any]:
     """Encode OpenAI's list of tokens, each with its bytes, which may be only part of a character."""
 
     def spell(token_id: int, logprob: float) -> dict[str, Any]:

@@ -83,6 +83,11 @@ class OutputParser:
         return self._text.num_tokens
 
     @property
+    def includes_stop(self) -> bool:
+        """Whether the token that ends the answer is part of its text."""
+        return self._text.includes_stop
+
+    @property
     def stop_string(self) -> str | None:
         """The stop string that ended the answer; None if nothing has, or something else."""
         return self._text.stop_string

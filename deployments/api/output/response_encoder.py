@@ -43,6 +43,8 @@ class ResponseContext:
     """Whether each chunk of a stream has the usage so far."""
     with_token_ids: bool
     include_timings: bool
+    system_fingerprint: str | None = None
+    """Names the model's files and the server's version."""
 
     @classmethod
     def begin(cls, prefix: str, model: str, prompts: Sequence[EncodedPrompt], **options: Any) -> ResponseContext:
@@ -51,7 +53,13 @@ class ResponseContext:
 
     def head(self, kind: str) -> dict[str, Any]:
         """Return the fields that begin every object of this response."""
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+        }
 
     def prompt_of(self, choice: int) -> EncodedPrompt:
         """Return the prompt that a choice continues."""
@@ -98,6 +106,7 @@ class CompleteChoice:
     calls: list[ToolCallDelta]
     """One merged delta per call."""
     finish_reason: str = "length"
+    stop_reason: int | str | None = None
 
     @classmethod
     def of(cls, deltas: Iterable[ChoiceDelta]) -> CompleteChoice:
@@ -114,6 +123,7 @@ class CompleteChoice:
             whole.token_ids += delta.token_ids
             whole.logprobs += delta.logprobs
             whole.finish_reason = delta.finish_reason or whole.finish_reason
+            whole.stop_reason = delta.stop_reason
         return whole
 
 
@@ -175,6 +185,11 @@ class ChunkFraming:
         usage = b'],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}\n\n'
         counts = (self._num_prompt_tokens, self._num_generated, self._num_prompt_tokens + self._num_generated)
         return self._head + encoded + usage % counts
+
+    def first(self, encoded: bytes, fields: dict[str, Any]) -> bytes:
+        """Encode an event with one choice, and with `fields` beside the choices."""
+        event, end = self.choice(encoded), len(self._head) + len(encoded) + 1
+        return event[:end] + b"," + encode_json(fields)[1:-1] + event[end:]
 
     def end(self, extras: dict[str, Any]) -> bytes:
         """Encode the mark of a stream's end, after an event without choices if there are usage or timings."""

@@ -20,6 +20,14 @@ from deployments.config.limits import Limits
 def num_candidates(request: ChatRequest | CompletionRequest, limits: Limits) -> int:
     """Return the number of answers to generate for each prompt. Raises `ApiError` 400 that names the field."""
     wanted = request.n or 1
+    if isinstance(request, CompletionRequest):
+        each, prompts = request.best_of or wanted, len(request.prompt)
+        if each * prompts > limits.max_answers:
+            raise invalid(
+                f"{prompts} prompts with {each} answers each are {each * prompts} answers, but a request may have "
+                f"at most {limits.max_answers} (limits.max_answers); send fewer prompts at once.",
+                "n" if request.best_of is None else "best_of",
+            )
     if request.best_of is None:
         return wanted
     in_range("best_of", request.best_of, 1, limits.max_best_of, "limits.max_best_of")

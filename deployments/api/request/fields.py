@@ -24,6 +24,7 @@ HARMLESS = frozenset(
         "request_id",
         "rid",
         "safety_identifier",
+        "spaces_between_special_tokens",
         "store",
         "user",
     }
@@ -43,12 +44,8 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "guided_json": (),
     "guided_regex": (),
     "guided_whitespace_pattern": (),
-    "include_stop_str_in_output": (False,),
     "kv_transfer_params": (),
     "logits_processors": ([],),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
     "vllm_xargs": ({},),
 }
 CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = {

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from deployments.api.conversation.encoder import TooManyTokens, UnencodedTexts
 from deployments.api.conversation.template import TemplateRefused
 from deployments.api.errors import ApiError, invalid
 from deployments.api.off_loop import near_or_far
-from deployments.api.request.protocol import Message
+from deployments.api.request.protocol import ChatRequest, CompletionRequest, Message
 from deployments.api.request.sampling import context, context_exceeded, in_vocabulary, room
 from deployments.api.request_metrics import count_conversation
 from deployments.api.service import ModelCard, ServedModel
@@ -23,18 +24,45 @@ _MESSAGE_CHARS = 512
 """Characters whose rendering takes about as long as what each message and each call costs besides its text."""
 
 
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """How a prompt is shortened: `truncate_prompt_tokens`, `truncation_side`."""
+
+    num_tokens: int
+    """Most tokens that it keeps."""
+    keeps_end: bool
+
+    @classmethod
+    def asked(cls, request: ChatRequest | CompletionRequest, room: int) -> Truncation | None:
+        """Return how a request's prompts are shortened, where `room` tokens fit; None if they are not."""
+        most = request.truncate_prompt_tokens
+        return (
+            None if most is None else cls(max(room, 1) if most == -1 else most, request.truncation_side != "right")
+        )
+
+    def of(self, ids: list[int]) -> list[int]:
+        """Return a prompt, shortened."""
+        return ids[-self.num_tokens :] if self.keeps_end else ids[: self.num_tokens]
+
+
 async def encode_text(
-    limits: Limits, served: ServedModel, text: str, *, param: str = "prompt", add_special_tokens: bool = True
+    limits: Limits,
+    served: ServedModel,
+    text: str,
+    *,
+    param: str = "prompt",
+    add_special_tokens: bool = True,
+    cut: Truncation | None = None,
 ) -> list[int]:
     """Return the token ids of a text prompt. Raises `ApiError` when it cannot fit the model's context."""
-    _refuse_hopeless(served, len(text), param)
-    encode = functools.partial(
-        served.codec.encode, text, add_special_tokens=add_special_tokens, max_tokens=served.card.max_model_len
-    )
+    most = served.card.max_model_len if cut is None else limits.max_truncated_tokens
+    _refuse_hopeless(served, len(text), param, most)
+    encode = functools.partial(served.codec.encode, text, add_special_tokens=add_special_tokens, max_tokens=most)
     try:
-        return await near_or_far(len(text), limits.inline_text_chars, encode)
+        ids = await near_or_far(len(text), limits.inline_text_chars, encode)
     except TooManyTokens as error:
-        raise _hopeless(served, error.least, param) from None
+        raise _hopeless(served, error.least, param, most) from None
+    return ids if cut is None else cut.of(ids)
 
 
 async def encode_messages(
@@ -45,23 +73,33 @@ async def encode_messages(
     *,
     add_generation_prompt: bool = True,
     salt: str = "",
+    cut: Truncation | None = None,
 ) -> list[int]:
     """Return the token ids of a conversation that shows `functions` to the model.
 
     What other requests with the same `salt` have sent already is not tokenized again.
     """
     prepare = functools.partial(
-        _rendered, limits, served, messages, functions, add_generation_prompt=add_generation_prompt, salt=salt
+        _rendered,
+        limits,
+        served,
+        messages,
+        functions,
+        add_generation_prompt=add_generation_prompt,
+        salt=salt,
+        most=served.card.max_model_len if cut is None else limits.max_truncated_tokens,
     )
     texts = await near_or_far(_weight(messages) + size_of(functions), limits.inline_body_bytes, prepare)
     count_conversation(served.metrics, texts.num_chars, texts.num_new_chars)
     # What a template leaves out does not count against the context: the rendered text decides.
-    _refuse_hopeless(served, texts.num_chars, "messages")
-    encode = functools.partial(texts.encode, served.card.max_model_len)
+    most = served.card.max_model_len if cut is None else limits.max_truncated_tokens
+    _refuse_hopeless(served, texts.num_chars, "messages", most)
+    encode = functools.partial(texts.encode, most)
     try:
-        return await near_or_far(texts.num_new_chars, limits.inline_text_chars, encode)
+        ids = await near_or_far(texts.num_new_chars, limits.inline_text_chars, encode)
     except TooManyTokens as error:
-        raise _hopeless(served, error.least, "messages") from None
+        raise _hopeless(served, error.least, "messages", most) from None
+    return ids if cut is None else cut.of(ids)
 
 
 def _rendered(
@@ -72,11 +110,12 @@ def _rendered(
     *,
     add_generation_prompt: bool,
     salt: str,
+    most: int,
 ) -> UnencodedTexts:
     """Check a conversation and return its texts. Raises `ApiError`."""
     check_conversation(limits, messages)
     calls = (len(call.function.arguments) for message in messages for call in message.tool_calls)
-    _refuse_hopeless(served, sum(len(message.content) for message in messages) + sum(calls), "messages")
+    _refuse_hopeless(served, sum(len(message.content) for message in messages) + sum(calls), "messages", most)
     dialect = served.codec.dialect
     form = None if dialect.has_place_for_tools else dialect.tools
     if form is None:
@@ -124,14 +163,20 @@ def check_prompt(model: ModelCard, ids: list[int], param: str) -> None:
     in_vocabulary(param, ids, model.vocab_size)
 
 
-def _refuse_hopeless(served: ServedModel, chars: int, param: str) -> None:
-    """Refuse text that cannot fit whatever its tokens are, without spending seconds on tokenizing it."""
+def _refuse_hopeless(served: ServedModel, chars: int, param: str, most: int) -> None:
+    """Refuse text with more than `most` tokens whatever they are, without spending seconds on tokenizing it."""
     least = chars // served.codec.max_token_chars
-    if least >= served.card.max_model_len:
-        raise _hopeless(served, least, param)
+    if least >= most:
+        raise _hopeless(served, least, param, most)
 
 
-def _hopeless(served: ServedModel, least: int, param: str) -> ApiError:
+def _hopeless(served: ServedModel, least: int, param: str, most: int) -> ApiError:
+    if most != served.card.max_model_len:
+        return context_exceeded(
+            f"{param} has at least {least} tokens, but at most {most} are taken to be shortened "
+            "(limits.max_truncated_tokens).",
+            param,
+        )
     return context_exceeded(
         f"{context(served.card.max_model_len)}, but the prompt has at least {least}. Shorten the prompt.", param
     )

@@ -117,6 +117,12 @@ def _parse_service_tier(value: object) -> object:
     return value if value in ("flex", "priority") else None if isinstance(value, str) else value
 
 
+def _parse_side(value: object) -> object:
+    if value not in ("left", "right", None):
+        raise PydanticCustomError("truncation_side", f'must be "left" or "right", got {quoted(value)}')
+    return value
+
+
 def _parse_early_stopping(value: object) -> object:
     if value is None or isinstance(value, bool) or value == "never":
         return value
@@ -129,6 +135,7 @@ def _are_ids(values: list[object]) -> bool:
 
 
 ServiceTier = Literal["flex", "priority"]
+TruncationSide = Annotated[Literal["left", "right"] | None, BeforeValidator(_parse_side)]
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """An integer of 64 bits; the sampling parameters' own ranges are narrower."""
 T = TypeVar("T")
@@ -201,6 +208,14 @@ class _Generating(StrictModel):
     stop: Annotated[list[str], taking(_parse_stop, str | list[str] | None)] = Field(default_factory=list)
     stop_token_ids: Annotated[list[int], taking(_parse_ids, list[int] | None)] = Field(default_factory=list)
     ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    """Whether the stop string or stop token that ends the answer is part of its text."""
+    skip_special_tokens: bool | None = None
+    """false: special tokens are part of the text."""
+    truncate_prompt_tokens: Int | None = None
+    """Most tokens of a prompt; of a longer one the last are taken. -1: as many as fit."""
+    truncation_side: TruncationSide = None
+    """Where a longer prompt is cut."""
     seed: Int | None = None
     n: Int | None = None
     best_of: Int | None = None
@@ -225,6 +240,8 @@ class _Generating(StrictModel):
     """Hint that requests with this key share a prefix; `x-session-id` takes precedence."""
     prompt_logprobs: Int | None = None
     """Report the log-probability and rank of each prompt token, and this many alternatives to it."""
+    return_tokens_as_token_ids: bool | None = None
+    """Name tokens in `logprobs` by their ids, as "token_id:17", because several may have the same text."""
     return_token_ids: bool | None = None
     """Report the token ids of the prompt and of each choice."""
     include_timings: bool | None = None
@@ -334,6 +351,7 @@ _OURS = frozenset(
         "response_format",
         "structured_outputs",
         "tools",
+        "truncation_side",
     }
 )
 """Error types raised above, whose messages are our own."""

@@ -29,7 +29,9 @@ def sampling_params(
     _check_limits(request, limits, model)
     given = {name: getattr(request, name) for name in _PASSED if getattr(request, name) is not None}
     if given.get("top_k") == -1:  # vLLM's and SGLang's spelling of "all"
-        del given["top_k"]
+        given["top_k"] = 0
+    if model.sampling_defaults and not request.use_beam_search:
+        given = {name: value for name, value in model.sampling_defaults.items() if name != "max_tokens"} | given
     try:
         return SamplingParams(
             max_tokens=max_tokens,
@@ -56,6 +58,11 @@ _PASSED = (
     "frequency_penalty",
     "repetition_penalty",
 )
+
+
+def tokens_to_generate(asked: int | None, left: int, model: ModelCard) -> int:
+    """Return how many tokens a chat may generate where `left` fit: as asked, or by the model's default."""
+    return min(int(model.sampling_defaults.get("max_tokens", left)), left) if asked is None else asked
 
 
 def with_max_tokens(sampling: SamplingParams, max_tokens: int) -> SamplingParams:
@@ -106,6 +113,8 @@ def _check_limits(request: ChatRequest | CompletionRequest, limits: Limits, mode
     in_vocabulary("logit_bias", bias, model.vocab_size)
     in_range("priority", request.priority, -limits.max_priority, limits.max_priority, "limits.max_priority")
     in_range("n", request.n, 1, limits.max_choices, "limits.max_choices")
+    if request.truncate_prompt_tokens != -1:
+        in_range("truncate_prompt_tokens", request.truncate_prompt_tokens, 1, model.max_model_len)
     for name in ("cache_salt", "prompt_cache_key"):
         at_most(limits, "max_hint_chars", name, len(getattr(request, name) or ""), "characters")
     if request.stream_options is not None and not request.stream:

@@ -68,7 +68,7 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"prompt_logprobs": -1}, "prompt_logprobs"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ({"echo": True}, "echo"),
-    ({"n": 9}, "n"),
+    ({"n": 129}, "n"),
     ({"stop": [str(i) for i in range(10_000)]}, "stop"),
     ({"stop": ["x" * 300]}, "stop"),
     ({"stop": [""]}, "stop"),
