@@ -43,17 +43,12 @@ class AnswerBlocks:
         """Yield the steps that a delta makes."""
         if delta.reasoning:
             yield from self._gain("thinking", delta.reasoning)
-        calls = list(delta.calls)
-        if calls and calls[0].name is None:  # It goes on with a call, so what is said as well follows that.
-            yield BlockStep("tool_use", "gain", calls.pop(0).arguments)
-        if delta.text:
-            yield from self._say(delta.text)
-        for call in calls:
-            yield from self.end()
-            self._open = "tool_use"
-            yield BlockStep("tool_use", "begin", call=call)
-            if call.arguments:
-                yield BlockStep("tool_use", "gain", call.arguments)
+        num_said = 0
+        for call in delta.calls:
+            yield from self._say(delta.text[num_said : call.num_before])
+            num_said = call.num_before
+            yield from self._call(call)
+        yield from self._say(delta.text[num_said:])
 
     def end(self) -> Iterator[BlockStep]:
         """Yield the end of the block that is open, if there is one."""
@@ -64,10 +59,20 @@ class AnswerBlocks:
     def _say(self, text: str) -> Iterator[BlockStep]:
         if not self.is_text_open:
             text = self._space + text
-            if text.isspace():
+            if not text or text.isspace():
                 self._space = text
                 return
-        yield from self._gain("text", text)
+        if text:
+            yield from self._gain("text", text)
+
+    def _call(self, call: ToolCallDelta) -> Iterator[BlockStep]:
+        """Yield what a call gains, which has begun before unless it has a name."""
+        if call.name is not None:
+            yield from self.end()
+            self._open = "tool_use"
+            yield BlockStep("tool_use", "begin", call=call)
+        if call.arguments:
+            yield BlockStep("tool_use", "gain", call.arguments)
 
     def _gain(self, kind: BlockKind, text: str) -> Iterator[BlockStep]:
         if self._open != kind:

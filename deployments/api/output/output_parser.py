@@ -53,6 +53,8 @@ class ToolCallDelta:
     id: str | None
     name: str | None
     arguments: str = ""
+    num_before: int = 0
+    """Number of characters that the same delta adds to the text before it."""
 
 
 class ParsedOutput(Struct):
@@ -157,7 +159,8 @@ class OutputParser:
             elif segment.kind == "answer":
                 self._is_answering = True
             elif segment.kind == "call":
-                parsed.calls.append(ToolCallDelta(self._num_calls, f"call_{uuid.uuid4().hex[:24]}", segment.text))
+                name = f"call_{uuid.uuid4().hex[:24]}"
+                parsed.calls.append(ToolCallDelta(self._num_calls, name, segment.text, "", len(parsed.text)))
                 self._num_calls += 1
             elif segment.kind == "arguments":
                 self._of_last_call(parsed).arguments += segment.text
@@ -168,5 +171,5 @@ class OutputParser:
     def _of_last_call(self, parsed: ParsedOutput) -> ToolCallDelta:
         index = self._num_calls - 1
         if not parsed.calls or parsed.calls[-1].index != index:
-            parsed.calls.append(ToolCallDelta(index, None, None))
+            parsed.calls.append(ToolCallDelta(index, None, None, "", len(parsed.text)))
         return parsed.calls[-1]
