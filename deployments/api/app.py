@@ -53,6 +53,7 @@ from deployments.api.request.protocol import (
 )
 from deployments.api.request.sampling import check_in_context, in_vocabulary
 from deployments.api.request.strict_model import StrictModel
+from deployments.api.request.template_options import template_options
 from deployments.api.request_metrics import RequestMetrics
 from deployments.api.routes.cluster import add_cluster_routes
 from deployments.api.routes.health import Readiness, health
@@ -197,13 +198,15 @@ class _Endpoints:
                 served,
                 asked.messages,
                 functions,
-                add_generation_prompt=asked.add_generation_prompt,
+                options=template_options(asked, self._service.limits),
                 salt=salt,
             )
         else:
             special = asked.add_special_tokens is not False
             ids = await encode_text(self._service.limits, served, asked.prompt or "", add_special_tokens=special)
-        return json_response({"tokens": ids, "count": len(ids), "max_model_len": served.card.max_model_len})
+        strings = {"token_strs": served.codec.token_strings(ids)} if asked.return_token_strs else {}
+        counts = {"count": len(ids), "max_model_len": served.card.max_model_len}
+        return json_response({"tokens": ids, **counts, **strings})
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of token ids."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import structs
+
 from deployments.api.choices import ChoiceDelta
 from deployments.api.errors import ApiError, invalid
 from deployments.api.exchange import GenerationPlan
@@ -19,6 +21,7 @@ from deployments.api.output.response_encoder import (
     encode_json,
     encode_whole,
 )
+from deployments.api.output.thinking_budget import thinking_budget
 from deployments.api.request.beams import with_beams
 from deployments.api.request.best_of import num_candidates
 from deployments.api.request.prompt_scores import PromptScores, requested_scores, scores_of
@@ -35,6 +38,7 @@ from deployments.api.request.sampling import (
     with_max_tokens,
 )
 from deployments.api.request.structured import requested_grammar
+from deployments.api.request.template_options import template_options
 from deployments.api.service import ServedModel
 from deployments.api.text_codec import TextCodec
 from deployments.api.tools.requested import RequestedTools, requested_tools
@@ -57,7 +61,7 @@ async def plan_chat(
     sampling = sampling_params(
         request, limits, model, max_tokens=unbounded, logprobs=logprobs, prompt_logprobs=num_scored
     )
-    candidates = num_candidates(request, limits)
+    candidates, budget = num_candidates(request, limits), thinking_budget(served, request)
     grammar = await requested_grammar(limits, served.grammars, request.response_format, request.structured_outputs)
     sampling = with_grammar(sampling, grammar)
     cut = Truncation.asked(request, model.max_model_len - (asked or 1))
@@ -83,7 +87,8 @@ async def plan_chat(
     )
     names = NumberedTokens(served.codec) if request.return_tokens_as_token_ids else None
     encoder = ChatResponseEncoder(context, served.codec, logprobs, scores, names)
-    parse_spec, grammar = await answer_constraint(limits, served, grammar, tools, ids)
+    encoder.shows_reasoning = request.include_reasoning is not False
+    parse_spec, grammar = await answer_constraint(limits, served, grammar, tools, ids, budget)
     sampling = with_grammar(with_max_tokens(sampling, asked), grammar)
     sampling = with_beams(sampling, request, limits, candidates)
     return GenerationPlan(served, request, sampling, encoder, candidates, parse_spec=parse_spec, scores=scores)
@@ -93,9 +98,12 @@ async def encode_conversation(
     limits: Limits, served: ServedModel, request: ChatRequest, salt: str, cut: Truncation | None = None
 ) -> tuple[RequestedTools | None, list[int]]:
     """Return the tools that an answer may call, and the prompt's token ids, which show them. Raises `ApiError`."""
+    options = template_options(request, limits)
     tools = await requested_tools(limits, request, served.codec.dialect.tools)
     functions = tools.functions if tools else ()
-    return tools, await encode_messages(limits, served, request.messages, functions, salt=salt, cut=cut)
+    return tools, await encode_messages(
+        limits, served, request.messages, functions, options=options, salt=salt, cut=cut
+    )
 
 
 def _asked_logprobs(request: ChatRequest, limit: int) -> int | None:
@@ -123,6 +131,8 @@ class ChatResponseEncoder:
         """
         self.context = context
         self._codec, self._names = codec, names or codec
+        self.shows_reasoning = True
+        """Whether answers have what the model thought."""
         self._num_top = logprobs
         self._scores = scores
         self._framing = ChunkFraming(context, "chat.completion.chunk")
@@ -145,6 +155,8 @@ class ChatResponseEncoder:
         """Encode one delta. The finish reason gets its own chunk, as clients expect the last delta to be empty."""
         chunks = b""
         self._framing.count(len(delta.token_ids))
+        if delta.reasoning and not self.shows_reasoning:
+            delta = structs.replace(delta, reasoning="")
         if delta.text or delta.logprobs or delta.reasoning or delta.calls or self.context.reports_ids(delta):
             chunks = self._framing.choice(self._content_chunk(delta))
         if delta.finish_reason:
@@ -195,7 +207,7 @@ class ChatResponseEncoder:
 
     def _whole_choice(self, index: int, whole: CompleteChoice) -> dict[str, Any]:
         text, calls = "".join(whole.text), [_encoded_call(call) for call in whole.calls]
-        fields = _message_fields(text, "".join(whole.reasoning), calls)
+        fields = _message_fields(text, "".join(whole.reasoning) if self.shows_reasoning else "", calls)
         choice: dict[str, Any] = {
             "index": index,
             "message": {"role": "assistant", "content": None if calls else "", "refusal": None, **fields},

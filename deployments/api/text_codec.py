@@ -13,6 +13,7 @@ from typing import Any
 from deployments.api.conversation.control_tokens import control_tokens
 from deployments.api.conversation.encoder import Encoder, UnencodedTexts
 from deployments.api.conversation.marks import Marks
+from deployments.api.conversation.options import PLAIN_OPTIONS, TemplateOptions
 from deployments.api.conversation.template import ChatTemplate, all_template_texts, template_text
 from deployments.api.output import reasoning
 from deployments.api.output.dialect import dialect_of
@@ -59,7 +60,7 @@ class TextCodec:
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] = (),
         *,
-        add_generation_prompt: bool = True,
+        options: TemplateOptions = PLAIN_OPTIONS,
         salt: str = "",
     ) -> UnencodedTexts:
         """Return the texts of a conversation up to where the answer begins. Raises `TemplateRefused`.
@@ -70,7 +71,9 @@ class TextCodec:
         rendered = self._template.render(
             marks.put_into_messages(messages),
             marks.put(list(tools)) or None,
-            add_generation_prompt=add_generation_prompt,
+            add_generation_prompt=options.add_generation_prompt,
+            continues=options.continues,
+            variables=marks.put_into_variables(options.variables) if options.variables else options.variables,
         )
         return self._encoder.begin(marks.pieces(rendered), salt)
 
@@ -82,7 +85,12 @@ class TextCodec:
         add_generation_prompt: bool = True,
     ) -> list[int]:
         """Return the token ids of a conversation up to where the answer begins. Raises `TemplateRefused`."""
-        return self.render_chat(messages, tools, add_generation_prompt=add_generation_prompt).encode()
+        options = TemplateOptions(add_generation_prompt)
+        return self.render_chat(messages, tools, options=options).encode()
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """Return how the vocabulary spells tokens."""
+        return self._tokenizer.convert_ids_to_tokens(token_ids)
 
     def tokenizer_info(self) -> dict[str, Any]:
         """Return how the tokenizer is configured."""
@@ -109,6 +117,12 @@ class TextCodec:
         """
         decoder = self._detokenizer.decoder(self._detokenizer.specials if keep is None else keep)
         return TextStream(decoder, stop, min_tokens=min_tokens, includes_stop=includes_stop)
+
+    @functools.lru_cache(maxsize=16)  # noqa: B019 - lives as long as the process, like the codec
+    def single_token(self, text: str) -> int | None:
+        """Return the token that is `text`; None if it is several."""
+        ids = self.encode(text, add_special_tokens=False)
+        return ids[0] if len(ids) == 1 else None
 
     def has_special(self, text: str) -> bool:
         """Return whether `text` is the text of a special token."""

@@ -79,6 +79,8 @@ class Limits(BaseModel):
     """Largest `priority`; the smallest is its negative."""
     max_truncated_tokens: int = Field(default=1_000_000, ge=1)
     """Most tokens of a prompt that `truncate_prompt_tokens` is to shorten."""
+    max_template_bytes: int = Field(default=256 * 1024, ge=2)
+    """Most bytes of `chat_template_kwargs` and `documents`, as JSON."""
     max_hint_chars: int = Field(default=256, ge=1)
     """Most characters of a session id, a cache salt or a prompt cache key."""
     max_grammar_bytes: int = Field(default=64 * 1024, ge=1)

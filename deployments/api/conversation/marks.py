@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deployments.api.conversation.control_tokens import ControlTokens
@@ -46,6 +46,10 @@ class Marks:
             }
             for message in messages
         ]
+
+    def put_into_variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a template's variables with marks; their names are not shown."""
+        return {name: self.put(value) for name, value in variables.items()}
 
     def put(self, value: Any, *, in_answer: bool = False) -> Any:
         """Return `value` with marks in its strings, keys of objects included."""

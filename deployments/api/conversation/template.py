@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from engine.tokenizer import Tokenizer
+
+_NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
 
 class TemplateRefused(ValueError):
@@ -29,8 +33,13 @@ class ChatTemplate:
         tools: Sequence[dict[str, Any]] | None,
         *,
         add_generation_prompt: bool,
+        continues: bool = False,
+        variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> str:
-        """Return the conversation as text. No value in a message may be None. Raises `TemplateRefused`."""
+        """Return the conversation as text. No value in a message may be None. Raises `TemplateRefused`.
+
+        With `continues`, the text ends within the last message. `variables` are further ones of the template.
+        """
         from jinja2.exceptions import TemplateError, TemplateSyntaxError, UndefinedError
         from transformers.utils.chat_template_utils import _compile_jinja_template  # remembers what it compiled
 
@@ -38,13 +47,15 @@ class ChatTemplate:
             template = self._tokenizer.get_chat_template(tools=tools)
         except ValueError as error:
             raise TemplateRefused("This model has no chat template; use /v1/completions.") from error
+        end = f"e{secrets.token_hex(8)}e" if continues else ""
+        if continues:
+            messages = [*messages[:-1], _open_ended(messages[-1], f"{end} ")]
         try:
             rendered = _compile_jinja_template(template).render(
                 messages=[_with_reasoning(message) for message in messages],
                 tools=tools,
-                documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **self._variables,
+                **{"documents": None, **variables, **self._variables},
             )
         except TemplateError as error:
             if isinstance(error, TemplateSyntaxError | UndefinedError):
@@ -52,7 +63,21 @@ class ChatTemplate:
             raise TemplateRefused(f"The model's chat template refuses these messages: {error}.") from error
         except (TypeError, ValueError, LookupError) as error:  # of a filter that expects something else
             raise TemplateRefused("The model's chat template cannot render these messages.") from error
-        return str(rendered)
+        return _up_to(str(rendered), end) if continues else str(rendered)
+
+
+def _open_ended(message: dict[str, Any], end: str) -> dict[str, Any]:
+    return {**message, "content": message["content"] + end}
+
+
+def _up_to(rendered: str, end: str) -> str:
+    """Return the text before the mark `end`. A template that strips messages has stripped the blank after it."""
+    before, found, after = rendered.rpartition(end)
+    if not found:
+        raise TemplateRefused(
+            "The model's chat template does not show the last message as it is, so that it cannot be continued."
+        )
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def template_text(tokenizer: Any) -> str:

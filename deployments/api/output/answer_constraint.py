@@ -11,6 +11,7 @@ from deployments.api.errors import at_most, from_client, invalid
 from deployments.api.output.answer_grammar import answer_grammar, arguments_schema
 from deployments.api.output.output_parser import PLAIN_TEXT, OutputParseSpec
 from deployments.api.output.reasoning import OPEN
+from deployments.api.output.thinking_budget import ThinkingBudget
 from deployments.api.request.structured import check_grammar, unusable
 from deployments.api.service import ServedModel
 from deployments.api.text_codec import TextCodec
@@ -26,13 +27,18 @@ _MARK_TOKENS = 16
 
 
 async def answer_constraint(
-    limits: Limits, served: ServedModel, form: Grammar | None, tools: RequestedTools | None, prompt_ids: list[int]
+    limits: Limits,
+    served: ServedModel,
+    form: Grammar | None,
+    tools: RequestedTools | None,
+    prompt_ids: list[int],
+    budget: ThinkingBudget | None = None,
 ) -> tuple[OutputParseSpec, Grammar | None]:
     """Return what to parse an answer for, and the grammar that it must match, if any.
 
     `form` is the checked grammar that the client asked for. A JSON grammar covers the answer after reasoning and
-    calls; any other covers the whole text. Raises `ApiError` 400 for tools that cannot be combined with `form`,
-    and for schemas that cannot be enforced.
+    calls; any other covers the whole text. `budget` bounds the reasoning. Raises `ApiError` 400 for tools that
+    cannot be combined with `form`, and for schemas that cannot be enforced.
     """
     spec = _parse_spec(served.codec, tools, prompt_ids)
     held = tools if tools and (tools.is_forced or tools.is_strict or form) else None
@@ -41,9 +47,9 @@ async def answer_constraint(
             raise invalid("tools can be combined only with JSON output; leave out the other format.", "tools")
         return PLAIN_TEXT, form
     if held is not None:
-        return spec, await _calls_grammar(limits, served, _schema(form), held, spec)
-    if form is not None and spec.thinks:
-        return spec, answer_grammar(_schema(form), None, spec, served.codec.has_special)
+        return spec, await _calls_grammar(limits, served, _schema(form), held, spec, budget)
+    if (form is not None and spec.thinks) or budget is not None:
+        return spec, answer_grammar(_schema(form), None, spec, served.codec.has_special, budget)
     return spec, form
 
 
@@ -62,6 +68,7 @@ async def _calls_grammar(
     schema: dict[str, Any] | None,
     tools: RequestedTools,
     spec: OutputParseSpec,
+    budget: ThinkingBudget | None,
 ) -> Grammar:
     """Return the grammar of an answer with calls. Raises `ApiError`, for the function at fault if one is."""
     unit = "bytes that calls must match"
@@ -70,7 +77,7 @@ async def _calls_grammar(
         limits, "max_grammar_bytes", "tools", schemas, unit
     )  # the grammar, which takes longer to make, has more
     try:
-        grammar = answer_grammar(schema, tools, spec, served.codec.has_special)
+        grammar = answer_grammar(schema, tools, spec, served.codec.has_special, budget)
         at_most(limits, "max_grammar_bytes", "tools", len(grammar.source.encode()), unit)
         return grammar if served.grammars is None else await served.grammars.check(grammar)
     except InvalidGrammar as error:

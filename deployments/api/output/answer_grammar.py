@@ -15,6 +15,7 @@ from typing import Any
 
 from deployments.api.output.output_parser import OutputParseSpec
 from deployments.api.output.reasoning import CLOSE, OPEN
+from deployments.api.output.thinking_budget import ThinkingBudget
 from deployments.api.tools.protocol import Function
 from deployments.api.tools.requested import RequestedTools
 from engine.grammar.compiler import schema_in_lark
@@ -29,13 +30,19 @@ def answer_grammar(
     tools: RequestedTools | None,
     spec: OutputParseSpec,
     is_special: Callable[[str], bool],
+    budget: ThinkingBudget | None = None,
 ) -> Grammar:
-    """Return the grammar of an answer that matches `schema` or calls `tools`. Raises InvalidGrammar."""
+    """Return the grammar of an answer that matches `schema` or calls `tools`. Raises InvalidGrammar.
+
+    Without either, the answer is anything, and `budget` is what bounds it.
+    """
     answer = None if schema is None else schema_in_lark(schema)
+    if answer is None and tools is None and budget is not None:
+        answer = budget.anything
     body, rules = ("answer", []) if tools is None else _calls(tools, answer, is_special)
     if answer is not None:
         rules.append(f"answer: {answer}")
-    return Grammar("lark", "\n".join([_start(body, spec, is_special), *rules]))
+    return Grammar("lark", "\n".join([_start(body, spec, is_special, budget), *rules]))
 
 
 def arguments_schema(function: Function) -> dict[str, Any]:
@@ -43,9 +50,14 @@ def arguments_schema(function: Function) -> dict[str, Any]:
     return _NO_ARGUMENTS if function.parameters is None else {**function.parameters, "type": "object"}
 
 
-def _start(body: str, spec: OutputParseSpec, is_special: Callable[[str], bool]) -> str:
+def _start(
+    body: str, spec: OutputParseSpec, is_special: Callable[[str], bool], budget: ThinkingBudget | None
+) -> str:
     if not spec.thinks:
         return f"start: {body}"
+    if budget is not None:
+        begin = budget.thoughts if spec.is_thinking else f"({budget.opened} {budget.thoughts} GAP)?"
+        return f"start: {begin}{' GAP' if spec.is_thinking else ''} ({body})\n{budget.rules}\nGAP: /\\n{{0,2}}/"
     if is_special(CLOSE):
         inside = f"inside: {_ANYTHING} {CLOSE}"
     else:

@@ -50,27 +50,21 @@ _COMMON: dict[str, tuple[Any, ...]] = {
 }
 CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **_COMMON,
-    "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
     "audio": (),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "documents": ([],),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
     "moderation": (),
     "mm_processor_kwargs": ({},),
-    "reasoning_effort": (),
-    "thinking_token_budget": (),
-    "verbosity": (),
     "web_search_options": (),
 }
 COMPLETION_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **_COMMON,
     "prompt_embeds": (),
+    "thinking_token_budget": (-1,),
     "suffix": (),
 }
 

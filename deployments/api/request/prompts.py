@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deployments.api.conversation.encoder import TooManyTokens, UnencodedTexts
+from deployments.api.conversation.options import PLAIN_OPTIONS, TemplateOptions
 from deployments.api.conversation.template import TemplateRefused
 from deployments.api.errors import ApiError, invalid
 from deployments.api.off_loop import near_or_far
@@ -71,7 +72,7 @@ async def encode_messages(
     messages: Sequence[Message],
     functions: Sequence[Function] = (),
     *,
-    add_generation_prompt: bool = True,
+    options: TemplateOptions = PLAIN_OPTIONS,
     salt: str = "",
     cut: Truncation | None = None,
 ) -> list[int]:
@@ -85,11 +86,13 @@ async def encode_messages(
         served,
         messages,
         functions,
-        add_generation_prompt=add_generation_prompt,
+        options=options,
         salt=salt,
         most=served.card.max_model_len if cut is None else limits.max_truncated_tokens,
     )
-    texts = await near_or_far(_weight(messages) + size_of(functions), limits.inline_body_bytes, prepare)
+    texts = await near_or_far(
+        _weight(messages) + size_of(functions) + options.size, limits.inline_body_bytes, prepare
+    )
     count_conversation(served.metrics, texts.num_chars, texts.num_new_chars)
     # What a template leaves out does not count against the context: the rendered text decides.
     most = served.card.max_model_len if cut is None else limits.max_truncated_tokens
@@ -108,7 +111,7 @@ def _rendered(
     messages: Sequence[Message],
     functions: Sequence[Function],
     *,
-    add_generation_prompt: bool,
+    options: TemplateOptions,
     salt: str,
     most: int,
 ) -> UnencodedTexts:
@@ -123,21 +126,21 @@ def _rendered(
     else:
         plain, tools = messages_as_text(messages, functions, form), []
     try:
-        return _texts(served, plain, tools, add_generation_prompt, salt)
+        return _texts(served, plain, tools, options, salt)
     except TemplateRefused as error:
         if form is None and any(_has_text_as_arguments(message) for message in plain):
             plain = plain_messages(messages, limits.max_json_depth, wraps_text=True)
             with contextlib.suppress(TemplateRefused):
-                return _texts(served, plain, tools, add_generation_prompt, salt)
+                return _texts(served, plain, tools, options, salt)
         raise invalid(str(error), "messages") from None
 
 
 def _texts(
-    served: ServedModel, plain: list[Plain], tools: list[Plain], add_generation_prompt: bool, salt: str
+    served: ServedModel, plain: list[Plain], tools: list[Plain], options: TemplateOptions, salt: str
 ) -> UnencodedTexts:
     if served.codec.dialect.merges_systems and any(message["role"] == "system" for message in plain[1:]):
         plain = merge_systems(plain)
-    return served.codec.render_chat(plain, tools, add_generation_prompt=add_generation_prompt, salt=salt)
+    return served.codec.render_chat(plain, tools, options=options, salt=salt)
 
 
 def _has_text_as_arguments(message: Plain) -> bool:

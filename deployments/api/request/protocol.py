@@ -117,10 +117,13 @@ def _parse_service_tier(value: object) -> object:
     return value if value in ("flex", "priority") else None if isinstance(value, str) else value
 
 
-def _parse_side(value: object) -> object:
-    if value not in ("left", "right", None):
-        raise PydanticCustomError("truncation_side", f'must be "left" or "right", got {quoted(value)}')
-    return value
+def _one_of(*values: str) -> BeforeValidator:
+    def check(value: object) -> object:
+        if value is not None and value not in values:
+            raise PydanticCustomError("one_of", f"must be one of {', '.join(values)}, got {quoted(value)}")
+        return value
+
+    return BeforeValidator(check)
 
 
 def _parse_early_stopping(value: object) -> object:
@@ -135,7 +138,12 @@ def _are_ids(values: list[object]) -> bool:
 
 
 ServiceTier = Literal["flex", "priority"]
-TruncationSide = Annotated[Literal["left", "right"] | None, BeforeValidator(_parse_side)]
+TruncationSide = Annotated[Literal["left", "right"] | None, _one_of("left", "right")]
+Verbosity = Annotated[Literal["low", "medium", "high"] | None, _one_of("low", "medium", "high")]
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+ReasoningEffort = Annotated[
+    Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None, _one_of(*_EFFORTS)
+]
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """An integer of 64 bits; the sampling parameters' own ranges are narrower."""
 T = TypeVar("T")
@@ -248,7 +256,20 @@ class _Generating(StrictModel):
     """Report where the request's time went, as `timings`: see `deployments/api/timings.py`."""
 
 
-class ChatRequest(_Generating):
+class _Rendered(StrictModel):
+    """Fields on how a conversation is rendered."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the chat template, such as `enable_thinking`."""
+    documents: list[dict[str, Any]] | None = None
+    """Texts that the model is to answer from, for templates that show them."""
+    add_generation_prompt: bool | None = None
+    """End the rendered messages where the model's answer begins; the default."""
+    continue_final_message: bool | None = None
+    """End them within the last message, which the model goes on with."""
+
+
+class ChatRequest(_Generating, _Rendered):
     """Body of POST /v1/chat/completions."""
 
     unsupported = CHAT_UNSUPPORTED
@@ -260,6 +281,14 @@ class ChatRequest(_Generating):
     """The functions that the model may call."""
     tool_choice: ToolChoice = None
     """Whether the model may ("auto", the default), must ("required" or a name) or must not ("none") call one."""
+    reasoning_effort: ReasoningEffort = None
+    """How much the model is to think, for templates that know it; none and minimal: not at all."""
+    thinking_token_budget: Int | None = None
+    """Tokens of reasoning after which its end is forced; -1: as many as the model wants."""
+    include_reasoning: bool | None = None
+    """false: the answer leaves out what the model thought."""
+    verbosity: Verbosity = None
+    """How much the model is to say, for templates that know it."""
     parallel_tool_calls: bool | None = None
     """Whether one answer may have several calls; false allows one only."""
 
@@ -275,7 +304,7 @@ class CompletionRequest(_Generating):
     logprobs: Int | None = None
 
 
-class TokenizeRequest(StrictModel):
+class TokenizeRequest(_Rendered):
     """Body of POST /tokenize: either `prompt` or `messages`."""
 
     model: str | None = None
@@ -285,8 +314,8 @@ class TokenizeRequest(StrictModel):
     """The functions shown to the model in front of `messages`."""
     add_special_tokens: bool | None = None
     """Defaults to true for a prompt, and to false for messages, whose template has special tokens."""
-    add_generation_prompt: bool = True
-    """End the rendered messages where the model's answer begins."""
+    return_token_strs: bool | None = None
+    """Report the tokens' texts in the vocabulary, too."""
 
 
 class DetokenizeRequest(StrictModel):
@@ -351,7 +380,7 @@ _OURS = frozenset(
         "response_format",
         "structured_outputs",
         "tools",
-        "truncation_side",
+        "one_of",
     }
 )
 """Error types raised above, whose messages are our own."""
