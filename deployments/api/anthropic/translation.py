@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from pydantic import ValidationError
@@ -32,6 +32,7 @@ from deployments.api.request.structured import JsonSchemaFormat, ResponseFormat
 from deployments.api.tools.protocol import CalledFunction, Function, Tool, ToolCall
 from deployments.config.limits import Limits
 
+_Kind = TypeVar("_Kind", bound=CountTokensRequest)
 _SAME = ("temperature", "top_p", "stream", "cache_salt", "include_timings", "priority", "prompt_cache_key", "seed")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _NAMES: Sequence[tuple[re.Pattern[str], str]] = [
@@ -78,11 +79,10 @@ def parse_messages(body: dict[str, Any], limits: Limits) -> tuple[AskedMessage, 
 
 def parse_count(body: dict[str, Any], limits: Limits) -> tuple[ChatRequest, Sequence[str]]:
     """Return a body of /v1/messages/count_tokens, and the names of ignored fields. Raises `ApiError` 400."""
-    # What only an answer needs may be left out, and changes nothing.
+    # What only an answer needs changes nothing.
     of_answers = MessagesRequest.model_fields.keys() - CountTokensRequest.model_fields.keys()
-    request, ignored = _parsed(
-        {name: value for name, value in body.items() if name not in of_answers}, CountTokensRequest, limits
-    )
+    counted = {name: value for name, value in body.items() if name not in of_answers}
+    request, ignored = _parsed(counted, CountTokensRequest, limits)
     return _chat(request), ignored
 
 
@@ -90,15 +90,14 @@ def in_own_words(error: ApiError) -> ApiError:
     """Return an error about a translated request with the names that fields have in Anthropic's API."""
     message = error.message
     if error.code == "context_length_exceeded":
-        message = (
-            f"prompt is too long: {message}"  # Claude Code knows this beginning, and shortens the conversation.
-        )
+        # Claude Code knows this beginning, and shortens the conversation.
+        message = f"prompt is too long: {message}"
     for pattern, name in _NAMES:
         message = pattern.sub(name, message)
     return ApiError(error.status, message, param=error.param, code=error.code, headers=error.headers)
 
 
-def _parsed(body: dict[str, Any], kind: Any, limits: Limits) -> tuple[Any, Sequence[str]]:
+def _parsed(body: dict[str, Any], kind: type[_Kind], limits: Limits) -> tuple[_Kind, Sequence[str]]:
     ignored = IgnoredFields(limits.unknown_fields)
     fields = keep_known(body, kind.model_fields.keys(), kind.unsupported, ignored)
     check_counts(fields, limits)
