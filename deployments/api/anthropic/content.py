@@ -16,13 +16,14 @@ _ATTRIBUTION = "x-anthropic-billing-header:"
 """The beginning of a line with which Claude Code begins its system prompt; it is another one in each request."""
 
 
-def one_of(*known: str) -> BeforeValidator:
+def one_of(*known: str | None) -> BeforeValidator:
     """Have errors name the values that a field can have."""
+    names = ", ".join(name for name in known if name is not None)
 
     def check(value: object) -> object:
         if value in known:
             return value
-        raise PydanticCustomError("content", f"must be one of {', '.join(known)}, got {quoted(value)}")
+        raise PydanticCustomError("content", f"must be one of {names}, got {quoted(value)}")
 
     return BeforeValidator(check)
 

@@ -9,6 +9,7 @@ from deployments.api.anthropic.translation import AskedMessage, in_own_words
 from deployments.api.chat import encode_conversation, plan_chat
 from deployments.api.errors import ApiError
 from deployments.api.exchange import GenerationPlan
+from deployments.api.output.reasoning import CLOSE
 from deployments.api.request.protocol import ChatRequest
 from deployments.api.service import ServedModel
 from deployments.config.limits import Limits
@@ -20,16 +21,28 @@ async def plan_message(limits: Limits, served: ServedModel, asked: AskedMessage,
     Where the context has less room than `max_tokens` asks for, the answer is cut there: clients of Anthropic's API
     ask for what Anthropic's models can say.
     """
+    chat = _with_budget(asked, served)
     try:
-        plan = await plan_chat(limits, served, asked.chat, salt, cuts_answer=True)
+        plan = await plan_chat(limits, served, chat, salt, cuts_answer=True)
     except ApiError as error:
         raise in_own_words(error) from None
     encoder = MessagesEncoder(
         replace(plan.encoder.context, id=new_id(), include_usage=True),
         shows_thinking=asked.shows_thinking,
-        is_cut_by_context=plan.sampling.max_tokens < (asked.chat.max_tokens or 0),
+        is_cut_by_context=plan.sampling.max_tokens < (chat.max_tokens or 0),
     )
     return replace(plan, encoder=encoder)
+
+
+def _with_budget(asked: AskedMessage, served: ServedModel) -> ChatRequest:
+    """Return a request with the budget of its thinking, where there is one that the answer could exceed and the
+    model's thinking can be ended: clients of Anthropic's API give one to every model.
+    """
+    chat, budget = asked.chat, asked.thinking_budget
+    most = min(chat.max_tokens or 0, served.card.max_model_len)
+    if budget is None or budget >= most or served.codec.single_token(CLOSE) is None:
+        return chat
+    return chat.model_copy(update={"thinking_token_budget": budget})
 
 
 async def count_tokens(limits: Limits, served: ServedModel, chat: ChatRequest, salt: str) -> int:

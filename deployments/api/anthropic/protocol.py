@@ -17,6 +17,7 @@ from deployments.api.tools.protocol import FunctionName
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {"container": (), "fallbacks": ([],), "mcp_servers": ([],)}
 """Fields that are not supported, with the values besides null that have no effect."""
 _Preference = Literal["auto", "any", "tool", "none"]
+_Effort = Literal["low", "medium", "high", "xhigh", "max"]
 _Thinking = Literal["enabled", "adaptive", "between_tools", "disabled"]
 
 
@@ -49,11 +50,11 @@ class ToolPreference(LenientModel):
 
 
 class ThinkingConfig(LenientModel):
-    """Whether the model thinks before it answers; a model decides by itself how much."""
+    """Whether the model is to think before it answers, for templates that know it."""
 
     type: Annotated[_Thinking, one_of(*get_args(_Thinking))]
     budget_tokens: Int | None = None
-    """Accepted and not enforced: thinking counts towards `max_tokens`."""
+    """Most tokens of thinking, for models whose thinking ends with a token of its own."""
     display: str | None = None
     """With "omitted", blocks of thinking have no text."""
 
@@ -69,8 +70,8 @@ class OutputConfig(LenientModel):
     """How the model answers."""
 
     format: OutputFormat | None = None
-    effort: str | None = None
-    """Accepted, and changes nothing."""
+    effort: Annotated[_Effort | None, one_of(*get_args(_Effort), None)] = None
+    """How much the model is to think, for templates that know it."""
 
 
 Label = Annotated[Any, Field(default=None, description="Accepted, and changes nothing.")]

@@ -3,6 +3,7 @@
 system, messages of blocks  ─▶  messages: a result is a message of its own, an answer is one with its calls
 tools, tool_choice          ─▶  functions, and whether one must be called
 output_config.format        ─▶  response_format
+thinking, its effort        ─▶  variables of the chat template
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from deployments.api.errors import ApiError, invalid
 from deployments.api.request.counts import check_counts
 from deployments.api.request.fields import IgnoredFields, keep_known
 from deployments.api.request.protocol import ChatRequest, Message, translated
+from deployments.api.request.sampling import in_range
 from deployments.api.request.structured import JsonSchemaFormat, ResponseFormat
 from deployments.api.tools.protocol import CalledFunction, Function, Tool, ToolCall
 from deployments.config.limits import Limits
@@ -35,6 +37,8 @@ from deployments.config.limits import Limits
 _Kind = TypeVar("_Kind", bound=CountTokensRequest)
 _SAME = ("temperature", "top_p", "stream", "cache_salt", "include_timings", "priority", "prompt_cache_key", "seed")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_EFFORTS = {"xhigh": "high", "max": "high"}
+"""Efforts that no template knows, as the most that templates know."""
 _NAMES: Sequence[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), name)
     for pattern, name in (
@@ -54,18 +58,14 @@ class AskedMessage:
     """What a request of Anthropic's API asks for."""
 
     chat: ChatRequest
+    thinking_budget: int | None
+    """Most tokens of thinking, where the model's can be bounded."""
     shows_thinking: bool
 
 
 def parse_messages(body: dict[str, Any], limits: Limits) -> tuple[AskedMessage, Sequence[str]]:
     """Return a body of /v1/messages, and the names of ignored fields to be shown. Raises `ApiError` 400."""
     request, ignored = _parsed(body, MessagesRequest, limits)
-    if request.messages[-1].role == "assistant":
-        raise invalid(
-            "messages ends with an answer, and this server does not continue answers: end with a message of the "
-            "user, or with the results of tools.",
-            "messages",
-        )
     chat = _chat(
         request,
         max_tokens=request.max_tokens,
@@ -73,8 +73,11 @@ def parse_messages(body: dict[str, Any], limits: Limits) -> tuple[AskedMessage, 
         top_k=request.top_k or None,  # 0 is "all"
         **{name: getattr(request, name) for name in _SAME},
     )
-    is_hidden = request.thinking is not None and request.thinking.display == "omitted"
-    return AskedMessage(chat, not is_hidden), ignored
+    thinking = request.thinking
+    budget = None if thinking is None else thinking.budget_tokens
+    in_range("thinking.budget_tokens", budget, 1, 2**31 - 1)
+    is_hidden = thinking is not None and thinking.display == "omitted"
+    return AskedMessage(chat, budget, not is_hidden), ignored
 
 
 def parse_count(body: dict[str, Any], limits: Limits) -> tuple[ChatRequest, Sequence[str]]:
@@ -120,8 +123,20 @@ def _chat(request: CountTokensRequest, **fields: Any) -> ChatRequest:
         tool_choice=None if preference is None else _choice(preference),
         parallel_tool_calls=False if preference and preference.disable_parallel_tool_use else None,
         response_format=None if form is None else _response_format(form),
+        chat_template_kwargs=_variables(request),
+        continue_final_message=request.messages[-1].role == "assistant" or None,
         **fields,
     )
+
+
+def _variables(request: CountTokensRequest) -> dict[str, Any]:
+    """Return what the chat template is told of thinking; it looks at the names that it knows."""
+    variables: dict[str, Any] = {}
+    if request.thinking is not None:
+        variables["enable_thinking"] = request.thinking.type != "disabled"
+    if request.output_config is not None and (effort := request.output_config.effort):
+        variables["reasoning_effort"] = _EFFORTS.get(effort, effort)
+    return variables
 
 
 def _response_format(form: OutputFormat) -> ResponseFormat:
@@ -148,6 +163,8 @@ def _messages(request: CountTokensRequest) -> Iterator[Message]:
     """Yield the messages of a conversation. Those of one role that follow one another are one turn."""
     if request.system:
         yield Message(role="system", content=request.system)
+    if any(isinstance(block, ToolUseBlock) for block in request.messages[-1].content):
+        raise invalid("messages ends with a call; add a message with its tool_result.", "messages")
     for role, turn in groupby(request.messages, key=lambda message: message.role):
         blocks = [block for message in turn for block in message.content]
         if role == "assistant":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,6 +34,52 @@ def test_thoughts_are_a_block(ask: Make, chunk: int, display: str | None) -> Non
         {"type": "text", "text": "It is."},
     ]
     assert 0 < message["usage"]["output_tokens_details"]["thinking_tokens"] < message["usage"]["output_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({}, "|"),
+        ({"thinking": {"type": "disabled"}}, "False|"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, "True|"),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "medium"}}, "True|medium"),
+        ({"output_config": {"effort": "max"}}, "|high"),
+    ],
+)
+def test_a_template_is_told_whether_and_how_much_to_think(ask: Make, change: dict[str, Any], told: str) -> None:
+    it = ask("{{ messages[0].content }} {{ enable_thinking }}|{{ reasoning_effort }}")
+    assert prompt(it, [USER], **change) == f"hi {told}"
+    assert it.counted(messages=[USER], **change) == len(it.engine.requests[-1].prompt_ids)
+
+
+def test_a_budget_ends_thinking_where_it_can_be_ended(ask: Make) -> None:
+    """Clients give one to every model, and one that no answer can reach."""
+    it = ask(THINKING)
+
+    def budget_of(num_tokens: int, **change: Any) -> str:
+        it.whole(thinking={"type": "enabled", "budget_tokens": num_tokens}, **change)
+        grammar = it.engine.requests[-1].sampling.grammar
+        return "" if grammar is None else grammar.source
+
+    assert budget_of(7) == ""  # this model's mark is several tokens
+    it = ask(THINKING)
+    tokenizer: Any = it.engine.codec._tokenizer
+    tokenizer.add_tokens(["<think>", "</think>"])
+    (served,) = it.talk.service.models.values()
+    card = replace(served.card, vocab_size=len(tokenizer))
+    it = Messages(it.talk.of(replace(it.talk.service, models={"demo": replace(served, card=card)})))
+    assert "{0,7}" in budget_of(7)
+    assert budget_of(300) == budget_of(32_000, max_tokens=64_000) == ""
+
+
+def test_an_answer_may_be_begun(ask: Make) -> None:
+    it = ask(HERMES)
+    begun = [USER, {"role": "assistant", "content": [{"type": "text", "text": "It is"}]}]
+    it.engine.says = " raining."
+    message = alike(it, messages=begun)
+    assert it.talk.prompt().endswith("<|im_start|>assistant\nIt is")
+    assert message["content"] == [{"type": "text", "text": " raining."}]
+    assert it.counted(messages=begun) == message["usage"]["input_tokens"]
 
 
 def test_an_answer_goes_back_as_it_came(ask: Make) -> None:
@@ -142,7 +189,10 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
          "messages.0.content.0.tool_use_id is required"),
         ({"messages": [{"role": "user", "content": [{**RESULT, "content": [IMAGE]}]}]},
          "messages.0.content.0.content has a block of type 'image'; a result can only have text"),
-        ({"messages": [USER, {"role": "assistant", "content": "It is"}]}, "does not continue answers"),
+        ({"messages": [USER, {"role": "assistant", "content": [
+            {"type": "tool_use", "id": "t", "name": "f", "input": {}}]}]}, "messages ends with a call"),
+        ({"thinking": {"type": "enabled", "budget_tokens": -5}}, "thinking.budget_tokens"),
+        ({"output_config": {"effort": "much"}}, "output_config.effort must be one of low, medium, high"),
         ({"system": [IMAGE]}, "system has a block of type 'image'"),
         ({"thinking": {"type": "much"}}, "thinking.type must be one of enabled, adaptive"),
         ({"stop_sequences": [""]}, "stop_sequences must hold strings"),
