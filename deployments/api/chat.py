@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from msgspec import structs
@@ -27,6 +28,7 @@ from deployments.api.request.best_of import num_candidates
 from deployments.api.request.prompt_scores import PromptScores, requested_scores, scores_of
 from deployments.api.request.prompts import Truncation, check_prompt, encode_messages
 from deployments.api.request.protocol import ChatRequest
+from deployments.api.request.restrictions import never_ends, restricted
 from deployments.api.request.sampling import (
     asked_tokens,
     check_room,
@@ -62,7 +64,7 @@ async def plan_chat(
         request, limits, model, max_tokens=unbounded, logprobs=logprobs, prompt_logprobs=num_scored
     )
     candidates, budget = num_candidates(request, limits), thinking_budget(served, request)
-    grammar = await requested_grammar(limits, served.grammars, request.response_format, request.structured_outputs)
+    grammar = await requested_grammar(limits, served.grammars, request)
     sampling = with_grammar(sampling, grammar)
     cut = Truncation.asked(request, model.max_model_len - (asked or 1))
     tools, ids = await encode_conversation(limits, served, request, salt, cut)
@@ -89,7 +91,10 @@ async def plan_chat(
     encoder = ChatResponseEncoder(context, served.codec, logprobs, scores, names)
     encoder.shows_reasoning = request.include_reasoning is not False
     parse_spec, grammar = await answer_constraint(limits, served, grammar, tools, ids, budget)
+    grammar = await restricted(limits, served, request, grammar)
     sampling = with_grammar(with_max_tokens(sampling, asked), grammar)
+    if never_ends(model, request):
+        sampling = replace(sampling, min_tokens=asked)
     sampling = with_beams(sampling, request, limits, candidates)
     return GenerationPlan(served, request, sampling, encoder, candidates, parse_spec=parse_spec, scores=scores)
 

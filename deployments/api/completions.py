@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,7 @@ from deployments.api.request.best_of import num_candidates
 from deployments.api.request.prompt_scores import PromptScores, requested_scores, scores_of
 from deployments.api.request.prompts import Truncation, check_prompt, encode_text
 from deployments.api.request.protocol import CompletionRequest
+from deployments.api.request.restrictions import never_ends, restricted
 from deployments.api.request.sampling import (
     COMPLETION_MAX_TOKENS,
     asked_tokens,
@@ -65,7 +67,10 @@ async def plan_completion(limits: Limits, served: ServedModel, request: Completi
         logprobs=request.logprobs,
         prompt_logprobs=num_scored,
     )
-    grammar = await requested_grammar(limits, served.grammars, request.response_format, request.structured_outputs)
+    grammar = await requested_grammar(limits, served.grammars, request)
+    grammar = await restricted(limits, served, request, grammar)
+    if never_ends(model, request):
+        sampling = replace(sampling, min_tokens=sampling.max_tokens)
     sampling = with_beams(with_grammar(sampling, grammar), request, limits, candidates)
     cut = Truncation.asked(request, model.max_model_len - max(max_tokens, 1))
     prompts = [await _prompt(limits, served, prompt, bool(request.echo), cut) for prompt in request.prompt]

@@ -53,6 +53,12 @@ class ServedModel:
     """Loads and unloads the model; None: it is always loaded."""
     grammars: GrammarChecker | None = None
     """Checks the grammars that answers must match; None leaves that to the engines."""
+
+    @property
+    def special_ids(self) -> set[int]:
+        """Special tokens, but those with which the model ends an answer."""
+        return self.codec.special_ids - self.card.eos_token_ids
+
     shared: SharedPrefixes = field(default_factory=SharedPrefixes)
     """Prefixes that the engines compute at their start, for all tenants."""
 

@@ -124,6 +124,11 @@ class TextCodec:
         ids = self.encode(text, add_special_tokens=False)
         return ids[0] if len(ids) == 1 else None
 
+    @property
+    def special_ids(self) -> set[int]:
+        """All special tokens."""
+        return set(self._detokenizer.specials.values())
+
     def has_special(self, text: str) -> bool:
         """Return whether `text` is the text of a special token."""
         return text in self._detokenizer.specials

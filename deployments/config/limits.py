@@ -85,6 +85,8 @@ class Limits(BaseModel):
     """Most characters of a session id, a cache salt or a prompt cache key."""
     max_grammar_bytes: int = Field(default=64 * 1024, ge=1)
     """Largest JSON schema, regular expression, list of choices or grammar, in bytes."""
+    closed_objects: bool = True
+    """Whether objects of a JSON schema that does not say so (`additionalProperties`) have only its properties."""
     max_schema_depth: int = Field(default=32, ge=1)
     """Deepest nesting of objects and arrays in a JSON schema."""
     max_regex_chars: int = Field(default=2048, ge=1)

@@ -92,7 +92,7 @@ async def _blame(served: ServedModel, tools: RequestedTools) -> None:
     """Raise `ApiError` for the first function whose schema cannot be enforced, if there is one."""
     for index, function in enumerate(tools.functions):
         if function in tools.callable:
-            alone = Grammar("json_schema", json.dumps(arguments_schema(function)))
+            alone = Grammar("json_schema", json.dumps(arguments_schema(function, tools.closes_objects)))
             await check_grammar(served.grammars, alone, f"tools.{index}.function.parameters")
 
 

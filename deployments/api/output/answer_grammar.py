@@ -16,6 +16,7 @@ from typing import Any
 from deployments.api.output.output_parser import OutputParseSpec
 from deployments.api.output.reasoning import CLOSE, OPEN
 from deployments.api.output.thinking_budget import ThinkingBudget
+from deployments.api.request.closed_objects import closed
 from deployments.api.tools.protocol import Function
 from deployments.api.tools.requested import RequestedTools
 from engine.grammar.compiler import schema_in_lark
@@ -45,9 +46,13 @@ def answer_grammar(
     return Grammar("lark", "\n".join([_start(body, spec, is_special, budget), *rules]))
 
 
-def arguments_schema(function: Function) -> dict[str, Any]:
+def arguments_schema(function: Function, closes_objects: bool) -> dict[str, Any]:
     """Return the schema of a function's arguments, which are an object whatever else the schema says."""
-    return _NO_ARGUMENTS if function.parameters is None else {**function.parameters, "type": "object"}
+    if function.parameters is None:
+        return _NO_ARGUMENTS
+    schema = {**function.parameters, "type": "object"}
+    found: dict[str, Any] = closed(schema) if closes_objects else schema
+    return found
 
 
 def _start(
@@ -74,13 +79,13 @@ def _calls(tools: RequestedTools, answer: str | None, is_special: Callable[[str]
     rules = ["call: " + " | ".join(f"call_{index}" for index in range(len(tools.callable)))]
     for index, function in enumerate(tools.callable):
         if answer is not None and not mark:
-            rules.append(f"call_{index}: {schema_in_lark(_call_schema(function, form.key))}")
+            rules.append(f"call_{index}: {schema_in_lark(_call_schema(function, form.key, tools.closes_objects))}")
             continue
         head = f'{form.opens}{{"name": "{function.name}", "{form.key}": '.removeprefix(mark if is_free else "")
         before, after = (_literal(text, form.marks, is_special) for text in (head, f"}}{form.closes}"))
         rules += [
             f"call_{index}: {before} args_{index} {after}",
-            f"args_{index}: {schema_in_lark(arguments_schema(function))}",
+            f"args_{index}: {schema_in_lark(arguments_schema(function, tools.closes_objects))}",
         ]
     several = "call" if tools.is_single else f"call ({_literal(form.separator, form.marks, is_special)} call)*"
     if tools.is_forced:
@@ -93,9 +98,9 @@ def _calls(tools: RequestedTools, answer: str | None, is_special: Callable[[str]
     return f"{several} | TEXT", [*rules, r"TEXT: /([^\s{](?s:.*))?/"]
 
 
-def _call_schema(function: Function, key: str) -> dict[str, Any]:
+def _call_schema(function: Function, key: str, closes_objects: bool) -> dict[str, Any]:
     """Return the schema of a whole call, where only schemas tell it from an answer. Keeps definitions in place."""
-    schema = arguments_schema(function)
+    schema = arguments_schema(function, closes_objects)
     definitions: dict[str, Any] = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     properties = {"name": {"const": function.name}, key: schema}
     closed = {"type": "object", "properties": properties, "required": ["name", key], "additionalProperties": False}

@@ -18,6 +18,7 @@ from deployments.config.limits import UnknownFields
 HARMLESS = frozenset(
     {
         "cache_prompt",
+        "guided_decoding_backend",
         "metadata",
         "prediction",
         "prompt_cache_retention",
@@ -36,13 +37,6 @@ _SHOWN_CHARS, _SHOWN_FIELDS = 64, 16
 
 # Fields that are not supported, with the values besides null that have no effect.
 _COMMON: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "guided_choice": (),
-    "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "guided_whitespace_pattern": (),
     "kv_transfer_params": (),
     "logits_processors": ([],),

@@ -11,9 +11,9 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from deployments.api.request.answer_forms import STRUCTURED_OUTPUTS_UNSUPPORTED
 from deployments.api.request.fields import HARMLESS
 from deployments.api.request.strict_model import StrictModel
-from deployments.api.request.structured import STRUCTURED_OUTPUTS_UNSUPPORTED
 
 _PREFIX = "#/components/schemas/"
 _OF_PARTS = {"StructuredOutputs": STRUCTURED_OUTPUTS_UNSUPPORTED}

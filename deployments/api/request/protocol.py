@@ -12,6 +12,13 @@ from pydantic import BeforeValidator, FailFast, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import ApiError, invalid, quoted
+from deployments.api.request.answer_forms import (
+    STRUCTURED_OUTPUTS_UNSUPPORTED,
+    AnyChoice,
+    AnySchema,
+    ResponseFormat,
+    StructuredOutputs,
+)
 from deployments.api.request.counts import check_counts
 from deployments.api.request.fields import (
     CHAT_UNSUPPORTED,
@@ -21,7 +28,6 @@ from deployments.api.request.fields import (
 )
 from deployments.api.request.history import taken_messages
 from deployments.api.request.strict_model import LenientModel, StrictModel
-from deployments.api.request.structured import STRUCTURED_OUTPUTS_UNSUPPORTED, ResponseFormat, StructuredOutputs
 from deployments.api.tools.protocol import Tool, ToolCall, ToolChoice
 from deployments.config.limits import Limits
 
@@ -207,6 +213,8 @@ class _Generating(StrictModel):
     top_k: Int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
+    """llama.cpp's name for `repetition_penalty`."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Annotated[dict[int, float], taking(_parse_logit_bias, dict[str, float] | None)] = Field(
@@ -238,6 +246,21 @@ class _Generating(StrictModel):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     """What the answer must match; excludes `response_format`."""
+    guided_json: AnySchema = None
+    """An older name of vLLM's for `structured_outputs.json`; those below are alike."""
+    guided_regex: str | None = None
+    guided_choice: AnyChoice = None
+    guided_grammar: str | None = None
+    json_schema: AnySchema = None
+    """SGLang's name for `structured_outputs.json`."""
+    regex: str | None = None
+    """SGLang's name for `structured_outputs.regex`."""
+    ebnf: str | None = None
+    """SGLang's name for `structured_outputs.grammar`, in GBNF."""
+    bad_words: Annotated[list[str], taking(_or_none, list[str] | None)] = Field(default_factory=list)
+    """Words that the answer must not have."""
+    allowed_token_ids: list[int] | None = None
+    """The only tokens that the answer may have."""
     cache_salt: str | None = None
     """Cached prefixes are shared only among requests with the same salt."""
     priority: Int | None = None

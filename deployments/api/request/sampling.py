@@ -28,6 +28,10 @@ def sampling_params(
     """Return the sampling parameters of the first choice. Raises `ApiError` 400 that names the field."""
     _check_limits(request, limits, model)
     given = {name: getattr(request, name) for name in _PASSED if getattr(request, name) is not None}
+    if (penalty := request.repeat_penalty) is not None and given.setdefault(
+        "repetition_penalty", penalty
+    ) != penalty:
+        raise invalid("repetition_penalty and repeat_penalty differ; give one of them.", "repeat_penalty")
     if given.get("top_k") == -1:  # vLLM's and SGLang's spelling of "all"
         given["top_k"] = 0
     if model.sampling_defaults and not request.use_beam_search:

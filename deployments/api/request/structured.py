@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import msgspec
-from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
 
-from deployments.api.errors import ApiError, at_most, from_client, invalid, quoted
+from deployments.api.errors import ApiError, at_most, from_client, invalid
 from deployments.api.http.body import check_depth
-from deployments.api.request.strict_model import StrictModel
+from deployments.api.off_loop import near_or_far
+from deployments.api.request.answer_forms import ResponseFormat, StructuredOutputs
+from deployments.api.request.closed_objects import closed
+from deployments.api.request.protocol import ChatRequest, CompletionRequest
 from deployments.client.protocol import Overloaded
 from deployments.config.limits import Limits
 from engine.errors import InvalidGrammar
 from engine.grammar.spec import Grammar, GrammarKind
 from engine.grammar.trial import TooComplex
 
-FormatType = Literal["text", "json_object", "json_schema"]
-Schema = dict[str, Any] | bool
-_Choices = Annotated[list[str], Field(min_length=1)] | None
-
-STRUCTURED_OUTPUTS_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "disable_additional_properties": (False,),
-    "disable_any_whitespace": (False,),
-    "disable_fallback": (False, True),
-    "structural_tag": (),
-    "whitespace_pattern": (),
-}
-"""vLLM's keys that are not supported, with the values besides null that have no effect."""
+_TRANSLATION_COST = 8
+"""How many characters are tokenized in the time in which one of GBNF is translated, at least."""
 
 
 class GrammarChecker(Protocol):
@@ -44,91 +37,24 @@ class GrammarChecker(Protocol):
         ...
 
 
-def _parse_type(value: object) -> object:
-    if value not in ("text", "json_object", "json_schema"):
-        raise PydanticCustomError(
-            "response_format", f"must be one of text, json_object and json_schema, got {quoted(value)}"
-        )
-    return value
-
-
-def _parse_schema(value: object) -> object:
-    if value is not None and not isinstance(value, dict | bool):
-        raise PydanticCustomError("response_format", "must be a JSON schema: an object, or true")
-    return value
-
-
-def _parse_json(value: object) -> object:
-    """Accept a schema or its text."""
-    if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value)
-        except (msgspec.MsgspecError, RecursionError):
-            raise PydanticCustomError(
-                "structured_outputs", "must be a JSON schema, but this text is not JSON"
-            ) from None
-    return _parse_schema(value)
-
-
-def _parse_choice(value: object) -> object:
-    if value is None or (isinstance(value, list) and value and all(isinstance(choice, str) for choice in value)):
-        return value
-    raise PydanticCustomError("structured_outputs", "must be an array of at least one string")
-
-
-class JsonSchemaFormat(StrictModel):
-    """A schema with its name."""
-
-    name: str
-    """Labels it; changes nothing."""
-    description: str | None = None
-    """Labels it; changes nothing."""
-    strict: bool | None = None
-    """Changes nothing: answers always match."""
-    schema_: Annotated[Any, BeforeValidator(_parse_schema, json_schema_input_type=Schema | None)] = Field(
-        default=None, alias="schema"
-    )
-    """Without one, the answer is any JSON object."""
-
-
-class ResponseFormat(StrictModel):
-    """OpenAI's field for what an answer must match."""
-
-    type: Annotated[FormatType, BeforeValidator(_parse_type)]
-    json_schema: JsonSchemaFormat | None = None
-
-
-class StructuredOutputs(StrictModel):
-    """vLLM's field for what an answer must match; exactly one key is allowed."""
-
-    json_: Annotated[Any, BeforeValidator(_parse_json, json_schema_input_type=Schema | str | None)] = Field(
-        default=None, alias="json"
-    )
-    """A JSON schema, or its text."""
-    json_object: bool | None = None
-    """Any JSON object."""
-    regex: str | None = None
-    """A regular expression that the whole answer must match."""
-    choice: Annotated[list[str] | None, BeforeValidator(_parse_choice, json_schema_input_type=_Choices)] = None
-    """The answer is one of these."""
-    grammar: str | None = None
-    """A grammar in Lark's syntax."""
-
-
 async def requested_grammar(
     limits: Limits,
     checker: GrammarChecker | None,
-    response_format: ResponseFormat | None,
-    structured_outputs: StructuredOutputs | None,
+    request: ChatRequest | CompletionRequest,
 ) -> Grammar | None:
     """Return the checked grammar that a request asks for, or None. Raises `ApiError` that names the field."""
-    asked = [*_of_format(limits, response_format), *_of_structured(limits, structured_outputs)]
+    asked = [
+        *_of_format(limits, request.response_format),
+        *_of_structured(limits, request.structured_outputs),
+        *_under_other_names(limits, request),
+    ]
     if len(asked) > 1:
         names = " and ".join(param for _, param in asked)
         raise invalid(f"{names} exclude each other; give only one of them.", asked[1][1])
     if not asked:
         return None
-    return await check_grammar(checker, *asked[0])
+    grammar, param = asked[0]
+    return await check_grammar(checker, await _in_lark(limits, grammar, param), param)
 
 
 async def check_grammar(checker: GrammarChecker | None, grammar: Grammar, param: str) -> Grammar:
@@ -149,9 +75,12 @@ async def check_grammar(checker: GrammarChecker | None, grammar: Grammar, param:
 def schema_grammar(limits: Limits, schema: object, param: str) -> Grammar:
     """Return the grammar of a JSON schema that came in field `param`. Raises `ApiError` if it is too large."""
     grammar = _sized(limits, "json_schema", msgspec.json.encode(schema).decode(), param)
-    if isinstance(schema, dict):
-        check_depth(limits, "max_schema_depth", schema, param)
-    return grammar
+    if not isinstance(schema, dict):
+        return grammar
+    check_depth(limits, "max_schema_depth", schema, param)
+    return (
+        Grammar("json_schema", msgspec.json.encode(closed(schema)).decode()) if limits.closed_objects else grammar
+    )
 
 
 def unusable(param: str, error: InvalidGrammar) -> ApiError:
@@ -184,16 +113,13 @@ def _of_structured(limits: Limits, given: StructuredOutputs | None) -> Sequence[
     if given.json_object:
         asked.append((Grammar("json_object"), "structured_outputs.json_object"))
     if given.regex is not None:
-        param = "structured_outputs.regex"
-        at_most(limits, "max_regex_chars", param, len(given.regex), "characters")
-        asked.append((_sized(limits, "regex", given.regex, param), param))
+        asked.append((_of_regex(limits, given.regex, "structured_outputs.regex"), "structured_outputs.regex"))
     if given.choice is not None:
-        param = "structured_outputs.choice"
-        at_most(limits, "max_grammar_choices", param, len(given.choice), "choices")
-        asked.append((_sized(limits, "choice", json.dumps(given.choice, ensure_ascii=False), param), param))
+        asked.append((_of_choice(limits, given.choice, "structured_outputs.choice"), "structured_outputs.choice"))
     if given.grammar is not None:
-        param = "structured_outputs.grammar"
-        asked.append((_sized(limits, "lark", given.grammar, param), param))
+        asked.append(
+            (_of_rules(limits, given.grammar, "structured_outputs.grammar"), "structured_outputs.grammar")
+        )
     if not asked:
         raise invalid(
             "structured_outputs needs one of json, json_object, regex, choice or grammar.", "structured_outputs"
@@ -201,6 +127,59 @@ def _of_structured(limits: Limits, given: StructuredOutputs | None) -> Sequence[
     return asked
 
 
+def _under_other_names(limits: Limits, request: ChatRequest | CompletionRequest) -> Sequence[tuple[Grammar, str]]:
+    return [
+        (make(limits, given, name), name)
+        for name, make in _OTHER_NAMES.items()
+        if (given := getattr(request, name)) is not None
+    ]
+
+
+def _of_regex(limits: Limits, given: str, param: str) -> Grammar:
+    at_most(limits, "max_regex_chars", param, len(given), "characters")
+    return _sized(limits, "regex", given, param)
+
+
+def _of_choice(limits: Limits, given: list[str], param: str) -> Grammar:
+    at_most(limits, "max_grammar_choices", param, len(given), "choices")
+    return _sized(limits, "choice", json.dumps(given, ensure_ascii=False), param)
+
+
+def _of_rules(limits: Limits, given: str, param: str) -> Grammar:
+    return _sized(limits, "lark", given, param)
+
+
+async def _in_lark(limits: Limits, grammar: Grammar, param: str) -> Grammar:
+    """Return a grammar in Lark's syntax, translated if it is written in GBNF. Raises `ApiError` 400."""
+    if grammar.kind != "lark" or "::=" not in grammar.source:
+        return grammar
+    translate = partial(_translated, grammar.source, param)
+    return await near_or_far(_TRANSLATION_COST * len(grammar.source), limits.inline_text_chars, translate)
+
+
+def _translated(source: str, param: str) -> Grammar:
+    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark  # only where such a grammar comes
+
+    try:
+        return Grammar("lark", gbnf_to_lark(source))
+    except (GbnfToLarkError, RecursionError) as error:
+        raise invalid(f"{param} is no grammar in GBNF: {' '.join(str(error).split())[:200]}.", param) from None
+
+
 def _sized(limits: Limits, kind: GrammarKind, source: str, param: str) -> Grammar:
     at_most(limits, "max_grammar_bytes", param, len(source.encode()), "bytes")
     return Grammar(kind, source)
+
+
+_OTHER_NAMES: Mapping[str, Callable[[Limits, Any, str], Grammar]] = MappingProxyType(
+    {
+        "guided_json": schema_grammar,
+        "json_schema": schema_grammar,
+        "guided_regex": _of_regex,
+        "regex": _of_regex,
+        "guided_choice": _of_choice,
+        "guided_grammar": _of_rules,
+        "ebnf": _of_rules,
+    }
+)
+"""vLLM's older fields and SGLang's."""

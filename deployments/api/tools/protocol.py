@@ -26,9 +26,19 @@ def _parse_choice(value: object) -> object:
         function = value["function"]
         if isinstance(function, dict) and function.keys() == {"name"} and isinstance(function["name"], str):
             return value
+    if isinstance(value, dict) and value.keys() == {"type", "allowed_tools"} and value["type"] == "allowed_tools":
+        return value
     raise PydanticCustomError(
-        "tools", 'must be "none", "auto", "required" or {"type": "function", "function": {"name": "..."}}'
+        "tools",
+        'must be "none", "auto", "required" or {"type": "function", "function": {"name": "..."}}, '
+        'or {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [...]}}',
     )
+
+
+def _parse_mode(value: object) -> object:
+    if value not in ("auto", "required"):
+        raise PydanticCustomError("tools", f'must be "auto" or "required", got {quoted(value)}')
+    return value
 
 
 FunctionType = Annotated[Literal["function"], BeforeValidator(_parse_type)]
@@ -65,7 +75,21 @@ class NamedChoice(StrictModel):
     function: _Named
 
 
-ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedChoice | None, BeforeValidator(_parse_choice)]
+class _AllowedTools(StrictModel):
+    mode: Annotated[Literal["auto", "required"], BeforeValidator(_parse_mode)]
+    tools: Annotated[list[NamedChoice], Field(min_length=1)]
+
+
+class AllowedChoice(StrictModel):
+    """A choice of some functions, which may be called, or one of which must be."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: _AllowedTools
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None, BeforeValidator(_parse_choice)
+]
 
 
 def _parse_arguments(value: object) -> object:

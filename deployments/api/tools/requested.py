@@ -12,7 +12,7 @@ import msgspec
 from deployments.api.errors import at_most, invalid, quoted
 from deployments.api.off_loop import near_or_far
 from deployments.api.tools.formats import ToolFormat
-from deployments.api.tools.protocol import Function, NamedChoice, Tool
+from deployments.api.tools.protocol import AllowedChoice, Function, NamedChoice, Tool
 from deployments.api.tools.schema import check_parameters
 from deployments.config.limits import Limits
 
@@ -33,6 +33,8 @@ class RequestedTools:
     """Whether the answer must be a call."""
     is_single: bool
     """Whether the answer may have only one call."""
+    closes_objects: bool = True
+    """Whether arguments have only properties that a schema names, where it does not say."""
 
     @property
     def is_strict(self) -> bool:
@@ -68,7 +70,10 @@ async def requested_tools(limits: Limits, request: ChatRequest, form: ToolFormat
         )
     is_named = isinstance(choice, NamedChoice)
     is_single = is_named or request.parallel_tool_calls is False
-    return RequestedTools(form, functions, allowed, choice == "required" or is_named, is_single)
+    mode = choice.allowed_tools.mode if isinstance(choice, AllowedChoice) else choice
+    return RequestedTools(
+        form, functions, allowed, mode == "required" or is_named, is_single, limits.closed_objects
+    )
 
 
 async def checked_functions(limits: Limits, tools: Sequence[Tool]) -> tuple[Function, ...]:
@@ -99,7 +104,13 @@ def check_conversation(limits: Limits, messages: Sequence[Message]) -> None:
         at_most(limits, "max_tools", f"messages.{index}.tool_calls", len(message.tool_calls), "calls")
 
 
-def _allowed(functions: tuple[Function, ...], choice: str | NamedChoice) -> tuple[Function, ...]:
+def _allowed(functions: tuple[Function, ...], choice: str | NamedChoice | AllowedChoice) -> tuple[Function, ...]:
+    if isinstance(choice, AllowedChoice):
+        names = [tool.function.name for tool in choice.allowed_tools.tools]
+        if unknown := set(names) - {function.name for function in functions}:
+            path = "tool_choice.allowed_tools.tools"
+            raise invalid(f"{path} has {quoted(min(unknown))}, which is not among tools.", path)
+        return tuple(function for function in functions if function.name in names)
     if not isinstance(choice, NamedChoice):
         return functions
     named = tuple(function for function in functions if function.name == choice.function.name)

@@ -77,7 +77,7 @@ def test_what_only_labels_or_advises_is_taken(
 def test_known_fields_that_would_change_the_answer_stay_an_error(
     client: Client, path: str, body: dict[str, Any]
 ) -> None:
-    response = client.post(path, body | {"bad_words": ["a"]})
+    response = client.post(path, body | {"logits_processors": ["a"]})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "unsupported_field")
 
 

@@ -71,7 +71,7 @@ def json_schema(schema: object, **more: object) -> dict[str, object]:
         ({"response_format": {"type": "json_object"}}, Grammar("json_object")),
         (
             {"response_format": json_schema(SCHEMA, strict=True, description="d")},
-            Grammar("json_schema", json.dumps(SCHEMA, separators=(",", ":"))),
+            Grammar("json_schema", json.dumps(SCHEMA | {"additionalProperties": False}, separators=(",", ":"))),
         ),
         ({"structured_outputs": {"json": True}}, Grammar("json_schema", "true")),
         ({"structured_outputs": {"json": '{ "type": "null" }', "regex": None}},
