@@ -87,9 +87,9 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools.0.function"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"guided_json": {}}, "guided_json"),
-    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"reasoning_effort": "huge"}, "reasoning_effort"),
     ({"chat_template": "{{ evil }}"}, "chat_template"),
-    ({"continue_final_message": True}, "continue_final_message"),
+    ({"continue_final_message": 1}, "continue_final_message"),
     ({"skip_special_tokens": 1}, "skip_special_tokens"),
 ]  # fmt: skip
 
