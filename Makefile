@@ -11,9 +11,11 @@ BIN       := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # The publisher to Grafana needs another urllib3 than Ray does, so it has a virtual environment of its own.
 PUBLISHER := .venv-grafana
+# So have other people's clients, which are run against the application.
+CLIENTS   := .venv-clients
 INDEX     := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: serve test lint install native native-asan native-tsan clean
+.PHONY: serve test lint install clients clients-installed native native-asan native-tsan clean
 
 serve: $(INSTALLED)
 	@exec $(BIN)/raydix serve deployments.yaml --port $(PORT)
@@ -21,6 +23,12 @@ serve: $(INSTALLED)
 test: lint $(PUBLISHER)/.installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not e2e'
 	$(BIN)/python -m pytest -m e2e
+
+# Not part of `make test`: what it installs is not Raydix's.
+clients: $(INSTALLED) $(CLIENTS)/.installed
+	$(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients tests/clients
+
+clients-installed: $(CLIENTS)/.installed
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -60,5 +68,10 @@ $(PUBLISHER)/.installed: monitoring/grafana/requirements.txt
 	$(PUBLISHER)/bin/python -m pip install --quiet -r $<
 	@touch $@
 
+$(CLIENTS)/.installed: tests/clients/requirements.txt
+	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet -r $<
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(PUBLISHER) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PUBLISHER) $(CLIENTS) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
