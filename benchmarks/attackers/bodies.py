@@ -46,8 +46,8 @@ class Bodies(Attacker):
         await asyncio.gather(*(self._answered(body) for body in self.draw.sample(await self._bodies(), 8)))
 
     async def _too_large(self) -> None:
-        size = self.draw.choice([MAX_BODY_BYTES + 1, 2**40, 10**30])
-        await self._answered(head(COMPLETIONS, {"content-length": str(size)}), 413)
+        size, status = self.draw.choice([(MAX_BODY_BYTES + 1, 413), (2**40, 413), (10**30, 400)])
+        await self._answered(head(COMPLETIONS, {"content-length": str(size)}), status)
 
     async def _endless(self) -> None:
         async with _connected(self) as stranger:
@@ -93,12 +93,12 @@ class Bodies(Attacker):
         for data in (tls, http2, blank, unknown, b"\xff" * 64, self.draw.randbytes(4096)):
             async with _connected(self) as stranger:
                 await stranger.send(data)
-                await self._ended(stranger, "a connection with garbage")
+                self._judge(await self._all(stranger, "a connection with garbage"), None)
 
     async def _silent(self) -> None:
         async def one() -> None:
             async with _connected(self) as stranger:
-                await self._ended(stranger, "a silent connection")
+                await self._all(stranger, "a silent connection")
 
         await asyncio.gather(*(one() for _ in range(20)))
 
@@ -115,11 +115,13 @@ class Bodies(Attacker):
             await stranger.send(data.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
             self._judge(await stranger.read_all(2**25), status)
 
-    async def _ended(self, stranger: Stranger, what: str) -> None:
+    async def _all(self, stranger: Stranger, what: str) -> bytes:
+        """Return what it says until it ends the connection, as it must."""
         try:
-            await stranger.read_all()
+            return await stranger.read_all()
         except TimeoutError:
             self.wrong.append(f"{what} is not ended")
+            return b""
 
     def _judge(self, data: bytes, status: int | None) -> None:
         """A connection may end without an answer where its ingress was killed; a wrong answer is never right."""

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from deployments.client.protocol import Unavailable
-from deployments.ingress.http_server import Connection, ConnectionBounds
+from deployments.ingress.connection import Connection, ConnectionBounds
 
 HEADER_TIMEOUT_S = 10.0
 """Seconds in which a request's headers must have come."""

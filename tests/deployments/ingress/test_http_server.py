@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from deployments.api.http.body import ClientGone
 from deployments.api.http.transport import until_disconnect
 from deployments.config.limits import Limits
 from deployments.config.settings import IngressSettings
-from deployments.ingress import http_server
+from deployments.ingress import connection as connections
 from deployments.ingress.http_server import HttpPortError, HttpServer, check_proxy
 
 MAX_HEADER_BYTES = 2000
@@ -136,10 +137,51 @@ def test_headers_are_refused_in_the_form_of_the_path_they_are_for() -> None:
     asyncio.run(scenario())
 
 
-def test_nonsense_is_refused() -> None:
+NOT_HTTP = "The request is not HTTP/1.1 as this server can read it"
+HTTP_2 = "This server speaks HTTP/1.1, and the connection began with HTTP/2"
+
+
+@pytest.mark.parametrize(
+    ("sent", "said_of_it"),
+    [
+        (b"\x00\xff nonsense\r\n\r\n", NOT_HTTP),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", NOT_HTTP),
+        (b"GET / HTTP/9.9\r\n\r\n", NOT_HTTP),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % 10**30, NOT_HTTP),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n", NOT_HTTP),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", HTTP_2),
+        (b"GET http://[ HTTP/1.1\r\nhost: a\r\n\r\n", "The request"),
+    ],
+)
+def test_what_is_not_http_is_refused_with_an_error_object(sent: bytes, said_of_it: str) -> None:
     async def scenario() -> None:
         async with serving(Api()) as (port, _):
-            assert (await said(port, b"\x16\x03\x01\x02\x00 no HTTP\r\n\r\n")).startswith(b"HTTP/1.1 400")
+            status, message = error_of(await said(port, sent))
+            assert status == 400
+            assert message.startswith(said_of_it)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket", "TLS/1.0"])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_who_asks_for_another_protocol_is_answered_in_this_one(protocol: str, is_chunked: bool) -> None:
+    """As JDK's HttpClient asks with each first request."""
+    size = "transfer-encoding: chunked" if is_chunked else "content-length: 5"
+    asks = f"connection: Upgrade, HTTP2-Settings\r\nupgrade: {protocol}\r\nhttp2-settings: AAMAAABk\r\n"
+    head = f"POST /x HTTP/1.1\r\nhost: a\r\n{asks}{size}\r\n\r\n".encode()
+    body = b"2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n" if is_chunked else b"hello"
+    last = b"POST /y HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 3\r\n\r\nbye"
+
+    async def scenario() -> None:
+        async with serving(Api()) as (port, _):
+            ways = [(head, body, last), (head + body + last,), (head[:40], head[40:] + body[:3], body[3:], last)]
+            for parts in ways:
+                answer = await said(port, *parts)
+                assert [line for line in answer.split(b"\r\n") if line.startswith(b"HTTP/")] == [
+                    b"HTTP/1.1 200 OK"
+                ] * 2
+                assert re.findall(rb"\r\n\r\n1\r\n(\d)\r\n0\r\n", answer) == [b"5", b"3"]
 
     asyncio.run(scenario())
 
@@ -159,7 +201,7 @@ def test_a_body_that_nobody_reads_ends_its_connection(
     loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The request was answered before its body had come, which comes for as long as the client likes."""
-    monkeypatch.setattr(http_server, "LINGER_S", 0.2)
+    monkeypatch.setattr(connections, "LINGER_S", 0.2)
 
     async def refuse(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"2")]})
@@ -324,7 +366,7 @@ def test_a_request_that_crosses_the_end_of_a_server_is_answered_as_its_connectio
     """A client that keeps its connections cannot know that one is about to be closed."""
     request = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
 
-    monkeypatch.setattr(http_server, "LAST_CALL_S", 60)
+    monkeypatch.setattr(connections, "LAST_CALL_S", 60)
 
     async def scenario() -> None:
         api = Api()
