@@ -1,37 +1,73 @@
-"""How much of a prompt each replica holds: a mapping by name that is not made before somebody reads all of it.
+"""How much of a prompt each replica holds: a mapping by name that is found as far as somebody reads it.
 
 A prompt's beginning may be held by every replica, and what comes after it by few. So replicas are kept in groups
 of those that hold equally much, each a mask with one bit for each replica's slot:
 
     slot 0 holds 4 blocks, slot 1 holds 2, slots 2 and 3 hold 3   ──▶   levels  (4, 0001) (3, 1100) (2, 0010)
+
+A policy asks for the deepest levels and for some replicas by name. Where each replica of a large fleet holds
+another depth, finding all of them would take longer than all else that a placement does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar, overload
 
 _T = TypeVar("_T")
 Level = tuple[int, int]
 """How much some replicas hold, above 0 and in units of the overlap, and a mask with the bits of their slots."""
 _MAX_SCANNED = 8
-"""With more levels than this, lookups by name go to a dictionary."""
+"""Levels that a lookup by name goes through before it bisects for the replica's own."""
+
+
+class Levels(Iterable[Level]):
+    """Levels without a slot in common, the deepest first. Each is found when it is asked for."""
+
+    __slots__ = ("_depth", "_found", "_rest")
+
+    def __init__(self, levels: Iterable[Level], depth: Callable[[int], int] | None = None) -> None:
+        """`depth` returns what a slot holds without going through the levels."""
+        self._found: list[Level] = []
+        self._rest = iter(levels)
+        self._depth = depth
+
+    def __iter__(self) -> Iterator[Level]:
+        at = 0
+        while True:
+            if at == len(self._found):
+                level = next(self._rest, None)
+                if level is None:
+                    return
+                self._found.append(level)
+            yield self._found[at]
+            at += 1
+
+    def depth_of(self, slot: int) -> int:
+        """Return what a slot holds."""
+        for number, (depth, mask) in enumerate(self):
+            if mask >> slot & 1:
+                return depth
+            if number == _MAX_SCANNED and self._depth is not None:
+                return self._depth(slot)
+        return 0
 
 
 class Overlap(Mapping[str, int]):
-    """Leading tokens (or blocks) of one prompt by replica; who holds none is left out. Never changes."""
+    """Leading tokens (or blocks) of one prompt by replica; who holds none is left out.
 
-    __slots__ = ("_by_name", "_names", "_slots", "_unit", "levels")
+    It is found as far as it is read, in the index that made it, and only until that changes: to keep it, copy it
+    with `dict`. Reading raises `OutdatedOverlap` afterwards.
+    """
 
-    def __init__(
-        self, levels: Sequence[Level], slots: Mapping[str, int], names: Sequence[str], unit: int = 1
-    ) -> None:
-        """`levels` have no slot in common, the deepest comes first; `unit` is what their depth is multiplied by.
-        `slots` and `names`, which is by slot, never change, either.
+    __slots__ = ("_names", "_slots", "_unit", "levels")
+
+    def __init__(self, levels: Levels, slots: Mapping[str, int], names: Sequence[str], unit: int = 1) -> None:
+        """`unit` is what the levels' depth is multiplied by. `slots` and `names`, which is by slot, never change,
+        though the index does.
         """
         self.levels = levels
         self._slots, self._names, self._unit = slots, names, unit
-        self._by_name: dict[str, int] | None = None
 
     @classmethod
     def of(cls, held: Mapping[str, int]) -> Overlap:
@@ -42,7 +78,7 @@ class Overlap(Mapping[str, int]):
         masks: dict[int, int] = {}
         for slot, name in enumerate(names):
             masks[held[name]] = masks.get(held[name], 0) | 1 << slot
-        levels = sorted(masks.items(), reverse=True)
+        levels = Levels(sorted(masks.items(), reverse=True))
         return cls(levels, {name: slot for slot, name in enumerate(names)}, names)
 
     def times(self, factor: int) -> Overlap:
@@ -52,7 +88,7 @@ class Overlap(Mapping[str, int]):
     @property
     def most(self) -> int:
         """The most that any replica holds; 0 if none holds anything."""
-        return self.levels[0][0] * self._unit if self.levels else 0
+        return next((depth for depth, _ in self.levels), 0) * self._unit
 
     def most_among(self, replicas: Container[str]) -> int:
         """Return the most that one of `replicas` holds. O(other replicas that hold as much or more)."""
@@ -78,14 +114,9 @@ class Overlap(Mapping[str, int]):
     def get(self, key: str, /, default: int | _T) -> int | _T: ...
     def get(self, key: str, /, default: int | _T | None = None) -> int | _T | None:
         """Return how much a replica holds, or `default`."""
-        if len(self.levels) > _MAX_SCANNED:
-            return self._all().get(key, default)
         slot = self._slots.get(key)
-        if slot is not None:
-            for depth, mask in self.levels:
-                if mask >> slot & 1:
-                    return depth * self._unit
-        return default
+        depth = 0 if slot is None else self.levels.depth_of(slot)
+        return depth * self._unit if depth else default
 
     def __getitem__(self, key: str) -> int:
         held = self.get(key)
@@ -97,19 +128,17 @@ class Overlap(Mapping[str, int]):
         return isinstance(key, str) and self.get(key) is not None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
+        return (name for _, mask in self.levels for name in self.names(mask))
 
     def __len__(self) -> int:
         return sum(mask.bit_count() for _, mask in self.levels)
 
     def __repr__(self) -> str:
-        return f"Overlap({self._all()!r})"
+        return f"Overlap({dict(self)!r})"
 
-    def _all(self) -> dict[str, int]:
-        if self._by_name is None:
-            unit = self._unit
-            self._by_name = {name: depth * unit for depth, mask in self.levels for name in self.names(mask)}
-        return self._by_name
+
+class OutdatedOverlap(RuntimeError):
+    """An overlap was read after its index had changed."""
 
 
 def bits(mask: int) -> Iterator[int]:

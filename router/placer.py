@@ -192,13 +192,14 @@ class Placer:
             if not decision.order:
                 return decision
             chosen = decision.order[0]
-            self._index.use(chain[: overlap.most // block_tokens])
-            self._index.expect(chosen, chain, now)
+            self._log.add(request.request_id, time.time(), request.model, query, decision)
+            held, most_held = overlap.get(chosen, 0), overlap.most
+            self._index.use(chain[: most_held // block_tokens])
+            self._index.expect(chosen, chain, now)  # from here on, the overlap is outdated
             if self._hot is not None and not request.output_ids:
                 self._hot.record(namespace, tokens, chain, now)
             self._open[request.request_id] = _Open(tokens, seed, chain, usable)
-            self._log.add(request.request_id, time.time(), request.model, query, decision)
-        self._fleet.book(request.request_id, chosen, uncached_tokens(len(tokens), overlap.get(chosen, 0)))
+        self._fleet.book(request.request_id, chosen, uncached_tokens(len(tokens), held))
         if self._fleet.placement(request.request_id) is None:  # The client disconnected meanwhile.
             self.release(request.request_id)
         return decision

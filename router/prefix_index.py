@@ -10,11 +10,11 @@ borders between them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from router.expected_blocks import ExpectedBlocks
 from router.held_blocks import HeldBlocks
-from router.overlap import Level, Overlap
+from router.overlap import Level, Levels, OutdatedOverlap, Overlap
 
 
 class PrefixIndex:
@@ -46,6 +46,7 @@ class PrefixIndex:
         # Matches refer to these two, so they are replaced and never changed.
         self._slots: dict[str, int] = {}
         self._names: list[str] = [""]  # by slot, which are 1 and more
+        self._version = 0  # changes with what is known of holders
 
     @property
     def max_blocks(self) -> int:
@@ -80,6 +81,7 @@ class PrefixIndex:
 
     def apply(self, replica: str, stored: Iterable[int], evicted: Iterable[int]) -> None:
         """Apply a delta: the replica holds `stored` from now on and `evicted` no longer. O(its blocks)."""
+        self._version += 1
         slot = self._slot(replica)
         stored, evicted = list(stored), list(evicted)
         self._expected.settle(replica, stored)
@@ -94,6 +96,7 @@ class PrefixIndex:
         O(len(hashes)): what it held before is dropped with its slot. Of a large snapshot in parts, pass the first
         part here and the others to `extend`.
         """
+        self._version += 1
         if replica in self._slots:
             self._bury(replica)
         slot = self._slot(replica)
@@ -108,6 +111,7 @@ class PrefixIndex:
 
         It takes nobody's place in a full index, because the parts before it, of all replicas, were used later.
         """
+        self._version += 1
         slot, hashes = self._slot(replica), list(hashes)
         self._expected.settle(replica, hashes)
         self._held.add(slot, hashes, makes_room=False)
@@ -116,6 +120,7 @@ class PrefixIndex:
     def forget(self, replica: str) -> None:
         """Remove a replica: matches no longer find it. O(blocks dispatched to it lately)."""
         if replica in self._slots:
+            self._version += 1
             self._bury(replica)
             self._expected.forget(replica)
             self._held.sweep()
@@ -129,6 +134,7 @@ class PrefixIndex:
         reports its eviction. Bisects for the first of them: O(log(blocks)) look-ups and O(blocks) copying. A full
         index may have forgotten a prompt's beginning, without which the rest is not found: then all are expected.
         """
+        self._version += 1
         bit = 1 << self._slot(replica)
         mask = self._held.masks({})
         # Blocks before `low` are held, the one at `high` is not.
@@ -155,32 +161,63 @@ class PrefixIndex:
     def match(self, chain: Sequence[int], now: float) -> Overlap:
         """Count the leading blocks of `chain` that each replica holds or will hold; those without any are omitted.
 
-        Bisects for the borders between sets of holders: O(borders * log(blocks)) look-ups, each of which may miss
-        the processor's caches. Where a lost delta left holes in a set, it counts up to some block known to be
-        there, at least up to the first hole: a replica that holds a block holds all before it.
+        Bisects for the borders between sets of holders as they are asked for, O(log(blocks)) look-ups for each,
+        which may miss the processor's caches; so the overlap must be read before the index changes. Where a lost
+        delta left holes in a set, it counts up to some block known to be there, at least up to the first hole: a
+        replica that holds a block holds all before it.
         """
         self._expected.expire(now)
-        if not chain:
-            return Overlap((), self._slots, self._names)
-        mask = self._held.masks(self._expected.masks)
-        last = len(chain) - 1
+        levels = Levels(()) if not chain else self._levels(chain)
+        return Overlap(levels, self._slots, self._names)
+
+    def _levels(self, chain: Sequence[int]) -> Levels:
+        mask, last, version = self._held.masks(self._expected.masks), len(chain) - 1, self._version
         at_first = mask(chain[0])
         at_last = mask(chain[last]) & at_first
-        borders = []  # the holders of so many blocks, at the first border of each; the deepest last
-        spans = [(0, last, at_first, at_last)] if at_first & ~at_last else []
-        while spans:
-            low, high, at_low, at_high = spans.pop()
-            if high - low == 1:
-                borders.append((high, at_low & ~at_high))
-                continue
-            middle = (low + high) // 2
-            at_middle = mask(chain[middle])
-            if at_middle & ~at_high:  # last in, first out: the deepest border is noted last
-                spans.append((middle, high, at_middle, at_high))
-            if at_low & ~at_middle:
-                spans.append((low, middle, at_low, at_middle))
-        borders.append((len(chain), at_last))
-        return Overlap(_levels(borders), self._slots, self._names)
+
+        def found() -> Iterator[Level]:
+            if at_last:
+                yield len(chain), at_last
+            seen = at_last
+            spans = [(0, last, at_first, at_last)] if at_first & ~at_last else []
+            while spans:
+                self._check(version)
+                low, high, at_low, at_high = spans.pop()
+                if high - low == 1:
+                    if holders := at_low & ~at_high & ~seen:  # a replica counts at its deepest
+                        seen |= holders
+                        yield high, holders
+                    continue
+                middle = (low + high) // 2
+                at_middle = mask(chain[middle]) & at_first  # who lacks the first block is not found
+                if at_low & ~at_middle:
+                    spans.append((low, middle, at_low, at_middle))
+                if at_middle & ~at_high:  # last in, first out: the deepest is found first
+                    spans.append((middle, high, at_middle, at_high))
+
+        def depth(slot: int) -> int:
+            """Bisect as `found` does, for one slot alone: O(log(blocks))."""
+            self._check(version)
+            if not at_first >> slot & 1:
+                return 0
+            if at_last >> slot & 1:
+                return len(chain)
+            low, high = 0, last
+            while high - low > 1:
+                middle = (low + high) // 2
+                if mask(chain[middle]) >> slot & 1:
+                    low = middle
+                else:
+                    high = middle
+            return high
+
+        return Levels(found(), depth)
+
+    def _check(self, version: int) -> None:
+        if version != self._version:
+            raise OutdatedOverlap(
+                "the index has changed since this overlap was made: copy it with dict to keep it"
+            )
 
     # Slots
 
@@ -195,15 +232,3 @@ class PrefixIndex:
     def _bury(self, replica: str) -> None:
         self._held.bury(self._slots[replica])
         self._slots = {name: slot for name, slot in self._slots.items() if name != replica}
-
-
-def _levels(borders: list[tuple[int, int]]) -> list[Level]:
-    """Order what was found from the deepest border up; a replica counts at its deepest."""
-    levels: list[Level] = []
-    seen = 0
-    for depth, mask in reversed(borders):
-        mask &= ~seen
-        if mask:
-            levels.append((depth, mask))
-            seen |= mask
-    return levels

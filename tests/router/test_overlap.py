@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.overlap import Overlap
+from router.overlap import OutdatedOverlap, Overlap
 from router.prefix_index import PrefixIndex
 from tests.support.count_calls import count_calls
 
@@ -39,17 +41,37 @@ def test_an_overlap_reads_as_the_dictionary_it_stands_for(
             assert len({tokens[name] for name in names}) == 1
 
 
-def test_an_overlap_outlives_the_replicas_that_it_tells_of() -> None:
-    """Policies of one's own may keep what they were given."""
+@pytest.mark.parametrize("change", ["apply", "replace", "extend", "forget", "expect"])
+def test_an_overlap_that_its_index_has_outrun_is_not_read_and_a_copy_is_kept(change: str) -> None:
+    """Policies of one's own may keep what they were given, as a dictionary."""
     index = PrefixIndex(16)
-    for name in ("a", "b"):
-        index.apply(name, [1, 2], [])
-    before = index.match([1, 2, 3], 0.0)
-    index.forget("a")
-    for number in range(200):
-        index.apply("c", range(1000 + number, 1100 + number), [])
-    assert before == {"a": 2, "b": 2}
-    assert index.match([1, 2, 3], 0.0) == {"b": 2}
+    for name, depth in (("a", 2), ("b", 1)):
+        index.apply(name, range(1, depth + 1), [])
+    before, read = index.match([1, 2, 3], 0.0), index.match([1, 2, 3], 0.0)
+    kept = dict(read)
+    arguments: dict[str, Any] = {"apply": ([4], []), "replace": ([4],), "extend": ([4],), "expect": ([4], 0.0)}
+    getattr(index, change)("a", *arguments.get(change, ()))
+    assert kept == {"a": 2, "b": 1}
+    with pytest.raises(OutdatedOverlap, match="copy it with dict"):
+        dict(before)
+
+
+def test_what_a_replica_holds_is_found_without_all_others() -> None:
+    """Each of many replicas holds another depth."""
+
+    def calls(num_replicas: int) -> int:
+        index, draw = PrefixIndex(16), random.Random(1)
+        chain = [draw.getrandbits(64) for _ in range(256)]
+        for number in range(num_replicas):
+            index.apply(f"r{number}", chain[: 256 * (number + 1) // num_replicas], [])
+
+        def ask() -> None:
+            found = index.match(chain, 0.0)
+            assert (found.most, found["r0"], found["r7"]) == (256, 256 // num_replicas, 256 * 8 // num_replicas)
+
+        return count_calls(ask)
+
+    assert calls(256) <= 2 * calls(16)
 
 
 def test_a_prefix_that_every_replica_holds_is_found_as_fast_in_a_large_fleet() -> None:
