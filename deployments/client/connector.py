@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 
 import zmq
 
@@ -16,6 +16,9 @@ from deployments.wire.open_files import shortage
 from router.fleet import ReplicaAddress
 
 logger = logging.getLogger("ray.serve")
+
+TURN_CONNECTIONS = 16
+"""Connections made in one turn of the event loop, which take some 10 ms: streams go on while a fleet is met."""
 
 
 class Connector:
@@ -47,13 +50,14 @@ class Connector:
             counts.update(connection.counts)
         return counts
 
-    def sync(self) -> None:
+    def sync(self) -> bool:
         """Connect to new replicas; disconnect from those that are gone once their last stream has ended.
 
-        O(1) where no replica has come, gone or moved.
+        Return whether there are more to connect to, in a later turn of the event loop. O(1) where no replica has
+        come, gone or moved.
         """
         if self._synced_version == (version := self._dispatch.fleet.version):
-            return
+            return False
         addresses = self._dispatch.fleet.addresses()
         leaving = [
             replica
@@ -64,27 +68,29 @@ class Connector:
         for replica in leaving:
             if replica not in in_use:
                 self._disconnect(replica)
-        is_complete = self._connect_to(addresses)
-        self._synced_version = version if is_complete and not in_use else None
+        new = [address for replica, address in addresses.items() if replica not in self._connections]
+        is_complete = self._connect_to(new[:TURN_CONNECTIONS], len(addresses))
+        has_more = is_complete and len(new) > TURN_CONNECTIONS
+        self._synced_version = version if is_complete and not has_more and not in_use else None
+        return has_more
 
     def close(self) -> None:
         """End all connections."""
         for replica in list(self._connections):
             self._disconnect(replica)
 
-    def _connect_to(self, addresses: Mapping[str, ReplicaAddress]) -> bool:
-        """Connect to new replicas. Return False when too few files may be open for all of them."""
-        for replica, address in addresses.items():
-            if replica in self._connections:
-                continue
+    def _connect_to(self, addresses: Sequence[ReplicaAddress], size: int) -> bool:
+        """Connect to replicas of a fleet of that size. Return False when too few files may be open for them."""
+        for address in addresses:
+            replica = address.replica
             try:
                 connection = self._connect(address)
             except zmq.ZMQError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
-                if self._short_of != len(addresses):  # once, and not at every tick
-                    logger.error(shortage(len(self._connections), len(addresses)))
-                self._short_of = len(addresses)
+                if self._short_of != size:  # once, and not at every tick
+                    logger.error(shortage(len(self._connections), size))
+                self._short_of = size
                 return False
             self._connections[replica] = connection
             self._dispatch.changed()

@@ -92,9 +92,10 @@ class RemoteEngines:
     async def start(self) -> None:
         """Connect to the present replicas, and to new ones as they appear."""
         loop = asyncio.get_running_loop()
-        self._unsubscribe = self.fleet.subscribe(lambda: _call_soon(loop, self._connector.sync))
+        self._unsubscribe = self.fleet.subscribe(lambda: _call_soon(loop, self._sync))
         self._ticker = asyncio.create_task(self._tick_forever())
-        self._connector.sync()
+        while self._connector.sync():
+            await asyncio.sleep(0)
 
     async def wait_for_prefixes(self, timeout_s: float) -> bool:
         """Wait until the hottest prefixes of all answering replicas are known. Return False after `timeout_s`."""
@@ -173,6 +174,11 @@ class RemoteEngines:
         """Return the age of the oldest view of a connected replica's cache, in seconds; 0 without replicas."""
         known = [connection.cache_known_at for connection in self._connections.values() if connection.is_answering]
         return time.monotonic() - min(known) if known else 0.0
+
+    @property
+    def num_synced(self) -> int:
+        """Number of connected replicas whose whole cache is known."""
+        return sum(connection.is_synced for connection in self._connections.values())
 
     @property
     def num_streams(self) -> int:
@@ -305,6 +311,11 @@ class RemoteEngines:
             self._budget,
         )
 
+    def _sync(self) -> None:
+        """Connect to new replicas, a few in each turn of the event loop."""
+        if self._connector.sync():
+            asyncio.get_running_loop().call_soon(self._sync)
+
     def _watch(self, replica: str) -> Watch | None:
         if self._watcher is None:
             return None
@@ -333,7 +344,7 @@ class RemoteEngines:
             *ticks,
             *repeats,
             partial(self._end_unaccepted, now),
-            self._connector.sync,
+            self._sync,
             partial(self._tell_backlog, now),
         ]
 

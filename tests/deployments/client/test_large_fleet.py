@@ -8,10 +8,12 @@ import multiprocessing
 import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import pytest
 
+from deployments.client.connector import TURN_CONNECTIONS
 from deployments.client.protocol import Unavailable
 from deployments.client.remote_engines import RemoteEngines
 from deployments.wire.handshake import Keys
@@ -136,3 +138,19 @@ def test_the_limit_of_open_files_is_raised_and_where_that_is_not_enough_the_log_
     else:
         assert 50 < num_connected < 200 and len(logged) == 1
         assert "of 200 replicas" in logged[0] and "hard limit is 150" in logged[0] and "ulimit -Hn" in logged[0]
+
+
+def test_a_fleet_that_appears_is_connected_to_a_few_replicas_in_a_turn() -> None:
+    async def scenario() -> None:
+        async with connecting(1) as engines:
+            [address] = engines.fleet.addresses().values()
+            names = [f"r{number}" for number in range(100)]
+            engines.fleet.update({name: replace(address, replica=name) for name in names})
+            before, most = 1, 0
+            while before < len(names):
+                await asyncio.sleep(0)
+                now = len(engines._connections)
+                before, most = now, max(most, now - before)
+            assert 0 < most <= TURN_CONNECTIONS
+
+    run_scenario(scenario())
