@@ -14,7 +14,8 @@ Only blocks that a living replica holds count against the bound. When there is n
 So a flood of blocks that nobody asks for replaces only its like, and what was useful must be so again to stay.
 
 The masks lie in many dictionaries, not in one: a dictionary that grows moves all it has, which would stop an event
-loop for a fifth of a second at three million blocks. These are small, and each grows at another time.
+loop for a second at eleven million blocks. These are small, and get unequal shares of the blocks, so that each
+grows at another time.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 
 from router.block_queue import BlockQueue
 from router.overlap import bits
@@ -34,8 +36,23 @@ use, which happens where prompts had nearly all, the last of the new blocks are 
 _USED = 1
 """The bit of a mask that says that a prompt had the block after it had become known. No slot has it."""
 _NUM_SHARDS = 128
-_SHARD = _NUM_SHARDS - 1
+_PLACES = 4096
+_PLACE = _PLACES - 1
 """The bits of a block's hash that say in which dictionary it lies."""
+
+
+def _shards() -> list[dict[int, int]]:
+    """Return the dictionary of each place, of which the last has twice as many places as the first.
+
+    A dictionary doubles its size when it grows. Shares that rise by a constant factor, from one half to all of a
+    largest, have them grow one after the other between two doublings.
+    """
+    shares = [2 ** (number / _NUM_SHARDS) for number in range(_NUM_SHARDS)]
+    bounds = [round(_PLACES * share / sum(shares)) for share in accumulate(shares)]
+    shards: list[dict[int, int]] = []
+    for bound in bounds:
+        shards += [{}] * (bound - len(shards))
+    return shards
 
 
 class HeldBlocks:
@@ -46,7 +63,7 @@ class HeldBlocks:
         """Most blocks with a holder. It may change; what exceeds it then goes little by little."""
         self.num_dropped = 0
         """Blocks that were forgotten, or not taken in, because there were `max_blocks`; only grows."""
-        self._shards: list[dict[int, int]] = [{} for _ in range(_NUM_SHARDS)]
+        self._shards = _shards()
         self._untried, self._useful = BlockQueue(), BlockQueue()  # every block of `_shards` is in one of them
         self._num_empty = 0  # blocks without a holder, until the sweep removes them
         self._num_alone: Counter[int] = Counter()  # by a slot's bit: blocks that have no other in their masks
@@ -95,7 +112,7 @@ class HeldBlocks:
         shards, live, soon = self._shards, self._live, expected.get
 
         def mask(block: int) -> int:
-            return shards[block & _SHARD].get(block, 0) & live | soon(block, 0)
+            return shards[block & _PLACE].get(block, 0) & live | soon(block, 0)
 
         return mask
 
@@ -108,7 +125,7 @@ class HeldBlocks:
         room, steps = self.max_blocks - self.num_blocks, ROOM_STEPS + len(blocks)
         before, after, num_same = 0, 0, 0
         for block in blocks:
-            shard = shards[block & _SHARD]
+            shard = shards[block & _PLACE]
             mask = shard.get(block)
             if mask:
                 if mask is not before:
@@ -142,7 +159,7 @@ class HeldBlocks:
         shards, bit, shrunk = self._shards, 1 << slot, dict[int, int]()
         before, after, num_same = 0, 0, 0
         for block in blocks:
-            shard = shards[block & _SHARD]
+            shard = shards[block & _PLACE]
             mask = shard.get(block)
             if mask is None or not mask & bit:
                 continue
@@ -162,7 +179,7 @@ class HeldBlocks:
             return
         shards, used = self._shards, dict[int, int]()
         for block in blocks:
-            shard = shards[block & _SHARD]
+            shard = shards[block & _PLACE]
             mask = shard.get(block)
             if mask and not mask & _USED:
                 shard[block] = used.setdefault(mask, mask | _USED)
@@ -210,7 +227,7 @@ class HeldBlocks:
         before, num_same = -1, 0
         after: int | None = None
         for block in piece:
-            shard = shards[block & _SHARD]
+            shard = shards[block & _PLACE]
             mask = shard[block]
             if mask is not before:
                 self._recount(before, after, num_same)
@@ -235,7 +252,7 @@ class HeldBlocks:
             if len(self._useful) > most_useful or not self._untried:
                 self._requeue(self._useful.popleft(), self._untried, ~_USED)
             block = self._untried.popleft()
-            shard = shards[block & _SHARD]
+            shard = shards[block & _PLACE]
             mask = shard[block]
             if mask & _USED:
                 self._requeue(block, self._useful, ~0)
@@ -249,7 +266,7 @@ class HeldBlocks:
 
     def _requeue(self, block: int, queue: BlockQueue, kept: int) -> None:
         """Append a block to a queue, with the bits `kept` of its mask but those being swept."""
-        shard = self._shards[block & _SHARD]
+        shard = self._shards[block & _PLACE]
         mask = shard[block]
         left = _held(mask & kept & ~self._swept)
         if left != mask:

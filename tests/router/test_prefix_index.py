@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from router.held_blocks import HeldBlocks
 from router.prefix_index import PrefixIndex
 
 EXPECT_S = 10.0
@@ -366,3 +368,17 @@ def test_settings_out_of_range_are_refused() -> None:
     for wrong in ({"block_tokens": 0}, {"max_blocks": 0}, {"max_expected": 0}, {"expect_s": -1.0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             PrefixIndex(**{"block_tokens": 16, **wrong})  # type: ignore[arg-type]
+
+
+def test_the_dictionaries_of_a_growing_index_grow_one_after_the_other() -> None:
+    """One that grows moves all it has, and every stream of an ingress waits. Also of hashes that are too even."""
+    held = HeldBlocks(10_000_000)
+    slot, shards = held.new_slot(), {id(shard): shard for shard in held._shards}
+    sizes, most = dict.fromkeys(shards, 0), 0
+    for first in range(0, 1_000_000, 4096):
+        held.add(slot, [number * 0x9E3779B97F4A7C15 % 2**64 for number in range(first, first + 4096)])
+        after = {name: sys.getsizeof(shard) for name, shard in shards.items()}
+        if first > 100_000:
+            most = max(most, sum(after[name] != sizes[name] for name in shards))
+        sizes = after
+    assert len(shards) == 128 and 1 <= most <= 16
