@@ -49,6 +49,7 @@ TEMPLATE = (
 )
 CHUNK = 64 * 1024
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+RESPONSES = "/v1/responses"
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,7 @@ def cases(max_bytes: int) -> Iterator[Case]:
     for name in ("regex", "grammar"):
         yield case(f"structured_outputs.{name}", CHAT, chat + f'"structured_outputs":{{"{name}":"', "a", '"}}', "")
     yield from _anthropic(case)
+    yield from _responses(case)
     for name, unit in (("ids", "1"), ("texts", '""')):
         yield case(f"tokens: {name}", "/detokenize", model + '"tokens":[', unit, "]}")
     ids = ",".join(["1234"] * 131_000)
@@ -193,6 +195,35 @@ def _anthropic(case: Callable[..., Case]) -> Iterator[Case]:
             yield case(f"input: {name}", path, user + use[:-5] + "[", unit, "]}}]}]}")
     yield case("content of a result", MESSAGES, user + result[:-2] + ",", text, "]}]}]}")
     yield case("stop_sequences", MESSAGES, user + text + ']}],"stop_sequences":[', '""', "]}")
+
+
+def _responses(case: Callable[..., Case]) -> Iterator[Case]:
+    """Yield requests for the Responses API."""
+    head, text = '{"model":"demo",', '{"type":"input_text","text":""}'
+    message, call = (
+        '{"role":"user","content":"a"}',
+        '{"type":"function_call","call_id":"c","name":"f","arguments":"{}"}',
+    )
+    tool = '{"type":"function","name":"f","parameters":{"type":"object"}}'
+    for name, unit in (
+        ("messages", message),
+        ("calls", call),
+        ("references", '{"type":"item_reference","id":"a"}'),
+    ):
+        yield case(f"items: {name}", RESPONSES, head + '"input":[', unit, "]}")
+        for count in (500, 4096):
+            items = ",".join([unit] * count)
+            yield Case(f"{count:,} items: {name}", RESPONSES, f'{head}"input":[{items}]}}'.encode())
+    yield case("parts of an item", RESPONSES, head + '"input":[{"role":"user","content":[', text, "]}]}")
+    yield case("input: words", RESPONSES, head + '"input":"', "lorem ipsum: ", '"}', "")
+    yield case("instructions: words", RESPONSES, head + '"input":"a","instructions":"', "lorem ipsum: ", '"}', "")
+    yield case("metadata: words", RESPONSES, head + '"input":"a","metadata":{"a":"', "lorem ipsum: ", '"}}', "")
+    yield case("flat tools", RESPONSES, head + '"input":"a","tools":[', tool, "]}")
+    for name, unit in (("lists", "[1]"), ("objects", "{}")):
+        form = '"input":"a","text":{"format":{"type":"json_schema","name":"x","schema":{"enum":['
+        yield case(f"schema of a text: {name}", RESPONSES, head + form, unit, "]}}}}")
+        flat = '"input":"a","tools":[{"type":"function","name":"f","parameters":{"enum":['
+        yield case(f"parameters of a flat tool: {name}", RESPONSES, head + flat, unit, "]}}]}")
 
 
 def _format(schema: str) -> str:

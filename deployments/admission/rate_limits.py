@@ -165,7 +165,12 @@ class Ticket:
         self._num_open = 0
 
     def admit(self, num_generations: int, prompt_tokens: int) -> None:
-        """Charge a valid request's prompt and generations. Raises RateLimited, or ValueError if it never fits."""
+        """Charge a valid request's prompt and generations. Raises RateLimited, or ValueError if it never fits.
+
+        Charges nothing when it was done: a response in the background is admitted before it is begun.
+        """
+        if self._num_open:
+            return
         most = self._limits.tenant.max_concurrency
         if most is not None and num_generations > most:
             raise ValueError(

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from deployments.admission.fair_threads import FairThreads
-from deployments.admission.rate_limits import RateLimited
+from deployments.admission.rate_limits import RateLimited, Ticket
 from deployments.api.anthropic.errors import PATH as MESSAGES
 from deployments.api.anthropic.errors import named
 from deployments.api.anthropic.plan import count_tokens, plan_message
@@ -55,6 +55,10 @@ from deployments.api.request.sampling import check_in_context, in_vocabulary
 from deployments.api.request.strict_model import StrictModel
 from deployments.api.request.template_options import template_options
 from deployments.api.request_metrics import RequestMetrics
+from deployments.api.responses.background import job_of
+from deployments.api.responses.plan import parse_response, plan_response
+from deployments.api.responses.protocol import ResponsesRequest
+from deployments.api.responses.routes import add_response_routes
 from deployments.api.routes.cluster import add_cluster_routes
 from deployments.api.routes.health import Readiness, health
 from deployments.api.routes.lifecycle import add_model_routes
@@ -80,6 +84,7 @@ def create_app(service: ApiService) -> ASGIApp:
         "/v1/completions": endpoints.completions,
         MESSAGES: endpoints.messages,
         f"{MESSAGES}/count_tokens": endpoints.count_tokens,
+        "/v1/responses": endpoints.responses,
     }
     app: ASGIApp = HotPaths(_framework_app(service, endpoints), hot)
     app = Gate(app, service.access, service.metrics)
@@ -88,7 +93,8 @@ def create_app(service: ApiService) -> ASGIApp:
     if service.allowed_hosts is not None or service.cors_origins:
         app = Origins(app, service.allowed_hosts, service.cors_origins)
     app = Envelope(app, service.limits, names_answers=not service.is_named_outside, on_named=service.on_named)
-    return Spelling(Observation(app, service.metrics, service.listeners))
+    endpoints.app = Spelling(Observation(app, service.metrics, service.listeners))
+    return endpoints.app
 
 
 def create_framework_app(service: ApiService) -> FastAPI:
@@ -103,12 +109,14 @@ def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
         ("/v1/completions", endpoints.completions, CompletionRequest),
         (MESSAGES, endpoints.messages, MessagesRequest),
         (f"{MESSAGES}/count_tokens", endpoints.count_tokens, CountTokensRequest),
+        ("/v1/responses", endpoints.responses, ResponsesRequest),
         ("/tokenize", endpoints.tokenize, TokenizeRequest),
         ("/detokenize", endpoints.detokenize, DetokenizeRequest),
     ]
     for path, endpoint, body in post:
         app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=body_of(body))
     add_parts(app, [body for _, _, body in post])
+    add_response_routes(app, service)
     add_model_routes(app, service)
     add_router_routes(app, service)
     if service.shows_tokenizer:
@@ -127,6 +135,9 @@ def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
 
 class _Endpoints:
     """The endpoints and the service that they share."""
+
+    app: ASGIApp
+    """The whole API, for requests that it sends itself."""
 
     def __init__(self, service: ApiService) -> None:
         self._service = service
@@ -179,6 +190,22 @@ class _Endpoints:
             served, chat = await self._parsed(request, parse_count, room)
             num_tokens = await count_tokens(self._service.limits, served, chat, tenant_of(request).salt(""))
         return named(json_response({"input_tokens": num_tokens}), request)
+
+    async def responses(self, request: Request) -> Response:
+        """Create a response, as OpenAI's Responses API does, or generate one that was begun in the background."""
+        record, kept = self._record(request), self._service.responses
+
+        async def plan() -> GenerationPlan:
+            with self._room(request) as room:
+                served, asked = await self._parsed(request, parse_response, room, record)
+                return await plan_response(self._service.limits, served, asked, kept, tenant_of(request), self.app)
+
+        job = job_of(request.scope)
+        if job is None:
+            return await self._generate(request, record, plan)
+        record.metrics.count_to(job.plan.served.metrics)
+        record.model = job.plan.served.card.id
+        return await self._generate(request, record, job.planned, job.ticket)
 
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a prompt or a conversation."""
@@ -269,16 +296,24 @@ class _Endpoints:
                 record.ignored_fields = ignored
         return served, asked_for
 
-    async def _generate(self, request: Request, record: RequestRecord, plan: _Planner) -> Response:
+    async def _generate(
+        self, request: Request, record: RequestRecord, plan: _Planner, ticket: Ticket | None = None
+    ) -> Response:
+        """Answer a request by its plan. A `ticket` that was taken before is used."""
         tenant, name = tenant_of(request), request_id(request.scope)
         try:
-            ticket = self._service.access.start(tenant)
+            ticket = ticket or self._service.access.start(tenant)
             hints = _hints(request, self._service.limits)
             if hints.explains:
                 self._service.access.check_may_explain(tenant)
             caller = Caller(tenant, ticket)
-            # The plan, which has the request's texts, is not kept for as long as the answer takes.
-            exchange = Exchange(self._service.limits, await plan(), record, name, hints, caller, self._pace)
+            made = await plan()
+            if made.later is not None:
+                answer = await made.later(request, ticket)
+                record.is_handed_over = True
+                return answer
+            exchange = Exchange(self._service.limits, made, record, name, hints, caller, self._pace)
+            del made  # it has the request's texts, and is not kept for as long as the answer takes
             return await until_disconnect(request.scope, request.receive, exchange.respond())
         except RateLimited as error:
             record.refused(error)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.admission.rate_limits import RateLimited, Ticket
@@ -64,6 +65,10 @@ class GenerationPlan:
     """Collector of the prompts' log-probabilities; None when none were requested."""
     scores_only: bool = False
     """Answer with the prompts' log-probabilities and generate nothing."""
+    later: Callable[[Request, Ticket], Awaitable[Response]] | None = None
+    """Answers at once and has the answer generated afterwards; None: it is generated now."""
+    on_end: Callable[[], Awaitable[None]] | None = None
+    """Called when the answer is complete, before the end of it is sent; None calls nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +132,7 @@ class Exchange:
         self._num_echoed = len(plan.encoder.context.prompts) * (plan.request.n or 1) if plan.echoes_only else 0
         self._limit = TimeLimit(at=asyncio.get_running_loop().time() + limits.request_timeout_s)
         self._turns: Turns | None = None
+        self._on_end = plan.on_end
 
     async def respond(self) -> Response:
         """Return the answer. Raises `ApiError` when the request fails before its first event."""
@@ -187,6 +193,8 @@ class Exchange:
         if len(by_choice) > len(answer.prompts) * answer.num_choices:
             by_choice = best(self._choices.choices, by_choice, len(answer.prompts), answer.num_choices)
         body = await self._encode(lambda: self._encoder.whole(by_choice, self._extras(is_whole=True)))
+        if self._on_end is not None:
+            await self._on_end()
         self._record.finished(by_choice[0][-1].finish_reason or "stop")
         return Response(body, headers=self._headers(), media_type="application/json")
 
@@ -216,6 +224,8 @@ class Exchange:
                         await self._turns.wait(len(self._choices.choices))
                     last, delta = delta, await anext(deltas, None)
             waiting += self._encoder.end(self._extras(is_whole=False))
+            if self._on_end is not None:
+                await self._on_end()
             self._record.finished(last.finish_reason or "stop")
             yield waiting
         except Exception as error:

@@ -88,6 +88,8 @@ class RequestRecord:
         """Id of the request's trace; None when it is not traced."""
         self.ended_at: float | None = None
         """Clock when the answer was fully sent; None before that."""
+        self.is_handed_over = False
+        """Whether the answer is generated in the background, by a request with a record of its own."""
         self._is_counted = False
 
     # --- events --------------------------------------------------------------------------------------------

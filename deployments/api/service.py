@@ -10,6 +10,7 @@ from deployments.api.errors import invalid, model_not_found
 from deployments.api.http.access import AccessControl
 from deployments.api.record import Listener
 from deployments.api.request.structured import GrammarChecker
+from deployments.api.responses.kept import KeptResponses
 from deployments.api.routes.cluster import ClusterSource
 from deployments.api.text_codec import TextCodec
 from deployments.client.protocol import EngineClient, ModelSwitch
@@ -83,6 +84,8 @@ class ApiService:
     """Hosts that requests may name; None: any."""
     cors_origins: tuple[str, ...] = ()
     """Sites whose pages may use the API."""
+    responses: KeptResponses = field(default_factory=KeptResponses)
+    """What is kept of the Responses API's answers, and those that run in the background."""
     admin_key_hash: str | None = None
     """SHA-256 of the admin key, in hex; None turns administration off."""
     shows_tokenizer: bool = True

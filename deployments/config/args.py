@@ -20,6 +20,7 @@ from deployments.config.settings import (
     IngressSettings,
     LogSettings,
     MetricsSettings,
+    ResponseSettings,
     RouterSettings,
     Settings,
     SloSettings,
@@ -146,6 +147,8 @@ class AppArgs(AccessSettings):
 
     admission: AdmissionSettings = AdmissionSettings()
     """When requests wait in the ingress, and for how long."""
+    responses: ResponseSettings = ResponseSettings()
+    """What is kept of the Responses API's answers."""
     batch: BatchSettings = BatchSettings()
     """How ingresses send the prompts of programs that give them thousands at once."""
     access_file: str | None = None

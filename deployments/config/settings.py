@@ -317,6 +317,18 @@ class MetricsSettings(Settings):
     """Whether every process also reports to Ray's own metrics, as ray_raydix_*; see `monitoring/ray_mirror.py`."""
 
 
+class ResponseSettings(Settings):
+    """What is kept of the Responses API's answers, and how many run in the background."""
+
+    max_bytes: int = Field(default=128 * 2**20, ge=0)
+    """Bytes of stored responses that an ingress keeps, with their inputs; 0 keeps none. Full, it forgets what the
+    tenant who has most has not used for longest."""
+    ttl_s: float = Field(default=86_400.0, gt=0)
+    """Seconds after which a response is forgotten that was neither read nor continued."""
+    max_background: int = Field(default=64, ge=0)
+    """Most responses that an ingress generates in the background; more get a 429."""
+
+
 class BatchSettings(Settings):
     """How the requests of a batch are sent (`deployments/batch/runner.py`, `deployments/ingress/many.py`)."""
 

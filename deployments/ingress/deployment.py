@@ -16,6 +16,7 @@ from ray import serve
 from deployments.api.app import create_app
 from deployments.api.http.access import AccessControl
 from deployments.api.record import Listener
+from deployments.api.responses.kept import KeptResponses
 from deployments.api.service import ApiService
 from deployments.batch.prompts import Answer, Prompt
 from deployments.config.args import AppArgs
@@ -90,6 +91,7 @@ class Ingress:
             admin_key_hash=args.admin_key_hash,
         )
         self._roll_call = RollCall(hub, name, self._access.divide_limits)
+        self._responses = KeptResponses(args.responses)
         self._http: HttpServer | None = None
         self._pushers = [
             MetricsPusher(hub, process, snapshot, mirror_to_ray=args.metrics.ray)
@@ -158,6 +160,7 @@ class Ingress:
             metrics=self._metrics,
             slo=args.slo,
             shows_tokenizer=args.tokenizer_info,
+            responses=self._responses,
             admin_key_hash=args.admin_key_hash,
             allowed_hosts=args.ingresses.hosts,
             cors_origins=args.ingresses.cors_origins,
@@ -190,6 +193,7 @@ class Ingress:
         await self._roll_call.leave()
         if self._http is not None:
             await self._http.drain()
+        await self._responses.background.aclose()
         self._lag.close()
         self._reporter.stop()
         self._keeper.stop()

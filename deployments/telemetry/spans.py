@@ -43,6 +43,7 @@ _OPERATIONS: Mapping[str, str] = {
     "chat_completions": "chat",
     "completions": "text_completion",
     "messages": "chat",
+    "responses": "chat",
 }
 _PATHS: Mapping[str, str] = {endpoint: path for path, endpoint in ENDPOINTS.items()}
 

@@ -25,6 +25,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "/v1/chat/completions": "chat_completions",
     "/v1/completions": "completions",
     "/v1/messages": "messages",
+    "/v1/responses": "responses",
 }
 """The endpoints that generate, by path; their requests are recorded."""
 _RECORD = "raydix.record"
@@ -74,6 +75,8 @@ class Observation:
 
     def _close(self, record: RequestRecord, scope: Scope, status: int) -> None:
         record.closed()
+        if record.is_handed_over:
+            return
         record.status = status
         record.request_id, record.tenant = request_id(scope), tenant_of(Request(scope)).name
         if status >= 400 and status != CLIENT_LEFT:  # refused before it reached the routes

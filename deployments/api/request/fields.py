@@ -21,6 +21,7 @@ HARMLESS = frozenset(
         "guided_decoding_backend",
         "metadata",
         "prediction",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "request_id",
         "rid",
@@ -54,6 +55,16 @@ CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "moderation": (),
     "mm_processor_kwargs": ({},),
     "web_search_options": (),
+}
+RESPONSES_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    **_COMMON,
+    "access_programs": (),
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "moderation": (),
+    "multi_agent": (),
+    "prompt": (),
 }
 COMPLETION_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **_COMMON,

@@ -202,12 +202,10 @@ class StreamOptions(LenientModel):
     """Accepted and not done: padding against traffic analysis."""
 
 
-class _Generating(StrictModel):
-    """Fields that chat and completions share."""
+class SampledRequest(StrictModel):
+    """Fields that all requests to generate share."""
 
     model: str
-    max_tokens: Int | None = None
-    max_completion_tokens: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int | None = None
@@ -233,19 +231,10 @@ class _Generating(StrictModel):
     truncation_side: TruncationSide = None
     """Where a longer prompt is cut."""
     seed: Int | None = None
-    n: Int | None = None
-    best_of: Int | None = None
-    use_beam_search: bool | None = None
-    """Return the likeliest outputs that a beam search finds; `best_of`, or `n`, is its width."""
-    length_penalty: float | None = None
-    """Beam search divides its scores by length to this power."""
-    early_stopping: Annotated[bool | Literal["never"] | None, BeforeValidator(_parse_early_stopping)] = None
-    """Whether a beam search ends with the first `best_of` finished outputs."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    """What the answer must match; excludes `response_format`."""
+    """What the answer must match; excludes a format given otherwise."""
     guided_json: AnySchema = None
     """An older name of vLLM's for `structured_outputs.json`; those below are alike."""
     guided_regex: str | None = None
@@ -269,14 +258,30 @@ class _Generating(StrictModel):
     """Without a `priority`: "priority" counts as -1, "flex" as 1, and all others as 0."""
     prompt_cache_key: str | None = None
     """Hint that requests with this key share a prefix; `x-session-id` takes precedence."""
+    include_timings: bool | None = None
+    """Report where the request's time went, as `timings`: see `deployments/api/timings.py`."""
+
+
+class _Generating(SampledRequest):
+    """Fields that chat and completions share."""
+
+    max_tokens: Int | None = None
+    max_completion_tokens: Int | None = None
+    n: Int | None = None
+    best_of: Int | None = None
+    use_beam_search: bool | None = None
+    """Return the likeliest outputs that a beam search finds; `best_of`, or `n`, is its width."""
+    length_penalty: float | None = None
+    """Beam search divides its scores by length to this power."""
+    early_stopping: Annotated[bool | Literal["never"] | None, BeforeValidator(_parse_early_stopping)] = None
+    """Whether a beam search ends with the first `best_of` finished outputs."""
+    response_format: ResponseFormat | None = None
     prompt_logprobs: Int | None = None
     """Report the log-probability and rank of each prompt token, and this many alternatives to it."""
     return_tokens_as_token_ids: bool | None = None
     """Name tokens in `logprobs` by their ids, as "token_id:17", because several may have the same text."""
     return_token_ids: bool | None = None
     """Report the token ids of the prompt and of each choice."""
-    include_timings: bool | None = None
-    """Report where the request's time went, as `timings`: see `deployments/api/timings.py`."""
 
 
 class _Rendered(StrictModel):
@@ -404,6 +409,7 @@ _OURS = frozenset(
         "structured_outputs",
         "tools",
         "one_of",
+        "field",
     }
 )
 """Error types raised above, whose messages are our own."""

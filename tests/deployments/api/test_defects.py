@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -89,6 +90,7 @@ ENDS = {
     "/v1/chat/completions": ("[DONE]", "choices", "server_error"),
     "/v1/completions": ("[DONE]", "choices", "server_error"),
     "/v1/messages": ('{"type":"message_stop"}', "content", "api_error"),
+    "/v1/responses": ('{"type":"response.completed"', "output", "server_error"),
 }
 """How a stream ends, the field of a whole answer with what was said, and the type of the error for a defect."""
 
@@ -103,9 +105,15 @@ def _check_answer(
         assert json.loads(client.sent)["error"], failed
     elif is_stream:
         last = client.sent.decode().split("data: ")[-1]
-        assert last.startswith(end) or json.loads(last)["error"]["type"] == error_type, failed
+        assert last.startswith(end) or _error_type(json.loads(last)) == error_type, failed
     else:
         assert json.loads(client.sent)[field], failed
+
+
+def _error_type(event: dict[str, Any]) -> str:
+    """Return the type of the error in a stream's last event, or its code in a response that failed."""
+    error = event["response"]["error"] if "response" in event else event["error"]
+    return str(error.get("type") or error["code"])
 
 
 _COUNTED = {"accepted, not ended"}

@@ -64,6 +64,16 @@ NAMED = {
     "blocks",
     "content of a result",
     "input: lists",
+    "4,096 items: messages",
+    "4,096 items: calls",
+    "500 items: messages",
+    "items: references",
+    "4,096 items: references",
+    "parts of an item",
+    "metadata: words",
+    "flat tools",
+    "schema of a text: lists",
+    "parameters of a flat tool: lists",
 }
 """Bodies by which some version stopped the loop, and one of each kind."""
 

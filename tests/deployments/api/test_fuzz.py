@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from deployments.api.anthropic.protocol import MessagesRequest
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
+from deployments.api.responses.protocol import ResponsesRequest
 from tests.deployments.support.scripted_api import Client
 
 numbers = st.one_of(st.integers(), st.floats(), st.integers(-2, 30))
@@ -78,10 +79,37 @@ def test_messages_never_fail(client: Client, change: dict[str, Any], conversatio
             assert set(response.json()) == {"type", "error", "request_id"}
 
 
+items = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(
+                ["message", "function_call", "function_call_output", "reasoning", "item_reference", "x"]
+            ),
+            "role": st.sampled_from(["user", "assistant", "system", "x"]), "content": values | blocks,
+            "id": values, "call_id": values | st.text(max_size=5), "name": values | st.text(max_size=5),
+            "arguments": values | st.text(max_size=5), "output": values | blocks, "summary": values | blocks,
+        },
+    ),
+    max_size=3,
+)  # fmt: skip
+response_fields = st.dictionaries(
+    st.sampled_from(sorted({*ResponsesRequest.model_fields} - {"background"})) | st.text(max_size=10),
+    values | items,
+    max_size=4,
+)
+
+
+@_settings
+@given(response_fields, items | values)
+def test_responses_never_fail(client: Client, change: dict[str, Any], given: Any) -> None:
+    check(client, "/v1/responses", {"model": "demo", "input": given} | change)
+
+
 @_settings
 @given(st.binary(max_size=40) | values.map(lambda value: json.dumps(value).encode()))
 def test_no_body_fails(client: Client, body: bytes) -> None:
-    for path in ("/v1/completions", "/tokenize", "/detokenize", "/v1/messages", "/v1/messages/count_tokens"):
+    for path in ("/v1/completions", "/tokenize", "/detokenize", "/v1/messages", "/v1/responses"):
         response = client.post(path, body)
         assert response.status_code < 500, response.text
 

@@ -11,6 +11,7 @@ import pytest
 from tests.deployments.support.scripted_api import Client
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+RESPONSES = "/v1/responses"
 USER = {"role": "user", "content": "Say it."}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -80,6 +81,13 @@ def test_every_reference_leads_to_a_schema(document: dict[str, Any]) -> None:
                 {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "a"}]},
                 {"type": "tool_result", "tool_use_id": "t", "is_error": True}]}], "max_tokens": 5}),
         (f"{MESSAGES}/count_tokens", {"messages": [USER]}),
+        (RESPONSES, {"input": "a", "store": False, "tools": None, "include": None, "user": "u", "text": None}),
+        (RESPONSES, {"input": [USER, {"type": "message", "role": "assistant", "content": [
+            {"type": "output_text", "text": "a", "annotations": []}]}, USER], "reasoning": {"summary": "auto"}}),
+        (RESPONSES, {"input": [USER, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                               {"type": "function_call_output", "call_id": "c", "output": "a"}],
+                     "tools": [{"type": "function", "name": "f"}], "tool_choice": "auto"}),
+        (RESPONSES, {"input": "a", "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}}),
         ("/tokenize", {"messages": [USER]}),
         ("/tokenize", {"prompt": "Once"}),
         ("/detokenize", {"tokens": [5, 6]}),
@@ -105,6 +113,11 @@ def test_what_is_taken_is_described(
         (CHAT, {"messages": [{"role": "wizard", "content": "a"}]}),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]}),
         (CHAT, {"messages": []}),
+        (RESPONSES, {"input": 5}),
+        (RESPONSES, {"input": "a", "tools": [{"type": "web_search"}]}),
+        (RESPONSES, {"input": [{"type": "web_search_call"}]}),
+        (RESPONSES, {"input": "a", "reasoning": {"effort": "huge"}}),
+        (RESPONSES, {"input": "a", "conversation": "c"}),
         (CHAT, {"messages": [USER], "structured_outputs": {"choice": []}}),
         (MESSAGES, {"messages": [USER]}),
         (MESSAGES, {"messages": [{"role": "wizard", "content": "a"}], "max_tokens": 5}),

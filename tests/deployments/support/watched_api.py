@@ -34,6 +34,7 @@ ASKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
     ("/v1/completions", {"prompt": "hi"}),
     ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50}),
+    ("/v1/responses", {"input": "hi"}),
 )
 """A request for each endpoint that generates."""
 

@@ -1,0 +1,240 @@
+"""The output of a response while it grows: items of reasoning, text and calls, and the events that tell of them.
+
+    reasoning ──▶ added · part added · delta … · text done · part done · item done
+    text      ──▶ added · part added · delta … · text done · part done · item done
+    a call    ──▶ added · delta … · arguments done · item done
+
+One item is open at a time. What has been encoded is kept as bytes and joined, as an
+answer's last events repeat all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from deployments.api.choices import ChoiceDelta
+from deployments.api.output.output_parser import ToolCallDelta
+from deployments.api.output.response_encoder import encode_json
+from deployments.api.responses.ids import output_id
+from engine.logprobs import TokenLogprobs
+
+Event = tuple[bytes, bytes]
+"""The type of an event, and its fields as JSON without the braces."""
+Spell = Callable[[Sequence[TokenLogprobs]], bytes]
+"""Encodes log-probabilities as entries of an array."""
+
+
+class _OutputItem:
+    """An item that grows."""
+
+    prefix: str
+
+    def __init__(self, response: str, index: int) -> None:
+        self.id = output_id(self.prefix, response, index).encode()
+        self._index = index
+        self._texts: list[str] = []
+
+    def begun(self) -> list[Event]:
+        """Return the events that begin it."""
+        return [(b"response.output_item.added", self._of_item(self.encoded(b"in_progress", is_new=True)))]
+
+    def grown(self, text: str) -> Event:
+        """Add text, and return the event that tells of it."""
+        raise NotImplementedError
+
+    def ended(self, status: bytes) -> list[Event]:
+        """Return the events that end it."""
+        return [(b"response.output_item.done", self._of_item(self.encoded(status)))]
+
+    def encoded(self, status: bytes, *, is_new: bool = False) -> bytes:
+        """Encode it as it is, or as it was when it was new."""
+        raise NotImplementedError
+
+    def _of_item(self, item: bytes) -> bytes:
+        return b'"output_index":%d,"item":%b' % (self._index, item)
+
+    def _place(self) -> bytes:
+        return b'"item_id":"%b","output_index":%d' % (self.id, self._index)
+
+    def _text(self) -> bytes:
+        if len(self._texts) > 1:
+            self._texts = ["".join(self._texts)]
+        return encode_json(self._texts[0] if self._texts else "")
+
+
+class _WithPart(_OutputItem):
+    """An item whose text is in the one part of its content."""
+
+    event: bytes
+
+    def begun(self) -> list[Event]:
+        part = (b"response.content_part.added", self._of_part(self._part(is_new=True)))
+        return [*super().begun(), part]
+
+    def ended(self, status: bytes) -> list[Event]:
+        done = b'%b,"content_index":0,"text":%b%b' % (self._place(), self._text(), self._rest())
+        return [
+            (self.event + b".done", done),
+            (b"response.content_part.done", self._of_part(self._part())),
+            *super().ended(status),
+        ]
+
+    def _of_part(self, part: bytes) -> bytes:
+        return b'%b,"content_index":0,"part":%b' % (self._place(), part)
+
+    def _part(self, *, is_new: bool = False) -> bytes:
+        raise NotImplementedError
+
+    def _rest(self) -> bytes:
+        return b""
+
+
+class _Thought(_WithPart):
+    prefix, event = "rs", b"response.reasoning_text"
+
+    def grown(self, text: str) -> Event:
+        self._texts.append(text)
+        return b"response.reasoning_text.delta", b'%b,"content_index":0,"delta":%b' % (
+            self._place(),
+            encode_json(text),
+        )
+
+    def encoded(self, status: bytes, *, is_new: bool = False) -> bytes:
+        content = b"" if is_new else self._part()
+        form = b'{"id":"%b","type":"reasoning","status":"%b","summary":[],"content":[%b]}'
+        return form % (self.id, status, content)
+
+    def _part(self, *, is_new: bool = False) -> bytes:
+        return b'{"type":"reasoning_text","text":%b}' % (b'""' if is_new else self._text())
+
+
+class _Said(_WithPart):
+    prefix, event = "msg", b"response.output_text"
+
+    def __init__(self, response: str, index: int) -> None:
+        super().__init__(response, index)
+        self._logprobs: list[bytes] = []
+        self._head = self._place() + b',"content_index":0,"delta":'
+
+    def grown(self, text: str, logprobs: bytes = b"") -> Event:
+        self._texts.append(text)
+        if logprobs:
+            self._logprobs.append(logprobs)
+        return b"response.output_text.delta", b'%b%b,"logprobs":[%b]' % (self._head, encode_json(text), logprobs)
+
+    def encoded(self, status: bytes, *, is_new: bool = False) -> bytes:
+        content = b"" if is_new else self._part()
+        form = b'{"id":"%b","type":"message","status":"%b","role":"assistant","content":[%b]}'
+        return form % (self.id, status, content)
+
+    def _part(self, *, is_new: bool = False) -> bytes:
+        text, logprobs = (b'""', b"") if is_new else (self._text(), b",".join(self._logprobs))
+        return b'{"type":"output_text","annotations":[],"logprobs":[%b],"text":%b}' % (logprobs, text)
+
+    def _rest(self) -> bytes:
+        return b',"logprobs":[%b]' % b",".join(self._logprobs)
+
+
+class _Called(_OutputItem):
+    prefix = "fc"
+
+    def __init__(self, response: str, index: int, call: ToolCallDelta) -> None:
+        super().__init__(response, index)
+        self.number = call.index
+        self._name = b'"call_id":%b,"name":%b' % (encode_json(call.id), encode_json(call.name))
+
+    def grown(self, text: str) -> Event:
+        self._texts.append(text)
+        return b"response.function_call_arguments.delta", b'%b,"delta":%b' % (self._place(), encode_json(text))
+
+    def ended(self, status: bytes) -> list[Event]:
+        done = b'%b,%b,"arguments":%b' % (self._place(), self._name, self._text())
+        return [(b"response.function_call_arguments.done", done), *super().ended(status)]
+
+    def encoded(self, status: bytes, *, is_new: bool = False) -> bytes:
+        arguments = b'""' if is_new else self._text()
+        form = b'{"id":"%b","type":"function_call","status":"%b",%b,"arguments":%b}'
+        return form % (self.id, status, self._name, arguments)
+
+
+_Kind = TypeVar("_Kind", _Thought, _Said)
+
+
+class GrowingOutput:
+    """The output of one response."""
+
+    def __init__(self, response: str, spell: Spell) -> None:
+        self._response, self._spell = response, spell
+        self._ended: list[bytes] = []
+        self._open: _OutputItem | None = None
+        self._space = ""  # white space that matters only if text follows
+        self._logprobs: list[bytes] = []  # of tokens whose text has not come yet
+        self.is_cut = False
+        """Whether the answer was cut off by the number of its tokens."""
+
+    def take(self, delta: ChoiceDelta) -> list[Event]:
+        """Add a delta, and return the events that tell of it."""
+        events: list[Event] = []
+        if delta.reasoning:
+            thought = self._open if isinstance(self._open, _Thought) else self._begin(_Thought, events)
+            events.append(thought.grown(delta.reasoning))
+        if delta.logprobs:
+            # Tokens of reasoning and of calls are none of the text's.
+            self._logprobs = [*self._logprobs, self._spell(delta.logprobs)] if _is_text(delta) else []
+        calls = list(delta.calls)
+        while calls and isinstance(self._open, _Called) and calls[0].index == self._open.number:
+            events.append(self._open.grown(calls.pop(0).arguments))
+        if delta.text:
+            self._say(delta.text, events)
+        for call in calls:
+            if call.name is not None:
+                self._end(b"completed", events)
+                self._open = _Called(self._response, len(self._ended), call)
+                events += self._open.begun()
+            if call.arguments and self._open is not None:
+                events.append(self._open.grown(call.arguments))
+        if delta.finish_reason is not None:
+            self._finish(delta.finish_reason, events)
+        return events
+
+    def output(self, status: bytes) -> bytes:
+        """Encode all items as an array; one that is open has this status."""
+        items = self._ended if self._open is None else [*self._ended, self._open.encoded(status)]
+        return b"[%b]" % b",".join(items)
+
+    def _say(self, text: str, events: list[Event]) -> None:
+        said = self._open
+        if not isinstance(said, _Said):
+            text, self._space = self._space + text, ""
+            if (self._open is not None or self._ended) and not text.strip():
+                self._space = text
+                return
+            said = self._begin(_Said, events)
+        logprobs, self._logprobs = b",".join(self._logprobs), []
+        events.append(said.grown(text, logprobs))
+
+    def _begin(self, kind: type[_Kind], events: list[Event]) -> _Kind:
+        self._end(b"completed", events)
+        item = kind(self._response, len(self._ended))
+        events += item.begun()
+        self._open = item
+        return item
+
+    def _end(self, status: bytes, events: list[Event]) -> None:
+        if self._open is not None:
+            events += self._open.ended(status)
+            self._ended.append(self._open.encoded(status))
+            self._open, self._space = None, ""
+
+    def _finish(self, reason: str, events: list[Event]) -> None:
+        self.is_cut = reason == "length"
+        if self._open is None and not self._ended:
+            self._begin(_Said, events)
+        if isinstance(self._open, _Said) and self._logprobs:
+            self._open.grown("", b",".join(self._logprobs))
+        self._end(b"incomplete" if self.is_cut else b"completed", events)
+
+
+def _is_text(delta: ChoiceDelta) -> bool:
+    return bool(delta.text) or not (delta.reasoning or delta.calls)

@@ -1,0 +1,202 @@
+"""Responses that are generated in the background: each is a request to the API itself, and its client is here.
+
+    POST, background ─▶ checked, planned, admitted ─▶ job ─▶ "queued"
+                                                       └─▶ the API, with the plan ─▶ events ─▶ job ─▶ readers
+
+So it is limited, counted and logged like any other, and cancelled as one whose client leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.types import ASGIApp, Message, Scope
+
+from deployments.admission.rate_limits import Ticket
+from deployments.api.errors import RETRY_AFTER_S, ApiError
+from deployments.api.responses.encoder import ResponsesEncoder
+
+_JOB = "raydix.response_job"
+_COPIED = (
+    "type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "root_path", "client", "server"
+)  # fmt: skip
+
+
+class _Error(msgspec.Struct):
+    message: str = "Internal error."
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error
+
+
+class ResponseJob:
+    """One response that is generated in the background."""
+
+    def __init__(
+        self,
+        encoder: ResponsesEncoder,
+        plan: Any,
+        ticket: Ticket,
+        keep: Callable[[bytes], Awaitable[None]],
+        *,
+        keeps_events: bool,
+    ) -> None:
+        """`plan` is what the API generates by. `keep` stores the response as it is, with events of its stream."""
+        self.plan, self.ticket = plan, ticket
+        self._encoder, self._keep, self._keeps_events = encoder, keep, keeps_events
+        self._events: list[bytes] = []
+        self._news = asyncio.Event()
+        self._status = 0
+        self._error = b""
+        self._is_cancelled = self._is_stopping = False
+        self._task: asyncio.Task[None] | None = None
+        self.has_ended = False
+
+    def start(self, app: ASGIApp, scope: Scope, on_end: Callable[[], object]) -> None:
+        """Begin to generate. `on_end` is called when all is over."""
+        self._task = asyncio.create_task(self._run(app, scope, on_end))
+
+    async def planned(self) -> Any:
+        """Return the plan."""
+        return self.plan
+
+    def now(self) -> bytes:
+        """Return the response object as it is."""
+        return self._encoder.now()
+
+    async def cancel(self, *, is_stopping: bool = False) -> None:
+        """End it before its time, because its owner or the server says so, and wait until it has ended."""
+        if self._task is None:
+            return
+        await asyncio.sleep(0)  # it has begun then: a task that is cancelled before that cleans nothing up
+        if not self._is_cancelled:
+            self._is_cancelled, self._is_stopping = True, is_stopping
+            self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def events(self, after: int) -> AsyncGenerator[bytes, None]:
+        """Yield the events of its stream whose sequence numbers are greater than `after`, as they come."""
+        at = after + 1
+        while True:
+            if at < len(self._events):
+                fresh, at = b"".join(self._events[at:]), len(self._events)
+                yield fresh
+            elif self.has_ended:
+                return
+            else:
+                await self._news.wait()
+
+    @property
+    def keeps_events(self) -> bool:
+        """Whether its stream can be read."""
+        return self._keeps_events
+
+    async def _run(self, app: ASGIApp, scope: Scope, on_end: Callable[[], object]) -> None:
+        try:
+            try:
+                await app(scope, _never, self._send)
+            finally:
+                self.ticket.close()
+                self._finish()
+                if self._encoder.is_failed or self._keeps_events:
+                    await self._keep(b"".join(self._events))
+        finally:
+            self.has_ended = True
+            self._tell()
+            on_end()
+
+    def _finish(self) -> None:
+        """Say how it ended, if no answer does."""
+        if self._encoder.final is not None:
+            return
+        if self._status >= 400:
+            self._encoder.failed(ApiError(self._status, _message(self._error)))
+        elif self._is_stopping:
+            self._encoder.failed(ApiError(503, "The server was stopped before the response was complete."))
+        else:
+            self._encoder.cancelled()
+
+    async def _send(self, message: Message) -> None:
+        self._status = message.get("status", self._status)
+        body = message.get("body", b"")
+        if self._status >= 400:
+            self._error += body
+        elif body and self._keeps_events:
+            self._events += [event + b"\n\n" for event in body.split(b"\n\n") if event]
+            self._tell()
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+
+class BackgroundResponses:
+    """The responses that this process generates in the background."""
+
+    def __init__(self, max_running: int) -> None:
+        self._max_running = max_running
+        self._jobs: dict[tuple[str, str], ResponseJob] = {}
+
+    @property
+    def num_running(self) -> int:
+        """Number of responses that have not ended."""
+        return len(self._jobs)
+
+    def check_room(self) -> None:
+        """Raise `ApiError` 429 when there are as many as may be."""
+        if len(self._jobs) >= self._max_running:
+            message = (
+                f"The server generates {len(self._jobs)} responses in the background, as many as it takes "
+                "(responses.max_background); retry later."
+            )
+            headers = {"retry-after": f"{RETRY_AFTER_S:.0f}"}
+            raise ApiError(429, message, code="overloaded", headers=headers)
+
+    def add(self, tenant: str, name: str, job: ResponseJob) -> None:
+        """Count a response that is to begin. Raises `ApiError` 429."""
+        self.check_room()
+        self._jobs[tenant, name] = job
+
+    def remove(self, tenant: str, name: str) -> None:
+        """Forget a response that has ended. Idempotent."""
+        self._jobs.pop((tenant, name), None)
+
+    def find(self, tenant: str, name: str) -> ResponseJob | None:
+        """Return a response that has not ended."""
+        return self._jobs.get((tenant, name))
+
+    async def aclose(self) -> None:
+        """End all: the server stops."""
+        await asyncio.gather(*(job.cancel(is_stopping=True) for job in list(self._jobs.values())))
+
+
+def job_of(scope: Scope) -> ResponseJob | None:
+    """Return the job whose request this is; None for a client's."""
+    return scope.get(_JOB)
+
+
+def scope_of(job: ResponseJob, scope: Scope, request_id: str) -> Scope:
+    """Return the scope of a job's own request, like that of the client's which asked for it."""
+    headers = [(name, value) for name, value in scope["headers"] if name != b"x-request-id"]
+    copied = {name: scope[name] for name in _COPIED if name in scope}
+    return {
+        **copied,
+        "query_string": b"",
+        "headers": [*headers, (b"x-request-id", request_id.encode())],
+        _JOB: job,
+    }
+
+
+async def _never() -> Message:
+    return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]  # no client to leave
+
+
+def _message(body: bytes) -> str:
+    try:
+        return msgspec.json.decode(body, type=_ErrorBody).error.message
+    except msgspec.MsgspecError:
+        return _Error().message

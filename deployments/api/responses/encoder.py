@@ -1,0 +1,172 @@
+"""Encodes answers as response objects, and as the typed events of a stream.
+
+    event: response.output_text.delta
+    data: {"type":"response.output_text.delta","sequence_number":7,"item_id":"msg_…",…}
+
+A stream ends with the event that has the whole response, and without [DONE].
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from deployments.api.choices import ChoiceDelta
+from deployments.api.errors import ApiError
+from deployments.api.output.logprobs import chat_logprobs
+from deployments.api.output.response_encoder import ResponseContext, encode_json
+from deployments.api.responses.answer import Event, GrowingOutput
+from deployments.api.text_codec import TextCodec
+from engine.logprobs import TokenLogprobs
+
+_ERRORS = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
+
+
+class ResponseObject:
+    """The object of one response, whose fields are the same in all its states but for a few."""
+
+    def __init__(self, context: ResponseContext, repeated: bytes, fields: dict[str, Any]) -> None:
+        """`repeated` has the fields that repeat the request, as JSON; `fields` are others that never change."""
+        head = {"id": context.id, "object": "response", "created_at": context.created, "model": context.model}
+        self._head = encode_json(head)[:-1]
+        self._fields = encode_json(fields)[1:-1] + b"," + repeated[1:-1]
+
+    def encoded(
+        self,
+        status: str,
+        output: bytes = b"[]",
+        *,
+        usage: dict[str, Any] | None = None,
+        error: dict[str, Any] | None = None,
+        cut_by: str | None = None,
+        timings: dict[str, Any] | None = None,
+    ) -> bytes:
+        """Encode it in one of its states. `cut_by` is the reason for which it is incomplete."""
+        state: dict[str, Any] = {
+            "status": status,
+            "error": error,
+            "incomplete_details": None if cut_by is None else {"reason": cut_by},
+            "usage": usage,
+        }
+        if status == "completed":
+            state["completed_at"] = int(time.time())
+        if timings is not None:
+            state["timings"] = timings
+        rest = encode_json(state)[1:-1]
+        return b'%b,%b,"output":%b,%b}' % (self._head, rest, output, self._fields)
+
+
+class ResponsesEncoder:
+    """Encodes one response."""
+
+    def __init__(
+        self,
+        context: ResponseContext,
+        codec: TextCodec,
+        form: ResponseObject,
+        *,
+        num_top: int,
+        is_background: bool = False,
+    ) -> None:
+        """`num_top` alternatives are reported with each log-probability."""
+        self.context = context
+        self._codec, self._form, self._num_top = codec, form, num_top
+        self._is_background = is_background
+        self._answer = GrowingOutput(context.id, self._spelled)
+        self._num_events = 0
+        self._is_begun = False
+        self.is_failed = False
+        """Whether it ended without a complete answer."""
+        self.final: bytes | None = None
+        """The response as it ended; None before that."""
+
+    # --- a stream ------------------------------------------------------------------------------------------
+
+    def opening(self, index: int, num_cached: int) -> bytes:
+        """Encode the events that begin the stream."""
+        self._is_begun = True
+        running = b'"response":' + self._form.encoded("in_progress")
+        if not self._is_background:
+            return self._events([(b"response.created", running), (b"response.in_progress", running)])
+        queued = b'"response":' + self._form.encoded("queued")
+        events = [(b"response.created", queued), (b"response.queued", queued), (b"response.in_progress", running)]
+        return self._events(events)
+
+    def delta(self, delta: ChoiceDelta) -> bytes:
+        """Encode the events of one delta."""
+        return self._events(self._answer.take(delta))
+
+    def end(self, extras: dict[str, Any]) -> bytes:
+        """Encode the event with the whole response."""
+        ended = self._finish(extras)
+        kind = b"response.incomplete" if self._answer.is_cut else b"response.completed"
+        return self._events([(kind, b'"response":' + ended)])
+
+    def failure(self, error: ApiError, request_id: str) -> bytes:
+        """Encode the events that end a stream which failed after it had begun."""
+        what = {"code": error.code or error.type, "message": error.message, "param": error.param}
+        fields = encode_json(what | {"request_id": request_id})[1:-1]
+        failed = b'"response":' + self.failed(error)
+        return self._events([(b"error", fields), (b"response.failed", failed)])
+
+    # --- states --------------------------------------------------------------------------------------------
+
+    def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
+        """Encode the response from all its deltas."""
+        for delta in deltas[0]:
+            self._answer.take(delta)
+        return self._finish(extras)
+
+    def failed(self, error: ApiError) -> bytes:
+        """End the response with an error, and encode it."""
+        self.is_failed = True
+        what = {"code": _ERRORS.get(error.status, "server_error"), "message": error.message}
+        self.final = self._form.encoded("failed", self._answer.output(b"incomplete"), error=what)
+        return self.final
+
+    def cancelled(self) -> bytes:
+        """End the response with what there is of it, and encode it."""
+        self.is_failed = True
+        self.final = self._form.encoded("cancelled", self._answer.output(b"incomplete"))
+        return self.final
+
+    def now(self) -> bytes:
+        """Encode the response as it is."""
+        if self.final is not None:
+            return self.final
+        if not self._is_begun:
+            return self._form.encoded("queued")
+        return self._form.encoded("in_progress", self._answer.output(b"in_progress"))
+
+    def _finish(self, extras: dict[str, Any]) -> bytes:
+        is_cut = self._answer.is_cut
+        self.final = self._form.encoded(
+            "incomplete" if is_cut else "completed",
+            self._answer.output(b"completed"),
+            usage=_usage(extras["usage"]),
+            cut_by="max_output_tokens" if is_cut else None,
+            timings=extras.get("timings"),
+        )
+        return self.final
+
+    def _events(self, events: Iterable[Event]) -> bytes:
+        encoded = []
+        for kind, fields in events:
+            form = b'event: %b\ndata: {"type":"%b","sequence_number":%d,%b}\n\n'
+            encoded.append(form % (kind, kind, self._num_events, fields))
+            self._num_events += 1
+        return b"".join(encoded)
+
+    def _spelled(self, logprobs: Sequence[TokenLogprobs]) -> bytes:
+        return encode_json(chat_logprobs(self._codec, logprobs, self._num_top)["content"])[1:-1]
+
+
+def _usage(chat: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "input_tokens": chat["prompt_tokens"],
+        "input_tokens_details": chat["prompt_tokens_details"],
+        "output_tokens": chat["completion_tokens"],
+        "output_tokens_details": chat["completion_tokens_details"],
+        "total_tokens": chat["total_tokens"],
+    }

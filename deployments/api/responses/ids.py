@@ -1,0 +1,38 @@
+"""Names of responses and their items. An item's name tells of which response it is, so that it can be found by it.
+
+resp_0123456789abcdef0123456789abcdef      msg_0123456789abcdef0123456789abcdefo0      its first item of output
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+_RESPONSE = re.compile(r"resp_[0-9a-f]{32}")
+_ITEM = re.compile(r"[a-z]+_([0-9a-f]{32})[io][0-9]+")
+
+
+def new_response_id() -> str:
+    """Return the name of a new response."""
+    return f"resp_{secrets.token_hex(16)}"
+
+
+def is_response_id(given: str) -> bool:
+    """Whether a response could have this name."""
+    return _RESPONSE.fullmatch(given) is not None
+
+
+def output_id(kind: str, response: str, index: int) -> str:
+    """Return the name of a response's item of output; `kind` is its prefix."""
+    return f"{kind}_{response.removeprefix('resp_')}o{index}"
+
+
+def input_id(kind: str, response: str, index: int) -> str:
+    """Return the name of a response's item of input."""
+    return f"{kind}_{response.removeprefix('resp_')}i{index}"
+
+
+def response_of(item: str) -> str | None:
+    """Return the response that has this item; None where its name does not tell."""
+    found = _ITEM.fullmatch(item)
+    return None if found is None else f"resp_{found[1]}"

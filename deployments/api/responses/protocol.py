@@ -1,0 +1,183 @@
+"""The typed model of POST /v1/responses. The items of `input` are checked in `items.py`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from deployments.api.errors import quoted
+from deployments.api.request.fields import RESPONSES_UNSUPPORTED
+from deployments.api.request.protocol import Int, ReasoningEffort, SampledRequest, Verbosity
+from deployments.api.request.strict_model import LenientModel, StrictModel
+
+INCLUDABLE = frozenset(
+    {
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "message.output_text.logprobs",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+"""Values of `include`. Most are about tools that this server does not have; reasoning is never encrypted."""
+
+
+def _parse_include(value: object) -> object:
+    for index, name in enumerate(value if isinstance(value, list) else []):
+        if not isinstance(name, str) or name not in INCLUDABLE:
+            raise PydanticCustomError("field", f"has at {index} {quoted(name)}, which is none of OpenAI's values")
+    return [] if value is None else value
+
+
+def _parse_input(value: object) -> object:
+    if not isinstance(value, str | list):
+        raise PydanticCustomError("field", f"must be a text or an array of items, got {quoted(value)}")
+    return value
+
+
+def _parse_tools(value: object) -> object:
+    for index, tool in enumerate(value if isinstance(value, list) else []):
+        kind = tool.get("type") if isinstance(tool, dict) else tool
+        if kind != "function":
+            raise PydanticCustomError(
+                "tools",
+                f"has at {index} a tool of the type {quoted(kind)}; this server runs no tools itself, so only "
+                '{"type": "function", "name": "...", "parameters": {...}} is supported',
+            )
+    return [] if value is None else value
+
+
+def _parse_choice(value: object) -> object:
+    if value in ("none", "auto", "required") or value is None:
+        return value
+    kind = value.get("type") if isinstance(value, dict) else value
+    if not isinstance(value, dict) or kind not in ("function", "allowed_tools"):
+        raise PydanticCustomError(
+            "tools",
+            'must be "none", "auto", "required", {"type": "function", "name": "..."} or {"type": "allowed_tools", '
+            f'"mode": "auto", "tools": [...]}}, got {quoted(kind)}',
+        )
+    return value
+
+
+def _parse_format(value: object) -> object:
+    kind = value.get("type") if isinstance(value, dict) else value
+    if kind not in ("text", "json_object", "json_schema"):
+        raise PydanticCustomError(
+            "response_format", f"must have the type text, json_object or json_schema, got {quoted(kind)}"
+        )
+    return value
+
+
+class InputPart(LenientModel):
+    """A part of a message, or of a function's result, as /openapi.json describes it."""
+
+    type: Literal["input_text", "output_text", "text", "refusal"]
+    text: str = ""
+    refusal: str = ""
+
+
+class InputItem(LenientModel):
+    """An item of `input`, as /openapi.json describes it."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] | None = None
+    id: str | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | list[dict[str, Any]] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+
+
+class FlatFunction(LenientModel):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextFormat(LenientModel):
+    """What the answer's text must match."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: Any = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(StrictModel):
+    """How the answer's text is formed."""
+
+    format: Annotated[TextFormat | None, BeforeValidator(_parse_format, json_schema_input_type=TextFormat)] = None
+    verbosity: Verbosity = None
+    """How much the model is to say, for templates that know it."""
+
+
+class ReasoningOptions(StrictModel):
+    """How the model reasons."""
+
+    effort: ReasoningEffort = None
+    """How much it is to think, for templates that know it."""
+    summary: str | None = None
+    """Accepted: reasoning is given as it is, and not as a summary."""
+    generate_summary: str | None = None
+
+
+class ResponsesRequest(SampledRequest):
+    """Body of POST /v1/responses."""
+
+    unsupported = RESPONSES_UNSUPPORTED
+
+    input: Annotated[Any, BeforeValidator(_parse_input, json_schema_input_type=str | list[InputItem])]
+    """A text from the user, or the items of a conversation."""
+    instructions: str | None = None
+    """What the system says first; not kept for responses that continue this one."""
+    previous_response_id: str | None = None
+    """The stored response that this one continues."""
+    store: bool | None = None
+    """Whether the response is kept, so that it can be read and continued; true by default."""
+    background: bool | None = None
+    """Answer at once, and generate afterwards."""
+    max_output_tokens: Int | None = None
+    metadata: dict[str, str] | None = None
+    include: Annotated[list[str], BeforeValidator(_parse_include, json_schema_input_type=list[str] | None)] = (
+        Field(default_factory=list)
+    )
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    tools: Annotated[
+        list[FlatFunction], BeforeValidator(_parse_tools, json_schema_input_type=list[FlatFunction] | None)
+    ] = Field(default_factory=list)
+    tool_choice: Annotated[
+        Any,
+        BeforeValidator(
+            _parse_choice, json_schema_input_type=Literal["none", "auto", "required"] | dict[str, Any] | None
+        ),
+    ] = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Int | None = None
+    """Accepted: it bounds calls of tools that a server runs itself, and this one runs none."""
+    thinking_token_budget: Int | None = None
+    """Tokens of reasoning after which its end is forced; -1: as many as the model wants."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the chat template."""
+    top_logprobs: Int | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """"auto" leaves out the oldest items of a conversation that does not fit the context."""
+    user: str | None = None
+    safety_identifier: str | None = None
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the response is to be kept."""
+        return self.store is not False
