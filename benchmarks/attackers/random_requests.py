@@ -68,9 +68,8 @@ class RandomRequests(Attacker):
         """Send some requests, a few at a time."""
         limits = httpx.Limits(max_connections=AT_ONCE)
         async with httpx.AsyncClient(base_url=self.target.app.url, timeout=None, limits=limits) as client:
-            if self._document is None:
-                response = await client.get("/openapi.json", headers=authorization("hostile"))
-                self._document = response.raise_for_status().json()
+            while self._document is None:
+                self._document = await _document(client)
             room = asyncio.Semaphore(AT_ONCE)
 
             async def one() -> None:
@@ -102,6 +101,17 @@ class RandomRequests(Attacker):
         what = None if method == "HEAD" else fault(told)
         if what is not None:
             self.wrong.append(f"{method} {path[:80]} {content[:500]!r}: {what}")
+
+
+async def _document(client: httpx.AsyncClient) -> dict[str, Any] | None:
+    """Return the description of the API; None when the ingress that should have told was killed."""
+    try:
+        response = await client.get("/openapi.json", headers=authorization("hostile"))
+    except httpx.TransportError:
+        await asyncio.sleep(0.5)
+        return None
+    document: dict[str, Any] = response.raise_for_status().json()
+    return document
 
 
 def drawn(document: Mapping[str, Any], draw: random.Random) -> tuple[str, str, bytes]:
