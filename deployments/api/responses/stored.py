@@ -149,8 +149,9 @@ def not_found(name: str) -> ApiError:
     """Create a 404 for a response that is not stored, whoever made it."""
     return ApiError(
         404,
-        f"The response {quoted(name)} is not stored here: it was never, was deleted, or has been forgotten "
-        "(responses.max_bytes, responses.ttl_s).",
+        f"The response {quoted(name)} is not stored here: it was never stored, was deleted or forgotten "
+        "(responses.max_bytes, responses.ttl_s), or another ingress has it (ingresses.count); send the "
+        "conversation itself.",
         code="response_not_found",
     )
 
