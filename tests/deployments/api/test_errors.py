@@ -86,7 +86,7 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"cache_salt": "x" * 1000}, "cache_salt"),
     ({"tools": [{"type": "function"}]}, "tools.0.function"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"guided_json": {}}, "guided_json"),
+    ({"guided_whitespace_pattern": "a"}, "guided_whitespace_pattern"),
     ({"reasoning_effort": "huge"}, "reasoning_effort"),
     ({"chat_template": "{{ evil }}"}, "chat_template"),
     ({"continue_final_message": 1}, "continue_final_message"),
