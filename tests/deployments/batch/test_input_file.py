@@ -15,8 +15,8 @@ from deployments.batch.input_file import URLS, BatchFile, BatchRequest, InvalidL
 from tests.deployments.batch.support.batch_files import request_line, write_input
 
 
-def test_every_endpoint_that_generates_can_be_in_a_batch() -> None:
-    assert set(URLS) == set(ENDPOINTS)
+def test_what_can_be_in_a_batch_is_an_endpoint_that_generates() -> None:
+    assert set(URLS) < set(ENDPOINTS)
 
 
 def test_a_file_is_read_in_order_without_its_blank_lines(tmp_path: Path) -> None:
