@@ -100,9 +100,9 @@ def test_unknown_fields_are_named_and_unsupported_ones_refused(http: httpx.Clien
     response = http.post("/v1/chat/completions", json=chat(http, tempreature=1))
     assert response.status_code == 200 and response.headers["x-raydix-ignored-fields"] == "tempreature"
     changes: tuple[dict[str, Any], ...] = (
-        {"guided_json": {}},
+        {"chat_template": "{{ messages }}"},
         {"functions": [{"name": "f"}]},
-        {"reasoning_effort": "low"},
+        {"logits_processors": ["x"]},
     )
     for change in changes:
         refused(http.post("/v1/chat/completions", json=chat(http, **change)), param=next(iter(change)))
@@ -116,7 +116,7 @@ def test_choices_beams_grammars_and_tools_that_cannot_be(http: httpx.Client) -> 
     wide = {"enum": ["x" * 1000 + str(number) for number in range(70)]}
     nameless = {"type": "function", "function": {"parameters": {"type": "object"}}}
     changes: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("n", {"n": 99}),
+        ("n", {"n": 129}),
         ("best_of", {"n": 2, "best_of": 1}),
         ("best_of", {"best_of": 99}),
         ("stream", {"use_beam_search": True, "best_of": 2, "stream": True}),

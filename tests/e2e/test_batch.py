@@ -192,7 +192,7 @@ def test_a_tenant_with_few_places_has_its_batch_answered(guarded: Service, tmp_p
     _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1, errors
     check(tmp_path / "out.jsonl", 60)
-    assert guarded.metric("raydix_admission_rejections_total", reason="max_concurrency") > 0
+    guarded.wait_until(lambda: guarded.metric("raydix_admission_rejections_total", reason="max_concurrency") > 0)
 
 
 def test_a_wrong_key_is_said_at_once(guarded: Service, tmp_path: Path) -> None:
