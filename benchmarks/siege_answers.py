@@ -22,6 +22,8 @@ _MEANT_500 = {"ends_engines"}
 """The codes of a 500 that is no defect: what died under the request was killed by the siege itself."""
 _MEANT_SETTING = "health.max_lost_replicas_per_request"
 """The setting that such an error names; Anthropic's errors have no codes."""
+_ENDS = {"message_stop", "response.completed", "response.incomplete"}
+"""Events that end a stream of Anthropic's API and of Responses."""
 _DEFECTS = {"server_error", "api_error"}
 _STATUSES = {400, 401, 403, 404, 405, 408, 409, 413, 415, 421, 429, 431, 500, 503, 504}
 _SETTING = re.compile(r"\b(\w+(?:\[\])?)\.(\w+)")
@@ -72,7 +74,7 @@ def _message_fault(message: object, shown: str) -> str | None:
 
 
 def _stream_fault(body: bytes) -> str | None:
-    """Every event is JSON; the last one is [DONE], Anthropic's message_stop, or an error."""
+    """Every event is JSON; the last one is [DONE], another API's end, or an error."""
     events = [line.removeprefix(b"data: ") for line in body.split(b"\n") if line.startswith(b"data: ")]
     if not events:
         return "a stream without events"
@@ -82,9 +84,13 @@ def _stream_fault(body: bytes) -> str | None:
     if events[-1] == b"[DONE]":
         return None
     last = _json(events[-1])
-    if last == {"type": "message_stop"}:
+    kind = last.get("type") if isinstance(last, dict) else None
+    if kind in _ENDS:
         return None
     error = _error_in(last)
+    if kind == "response.failed" and len(events) > 1:  # the event before says why
+        told = _json(events[-2])
+        error = {**told, "type": told.get("code")} if told.get("type") == "error" else None
     if error is None:
         return f"a stream ends with {events[-1][:200]!r}"
     if error["type"] in _DEFECTS and error["code"] not in _MEANT_500:

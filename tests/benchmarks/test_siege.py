@@ -33,6 +33,12 @@ def anthropic(kind: str, message: str) -> bytes:
     return json.dumps(told).encode()
 
 
+def failed(code: str, message: str) -> bytes:
+    """The end of a stream of Responses."""
+    events = {"type": "error", "code": code, "message": message, "param": None}, {"type": "response.failed"}
+    return b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in events)
+
+
 # --- answers ------------------------------------------------------------------------------------------------
 
 
@@ -46,6 +52,8 @@ def anthropic(kind: str, message: str) -> bytes:
         Answer(
             200, STREAM, b"event: error\ndata: " + anthropic("overloaded_error", "It was lost; ask.") + b"\n\n"
         ),
+        Answer(200, STREAM, b'data: {"type": "response.created"}\n\ndata: {"type": "response.incomplete"}\n\n'),
+        Answer(200, STREAM, failed("engine_timeout", "The engine did not answer.")),
         Answer(400, JSON, anthropic("invalid_request_error", "max_tokens is required.")),
         Answer(500, JSON, anthropic("api_error", "2 died (health.max_lost_replicas_per_request); do not ask.")),
         Answer(200, {"content-type": "text/plain"}, b"# HELP"),
@@ -79,6 +87,8 @@ def test_proper_answers_have_no_fault(answer: Answer) -> None:
          "a stream ends with a defect"),
         (Answer(200, STREAM, b"event: error\ndata: " + anthropic("api_error", "Internal error.") + b"\n\n"),
          "a stream ends with a defect"),
+        (Answer(200, STREAM, failed("server_error", "Internal error.")), "a stream ends with a defect"),
+        (Answer(200, STREAM, b'data: {}\n\ndata: {"type": "response.failed"}\n\n'), "a stream ends with"),
         (Answer(500, JSON, anthropic("api_error", "Internal error. The log has more.")), "a defect"),
         (Answer(400, JSON, b'{"type": "error", "error": {"message": "It is wrong."}}'), "no error object"),
         (Answer(302, {}, b""), "status 302"),
