@@ -36,7 +36,7 @@ use, which happens where prompts had nearly all, the last of the new blocks are 
 _USED = 1
 """The bit of a mask that says that a prompt had the block after it had become known. No slot has it."""
 _NUM_SHARDS = 128
-_PLACES = 4096
+_PLACES = 65_536
 _PLACE = _PLACES - 1
 """The bits of a block's hash that say in which dictionary it lies."""
 
@@ -45,7 +45,8 @@ def _shards() -> list[dict[int, int]]:
     """Return the dictionary of each place, of which the last has twice as many places as the first.
 
     A dictionary doubles its size when it grows. Shares that rise by a constant factor, from one half to all of a
-    largest, have them grow one after the other between two doublings.
+    largest, have them grow one after the other between two doublings. There are enough places that no two have the
+    same share.
     """
     shares = [2 ** (number / _NUM_SHARDS) for number in range(_NUM_SHARDS)]
     bounds = [round(_PLACES * share / sum(shares)) for share in accumulate(shares)]
