@@ -101,23 +101,38 @@ class Connection(HttpToolsProtocol):
             self._refuse(self._bounds.too_large())
 
     def _parse(self, data: bytes) -> None:
+        """Parse what arrived.
+
+        Of a request that asks for another protocol (RFC 9110, 7.8), the parser takes the headers for all of it, as
+        if what follows, its body, were the other protocol's. So its headers are parsed again, without that.
+        """
+        rest = memoryview(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._stay(data[upgrade.args[0] :])
+            while (size := self._feed(rest)) is not None:
+                if self.parser.get_method() == b"CONNECT":
+                    self._refuse(ApiError(405, "The method CONNECT is not allowed: this server is no proxy."))
+                    return
+                head, rest = self._without_upgrade(), rest[size:]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self.parser.feed_data(head)
         except httptools.HttpParserError as error:
             self._refuse(_unreadable(self.url, error))
 
-    def _stay(self, body: bytes) -> None:
-        """Have the request that asked for another protocol (RFC 9110, 7.8) parsed again, without that.
+    def _feed(self, data: memoryview) -> int | None:
+        """Have data parsed. Return where headers end that ask for another protocol, None if there are none."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            size: int = upgrade.args[0]
+            return size
+        return None
 
-        The parser took its headers for all of it, as if what follows, its body, were the other protocol's.
-        """
-        head = b"%s %s HTTP/1.1\r\n" % (self.scope["method"].encode(), self.url)
-        kept = ((name, value) for name, value in self.headers if name not in (b"upgrade", b"connection"))
-        head += b"".join(b"%s: %s\r\n" % header for header in kept)
-        self.parser = httptools.HttpRequestParser(self)
-        self._parse(head + b"\r\n" + body)
+    def _without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def on_message_begin(self) -> None:
         """Begin to wait for the rest of the headers."""
@@ -128,7 +143,6 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Begin to answer, unless the request is parsed again (`_stay`)."""
         if self.parser.should_upgrade():
-            self.scope["method"] = self.parser.get_method().decode()
             return
         self._stop_timer()
         super().on_headers_complete()

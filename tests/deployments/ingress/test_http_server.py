@@ -163,6 +163,38 @@ def test_what_is_not_http_is_refused_with_an_error_object(sent: bytes, said_of_i
     asyncio.run(scenario())
 
 
+def test_thousands_of_wishes_for_another_protocol_in_one_piece_are_answered() -> None:
+    async def scenario() -> None:
+        async with serving(Api()) as (port, _):
+            one = b"GET /x HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+            answer = await said(port, one * 3000 + b"GET /y HTTP/1.0\r\n\r\n")
+            assert answer.count(b"HTTP/1.1 200 OK") == 3001
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "sent", [b"CONNECT example.org:443 HTTP/1.1\r\nhost: a\r\n\r\n", b"CONNECT /x HTTP/1.1\r\n\r\n"]
+)
+def test_a_client_that_wants_a_tunnel_gets_none(sent: bytes) -> None:
+    async def scenario() -> None:
+        async with serving(Api()) as (port, _):
+            status, message = error_of(await said(port, sent))
+            assert status == 405 and "CONNECT" in message
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("head", [b"GET /x HTTP/1.0\r\n", b"GET /x HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"])
+def test_who_asks_for_another_protocol_and_for_the_connection_s_end_gets_that(head: bytes) -> None:
+    async def scenario() -> None:
+        async with serving(Api()) as (port, _):
+            answer = await said(port, head + b"connection: upgrade\r\nupgrade: h2c\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200 OK") and b"connection: close" in answer
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("protocol", ["h2c", "websocket", "TLS/1.0"])
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_who_asks_for_another_protocol_is_answered_in_this_one(protocol: str, is_chunked: bool) -> None:
