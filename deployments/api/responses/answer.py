@@ -10,6 +10,7 @@ answer's last events repeat all of it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -25,7 +26,7 @@ Spell = Callable[[Sequence[TokenLogprobs]], bytes]
 """Encodes log-probabilities as entries of an array."""
 
 
-class _OutputItem:
+class _OutputItem(ABC):
     """An item that grows."""
 
     prefix: str
@@ -39,17 +40,17 @@ class _OutputItem:
         """Return the events that begin it."""
         return [(b"response.output_item.added", self._of_item(self.encoded(b"in_progress", is_new=True)))]
 
+    @abstractmethod
     def grown(self, text: str) -> Event:
         """Add text, and return the event that tells of it."""
-        raise NotImplementedError
 
     def ended(self, status: bytes) -> list[Event]:
         """Return the events that end it."""
         return [(b"response.output_item.done", self._of_item(self.encoded(status)))]
 
+    @abstractmethod
     def encoded(self, status: bytes, *, is_new: bool = False) -> bytes:
         """Encode it as it is, or as it was when it was new."""
-        raise NotImplementedError
 
     def _of_item(self, item: bytes) -> bytes:
         return b'"output_index":%d,"item":%b' % (self._index, item)
@@ -83,8 +84,9 @@ class _WithPart(_OutputItem):
     def _of_part(self, part: bytes) -> bytes:
         return b'%b,"content_index":0,"part":%b' % (self._place(), part)
 
+    @abstractmethod
     def _part(self, *, is_new: bool = False) -> bytes:
-        raise NotImplementedError
+        """Encode the part as it is, or as it was when it was new."""
 
     def _rest(self) -> bytes:
         return b""
