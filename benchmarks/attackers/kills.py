@@ -42,21 +42,40 @@ class Kills(Attacker):
         victim = self.draw.choice(found)
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
-        is_back = await self.target.app.until(lambda: self._is_whole(victim), RECOVERY_S)
+        missing: list[str] = ["it was not looked at"]
+
+        async def is_whole() -> bool:
+            missing[:] = await self._missing(victim)
+            return not missing
+
+        is_back = await self.target.app.until(is_whole, RECOVERY_S)
         self.target.outages.append(Outage(kind, "killed", began, time.monotonic()))
         if not is_back:
-            self.wrong.append(f"the application is not whole {RECOVERY_S:.0f} s after its {kind} was killed")
+            what = f"the application is not whole {RECOVERY_S:.0f} s after its {kind} was killed"
+            self.wrong.append(f"{what}: {'; '.join(missing)}")
 
-    async def _is_whole(self, victim: int) -> bool:
+    async def _missing(self, victim: int) -> list[str]:
+        """Return what the application lacks after the death of a process."""
         app = self.target.app
-        everything = [*app.engines(), *app.ingresses(), *app.hubs(), *app.controllers()]
-        return (
-            victim not in everything
-            and len(app.engines()) >= app.size.replicas
-            and len(app.hubs()) == len(app.controllers()) == 1
-            and await app.is_whole()
-            and bool(await app.samples("raydix_engine_up"))
-        )
+        wanted = {"engines": app.size.replicas, "ingresses": app.size.ingresses, "hubs": 1, "controllers": 1}
+        there = {
+            "engines": app.engines(),
+            "ingresses": app.ingresses(),
+            "hubs": app.hubs(),
+            "controllers": app.controllers(),
+        }
+        lacks = [
+            f"{len(there[kind])} {kind} of {count}" for kind, count in wanted.items() if len(there[kind]) < count
+        ]
+        # Two engines or ingresses more are being replaced; two hubs or controllers are not one application.
+        lacks += [f"{len(there[kind])} {kind}" for kind in ("hubs", "controllers") if len(there[kind]) > 1]
+        if any(victim in pids for pids in there.values()):
+            lacks.append(f"the killed process {victim} is still there")
+        if (count := len(await app.connected())) < app.size.replicas:
+            lacks.append(f"an ingress is connected to {count} engines of {app.size.replicas}")
+        if not await app.samples("raydix_engine_up"):
+            lacks.append("no engine is on the page of metrics")
+        return lacks
 
     def _workers(self) -> list[int]:
         """Return the processes in which ingresses try grammars."""
