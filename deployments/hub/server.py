@@ -71,7 +71,7 @@ class MetricsServer:
             http=connection,  # type: ignore[arg-type]  # uvicorn only calls it
             ws="none",
             lifespan="off",
-            log_config=None,  # else it closes the handlers of Serve's log, and no new controller can take the hub over
+            log_config=None,  # else it closes Serve's handlers, and no new controller could take the hub over
             log_level="warning",
             access_log=False,
             limit_concurrency=MAX_CONNECTIONS,
