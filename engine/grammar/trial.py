@@ -25,6 +25,10 @@ from engine.grammar.vocabulary import Vocabulary
 
 # Wall-clock seconds after which a process that used less processor time counts as dead.
 _TIMEOUT_S = 120.0
+_ATTEMPTS = 3
+"""Processes that others may kill, one after the other, before a grammar is given up."""
+_DYING_S = 5.0
+"""Seconds that a process whose output has ended has for its own end."""
 
 
 class TooComplex(InvalidGrammar):
@@ -49,19 +53,36 @@ class Trial:
 
     def check(self, grammar: Grammar) -> int:
         """Return how many bytes the compiled grammar takes. Raises InvalidGrammar, or TooComplex, which is one."""
-        self._start()
-        try:
-            verdict = self._ask(asdict(grammar))
-        except EOFError:
-            self.close()
-            limits = self._limits
-            raise TooComplex(
-                f"it is too complex: it takes more than {limits.cpu_seconds:g} s or "
-                f"{limits.memory_bytes / 2**20:g} MiB to compile; simplify it"
-            ) from None
+        attempts = _ATTEMPTS
+        while True:
+            self._start()
+            try:
+                verdict = self._ask(asdict(grammar))
+                break
+            except EOFError:
+                attempts -= 1
+                is_its_fault = not self._was_killed()
+                self.close()
+                if is_its_fault or not attempts:
+                    raise self._too_complex() from None
         if isinstance(verdict, str):
             raise InvalidGrammar(verdict)
         return verdict
+
+    def _too_complex(self) -> TooComplex:
+        limits = self._limits
+        return TooComplex(
+            f"it is too complex: it takes more than {limits.cpu_seconds:g} s or "
+            f"{limits.memory_bytes / 2**20:g} MiB to compile; simplify it"
+        )
+
+    def _was_killed(self) -> bool:
+        """Whether somebody else ended the process, such as the kernel for want of memory elsewhere."""
+        assert self._process is not None
+        try:
+            return self._process.wait(_DYING_S) == -signal.SIGKILL
+        except subprocess.TimeoutExpired:  # it lives, and does not answer
+            return False
 
     @property
     def pid(self) -> int | None:
@@ -84,7 +105,23 @@ class Trial:
     def _start(self) -> None:
         if self._process is not None and self._process.poll() is None:
             return
+        for _ in range(_ATTEMPTS):
+            self.close()
+            try:
+                error = self._begin()
+            except EOFError:
+                if self._was_killed():
+                    continue
+                break
+            if isinstance(error, str):
+                self.close()
+                raise InvalidGrammar(error)
+            return
         self.close()
+        raise RuntimeError("the process that compiles grammars on trial died while starting")
+
+    def _begin(self) -> str | int:
+        """Start the process and tell it what it needs. Return what is wrong, or 0. Raises EOFError if it died."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
@@ -93,14 +130,7 @@ class Trial:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             start_new_session=True,  # The terminal's interrupts go to the parent alone, with which it ends.
         )
-        try:
-            error = self._ask({"vocabulary": asdict(self._vocabulary), "limits": asdict(self._limits)})
-        except EOFError:
-            self.close()
-            raise RuntimeError("the process that compiles grammars on trial died while starting") from None
-        if isinstance(error, str):
-            self.close()
-            raise InvalidGrammar(error)
+        return self._ask({"vocabulary": asdict(self._vocabulary), "limits": asdict(self._limits)})
 
     def _ask(self, question: dict[str, Any]) -> str | int:
         """Return what is wrong, or a number. Raises EOFError when the process has died or does not answer."""

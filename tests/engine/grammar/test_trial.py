@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import psutil
 import pytest
@@ -66,6 +69,32 @@ def test_a_process_that_died_in_between_is_no_fault_of_the_next_grammar(trial: T
     os.kill(trial.pid, signal.SIGKILL)
     psutil.Process(trial.pid).wait(timeout=60)
     trial.check(FINE)
+
+
+def test_a_process_that_is_killed_as_it_starts_is_started_again(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = subprocess.Popen, list[Any]()
+
+    def killed_at_first(*args: Any, **options: Any) -> Any:
+        started.append(start(*args, **options))
+        if len(started) == 1:
+            started[0].kill()
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", killed_at_first)
+    assert trial.check(FINE) > 0
+    assert len(started) == 2
+
+
+def test_a_process_that_others_kill_as_it_tries_says_nothing_of_the_grammar(trial: Trial) -> None:
+    trial.check(FINE)
+    assert trial.pid is not None
+    os.kill(trial.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as thread:
+        checking = thread.submit(trial.check, FINE)
+        os.kill(trial.pid, signal.SIGKILL)
+        assert checking.result() > 0
 
 
 def test_nothing_is_left_when_it_is_closed(trial: Trial) -> None:
