@@ -35,6 +35,10 @@ class Refusal:
     """Seconds after which a retry is worthwhile when the queue was full."""
 
 
+class _SentAgain(Exception):
+    """The ingress has sent the request before, and it was taken, after the wire had looked for it."""
+
+
 class Intake:
     """Submits requests to one engine. Methods are callable from any thread."""
 
@@ -128,19 +132,26 @@ class Intake:
         made = self.make(request, compiled)
         if isinstance(made, Refusal):
             return self._refuse(ingress_id, request, made)
-        refusal = self._open(ingress_id, request) or self._submit_opened(made)
+        try:
+            refusal = self._open(ingress_id, request) or self._submit_opened(made)
+        except _SentAgain:
+            return None
         if refusal is not None:
             return self._refuse(ingress_id, request, refusal)
         return None if request.is_suspect else wire.accept(request.request_id)
 
     def _open(self, ingress_id: str, request: Generate) -> Refusal | None:
-        """Open a request in the wire, or return why not: a suspect is refused while another one is on trial."""
+        """Open a request in the wire, or return why not: a suspect is refused while another one is on trial.
+
+        Raises _SentAgain.
+        """
         wire = self._wire()
         with self._trials_lock:
             if request.is_suspect and wire.is_beginning(self._suspect, CLEARED_TOKENS):
                 return Refusal("queue_full", "another request that may have ended an engine is being tried here")
             try:
-                wire.open(request.request_id, ingress_id)
+                if not wire.open(request.request_id, ingress_id):
+                    raise _SentAgain
             except ValueError as error:
                 return Refusal("never_fits", str(error))
             if request.is_suspect:

@@ -148,10 +148,16 @@ class WireServer:
 
     # --- requests ------------------------------------------------------------------------------------------
 
-    def open(self, request_id: str, ingress_id: str) -> None:
-        """Add a request before the engine produces output for it. Raises ValueError when the id is in use."""
+    def open(self, request_id: str, ingress_id: str) -> bool:
+        """Add a request before the engine produces output for it. Return False if its ingress has sent it before.
+
+        Raises ValueError when another ingress uses the id.
+        """
         with self._lock:
+            if self._outbox.owns(ingress_id, request_id):
+                return False
             self._outbox.open(request_id, ingress_id)
+            return True
 
     def accept(self, request_id: str) -> None:
         """Tell the ingress that the engine accepted an opened request: with its first tokens or before the next
