@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple, NoReturn
 
@@ -47,7 +48,7 @@ class EngineLoop:
         self._runner = runner
         self._device = DeviceThread[StepResult]() if overlap else None
         self._in_flight: _InFlight | None = None
-        self._inbox: deque[Request | str] = deque()  # requests to add, ids to abort
+        self._inbox: deque[Request | str | Future[int]] = deque()  # to add; ids to abort; asked to empty the cache
         self._num_coming = self._tokens_coming = 0  # requests in the inbox, and their tokens
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -81,6 +82,19 @@ class EngineLoop:
         with self._lock:
             self._inbox.append(request_id)
         self._wake.set()
+
+    def empty_cache(self) -> Future[int]:
+        """Drop all cached prefixes that no request uses, before the next step; the result is the pages freed.
+
+        Raises EngineStopped. The future is cancelled when the loop ends first.
+        """
+        emptied: Future[int] = Future()
+        with self._lock:
+            if self._stopping or self.failure is not None:
+                raise EngineStopped(self.failure or "the engine is stopping")
+            self._inbox.append(emptied)
+        self._wake.set()
+        return emptied
 
     def fail(self, reason: str) -> None:
         """End the loop because no step can be computed any more. Only the first reason is kept."""
@@ -152,6 +166,10 @@ class EngineLoop:
         except Exception as error:  # a defect: the health check then has this replica replaced
             logger.exception("the engine loop ended")
             self.fail(f"the engine loop ended: {type(error).__name__}")
+        with self._lock:
+            for item in self._inbox:
+                if isinstance(item, Future):
+                    item.cancel()
 
     def step(self) -> list[StreamDelta]:
         """Plan the next step and launch it, then apply the result of the previous one; returns all deltas.
@@ -215,7 +233,7 @@ class EngineLoop:
         return events
 
     def _take_inbox(self) -> list[StreamDelta]:
-        """Pass requests and aborts to the scheduler; a request that it refuses ends with an error."""
+        """Do what was asked for since the last step; a request that the scheduler refuses ends with an error."""
         refused = []
         while self._inbox:
             with self._lock:
@@ -225,6 +243,10 @@ class EngineLoop:
                     self._tokens_coming -= item.num_tokens
             if isinstance(item, str):
                 self.scheduler.abort(item)
+                continue
+            if isinstance(item, Future):
+                if item.set_running_or_notify_cancel():
+                    item.set_result(self.scheduler.cache.reset())
                 continue
             try:
                 self.scheduler.add(item)

@@ -63,6 +63,7 @@ from deployments.api.routes.cluster import add_cluster_routes
 from deployments.api.routes.health import Readiness, health
 from deployments.api.routes.lifecycle import add_model_routes
 from deployments.api.routes.router import add_router_routes
+from deployments.api.routes.server import add_server_routes
 from deployments.api.routes.tokenizer import add_tokenizer_route
 from deployments.api.service import ApiService, ServedModel
 from deployments.api.tools.requested import checked_functions
@@ -119,6 +120,7 @@ def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
     add_response_routes(app, service)
     add_model_routes(app, service)
     add_router_routes(app, service)
+    add_server_routes(app, service)
     if service.shows_tokenizer:
         add_tokenizer_route(app, service)
     if service.cluster is not None:

@@ -41,6 +41,11 @@ class ModelCard:
     """Sampling parameters of requests that do not give them, by name; of `max_tokens`, chat requests' alone."""
 
 
+async def nothing_cached() -> dict[str, int]:
+    """Empty no caches, because there are no engines that have some."""
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model with its engines and its tokenizer, which answer the requests that name it."""
@@ -54,6 +59,10 @@ class ServedModel:
     """Loads and unloads the model; None: it is always loaded."""
     grammars: GrammarChecker | None = None
     """Checks the grammars that answers must match; None leaves that to the engines."""
+
+    empty_caches: Callable[[], Awaitable[Mapping[str, int]]] = nothing_cached
+    """Has all replicas drop the prefixes that no request uses; returns the pages that each one freed. Raises
+    `Unavailable` when one of them does not answer."""
 
     @property
     def special_ids(self) -> set[int]:
@@ -88,6 +97,8 @@ class ApiService:
     """What is kept of the Responses API's answers, and those that run in the background."""
     admin_key_hash: str | None = None
     """SHA-256 of the admin key, in hex; None turns administration off."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """What /server_info shows of the configuration."""
     shows_tokenizer: bool = True
     """Whether there is /tokenizer_info."""
     cluster: ClusterSource | None = None

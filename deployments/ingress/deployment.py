@@ -20,6 +20,7 @@ from deployments.api.responses.kept import KeptResponses
 from deployments.api.service import ApiService
 from deployments.batch.prompts import Answer, Prompt
 from deployments.config.args import AppArgs
+from deployments.config.shown import shown_settings
 from deployments.config.tenants import KeyRing
 from deployments.control.cluster import Cluster
 from deployments.control.controller_client import ControllerClient
@@ -159,6 +160,7 @@ class Ingress:
             access=self._access,
             metrics=self._metrics,
             slo=args.slo,
+            settings=shown_settings(args),
             shows_tokenizer=args.tokenizer_info,
             responses=self._responses,
             admin_key_hash=args.admin_key_hash,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from deployments.api.conversation.shared_prefixes import shared_prefix_ids
 from deployments.api.service import ModelCard, ServedModel
 from deployments.api.text_codec import TextCodec
 from deployments.client.model_client import ModelClient
-from deployments.client.protocol import UNLOADED_STATES
+from deployments.client.protocol import UNLOADED_STATES, Unavailable
 from deployments.client.remote_engines import RemoteEngines
 from deployments.client.serve_watcher import ServeWatcher
 from deployments.config.args import AppArgs, ModelArgs
@@ -37,6 +38,8 @@ from engine.models.config import ModelConfig
 from engine.tokenizer import Tokenizer, load_tokenizer
 from monitoring.metrics import Metrics
 from router.state import router_state
+
+logger = logging.getLogger("ray.serve")
 
 _WATCH_S = 5.0
 """Seconds between two checks whether a model without replicas is unloaded."""
@@ -122,7 +125,16 @@ class ModelLink:
             self.metrics,
             {tenant.name: tenant.weight for tenant in keys.tenants} or None,
         )
-        return ServedModel(card, client, self._codec, self.metrics, self._switch, self._grammars, self._shared)
+        return ServedModel(
+            card,
+            client,
+            self._codec,
+            self.metrics,
+            self._switch,
+            self._grammars,
+            self._empty_caches,
+            self._shared,
+        )
 
     def in_cluster(self) -> ClusterModel:
         """Return the model as the cluster's state reports it."""
@@ -153,6 +165,24 @@ class ModelLink:
         """Return the descriptions of all replicas that answer."""
         answers = await self._engines.broadcast("describe").results_async(return_exceptions=True)
         return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+    async def _empty_caches(self) -> dict[str, int]:
+        """Empty the caches of all replicas; return the pages that each one freed. Raises Unavailable."""
+        if not self._router.fleet.names():
+            return {}
+        try:
+            answers = await self._engines.broadcast("empty_cache").results_async(
+                timeout_s=self._health.status_timeout_s, return_exceptions=True
+            )
+        except TimeoutError:
+            seconds = f"{self._health.status_timeout_s:g} seconds (health.status_timeout_s)"
+            raise Unavailable(f"not all replicas of {self.name} emptied their caches within {seconds}") from None
+        if failed := [answer for answer in answers if isinstance(answer, BaseException)]:
+            logger.warning("%s: caches were not emptied: %s", self.name, failed[0])
+            raise Unavailable(
+                f"{len(failed)} of {len(answers)} replicas of {self.name} did not empty their caches"
+            )
+        return dict(answers)
 
     async def _watch_switch(self) -> None:
         """Track whether the model is unloaded, asking Serve only while it has no replicas."""

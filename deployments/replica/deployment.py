@@ -215,6 +215,13 @@ class EngineReplica:
         while not (self._is_stopping() and not self._wire.has_streams_of(ingress_id)):
             await asyncio.sleep(_WATCH_POLL_S)
 
+    async def empty_cache(self) -> tuple[str, int]:
+        """Drop all cached prefixes that no request uses. Return this replica's id and the number of pages freed.
+
+        Routers learn of it as of any other change of the cache. Raises EngineStopped.
+        """
+        return self.replica, await asyncio.wrap_future(self._loop.empty_cache())
+
     async def generate(self, request: GenerateRequest) -> CallOutcome:
         """Run a request of a program that holds a handle, and return its whole output, or why it was refused.
 

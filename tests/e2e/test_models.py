@@ -122,6 +122,24 @@ def test_only_the_admin_loads_and_unloads(models: Service) -> None:
     assert states(models)["demo-short"] == "loaded"
 
 
+def test_the_admin_empties_the_caches_of_one_model(models: Service) -> None:
+    def cached(model: str) -> int:
+        body = {"model": model, "prompt": "What is a list? " * 20, "max_tokens": 1}
+        usage = (
+            httpx.post(f"{models.url}/v1/completions", json=body, timeout=60).raise_for_status().json()["usage"]
+        )
+        tokens: int = usage["prompt_tokens_details"]["cached_tokens"]
+        return tokens
+
+    for model in ("demo-long", "demo-short"):
+        models.wait_until(lambda model=model: cached(model) > 0)  # type: ignore[misc]
+    emptied = httpx.post(f"{models.url}/reset_prefix_cache?model=demo-long", headers=ADMIN, timeout=60)
+    (reset,) = emptied.raise_for_status().json()["data"]
+    assert reset["id"] == "demo-long" and sum(reset["freed_pages"].values()) > 0
+    assert cached("demo-long") == 0
+    assert cached("demo-short") > 0
+
+
 def test_a_model_is_unloaded_when_its_streams_have_ended_and_comes_back(models: Service) -> None:
     """One stream follows the other, so that some are open when it goes, however fast the machine is."""
     is_over = asyncio.Event()

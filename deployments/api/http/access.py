@@ -20,8 +20,8 @@ from deployments.api.http.scopes import route_path
 from deployments.config.tenants import ADMIN, ANONYMOUS, KeyRing, Tenant
 from monitoring.metrics import Metrics
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
-"""Paths for probes and scrapers, which have no key; `protects_metrics` closes /metrics."""
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/load", "/version", "/metrics"})
+"""Paths for probes, scrapers and load balancers, which have no key; `protects_metrics` closes /metrics."""
 MAX_KEY_CHARS = 512
 _TENANT = "raydix.tenant"
 

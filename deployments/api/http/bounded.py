@@ -5,7 +5,9 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.api.errors import RETRY_AFTER_S, ApiError
+from deployments.api.http.access import OPEN_PATHS
 from deployments.api.http.error_response import error_response
+from deployments.api.http.scopes import route_path
 
 
 class Bounded:
@@ -20,7 +22,7 @@ class Bounded:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        if self._num_open >= self._max_open:
+        if self._num_open >= self._max_open and route_path(scope) not in OPEN_PATHS:
             limit = "as many as it takes (ingresses.max_ongoing)"
             message = f"The server has {self._num_open} open requests, {limit}; retry later."
             headers = {"retry-after": f"{RETRY_AFTER_S:.0f}"}

@@ -33,12 +33,12 @@ class _ModelRoutes:
 
     async def list(self) -> Response:
         """List the models."""
-        models = await asyncio.gather(*map(_described, self._service.models.values()))
+        models = await asyncio.gather(*map(described, self._service.models.values()))
         return json_response({"object": "list", "data": models})
 
     async def describe(self, model_id: str) -> Response:
         """Describe one model."""
-        return json_response(await _described(self._service.find(model_id)))
+        return json_response(await described(self._service.find(model_id)))
 
     async def load(self, request: Request, model_id: str) -> Response:
         """Start a model's engines if it has none. Answers at once; the model's state shows when they are up."""
@@ -62,7 +62,8 @@ class _ModelRoutes:
         return json_response(_object(served, state), 202)
 
 
-async def _described(served: ServedModel) -> dict[str, object]:
+async def described(served: ServedModel) -> dict[str, object]:
+    """Return a model as /v1/models describes it."""
     return _object(served, "loaded" if served.switch is None else await served.switch.state())
 
 

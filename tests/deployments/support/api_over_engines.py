@@ -56,10 +56,15 @@ class Api:
         self.reports: list[RequestRecord] = []
         waiting = ModelClient(client, Admission(Idle(), AdmissionSettings(), {}))
         service = ApiService(
-            {"m": ServedModel(card, waiting, codec, shared=SharedPrefixes(4, 16, shared))},
+            {
+                "m": ServedModel(
+                    card, waiting, codec, empty_caches=engines.empty_caches, shared=SharedPrefixes(4, 16, shared)
+                )
+            },
             no_metrics,
             listeners=(self.reports.append, *listeners),
             access=AccessControl(KeyRing(tenants, hash_key(ADMIN_KEY) if tenants else None)),
+            admin_key_hash=hash_key(ADMIN_KEY) if tenants else None,
         )
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://test")
 

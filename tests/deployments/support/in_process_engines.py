@@ -142,6 +142,10 @@ class InProcessEngines:
             )
         self.fleet.update(addresses)
 
+    async def empty_caches(self) -> dict[str, int]:
+        """Call all replicas, as an ingress does through Serve."""
+        return dict(await asyncio.gather(*(replica.empty_cache() for replica in self.replicas)))
+
     def close(self) -> None:
         for runner in self.runners:
             runner.gate.set()

@@ -1,0 +1,72 @@
+"""What tools for vLLM and SGLang ask a server: /ping, /load, /server_info, /reset_prefix_cache."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.api.errors import from_client
+from deployments.api.http.admin import require_admin
+from deployments.api.http.scopes import request_id
+from deployments.api.http.transport import json_response
+from deployments.api.routes.health import health
+from deployments.api.routes.lifecycle import described
+from deployments.api.service import ApiService, ServedModel
+from deployments.client.protocol import Unavailable
+
+
+def add_server_routes(app: FastAPI, service: ApiService) -> None:
+    """Register them."""
+    routes = _ServerRoutes(service)
+    for method in ("GET", "POST"):
+        app.add_api_route("/ping", routes.ping, methods=[method])
+    app.add_api_route("/load", routes.load, methods=["GET"])
+    app.add_api_route("/server_info", routes.server_info, methods=["GET"])
+    app.add_api_route("/reset_prefix_cache", routes.reset_prefix_cache, methods=["POST"])
+
+
+class _ServerRoutes:
+    """The endpoints and the service that they share."""
+
+    def __init__(self, service: ApiService) -> None:
+        self._service = service
+
+    async def ping(self) -> Response:
+        """Report whether requests can be served by the status alone, as SageMaker asks."""
+        return Response(status_code=(await health(self._service.models))[1])
+
+    async def load(self) -> Response:
+        """Return the number of generations that this ingress has not ended."""
+        return json_response({"server_load": sum(self._service.access.num_open().values())})
+
+    async def server_info(self, request: Request) -> Response:
+        """Describe the application: its version, models and settings, without keys and tenants."""
+        if self._service.admin_key_hash is not None:
+            require_admin(request, self._service.admin_key_hash)
+        models = await asyncio.gather(*map(described, self._service.models.values()))
+        return json_response(
+            {"version": self._service.version, "models": models, "settings": self._service.settings}
+        )
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        """Have all replicas of a model (`?model=`), or of all models, forget the prefixes that no request uses."""
+        require_admin(request, self._service.admin_key_hash)
+        name = request.query_params.get("model")
+        models: Sequence[ServedModel] = [self._service.find(name)] if name else list(self._service.models.values())
+        try:
+            freed = await asyncio.gather(*(served.empty_caches() for served in models))
+        except Unavailable as error:
+            raise from_client(error, request_id(request.scope)) from None
+        return json_response(
+            {
+                "object": "list",
+                "data": [
+                    {"id": served.card.id, "object": "prefix_cache.reset", "freed_pages": pages}
+                    for served, pages in zip(models, freed, strict=True)
+                ],
+            }
+        )
