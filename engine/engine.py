@@ -159,7 +159,8 @@ class Engine:
         `compiled` is its grammar, if it was compiled beforehand, which may take long; otherwise that is done here.
         Raises ValueError if a token id is not in the vocabulary, and InvalidGrammar, which is a ValueError.
         """
-        for name, ids in (("prompt", prompt_ids), ("output", output_ids)):
+        pooled = () if sampling.pooling is None else sampling.pooling.token_ids
+        for name, ids in (("prompt", prompt_ids), ("output", output_ids), ("pooling", pooled)):
             if ids and not 0 <= min(ids) <= max(ids) < self.model.vocab_size:
                 outside = next(token for token in ids if not 0 <= token < self.model.vocab_size)
                 raise ValueError(

@@ -16,9 +16,11 @@ from typing import Any, cast
 from engine.beam_search import Hypothesis
 from engine.config import EngineConfig
 from engine.detokenizer import Detokenizer, TextStream
+from engine.embedding import Vector, embedding, values_of
 from engine.engine import Engine, model_directory
 from engine.errors import QueueFull
 from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
+from engine.pooling import Pooling
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import FinishReason, StreamDelta
 from engine.tokenizer import load_tokenizer
@@ -109,6 +111,23 @@ class LLM:
         ids = [self.tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
         return self.generate(ids, params or SamplingParams(temperature=0, max_tokens=256), progress=progress)
 
+    def embed(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        *,
+        dimensions: int | None = None,
+        normalizes: bool = True,
+        progress: bool = False,
+    ) -> list[Vector]:
+        """Return an embedding of each prompt: the last token's hidden state, cut and scaled to length 1.
+
+        Raises ValueError as `generate` does, and RuntimeError when the model computes no valid values.
+        """
+        params = SamplingParams(pooling=Pooling())
+        jobs = [self._job(prompt, params) for prompt in _as_batch(prompts)]
+        self._run(jobs, progress)
+        return [embedding(job.pooled(), dimensions, normalizes=normalizes) for job in jobs]
+
     def close(self) -> None:
         """End the model's other ranks, if it has several; they end with this process anyway. Idempotent."""
         self.engine.close()
@@ -175,6 +194,13 @@ class _OfflineRequest:
         if event.logprobs is not None:
             self._logprobs += event.logprobs[:count]
         return delta.stopped and event.finish_reason is None
+
+    def pooled(self) -> Vector:
+        """Return what a pooled request has found. Raises RuntimeError if it failed."""
+        assert self._end is not None
+        if self._end.pooled is None:
+            raise RuntimeError(self._end.error or "the request ended without a result")
+        return values_of(self._end.pooled)
 
     def output(self) -> RequestOutput:
         """Return the result, after the last delta."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cache import Lease, Namespace
 from engine.beam_search import BeamSearch
+from engine.pooling import Pooling
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import Timings
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from engine.grammar.constraint import Constraint
 
 PENDING = -1
-"""Placeholder for a token that a step in flight samples: only the device knows it yet."""
+"""Placeholder for a token that a step in flight samples: only the device knows it yet. Behind a pooled prompt it
+stands for the result."""
 
 
 class Status(enum.Enum):
@@ -124,6 +126,8 @@ class Request:
     """Number of beams that it has had so far."""
     leader: Request | None = None
     """The request that a beam belongs to; None for a request."""
+    pooling: Pooling | None = None
+    """What is wanted of its prompt, with which it ends: `sampling.pooling`."""
 
     @classmethod
     def make(
@@ -155,6 +159,7 @@ class Request:
             num_resumed=len(output_ids),
             num_prompt_reported=num_prompt_reported,
             tokens=[*prompt_ids, *output_ids],
+            pooling=sampling.pooling,
         )
 
     @property

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from engine.beam_search import BeamParams
 from engine.grammar.spec import Grammar
+from engine.pooling import Pooling
 
 MAX_STOP_STRINGS = 8
 MAX_STOP_STRING_CHARS = 256
@@ -93,6 +94,8 @@ class SamplingParams:
     beams: BeamParams | None = None
     """Search for the likeliest outputs instead of sampling. Penalties, bias and `min_tokens` change the
     log-probabilities that are searched; parameters that choose or report single tokens are refused."""
+    pooling: Pooling | None = None
+    """End with the prompt and report this of it instead of tokens; what chooses tokens then has no effect."""
 
     def __post_init__(self) -> None:
         # Every request is checked here, in its ingress and in its engine: no message is built unless it is needed.
@@ -106,6 +109,10 @@ class SamplingParams:
             self._check_bias()
         if self.beams is not None:
             self._check_beams(self.beams)
+        if self.pooling is not None:
+            for name in ("beams", "grammar", "prompt_logprobs"):
+                if getattr(self, name) is not None:
+                    _refuse(name, "cannot be combined with pooling, which generates nothing; leave it out")
 
     def _check_ranges(self) -> None:
         for name, low, high in _RANGES:

@@ -60,6 +60,9 @@ class StreamDelta(Struct, gc=False, array_like=True, omit_defaults=True):
     """Further prompt tokens' log-probabilities, when asked for; all of them come before the first new token."""
     alternatives: list[Hypothesis] | None = None
     """With the end of a beam search, its only delta: what was found, best first; `token_ids` are the first's."""
+    pooled: bytes | None = None
+    """With the end of a pooled request, its only delta: what was wanted of its prompt, in float32, little
+    endian."""
 
     @property
     def end(self) -> int:
@@ -89,7 +92,7 @@ class StreamDelta(Struct, gc=False, array_like=True, omit_defaults=True):
             self.prompt_logprobs = joined(self.prompt_logprobs, later.prompt_logprobs)
         if later.finish_reason is not None:
             self.finish_reason, self.error = later.finish_reason, later.error
-            self.alternatives = later.alternatives
+            self.alternatives, self.pooled = later.alternatives, later.pooled
 
     def since(self, num_tokens: int, num_prompt: int) -> StreamDelta:
         """The part that is new to a reader of `num_tokens` tokens, and of the log-probabilities of `num_prompt`
@@ -108,4 +111,5 @@ class StreamDelta(Struct, gc=False, array_like=True, omit_defaults=True):
             self.error,
             scores,
             self.alternatives,
+            self.pooled,
         )

@@ -36,7 +36,7 @@ from engine.sampling_params import SamplingParams
 from engine.stream_delta import StreamDelta
 from router.fleet import ReplicaLoad
 
-WIRE_VERSION = 9
+WIRE_VERSION = 10
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 

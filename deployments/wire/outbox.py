@@ -250,6 +250,8 @@ def size_of(delta: StreamDelta) -> int:
         size += sum(map(len, cast(list[bytes], delta.logprobs)))
     if delta.prompt_logprobs is not None:
         size += len(delta.prompt_logprobs.records)
+    if delta.pooled is not None:
+        size += len(delta.pooled)
     if delta.alternatives is not None:
         size += sum(len(found.token_ids) for found in delta.alternatives) * _TOKEN_BYTES
     return size

@@ -130,6 +130,11 @@ class Decoder(nn.Module):
             x, branch = layer(x, branch, operations, step, pages.layer(index))
         return x if branch is None else x + branch
 
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Map hidden states [R, hidden_size] to float32 of the same shape, normed as for logits."""
+        normed: torch.Tensor = self.norm(hidden)
+        return normed.float()
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map [R, hidden_size] to float32 [R, vocab_size]. Pass only the rows that sample."""
         table = self.embed.weight if self.lm_head is None else self.lm_head.weight

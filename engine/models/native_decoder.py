@@ -76,6 +76,7 @@ class NativeDecoder:
             norm=self._floats(decoder.norm.weight),
             head=self._linear(head.weight, None),
         )
+        self._norm = decoder.norm.weight.detach().float().contiguous()
         self._workspace = native.Workspace()
         self._hidden = torch.empty(0, config.hidden_size)
         self._logits = torch.empty(0, config.vocab_size)
@@ -94,6 +95,10 @@ class NativeDecoder:
             *arguments, ctypes.byref(layers), self._workspace.address(size), self._hidden.data_ptr(), threads
         )
         return self._hidden[: len(token_ids)]
+
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Map hidden states [R, hidden_size] to float32 of the same shape, normed as for logits."""
+        return torch.nn.functional.rms_norm(hidden.float(), self._norm.shape, self._norm, self.config.norm_eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map [R, hidden_size] to float32 [R, vocab_size], which the next call overwrites."""

@@ -16,6 +16,7 @@ from cache import PageCopy
 from engine.attention.batch import AttentionBatch
 from engine.config import EngineConfig
 from engine.runner.prepared_step import PreparedStep
+from engine.sampling.pooled import PooledRow
 from engine.sampling.prompt_logprobs import PromptSpan
 from engine.scheduling.swap import PagePair
 
@@ -59,6 +60,7 @@ class StepTask(msgspec.Struct, frozen=True, array_like=True):
     sources: torch.Tensor
     sampled_positions: torch.Tensor
     wanted: Sequence[PromptSpan]
+    pooled: Sequence[PooledRow]
 
     @classmethod
     def of(cls, step: PreparedStep) -> StepTask:

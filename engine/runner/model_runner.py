@@ -23,6 +23,7 @@ from engine.runner.prepared_step import Places, PreparedStep
 from engine.runner.stage_clock import StageClock
 from engine.runner.token_reader import TokenReader
 from engine.sampling.graph_chooser import graph_chooser_for
+from engine.sampling.pooled import pool
 from engine.sampling.prompt_logprobs import SLICE_BYTES, score
 from engine.sampling.sampler import sampler_for
 from engine.scheduling.plan import Step, StepPlan, StepResult
@@ -149,15 +150,16 @@ class ModelRunner:
         hidden = self._decoder(*inputs, self._pages)
         vocab_size = self.model_config.vocab_size
         scores = score(self._decoder.logits, hidden, step.wanted, vocab_size, SLICE_BYTES)
+        pooled = pool(self._decoder, hidden, step.pooled) if step.pooled else {}
         if not step.num_rows:
-            return StepResult((), (), None, stages.prepare_seconds, prompt_logprobs=scores)
+            return StepResult((), (), None, stages.prepare_seconds, prompt_logprobs=scores, pooled=pooled)
         logits = self._decoder.logits(step.sampling(hidden))
         stages.begin_sampling()
         rows = step.rows([] if before is None else known)
         self._sampled, logprobs = self._sampler.sample(logits, rows)
         self._sampled_ids = sampled = self._reader.begin(self._sampled).wait()
         sample_s = stages.sample_seconds()
-        return step.result(sampled, logprobs, stages.prepare_seconds, sample_s, scores)
+        return step.result(sampled, logprobs, stages.prepare_seconds, sample_s, scores, pooled)
 
     @torch.inference_mode()
     def _replay(self, decodes: DecodeGraphs, step: GraphStep) -> StepResult:

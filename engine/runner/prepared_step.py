@@ -17,6 +17,7 @@ from cache import PageCopy
 from engine.attention.batch import AttentionBatch, Ints, on_device
 from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.request import PENDING
+from engine.sampling.pooled import PooledRow, rows_to_pool
 from engine.sampling.prompt_logprobs import PromptSpan, spans_to_score
 from engine.sampling.row import SamplingRow
 from engine.scheduling.plan import Chunk, StepPlan, StepResult, num_accepted
@@ -57,6 +58,8 @@ class PreparedStep:
     """Whether some of the tokens are draft tokens."""
     wanted: Sequence[PromptSpan]
     """Prompt tokens to score."""
+    pooled: Sequence[PooledRow] = ()
+    """Tokens of which something else is wanted than the next one."""
 
     @classmethod
     def of(cls, plan: StepPlan, places: Places, device: torch.device) -> PreparedStep:
@@ -88,6 +91,7 @@ class PreparedStep:
             tails,
             plan.num_drafts > 0,
             spans_to_score(chunks),
+            rows_to_pool(plan),
         )
         places.rows = _first_rows(sampling)
         return prepared
@@ -136,10 +140,11 @@ class PreparedStep:
         prepare: float,
         sample: float,
         scores: Mapping[str, PackedLogprobs],
+        pooled: Mapping[str, bytes],
     ) -> StepResult:
         """Return the step's result: for a chunk with draft tokens, its tokens up to the first that differs."""
         if not self.has_drafts:
-            return StepResult(sampled, logprobs, None, prepare, sample, scores)
+            return StepResult(sampled, logprobs, None, prepare, sample, scores, pooled=pooled)
         kept: list[int] = []
         counts, row = [], 0
         for chunk in self.chunks:
@@ -148,7 +153,8 @@ class PreparedStep:
             kept += range(row, row + counts[-1])
             row += chunk.num_drafts + 1
         kept_logprobs = [logprobs[i] for i in kept]
-        return StepResult([sampled[i] for i in kept], kept_logprobs, counts, prepare, sample, scores)
+        tokens = [sampled[i] for i in kept]
+        return StepResult(tokens, kept_logprobs, counts, prepare, sample, scores, pooled=pooled)
 
 
 def _source(chunk: Chunk, before: dict[str, int]) -> int | None:

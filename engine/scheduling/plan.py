@@ -41,7 +41,8 @@ class Chunk(Struct, frozen=True, gc=False):
     pages: Sequence[int]
     """Page table: page i holds tokens [i * page_size, (i + 1) * page_size). Covers the chunk. Read-only."""
     samples: bool
-    """Whether the chunk reaches the request's last token, so that the next token is sampled from it."""
+    """Whether the chunk reaches the request's last token, so that the next token is sampled from it: of pooled
+    requests none does."""
     num_drafts: int = 0
     """How many of its last tokens are draft tokens, of which the correct ones are kept."""
 
@@ -61,6 +62,8 @@ class StepPlan:
     preempted: tuple[Request, ...] = ()
     ended: tuple[StreamDelta, ...] = ()
     """Last deltas of requests that ended without a step: aborted, or resumed after their last token."""
+    pooled: tuple[Chunk, ...] = ()
+    """Those of the chunks that reach the end of a pooled request's prompt."""
 
     @property
     def is_empty(self) -> bool:
@@ -125,6 +128,8 @@ class StepResult:
     """By request id: log-probabilities of the prompt tokens that the chunk's logits predict, if asked for."""
     is_replayed: bool = False
     """Whether the step was launched as a recorded graph."""
+    pooled: Mapping[str, bytes] = field(default_factory=dict)
+    """By request id: what the plan's pooled requests want, in float32, little endian; empty if it is invalid."""
 
 
 Step = Callable[[], StepResult]

@@ -18,10 +18,10 @@ from collections.abc import Iterable, Sequence
 
 from cache import CacheStats, KVCacheManager, Namespace, PageAccount
 from engine.drafting.speculator import Speculator
-from engine.errors import NeverFits
 from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.request import PENDING, Request, Status
 from engine.scheduling import beam_group
+from engine.scheduling.fits import check_fits
 from engine.scheduling.kv_allocator import KVAllocator
 from engine.scheduling.plan import GRAMMAR_FAILED, Chunk, StepPlan, StepResult
 from engine.scheduling.prefill_budget import PrefillBudget
@@ -85,17 +85,7 @@ class Scheduler:
 
     def check(self, request: Request) -> None:
         """Raise NeverFits if the request can never be served, however long it waits. Has no side effects."""
-        longest = request.num_prompt + request.sampling.max_tokens
-        if request.num_prompt == 0:
-            raise NeverFits("the prompt is empty: at least one token is needed")
-        if longest > self.max_model_len:
-            raise NeverFits(
-                f"{request.num_prompt} prompt tokens + max_tokens {request.sampling.max_tokens} = {longest}, "
-                f"but this engine holds at most {self.max_model_len} per request "
-                "(engine.max_model_len, engine.kv_pages)"
-            )
-        if request.sampling.beams is not None:
-            beam_group.check(request, request.sampling.beams.width, self.cache, self._max_running)
+        check_fits(request, self.max_model_len, self.cache, self._max_running)
 
     def add(self, request: Request) -> None:
         """Put a request in the queue. Raises NeverFits, QueueFull, or ValueError when the id is in use."""
@@ -106,6 +96,8 @@ class Scheduler:
         params = request.sampling
         request.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         request.longest = min(request.num_prompt + params.max_tokens, self.max_model_len)
+        if request.pooling is not None:
+            request.longest = request.num_prompt + 1  # the end of its prompt is no reason not to compute it
         if params.beams is not None:
             beam_group.begin(request)
         request.queue_position = self._policy.position(request)
@@ -201,14 +193,17 @@ class Scheduler:
         wanted = len(tokens) + len(drafts)
         if wanted > lease.capacity and not self.allocator.grow(step, request, wanted, now):
             return False
-        ids, samples = tokens[start:end], end == len(tokens)
+        ids, is_last = tokens[start:end], end == len(tokens)
         if drafts:
             ids += drafts
+        samples = is_last and request.pooling is None
         step.chunks.append(Chunk(request, start, len(ids), ids, lease.pages, samples, len(drafts)))
         request.num_planned = end
-        if samples:
+        if is_last:
             tokens.append(PENDING)
             self.allocator.forget_promises()
+            if not samples:
+                step.pooled.append(step.chunks[-1])
         return True
 
     # --- applying a result ---------------------------------------------------------------------------------
@@ -236,6 +231,9 @@ class Scheduler:
             first = end
         for request, rows in found.items():
             events += self._searched(request, rows, now)
+        for chunk in plan.pooled:
+            if chunk.request.status is Status.RUNNING:
+                events.append(self._pooled(chunk.request, result.pooled[chunk.request.request_id], now))
         if plan.chunks:
             num_decodes = plan.num_decodes + plan.num_drafts
             self._budget.observe(num_decodes, plan.num_prefill, seconds, plan.prefill_context)
@@ -306,6 +304,16 @@ class Scheduler:
         if request.num_preemptions_reported != request.num_preemptions:
             request.num_preemptions_reported, timings = request.num_preemptions, request.timings(now)
         return StreamDelta(request.request_id, tokens, 0, request.num_cached or 0, None, timings, reported)
+
+    def _pooled(self, request: Request, values: bytes, now: float) -> StreamDelta:
+        """End a request whose prompt is computed."""
+        del request.tokens[request.num_prompt :]
+        request.first_token_at = now
+        if not values:
+            return self._end(request, "error", now, keep=False, error=_why(-1))
+        ended = self._end(request, "stop", now)
+        ended.pooled = values
+        return ended
 
     def _searched(self, request: Request, rows: Sequence[TokenLogprobs | None], now: float) -> list[StreamDelta]:
         """Choose the next beams of a search from what a step found; returns its only delta when it is over."""

@@ -14,6 +14,7 @@ class StepBuilder:
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
+        self.pooled: list[Chunk] = []
         self.copies: list[PageCopy] = []
         self.prompts: list[Request] = []
         """Running requests with more than one token to compute."""
@@ -30,4 +31,5 @@ class StepBuilder:
             tuple(self.swap_in),
             tuple(self.preempted),
             tuple(ended),
+            tuple(self.pooled),
         )

@@ -1,0 +1,71 @@
+"""Takes from a step what requests want of its hidden states instead of a token: see `engine.pooling`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.scheduling.plan import StepPlan
+
+
+class Head(Protocol):
+    """What follows a decoder's layers."""
+
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Map hidden states [R, hidden_size] to float32 of the same shape, normed as for logits."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Map hidden states [R, hidden_size] to float32 [R, vocab_size]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PooledRow:
+    """The last token of a request's prompt in a step."""
+
+    request_id: str
+    row: int
+    """Row of the step's hidden states."""
+    token_ids: Sequence[int]
+    """As in `Pooling`."""
+
+
+def rows_to_pool(plan: StepPlan) -> list[PooledRow]:
+    """Return the rows of the plan's pooled chunks."""
+    if not plan.pooled:
+        return []
+    rows, end = [], 0
+    pooled = {chunk.request.request_id for chunk in plan.pooled}
+    for chunk in plan.chunks:
+        end += chunk.num_tokens
+        pooling = chunk.request.pooling
+        if pooling is not None and chunk.request.request_id in pooled:
+            rows.append(PooledRow(chunk.request.request_id, end - 1, pooling.token_ids))
+    return rows
+
+
+def pool(head: Head, hidden: torch.Tensor, wanted: Sequence[PooledRow]) -> dict[str, bytes]:
+    """Return each request's values as float32, little endian; no bytes where they are not finite.
+
+    hidden: [N, hidden_size], the step's.
+    """
+    states = [row for row in wanted if not row.token_ids]
+    scored = [row for row in wanted if row.token_ids]
+    found: dict[str, bytes] = {}
+    if states:
+        values = head.normed(hidden[[row.row for row in states]]).float().cpu()
+        found |= {row.request_id: _bytes(own) for row, own in zip(states, values, strict=True)}
+    if scored:
+        logits = head.logits(hidden[[row.row for row in scored]])
+        parts = [own[list(row.token_ids)].softmax(-1) for row, own in zip(scored, logits, strict=True)]
+        together = torch.cat(parts).cpu().split([len(row.token_ids) for row in scored])
+        found |= {row.request_id: _bytes(own) for row, own in zip(scored, together, strict=True)}
+    return found
+
+
+def _bytes(values: torch.Tensor) -> bytes:
+    return values.numpy().astype("<f4", copy=False).tobytes() if bool(values.isfinite().all()) else b""

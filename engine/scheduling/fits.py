@@ -1,0 +1,37 @@
+"""Whether a request can ever be served by an engine, however long it waits."""
+
+from __future__ import annotations
+
+from cache import KVCacheManager
+from engine.errors import NeverFits
+from engine.request import Request
+from engine.scheduling import beam_group
+
+
+def check_fits(request: Request, max_model_len: int, cache: KVCacheManager, max_running: int) -> None:
+    """Raise NeverFits if the request can never be served. `max_model_len` bounds its prompt and output tokens."""
+    if request.num_prompt == 0:
+        raise NeverFits("the prompt is empty: at least one token is needed")
+    if request.pooling is not None:
+        return _check_pooled(request, max_model_len)
+    longest = request.num_prompt + request.sampling.max_tokens
+    if longest > max_model_len:
+        raise NeverFits(
+            f"{request.num_prompt} prompt tokens + max_tokens {request.sampling.max_tokens} = {longest}, "
+            f"but this engine holds at most {max_model_len} per request "
+            "(engine.max_model_len, engine.kv_pages)"
+        )
+    if request.sampling.beams is not None:
+        beam_group.check(request, request.sampling.beams.width, cache, max_running)
+    return None
+
+
+def _check_pooled(request: Request, max_model_len: int) -> None:
+    """A pooled request has no output, so its prompt may take all of the context."""
+    if request.num_prompt > max_model_len:
+        raise NeverFits(
+            f"{request.num_prompt} prompt tokens, but this engine holds at most {max_model_len} per request "
+            "(engine.max_model_len, engine.kv_pages)"
+        )
+    if request.num_resumed:
+        raise NeverFits("a pooled request has no output to resume from; send it with its prompt alone")
