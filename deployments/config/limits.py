@@ -23,7 +23,7 @@ class Limits(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     max_body_bytes: int = Field(default=8 * MIB, ge=1024)
-    """Largest request body, in bytes; a larger one is refused with 413 while it is read."""
+    """Largest request body, in bytes, packed and unpacked; a larger one is refused with 413 while it is read."""
     max_total_body_bytes: int = Field(default=64 * MIB, ge=4096)
     """Bytes of all bodies that an ingress reads and works on at once, each value in them counted as 8 more; beyond
     it a request gets a 429. At least 4 times `max_body_bytes`. Where there are tenants, each may use half."""

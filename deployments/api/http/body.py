@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from deployments.api.errors import ApiError, invalid, quoted
 from deployments.api.http.body_memory import VALUE_BYTES, BodyRoom
 from deployments.api.http.json_size import count_values, most_values
+from deployments.api.http.packed_body import packing_of, unpacked
 from deployments.api.off_loop import off_loop
 from deployments.config.limits import Limits
 
@@ -35,9 +36,7 @@ class JsonBody:
 async def read_json(request: Request, limits: Limits, room: BodyRoom) -> JsonBody:
     """Return the body, a JSON object, which takes `room`. Raises `ApiError` 400, 408, 413, 415 or 429."""
     _check_type(request)
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding.lower() != "identity":
-        raise ApiError(415, "Compressed bodies are not supported; send the JSON as it is.")
+    packing = packing_of(request)
     try:
         async with asyncio.timeout(limits.body_timeout_s):
             body = await _read(request, limits.max_body_bytes, room)
@@ -46,6 +45,8 @@ async def read_json(request: Request, limits: Limits, room: BodyRoom) -> JsonBod
         raise ApiError(408, message) from None
     except ClientDisconnect:
         raise ClientGone from None
+    if packing is not None:
+        body = await unpacked(body, packing, limits.max_body_bytes, room)
     if len(body) <= limits.inline_body_bytes and most_values(body) <= limits.inline_json_values:
         return JsonBody(_parse_within(room, body, limits), is_large=False)
     return JsonBody(await off_loop(partial(_parse_within, room, body, limits)), is_large=True)

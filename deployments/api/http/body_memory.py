@@ -64,6 +64,11 @@ class BodyRoom:
         self._memory.take(self._tenant, num_bytes)
         self._num_bytes += num_bytes
 
+    def give_back(self, num_bytes: int) -> None:
+        """Give some of the room back before the end."""
+        self._memory.give_back(self._tenant, num_bytes)
+        self._num_bytes -= num_bytes
+
     def __enter__(self) -> BodyRoom:
         return self
 
