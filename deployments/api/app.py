@@ -40,6 +40,7 @@ from deployments.api.http.pacing import Pace, chunks_per_s
 from deployments.api.http.scopes import request_id
 from deployments.api.http.spelling import Spelling
 from deployments.api.http.transport import Envelope, json_response, name_ignored, until_disconnect
+from deployments.api.http.wrong_path import on_http_error
 from deployments.api.off_loop import near_or_far, num_threads, off_loop, take_share
 from deployments.api.record import RequestRecord
 from deployments.api.request.openapi import add_parts, body_of
@@ -130,7 +131,7 @@ def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
     app.add_api_route("/version", endpoints.version, methods=["GET"])
     app.add_api_route("/metrics", endpoints.metrics, methods=["GET"])
     app.add_exception_handler(ApiError, _on_api_error)
-    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(Exception, _on_defect)
     return app
 
@@ -355,17 +356,6 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 async def _on_defect(request: Request, error: Exception) -> Response:
     """Answer after an exception that nothing expected, which `Envelope` then logs."""
     return error_response(internal(request_id(request.scope)), request.scope)
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Answer unknown paths and wrong methods, which the framework detects."""
-    assert isinstance(error, HTTPException)
-    message = {
-        404: "This path does not exist; docs/api.md lists the endpoints.",
-        405: f"The method {request.method} is not allowed for this path.",
-    }.get(error.status_code, "The request cannot be served.")
-    wrong = ApiError(error.status_code, message, headers=dict(error.headers or {}))
-    return error_response(wrong, request.scope)
 
 
 def _hints(request: Request, limits: Limits) -> Hints:

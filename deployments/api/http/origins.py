@@ -67,7 +67,7 @@ class Origins:
         is_declared = origin in self._origins or b"*" in self._origins
         if scope["method"] == "OPTIONS" and asked_method is not None:
             if not is_declared:
-                await error_response(_undeclared(origin), scope)(scope, receive, send)
+                await error_response(undeclared(origin), scope)(scope, receive, send)
                 return
             await _let(origin, asked_headers, send)
             return
@@ -114,7 +114,8 @@ class _Hosts:
         return any(address in network for network in self._networks)
 
 
-def _undeclared(origin: bytes) -> ApiError:
+def undeclared(origin: bytes) -> ApiError:
+    """Create the error of a page that may not use the API."""
     return ApiError(
         403,
         f"Pages of {quoted(origin.decode('latin-1'))} may not use this server: add this origin to "

@@ -122,6 +122,60 @@ def test_wrong_paths_and_methods_are_openai_errors(client: Client, method: str, 
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("/chat/completions", "POST /v1/chat/completions"),
+        ("/v1/v1/chat/completions", "POST /v1/chat/completions"),
+        ("/v1/chat/completion", "POST /v1/chat/completions"),
+        ("/v1//completions", "POST /v1/completions"),
+        ("/openai/v1/models", "GET /v1/models"),
+        ("/v1/message", "POST /v1/messages"),
+        ("/helth", "GET /health"),
+        ("/v1/responses/r/input", "GET /v1/responses/{response_id}/input_items"),
+    ],
+)
+def test_an_unknown_path_s_error_names_the_one_that_was_meant(client: Client, asked: str, meant: str) -> None:
+    answer = client.post(asked, {})
+    assert answer.status_code == 404
+    assert meant in answer.text and asked in answer.text
+
+
+@pytest.mark.parametrize("asked", ["/", "/wp-admin.php", "/" + "completions" * 3000])
+def test_where_no_path_is_like_it_none_is_named(client: Client, asked: str) -> None:
+    message = client.get(asked).json()["error"]["message"]
+    assert "did you mean" not in message and len(message) < 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/chat/completions", "OPTIONS, POST"),
+        ("PUT", "/v1/models/demo", "DELETE, GET, HEAD, OPTIONS"),
+        ("POST", "/v1/models/demo", "DELETE, GET, HEAD, OPTIONS"),
+        ("PUT", "/v1/models/Org/Name/load", "DELETE, GET, HEAD, OPTIONS, POST"),
+        ("PATCH", "/v1/responses/resp_1", "DELETE, GET, HEAD, OPTIONS"),
+        ("PUT", "/ping", "GET, HEAD, OPTIONS, POST"),
+    ],
+)
+def test_a_wrong_method_s_error_names_the_right_ones(client: Client, method: str, path: str, allowed: str) -> None:
+    answer = client.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    assert allowed.replace(", ", " or ") in answer.json()["error"]["message"]
+
+
+def test_options_are_the_methods_of_a_path(client: Client) -> None:
+    answer = client.request("OPTIONS", "/v1/chat/completions")
+    assert (answer.status_code, answer.headers["allow"], answer.content) == (204, "OPTIONS, POST", b"")
+    assert client.request("OPTIONS", "/nope").status_code == 404
+
+
+def test_a_browser_that_asks_for_a_page_s_leave_is_told_the_setting(client: Client) -> None:
+    asks = {"origin": "https://page.example", "access-control-request-method": "POST"}
+    answer = client.request("OPTIONS", "/v1/chat/completions", headers=asks)
+    assert answer.status_code == 403 and "ingresses.cors_origins" in answer.json()["error"]["message"]
+
+
 def test_too_many_or_too_large_headers(client: Client) -> None:
     assert client.get("/version", headers={f"x-{i}": "1" for i in range(120)}).status_code == 431
     assert client.get("/version", headers={"x-large": "a" * 70_000}).status_code == 431
