@@ -2,7 +2,10 @@
 
     arrives    1 byte a byte, as it arrives: an announced length takes no room
     parsed     and VALUE_BYTES for each value and name; what JSON becomes is counted before it is made
-    planned    nothing: only token ids are left, which admission bounds (`admission.max_waiting_tokens`)
+    planned    nothing: only token ids are left, which admission bounds (`admission.max_waiting_tokens`), and what
+               an answer repeats of its request, where it is more than the prompt explains (`BodyRoom.another`)
+
+What is read of stored responses counts as if it were in the body.
 
 A byte counted here is `MEMORY_FACTOR` bytes of memory at most, while texts are parsed, rendered and tokenized.
 """
@@ -25,7 +28,8 @@ class BodyMemory:
     def __init__(self, max_bytes: int, *, has_tenants: bool) -> None:
         """`max_bytes` are for all bodies together; where there are tenants, each may take half of them."""
         self._max_bytes, self._has_tenants = max_bytes, has_tenants
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
+        """Held while what is taken changes."""
         self._taken: Counter[str] = Counter()  # bytes by tenant
         self.num_bytes = 0
         """Number of bytes that are taken now."""
@@ -36,7 +40,7 @@ class BodyMemory:
 
     def take(self, tenant: str, num_bytes: int) -> None:
         """Take room for a tenant. Raises `ApiError` 429 when there is not enough."""
-        with self._lock:
+        with self.lock:
             most = self._max_bytes // 2 if self._has_tenants else self._max_bytes
             if self.num_bytes + num_bytes > self._max_bytes or self._taken[tenant] + num_bytes > most:
                 raise _no_room(self._max_bytes)
@@ -45,24 +49,42 @@ class BodyMemory:
 
     def give_back(self, tenant: str, num_bytes: int) -> None:
         """Give room back that was taken."""
-        with self._lock:
+        with self.lock:
             self.num_bytes -= num_bytes
             self._taken[tenant] -= num_bytes
             if not self._taken[tenant]:
                 del self._taken[tenant]
 
 
+class RoomClosed(Exception):
+    """The request has ended for whose body a thread still works."""
+
+
 class BodyRoom:
-    """The room that one body takes. A context, which gives it back at its end."""
+    """The room that one body takes. A context, which gives it back at its end. Thread-safe."""
 
     def __init__(self, memory: BodyMemory, tenant: str) -> None:
         self._memory, self._tenant = memory, tenant
         self._num_bytes = 0
+        self._is_closed = False
 
     def take(self, num_bytes: int) -> None:
-        """Take more room. Raises `ApiError` 429 when there is not enough."""
-        self._memory.take(self._tenant, num_bytes)
-        self._num_bytes += num_bytes
+        """Take more room. Raises `ApiError` 429 when there is not enough, and `RoomClosed` after the end."""
+        with self._memory.lock:
+            if self._is_closed:
+                raise RoomClosed
+            self._memory.take(self._tenant, num_bytes)
+            self._num_bytes += num_bytes
+
+    def another(self) -> BodyRoom:
+        """Return a room for the same tenant, which has taken nothing."""
+        return BodyRoom(self._memory, self._tenant)
+
+    def close(self) -> None:
+        """Give all of it back. Idempotent."""
+        with self._memory.lock:
+            self._memory.give_back(self._tenant, self._num_bytes)
+            self._num_bytes, self._is_closed = 0, True
 
     def give_back(self, num_bytes: int) -> None:
         """Give some of the room back before the end."""
@@ -75,8 +97,7 @@ class BodyRoom:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._memory.give_back(self._tenant, self._num_bytes)
-        self._num_bytes = 0
+        self.close()
 
 
 def _no_room(max_bytes: int) -> ApiError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import tracemalloc
 from dataclasses import replace
 from typing import Any
@@ -13,12 +14,14 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
 
 from benchmarks.loop_gaps import Case, application, post
 from deployments.api import ApiService, Limits, create_app
 from deployments.api.errors import ApiError
 from deployments.api.http import json_size
 from deployments.api.http.access import AccessControl
+from deployments.api.http.body import read_json
 from deployments.api.http.body_memory import MEMORY_FACTOR, VALUE_BYTES, BodyMemory
 from deployments.api.http.json_size import count_values, most_values
 from deployments.config.tenants import KeyRing, TenantSettings, hash_key
@@ -120,6 +123,38 @@ def test_room_is_taken_as_bytes_arrive_and_given_back_at_the_end() -> None:
             two.take(1)
         assert refused.value.status == 429 and "retry-after" in refused.value.headers
         assert memory.num_bytes == 1000
+    assert memory.num_bytes == 0
+
+
+def test_a_thread_that_works_on_after_its_request_was_cancelled_takes_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client leaves between the beginning of the work on its body and the counting of its values."""
+    memory, begun, may_count = BodyMemory(10**6, has_tenants=False), threading.Event(), threading.Event()
+
+    def most(body: bytearray) -> int:
+        begun.set()
+        may_count.wait()
+        return most_values(body)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{" + b" " * 2000 + b"}", "more_body": False}
+
+    async def answer() -> None:
+        with memory.open("t") as room:
+            await read_json(Request({"type": "http", "headers": []}, receive), Limits(inline_body_bytes=100), room)
+
+    async def play() -> None:
+        task = asyncio.create_task(answer())
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled() and memory.num_bytes == 0
+        may_count.set()
+
+    monkeypatch.setattr("deployments.api.http.body.most_values", most)
+    asyncio.run(play())  # which waits for the thread
     assert memory.num_bytes == 0
 
 
