@@ -52,12 +52,14 @@ class ResponseJob:
         self._news = asyncio.Event()
         self._status = 0
         self._error = b""
+        self._request_id = ""
         self._is_cancelled = self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
         self.has_ended = False
 
     def start(self, app: ASGIApp, scope: Scope, on_end: Callable[[], object]) -> None:
         """Begin to generate. `on_end` is called when all is over."""
+        self._request_id = dict(scope["headers"])[b"x-request-id"].decode()
         self._task = asyncio.create_task(self._run(app, scope, on_end))
 
     async def planned(self) -> Any:
@@ -114,19 +116,28 @@ class ResponseJob:
         if self._encoder.final is not None:
             return
         if self._status >= 400:
-            self._encoder.failed(ApiError(self._status, _message(self._error)))
+            self._fail(ApiError(self._status, _message(self._error)))
         elif self._is_stopping:
-            self._encoder.failed(ApiError(503, "The server was stopped before the response was complete."))
+            self._fail(ApiError(503, "The server was stopped before the response was complete."))
         else:
             self._encoder.cancelled()
+
+    def _fail(self, error: ApiError) -> None:
+        """End it with an error, which its stream says too, whether it had begun or not."""
+        opening = b"" if self._events else self._encoder.opening(0, 0)
+        self._add(opening + self._encoder.failure(error, self._request_id))
 
     async def _send(self, message: Message) -> None:
         self._status = message.get("status", self._status)
         body = message.get("body", b"")
         if self._status >= 400:
             self._error += body
-        elif body and self._keeps_events:
-            self._events += [event + b"\n\n" for event in body.split(b"\n\n") if event]
+        else:
+            self._add(body)
+
+    def _add(self, events: bytes) -> None:
+        if events and self._keeps_events:
+            self._events += [event + b"\n\n" for event in events.split(b"\n\n") if event]
             self._tell()
 
     def _tell(self) -> None:

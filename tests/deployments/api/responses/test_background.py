@@ -110,6 +110,24 @@ def test_a_failure_is_read_from_the_response(ask: Make) -> None:
     it.play(scene)
 
 
+def test_a_failure_ends_its_stream_too(ask: Make) -> None:
+    """Also where nothing was generated before it."""
+    it = ask()
+    it.engine.refuse_with = Overloaded("no room", 1.0)
+
+    async def scene(http: httpx.AsyncClient) -> None:
+        live = events_of((await http.post(RESPONSES, json=LATER | {"stream": True})).text)
+        kinds = [event["type"] for event in live]
+        assert kinds == [f"response.{kind}" for kind in ("created", "queued", "in_progress")] + [
+            "error", "response.failed",
+        ]  # fmt: skip
+        assert "no room" in live[-2]["message"] and live[-2]["request_id"]
+        again = await http.get(f"{RESPONSES}/{live[-1]['response']['id']}", params={"stream": "true"})
+        assert events_of(again.text) == live
+
+    it.play(scene)
+
+
 def test_a_bad_request_is_refused_at_once(ask: Make) -> None:
     assert ask().refused(background=True, input=[])["param"] == "input"
 
