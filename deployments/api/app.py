@@ -118,7 +118,7 @@ def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
     for path, endpoint, body in post:
         app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=body_of(body))
     add_parts(app, [body for _, _, body in post])
-    add_response_routes(app, service)
+    add_response_routes(app, service, endpoints.room_for)
     add_model_routes(app, service)
     add_router_routes(app, service)
     add_server_routes(app, service)
@@ -157,7 +157,7 @@ class _Endpoints:
         record = self._record(request)
 
         async def plan() -> GenerationPlan:
-            with self._room(request) as room:
+            with self.room_for(request) as room:
                 served, asked = await self._parsed(request, partial(parse, kind=ChatRequest), room, record)
                 salt = tenant_of(request).salt(asked.cache_salt or "")
                 return await plan_chat(self._service.limits, served, asked, salt)
@@ -169,7 +169,7 @@ class _Endpoints:
         record = self._record(request)
 
         async def plan() -> GenerationPlan:
-            with self._room(request) as room:
+            with self.room_for(request) as room:
                 served, asked = await self._parsed(request, partial(parse, kind=CompletionRequest), room, record)
                 return await plan_completion(self._service.limits, served, asked)
 
@@ -180,7 +180,7 @@ class _Endpoints:
         record = self._record(request)
 
         async def plan() -> GenerationPlan:
-            with self._room(request) as room:
+            with self.room_for(request) as room:
                 served, asked = await self._parsed(request, parse_messages, room, record)
                 salt = tenant_of(request).salt(asked.chat.cache_salt or "")
                 return await plan_message(self._service.limits, served, asked, salt)
@@ -189,7 +189,7 @@ class _Endpoints:
 
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of what would be the prompt of a message."""
-        with self._room(request) as room:
+        with self.room_for(request) as room:
             served, chat = await self._parsed(request, parse_count, room)
             num_tokens = await count_tokens(self._service.limits, served, chat, tenant_of(request).salt(""))
         return named(json_response({"input_tokens": num_tokens}), request)
@@ -199,9 +199,10 @@ class _Endpoints:
         record, kept = self._record(request), self._service.responses
 
         async def plan() -> GenerationPlan:
-            with self._room(request) as room:
+            with self.room_for(request) as room:
                 served, asked = await self._parsed(request, parse_response, room, record)
-                return await plan_response(self._service.limits, served, asked, kept, tenant_of(request), self.app)
+                tenant = tenant_of(request)
+                return await plan_response(self._service.limits, served, asked, kept, tenant, self.app, room)
 
         job = job_of(request.scope)
         if job is None:
@@ -212,7 +213,7 @@ class _Endpoints:
 
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a prompt or a conversation."""
-        with self._room(request) as room:
+        with self.room_for(request) as room:
             served, asked = await self._parsed(request, partial(parse, kind=TokenizeRequest), room)
             return await self._tokenized(served, asked, tenant_of(request).salt(""))
 
@@ -240,7 +241,7 @@ class _Endpoints:
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of token ids."""
-        with self._room(request) as room:
+        with self.room_for(request) as room:
             served, asked = await self._parsed(request, partial(parse, kind=DetokenizeRequest), room)
             check_in_context(len(asked.tokens), served.card, "tokens")
             in_vocabulary("tokens", asked.tokens, served.card.vocab_size)
@@ -272,8 +273,11 @@ class _Endpoints:
             return Response(f"{error}\n", 503, {"retry-after": "2"}, "text/plain")
         return Response(text, headers={"content-type": content_type})
 
-    def _room(self, request: Request) -> BodyRoom:
-        return self._bodies.open(tenant_of(request).name)
+    def room_for(self, request: Request) -> BodyRoom:
+        """Begin to work on a request in its tenant's name; return the room for what is read of it."""
+        tenant = tenant_of(request).name
+        take_share(self._threads, tenant)
+        return self._bodies.open(tenant)
 
     def _record(self, request: Request) -> RequestRecord:
         record, tenant = record_of(request), tenant_of(request).name
@@ -284,7 +288,6 @@ class _Endpoints:
         self, request: Request, parse: _Parser[T], room: BodyRoom, record: RequestRecord | None = None
     ) -> tuple[ServedModel, T]:
         """Return the model that the body names, and the body as `parse` reads it, which takes `room`."""
-        take_share(self._threads, tenant_of(request).name)
         body = await read_json(request, self._service.limits, room)
         asked = body.fields.get("model")
         served = self._service.find(asked if isinstance(asked, str) else None)

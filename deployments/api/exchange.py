@@ -19,6 +19,7 @@ from starlette.responses import Response
 from deployments.admission.rate_limits import RateLimited, Ticket
 from deployments.api.choices import ChoiceDelta, Choices
 from deployments.api.errors import ApiError, from_client, internal
+from deployments.api.http.body_memory import BodyRoom
 from deployments.api.http.pacing import Pace, Turns
 from deployments.api.http.transport import EventStream, logger
 from deployments.api.off_loop import off_loop
@@ -69,6 +70,9 @@ class GenerationPlan:
     """Answers at once and has the answer generated afterwards; None: it is generated now."""
     on_end: Callable[[], Awaitable[None]] | None = None
     """Called when the answer is complete, before the end of it is sent; None calls nothing."""
+    held: BodyRoom | None = None
+    """Where `num_held` bytes of the request count for as long as its answer takes; None: it holds nothing."""
+    num_held: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,7 @@ class Exchange:
         self._limit = TimeLimit(at=asyncio.get_running_loop().time() + limits.request_timeout_s)
         self._turns: Turns | None = None
         self._on_end = plan.on_end
+        self._held, self._num_held = plan.held, plan.num_held
 
     async def respond(self) -> Response:
         """Return the answer. Raises `ApiError` when the request fails before its first event."""
@@ -166,7 +171,11 @@ class Exchange:
                 await self._release()
 
     def _admit(self) -> None:
-        """Charge the tenant's limits. Raises `RateLimited`, or `Rejected` when they never allow it."""
+        """Charge the tenant's limits. Raises `RateLimited`, or `Rejected` when they never allow it; `ApiError` 429
+        when there is no room for what the answer holds.
+        """
+        if self._held is not None:
+            self._held.take(self._num_held)
         try:
             self._ticket.admit(self._num_sequences, self._num_prompt_tokens)
         except ValueError as error:
@@ -244,6 +253,8 @@ class Exchange:
         """Give back what the request holds of its tenant, its ingress and the engines, whatever of it fails."""
         try:
             self._limit.close()
+            if self._held is not None:
+                self._held.close()
             if self._turns is not None:
                 self._turns.close()
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
 from fastapi import FastAPI
@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from deployments.api.errors import invalid, quoted
 from deployments.api.http.access import tenant_of
+from deployments.api.http.body_memory import BodyRoom
 from deployments.api.http.transport import EventStream, json_response
 from deployments.api.off_loop import off_loop
 from deployments.api.output.response_encoder import encode_json
@@ -25,9 +26,9 @@ PAGE, LARGEST_PAGE = 20, 100
 NO_STREAM = "This response cannot be read as a stream: only one that was asked for with background and stream can."
 
 
-def add_response_routes(app: FastAPI, service: ApiService) -> None:
-    """Register them."""
-    routes = _ResponseRoutes(service)
+def add_response_routes(app: FastAPI, service: ApiService, room_for: Callable[[Request], BodyRoom]) -> None:
+    """Register them. What they read of conversations takes the room that `room_for` gives a request."""
+    routes = _ResponseRoutes(service, room_for)
     path = "/v1/responses/{response_id}"
     app.add_api_route(path, routes.retrieve, methods=["GET"])
     app.add_api_route(path, routes.delete, methods=["DELETE"])
@@ -38,8 +39,8 @@ def add_response_routes(app: FastAPI, service: ApiService) -> None:
 class _ResponseRoutes:
     """The endpoints and the service that they share."""
 
-    def __init__(self, service: ApiService) -> None:
-        self._service = service
+    def __init__(self, service: ApiService, room_for: Callable[[Request], BodyRoom]) -> None:
+        self._service, self._room_for = service, room_for
 
     async def retrieve(self, request: Request, response_id: str) -> Response:
         """Return a response as it is, or its events with `stream=true`."""
@@ -73,17 +74,18 @@ class _ResponseRoutes:
     async def input_items(self, request: Request, response_id: str) -> Response:
         """List the items that a response answers, those of responses that it continues included."""
         limit, is_newest_first = _page(request)
-        shelf = self._shelf(request)
-        items = await shelf.input_of(await shelf.find(response_id))
-        if is_newest_first:
-            items.reverse()
-        after = request.query_params.get("after")
-        if after is not None:
-            at = next((at for at, item in enumerate(items) if item["id"] == after), None)
-            if at is None:
-                raise invalid(f"after is {quoted(after)}, which is not among the items.", "after")
-            items = items[at + 1 :]
-        return _json(await off_loop(partial(_listed, items, limit)))
+        with self._room_for(request) as room:
+            shelf = self._shelf(request, room)
+            items = await shelf.input_of(await shelf.find(response_id))
+            if is_newest_first:
+                items.reverse()
+            after = request.query_params.get("after")
+            if after is not None:
+                at = next((at for at, item in enumerate(items) if item["id"] == after), None)
+                if at is None:
+                    raise invalid(f"after is {quoted(after)}, which is not among the items.", "after")
+                items = items[at + 1 :]
+            return _json(await off_loop(partial(_listed, items, limit)))
 
     async def _stream(self, request: Request, response_id: str, job: ResponseJob | None) -> Response:
         after = _starting_after(request)
@@ -101,8 +103,11 @@ class _ResponseRoutes:
     def _job(self, request: Request, name: str) -> ResponseJob | None:
         return self._service.responses.background.find(tenant_of(request).name, name)
 
-    def _shelf(self, request: Request) -> Shelf:
-        return Shelf(self._service.responses.store, tenant_of(request).name, self._service.limits)
+    def _shelf(self, request: Request, room: BodyRoom | None = None) -> Shelf:
+        service = self._service
+        return Shelf(
+            service.responses.store, tenant_of(request).name, service.limits, room or self._room_for(request)
+        )
 
 
 async def _events(stored: bytes, after: int) -> AsyncGenerator[bytes, None]:

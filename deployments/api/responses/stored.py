@@ -7,14 +7,20 @@ Each record has only what its own response added, so a conversation takes memory
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import msgspec
 
 from deployments.api.errors import ApiError, invalid, quoted
+from deployments.api.http.body import check_num_values
+from deployments.api.http.body_memory import VALUE_BYTES, BodyRoom
+from deployments.api.http.json_size import most_values
 from deployments.api.off_loop import near_or_far
+from deployments.api.output.response_encoder import encode_json
 from deployments.api.responses.ids import is_response_id, response_of
 from deployments.api.responses.items import Item
 from deployments.api.responses.store import ResponseStore
@@ -44,7 +50,7 @@ class Conversation(msgspec.Struct):
     chain: list[str] = []
     items: list[Item] = []
     num_bytes: int = 0
-    """Size of the records with these items."""
+    """Size of these items as JSON."""
 
 
 class _State(msgspec.Struct):
@@ -53,7 +59,7 @@ class _State(msgspec.Struct):
 
 
 class _Output(msgspec.Struct):
-    output: list[dict[str, Any]]
+    output: msgspec.Raw
 
 
 _unpack = msgspec.msgpack.Decoder(StoredResponse).decode
@@ -72,16 +78,11 @@ def is_background(response: bytes) -> bool:
     return _state(response).background
 
 
-def output_of(stored: StoredResponse) -> list[Item]:
-    """Return the items that a response said."""
-    return _output(stored.response).output
-
-
 class Shelf:
-    """The responses of one tenant."""
+    """The responses of one tenant, for one request. What it reads of conversations takes room as a body does."""
 
-    def __init__(self, store: ResponseStore, tenant: str, limits: Limits) -> None:
-        self._store, self._tenant, self._limits = store, tenant, limits
+    def __init__(self, store: ResponseStore, tenant: str, limits: Limits, room: BodyRoom) -> None:
+        self._store, self._tenant, self._limits, self._room = store, tenant, limits, room
 
     async def find(self, name: str) -> StoredResponse:
         """Return a stored response. Raises `ApiError` 404."""
@@ -95,7 +96,7 @@ class Shelf:
         return is_response_id(name) and await self._store.delete(self._tenant, name)
 
     async def conversation(self, previous: str | None) -> Conversation:
-        """Return what a response continues. Raises `ApiError` 400 or 404."""
+        """Return what a response continues. Raises `ApiError` 400, 404 or 429."""
         if previous is None:
             return Conversation()
         last = await self.find_previous(previous)
@@ -104,7 +105,10 @@ class Shelf:
                 f"previous_response_id is {quoted(previous)}, which is still being generated; wait for its end.",
                 "previous_response_id",
             )
-        return Conversation([*last.chain, previous], *await self._until(last, with_output=True))
+        packed = await self._before(last)
+        texts = _texts(chain(map(_unpack, packed), [last]))
+        read = await self._read(_size(packed, last), texts, self._room, "previous_response_id")
+        return Conversation([*last.chain, previous], *read)
 
     async def find_previous(self, name: str) -> StoredResponse:
         """Return the response that another continues. Raises `ApiError` 404 for the field."""
@@ -116,33 +120,66 @@ class Shelf:
             ) from None
 
     async def input_of(self, last: StoredResponse) -> list[Item]:
-        """Return all items that a response answers. Raises `ApiError` 404."""
-        return (await self._until(last, with_output=False))[0]
+        """Return all items that a response answers. Raises `ApiError` 404 or 429."""
+        packed = await self._before(last)
+        texts = chain(_texts(map(_unpack, packed)), [last.items])
+        return (await self._read(_size(packed, last), texts, self._room))[0]
 
-    async def _until(self, last: StoredResponse, *, with_output: bool) -> tuple[list[Item], int]:
-        """Return all items up to a response, with or without its own output, and their size."""
+    async def named(self, names: Sequence[str]) -> tuple[dict[str, Item], int]:
+        """Return those of the items with these names that stored responses have, and the size that they have as
+        JSON where each is repeated as often as it is named. Raises `ApiError` 400 or 429.
+        """
+        responses = sorted({response for name in names if (response := response_of(name)) is not None})
+        counts, found, num_bytes = Counter(names), dict[str, Item](), 0
+        for record in await self._store.get(self._tenant, responses):
+            if record is None:
+                continue
+            with self._room.another() as room:  # most of what is read is not named, and soon forgotten
+                items, _ = await self._read(len(record), _texts([_unpack(record)]), room)
+                for item in items:
+                    if (count := counts.pop(item["id"], 0)) > 0:
+                        found[item["id"]] = item
+                        num_bytes += self._repeated(encode_json(item), count, num_bytes)
+        return found, num_bytes
+
+    async def _before(self, last: StoredResponse) -> list[bytes]:
+        """Return the records of the responses that a response continues. Raises `ApiError` 404."""
         records = await self._store.get(self._tenant, last.chain)
         for name, record in zip(last.chain, records, strict=True):
             if record is None:
                 raise not_found(name)
-        packed = [record for record in records if record is not None]
-        size = sum(map(len, packed)) + len(last.items) + len(last.response)
-        work = partial(_joined, packed, last, with_output=with_output)
-        return await near_or_far(size, self._limits.inline_body_bytes, work), size
+        return [record for record in records if record is not None]
 
-    async def named(self, names: Sequence[str]) -> dict[str, Item]:
-        """Return those of the items with these names that stored responses have."""
-        responses = sorted({response for name in names if (response := response_of(name)) is not None})
-        found: dict[str, Item] = {}
-        for record in await self._store.get(self._tenant, responses):
-            if record is not None:
-                stored = _unpack(record)
-                work = partial(_own_items, stored)
-                size = len(stored.items) + len(stored.response)
-                found |= {
-                    item["id"]: item for item in await near_or_far(size, self._limits.inline_body_bytes, work)
-                }
-        return {name: found[name] for name in names if name in found}
+    async def _read(
+        self, size: int, texts: Iterable[bytes], room: BodyRoom, param: str | None = None
+    ) -> tuple[list[Item], int]:
+        """Return the items in JSON arrays, read from records of this size, and the arrays' own size.
+
+        For a field `param` they may be as many as if it had them itself.
+        """
+        work = partial(self._parsed, texts, room, param)
+        return await near_or_far(size, self._limits.inline_body_bytes, work)
+
+    def _parsed(self, texts: Iterable[bytes], room: BodyRoom, param: str | None) -> tuple[list[Item], int]:
+        kept, num_bytes = [], 0
+        for text in texts:
+            room.take(len(text))
+            num_bytes += len(text)
+            if param is not None and num_bytes > self._limits.max_body_bytes:
+                raise _too_large(self._limits, param)
+            kept.append(text)
+        if param is not None:
+            check_num_values(kept, self._limits, "The conversation", param)
+        room.take(sum(most_values(text) for text in kept) * VALUE_BYTES)
+        return [item for text in kept for item in _items(text)], num_bytes
+
+    def _repeated(self, text: bytes, count: int, num_before: int) -> int:
+        """Take room for an item that is named so often, after others of this size, and return its size."""
+        num_bytes = len(text) * count
+        if num_before + num_bytes > self._limits.max_body_bytes:
+            raise _too_large(self._limits, "input")
+        self._room.take(num_bytes + most_values(text) * count * VALUE_BYTES)
+        return num_bytes
 
 
 def not_found(name: str) -> ApiError:
@@ -156,10 +193,21 @@ def not_found(name: str) -> ApiError:
     )
 
 
-def _joined(packed: Sequence[bytes], last: StoredResponse, *, with_output: bool) -> list[Item]:
-    items = [item for record in packed for item in _own_items(_unpack(record))]
-    return [*items, *_items(last.items), *(output_of(last) if with_output else ())]
+def _too_large(limits: Limits, param: str) -> ApiError:
+    what = "names items of other responses" if param == "input" else "is the end of a conversation"
+    return invalid(
+        f"{param} {what} with more than {limits.max_body_bytes} bytes in all, which is as much as a body may have "
+        "(limits.max_body_bytes); send what the model is to read.",
+        param,
+    )
 
 
-def _own_items(stored: StoredResponse) -> list[Item]:
-    return [*_items(stored.items), *output_of(stored)]
+def _texts(responses: Iterable[StoredResponse]) -> Iterator[bytes]:
+    """Yield the arrays of items that responses have as JSON: what each adds to its conversation."""
+    for stored in responses:
+        yield stored.items
+        yield bytes(_output(stored.response).output)
+
+
+def _size(packed: Sequence[bytes], last: StoredResponse) -> int:
+    return sum(map(len, packed)) + len(last.items) + len(last.response)
