@@ -26,7 +26,7 @@ test: lint $(PUBLISHER)/.installed
 
 # Not part of `make test`: what it installs is not Raydix's.
 clients: $(INSTALLED) $(CLIENTS)/.installed
-	$(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients tests/clients
+	$(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients tests/clients $(if $(CLIENTS_TABLE),--table $(CLIENTS_TABLE))
 
 clients-installed: $(CLIENTS)/.installed
 
@@ -68,10 +68,13 @@ $(PUBLISHER)/.installed: monitoring/grafana/requirements.txt
 	$(PUBLISHER)/bin/python -m pip install --quiet -r $<
 	@touch $@
 
-$(CLIENTS)/.installed: tests/clients/requirements.txt
+# The requirements name every package with its version, so nothing is resolved. Clients of Node.js are left out where
+# there is no npm.
+$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/node/package-lock.json
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip install --quiet -r $<
+	$(CLIENTS)/bin/python -m pip install --quiet --no-deps --no-compile -r $<
+	command -v npm >/dev/null || exit 0; npm ci --prefix tests/clients/node --no-audit --no-fund --silent
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(PUBLISHER) $(CLIENTS) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PUBLISHER) $(CLIENTS) tests/clients/node/node_modules build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

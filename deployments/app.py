@@ -27,6 +27,11 @@ from router.policy_names import policy_named
 
 def build(args: AppArgs) -> Application:
     """Build the application that `args` describes."""
+    return build_with(args, load_engine)
+
+
+def build_with(args: AppArgs, engine_factory: EngineFactory) -> Application:
+    """Build the application that `args` describes, with engines that `engine_factory` makes."""
     check_tracing(args.tracing)
     args = args.model_copy(update={"shared_prefixes": tuple(prefix.read() for prefix in args.shared_prefixes)})
     policy_named(args.router.policy)  # a class that cannot be used is refused here, and not by each ingress
@@ -40,7 +45,9 @@ def build(args: AppArgs) -> Application:
         ray_actor_options={"num_cpus": 0},
         logging_config={"enable_access_log": False} | (serve_logging(args.logging) or {}),
     ).bind(args.ingresses.count, args.metrics)
-    engines = {model.name: bind_engines(args, model, hub, name) for name, model in args.served.items()}
+    engines = {
+        model.name: bind_engines(args, model, hub, name, engine_factory) for name, model in args.served.items()
+    }
     return bind_ingress(args, engines, hub)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.clients.conftest import PYTHON, ROOT
 
-lm_eval = pytest.importorskip("lm_eval", reason="`make clients` installs lm-eval")
+pytest.importorskip("lm_eval", reason="`make clients` installs lm-eval")
 MODEL = ROOT / "deployments/demo_model"
 PAIRS = [
     ("<|im_start|>user\nWhat does bisect.insort do?<|im_end|>\n<|im_start|>assistant\n", "It inserts an item."),
@@ -24,12 +24,12 @@ PAIRS = [
 
 
 @pytest.fixture(scope="module")
-def model(base_url: str) -> Any:
+def model(embedded_url: str) -> Any:
     """lm-eval's model, which asks the server to tokenize, too."""
     from lm_eval.api.registry import get_model  # type: ignore[import-not-found]  # in .venv-clients alone
 
     return get_model("local-completions").create_from_arg_string(
-        f"model=demo,base_url={base_url}/v1/completions,tokenizer_backend=remote,num_concurrent=4"
+        f"model=demo,base_url={embedded_url}/v1/completions,tokenizer_backend=remote,num_concurrent=4"
     )
 
 

@@ -1,0 +1,69 @@
+"""A runner that replays token ids: what a script says, tokenized, whatever a model would compute."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from engine.config import EngineConfig
+from engine.engine import Engine, model_directory
+from engine.loading.model_directory import fingerprint
+from engine.logprobs import TokenLogprobs
+from engine.models.config import ModelConfig
+from engine.request import Request
+from engine.scheduling.plan import Chunk, Step, StepPlan, StepResult
+from engine.scheduling.swap import HostMemory
+from engine.tokenizer import load_tokenizer
+from tests.clients.support.scripts import answer
+
+_LOGPROB = -0.125
+
+
+class ScriptedRunner:
+    """Samples the tokens of the script that a prompt asks for, and then the model's end.
+
+    Where an answer must match a grammar and the script does not, the answer says so.
+    """
+
+    attention_name = device = dtype = "none"
+    host_memory = HostMemory()
+
+    def __init__(self, config: EngineConfig) -> None:
+        directory = model_directory(config)
+        self.model_config = ModelConfig.from_directory(directory)
+        self.num_pages = config.kv_pages or 4096
+        self.fingerprint = fingerprint(directory)
+        self._tokenizer = load_tokenizer(directory)
+        self._end = min(self.model_config.eos_token_ids)
+        self._reply = lru_cache(maxsize=256)(self._scripted)
+
+    def prepare(self, plan: StepPlan) -> Step:
+        """Look up the tokens; there is nothing to compute."""
+        tokens = [self._next(chunk) for chunk in plan.sampling_chunks]
+        logprobs = [
+            _logprobs(token, chunk.request) for token, chunk in zip(tokens, plan.sampling_chunks, strict=True)
+        ]
+        return lambda: StepResult(tokens, logprobs)
+
+    def _next(self, chunk: Chunk) -> int:
+        ids = self._reply(tuple(chunk.request.prompt_ids))
+        constraint = chunk.request.constraint
+        if constraint is not None and constraint.matcher.deep_copy().validate_tokens([*ids]) < len(ids):
+            ids = self._encode("The grammar does not allow what the script says.")
+        place = chunk.start + chunk.num_tokens - chunk.request.num_prompt
+        return ids[place] if place < len(ids) else self._end
+
+    def _scripted(self, prompt_ids: tuple[int, ...]) -> tuple[int, ...]:
+        return self._encode(answer(self._tokenizer.decode(list(prompt_ids), skip_special_tokens=False)))
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return (*self._tokenizer.encode(text, add_special_tokens=False), self._end)
+
+
+def _logprobs(token: int, request: Request) -> TokenLogprobs | None:
+    count = request.sampling.logprobs
+    return None if count is None else TokenLogprobs(token, _LOGPROB, ((token, _LOGPROB),)[:count])
+
+
+def engines(config: EngineConfig) -> Engine:
+    """Make an engine that replays scripts."""
+    return Engine(config, ScriptedRunner(config))
