@@ -37,6 +37,7 @@ from deployments.api.http.hot_paths import HotPaths
 from deployments.api.http.observation import Observation, record_of
 from deployments.api.http.origins import Origins
 from deployments.api.http.pacing import Pace, chunks_per_s
+from deployments.api.http.request_lines import RequestLines
 from deployments.api.http.scopes import request_id
 from deployments.api.http.spelling import Spelling
 from deployments.api.http.transport import Envelope, json_response, name_ignored, until_disconnect
@@ -95,7 +96,10 @@ def create_app(service: ApiService) -> ASGIApp:
     if service.allowed_hosts is not None or service.cors_origins:
         app = Origins(app, service.allowed_hosts, service.cors_origins)
     app = Envelope(app, service.limits, names_answers=not service.is_named_outside, on_named=service.on_named)
-    endpoints.app = Spelling(Observation(app, service.metrics, service.listeners))
+    app = Observation(app, service.metrics, service.listeners)
+    if service.write_line is not None:
+        app = RequestLines(app, service.write_line)
+    endpoints.app = Spelling(app)
     return endpoints.app
 
 

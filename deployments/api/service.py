@@ -106,6 +106,8 @@ class ApiService:
 
     listeners: tuple[Listener, ...] = ()
     """Called with the report of every generating request once its response is complete."""
+    write_line: Callable[[str], None] | None = None
+    """Takes a line for each answered request; None: there are none."""
     is_named_outside: bool = False
     """Whether the server around the API adds x-request-id to every response, as Ray Serve does."""
     on_named: Callable[[str], None] = lambda name: None

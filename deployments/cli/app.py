@@ -106,6 +106,7 @@ def serve(
     replicas: Annotated[
         int | None, typer.Option(help="Engine replicas instead of the file's.", min=1, show_default=False)
     ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no line for each request.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the workers' logs.")] = False,
 ) -> None:
     """Serve a model with an OpenAI-compatible API on this machine, until Ctrl-C.
@@ -114,7 +115,7 @@ def serve(
     """
     from deployments.cli.serve import run
 
-    run(config, host=host, port=port, model=model, replicas=replicas, verbose=verbose)
+    run(config, host=host, port=port, model=model, replicas=replicas, quiet=quiet, verbose=verbose)
 
 
 @app.command()

@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from rich.markup import escape
 from rich.panel import Panel
 
 from deployments.cli.errors import UserError, one_line
+from deployments.cli.request_lines import shown_requests
 from deployments.cli.serve_config import Overrides, address, check_metrics_ports, check_port, load, models
 from router.ray_internals import deploy, serve_namespace
 
@@ -76,14 +77,21 @@ def run(
     port: int | None,
     model: str | None,
     replicas: int | None,
+    quiet: bool,
     verbose: bool,
 ) -> None:
     """Serve until a signal comes. Raises UserError when that fails, with no process left running."""
     console = Console(stderr=True)
     config = load(path, Overrides(host, port, model, replicas))
+    cluster = os.environ.get("RAY_ADDRESS")
+    is_shown = not quiet and cluster is None  # a cluster's ingresses may be on other machines
+    with shown_requests(config, console) if is_shown else nullcontext():
+        _serve(config, cluster, console, verbose)
+
+
+def _serve(config: dict[str, Any], cluster: str | None, console: Console, verbose: bool) -> None:
     schema = _schema(config)
     own_host, own_port = address(config)
-    cluster = os.environ.get("RAY_ADDRESS")
     if cluster is None:
         check_port(own_host, own_port)
         check_metrics_ports(config)

@@ -108,6 +108,9 @@ class LogSettings(Settings):
     """Directory of the log files; None: `logs/serve` in Ray's session directory."""
     requests: bool = True
     """Whether each generation request is logged when it has ended."""
+    access_log: str | None = None
+    """File or pipe to which ingresses append a line for each answered request, as `raydix serve` shows it: method,
+    path, status, tokens, milliseconds, and what was wrong. None: no lines."""
 
 
 class TracingSettings(Settings):

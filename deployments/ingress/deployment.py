@@ -32,6 +32,7 @@ from deployments.ingress.model_link import ModelLink
 from deployments.ingress.prefix_reporter import PrefixReporter
 from deployments.ingress.roll_call import RollCall
 from deployments.telemetry.garbage import GarbagePauses
+from deployments.telemetry.line_file import LineFile
 from deployments.telemetry.loop_lag import LoopLag
 from deployments.telemetry.metrics_push import MetricsPusher
 from deployments.telemetry.request_log import RequestLog
@@ -68,6 +69,7 @@ class Ingress:
         allow_open_files()
         self._tracer = open_tracing(args.tracing, name)
         self._log = RequestLog(name)
+        self._lines = None if args.logging.access_log is None else LineFile(args.logging.access_log)
         self._controller = controller = ControllerClient(context.app_name, args.health.status_timeout_s)
         self._links = [
             ModelLink(args, model, engines[model.name], name, controller) for model in args.served.values()
@@ -168,6 +170,7 @@ class Ingress:
             cors_origins=args.ingresses.cors_origins,
             cluster=self._cluster(),
             listeners=self._listeners(),
+            write_line=None if self._lines is None else self._lines.add,
             is_named_outside=True,
             is_stopping=serve_is_stopping,
             ready_without_engines_s=args.health.migration_wait_s,
@@ -204,5 +207,7 @@ class Ingress:
         for link in self._links:
             await link.aclose()
         self._log.flush()
+        if self._lines is not None:
+            self._lines.flush()
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close)

@@ -66,7 +66,7 @@ def _join(package: str, *filters: logging.Filter) -> bool:
 
 def serve_logging(settings: LogSettings) -> dict[str, Any] | None:
     """Serve's `logging_config` for a deployment; None leaves it to the application's."""
-    if settings == LogSettings(requests=settings.requests):
+    if settings == LogSettings(requests=settings.requests, access_log=settings.access_log):
         return None
     config: dict[str, Any] = {"log_level": settings.level, "logs_dir": settings.directory}
     return config if settings.encoding is None else {**config, "encoding": settings.encoding.upper()}

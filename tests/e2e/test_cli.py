@@ -76,6 +76,10 @@ def test_serve_is_ready_answers_and_leaves_nothing_behind(ray_directory: Path, t
         body = {"model": "demo", "messages": [{"role": "user", "content": "What does len do?"}], "max_tokens": 4}
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
         assert answer["usage"]["completion_tokens"] > 0
+        assert httpx.post(f"{url}/v1/completions", json={"model": "demo"}, timeout=60).status_code == 400
+        _wait_for("POST /v1/chat/completions 200 ", log, server)
+        _wait_for("POST /v1/completions 400 ", log, server)
+        assert "ms: prompt is " in log.read_text(), "what was wrong is not shown"
         family = psutil.Process(server.pid).children(recursive=True)
         assert family
         story = {"model": "demo", "prompt": "x", "max_tokens": 500, "ignore_eos": True, "stream": True}

@@ -11,11 +11,12 @@ from starlette.types import Scope
 
 from deployments.api.anthropic import errors as anthropic
 from deployments.api.errors import ApiError
-from deployments.api.http.scopes import request_id, route_path
+from deployments.api.http.scopes import note_error, request_id, route_path
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
     """Create the response of an error to the request of this scope."""
+    note_error(scope, error.message)
     path, name = route_path(scope), request_id(scope)
     headers = error.headers | {anthropic.ID_HEADER: name} if anthropic.is_ours(path) else error.headers
     return Response(error_body(error, path, name), error.status, headers, "application/json")

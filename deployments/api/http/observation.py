@@ -39,6 +39,12 @@ def record_of(request: Request) -> RequestRecord:
     return record
 
 
+def record_in(scope: Scope) -> RequestRecord | None:
+    """Return the record of the request of this scope; None of one that does not generate."""
+    found: RequestRecord | None = scope.get(_RECORD)
+    return found
+
+
 class Observation:
     """The ASGI middleware that counts and records requests."""
 

@@ -8,6 +8,9 @@ REQUEST_ID = "raydix.request_id"
 """Where `Envelope` leaves a request's id."""
 
 
+_ERROR = "raydix.error"
+
+
 def request_id(scope: Scope) -> str:
     """Return the id that `Envelope` gave this request."""
     return str(scope.get(REQUEST_ID, ""))
@@ -17,3 +20,14 @@ def route_path(scope: Scope) -> str:
     """Return the path below the application's route prefix, as routes see it."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
+def note_error(scope: Scope, message: str) -> None:
+    """Leave what was wrong with a request for the layers around."""
+    scope[_ERROR] = message
+
+
+def error_of(scope: Scope) -> str | None:
+    """Return what was wrong with a request; None if it was not answered with an error object."""
+    found: str | None = scope.get(_ERROR)
+    return found

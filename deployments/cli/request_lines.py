@@ -1,0 +1,57 @@
+"""Shows in the console of `raydix serve` what its ingresses are asked: they write lines into a pipe of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from deployments.cli.serve_config import IMPORT_PATH
+
+_STATUS = re.compile(r"^\S+ \S+ (\d)\d\d ")
+_STYLES = {"4": "yellow", "5": "red"}
+
+
+@contextmanager
+def shown_requests(config: dict[str, Any], console: Console) -> Iterator[None]:
+    """Show the requests of the config's applications meanwhile, but of those whose `logging.access_log` is set."""
+    logs = [_logging(app) for app in config["applications"] if app.get("import_path") == IMPORT_PATH]
+    without = [log for log in logs if log.get("access_log") is None]
+    directory = tempfile.mkdtemp(prefix="raydix-")
+    path = os.path.join(directory, "requests")
+    os.mkfifo(path, 0o600)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(path, os.O_WRONLY)  # as long as one is open, the reader waits for the next ingress
+    os.set_blocking(reader, True)
+    for log in without:
+        log["access_log"] = path
+    thread = threading.Thread(target=_show, args=(reader, console), name="requests", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        os.close(writer)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _logging(application: dict[str, Any]) -> dict[str, Any]:
+    args = application["args"]
+    args["logging"] = dict(args.get("logging") or {})
+    found: dict[str, Any] = args["logging"]
+    return found
+
+
+def _show(reader: int, console: Console) -> None:
+    with open(reader, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            status = _STATUS.match(line)
+            style = _STYLES.get(status[1], "") if status else ""
+            console.print(Text(line.rstrip("\n"), style), soft_wrap=True, highlight=False)
