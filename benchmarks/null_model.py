@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.scheduling.host_pool import HostMemory
 from engine.scheduling.plan import Step, StepPlan, StepResult
-from engine.scheduling.swap import HostMemory
 
 
 @dataclass(frozen=True)

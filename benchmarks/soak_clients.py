@@ -54,6 +54,7 @@ def draw_engine(rng: random.Random) -> dict[str, Any]:
         "overlap": overlap,
         "host_pages": int(num_pages * rng.choice([0, 0.3, 2])),
         "preemption": rng.choice(sorted(MODES)),
+        "host_min_uses": rng.choice([1, 2]),
         "drafter": rng.choice([None, ScriptedDrafts(right=rng.choice([0.0, 0.5, 0.9, 1.0]))]),
         "max_drafts": rng.randint(1, 8),
         "is_adaptive": rng.random() < 0.3,

@@ -179,7 +179,9 @@ class Episode:
         first = [script.requests[name] for name in self._asked if not self._asked[name].get("output_ids")]
         first = [request for request in first if request.num_cached is not None]
         assert stats.query_tokens == sum(request.num_prompt for request in first)
-        assert stats.hit_tokens == sum(request.num_cached or 0 for request in first)
+        num_found = stats.hit_tokens + stats.host_hit_tokens
+        assert num_found == sum(request.num_cached or 0 for request in first)
+        self.counts["host hit tokens"] = stats.host_hit_tokens
         self.counts["hit tokens"], self.counts["query tokens"] = stats.hit_tokens, stats.query_tokens
         self.counts["preemptions"], self.counts["swapped"] = load.num_preemptions, load.num_swapped
         if not script.prefix_cache:

@@ -34,6 +34,8 @@ class CacheStats:
     """Tokens of requests admitted for the first time."""
     hit_tokens: int = 0
     """Part of `query_tokens` whose KV was found in the cache."""
+    host_hit_tokens: int = 0
+    """Part of `query_tokens` whose KV was not there, and was copied back from host memory."""
     recompute_query_tokens: int = 0
     """Tokens of requests admitted again after a preemption."""
     recompute_hit_tokens: int = 0

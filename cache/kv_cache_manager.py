@@ -7,8 +7,7 @@ read       Lease    pages                             reusable by others        
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cache.accounting import CacheStats, PageAccount
 from cache.block_record import BlockRecord
@@ -53,6 +52,9 @@ class KVCacheManager:
         self._prefix_cache = prefix_cache
         self.page_ages = PageAges(num_pages)
         """Ages of evicted pages; recorded where `extend` is given the time."""
+        self.on_evict: Callable[[Node], None] = lambda node: None
+        """Called with each node whose pages are taken to make room, while it is still in the tree: their KV stays
+        readable for the step that is being planned."""
         self._pool = PagePool(num_pages)
         record = BlockRecord(block_tokens) if block_tokens else None
         self.prefix_log: PrefixLog | None = record.log if record is not None else None
@@ -287,8 +289,8 @@ class KVCacheManager:
     ) -> None:
         """Count one admission with its hits; `recompute` says that the request was preempted before.
 
-        `host_tokens`, in addition to `hit_tokens`, are copied back from host memory, where a preemption put them.
-        Hits are counted nowhere else.
+        `host_tokens`, in addition to `hit_tokens`, are copied back from host memory. Hits are counted nowhere
+        else.
         """
         if not 0 <= hit_tokens <= hit_tokens + host_tokens <= query_tokens:
             raise ValueError(f"{hit_tokens} + {host_tokens} hit tokens of {query_tokens} query tokens")
@@ -299,10 +301,17 @@ class KVCacheManager:
         else:
             self.stats.query_tokens += query_tokens
             self.stats.hit_tokens += hit_tokens
+            self.stats.host_hit_tokens += host_tokens
 
     def evict(self, num_pages: int, now: float | None = None) -> int:
         """Free up to `num_pages` pages of unlocked nodes in the strategy's order; return their number."""
-        watch = None if now is None else functools.partial(self.page_ages.evicted, now=now)
+
+        def watch(node: Node) -> None:
+            if now is not None:
+                self.page_ages.evicted(node.pages, node.last_access, now)
+            if self._prefix_cache:
+                self.on_evict(node)
+
         pages = self._tree.evict(max(num_pages, 0), watch)
         self._pool.free(pages)
         self.stats.evicted_pages += len(pages)

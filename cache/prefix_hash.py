@@ -30,9 +30,14 @@ except ImportError:  # an engine without a router: no other process compares its
 
 def prefix_root(namespace: Namespace) -> int:
     """Return the 64-bit hash that begins the chains of a namespace, so that no two namespaces share hashes."""
+    return int(_digest(encoded_namespace(namespace)))
+
+
+def encoded_namespace(namespace: Namespace) -> bytes:
+    """Encode a namespace; no two have the same encoding, and no encoding begins with another."""
     parts = [part.encode() for part in (namespace.model, namespace.adapter, namespace.salt)]
     # Lengths keep ("ab", "c") and ("a", "bc") apart.
-    return int(_digest(b"".join([len(part).to_bytes(4, "little") + part for part in parts])))
+    return b"".join([len(part).to_bytes(4, "little") + part for part in parts])
 
 
 def gate_root(last_hash: int, namespace: Namespace) -> int:
@@ -53,7 +58,7 @@ def block_hashes(token_ids: Sequence[int], root: int, block_tokens: int, start: 
     if block_tokens < 1:
         raise ValueError(f"a block must have at least 1 token, got {block_tokens}")
     num_blocks = max(len(token_ids) - start, 0) // block_tokens
-    content = _encode(token_ids[start : start + num_blocks * block_tokens])
+    content = encoded(token_ids[start : start + num_blocks * block_tokens])
     size, previous, hashes = 4 * block_tokens, root, []
     for begin in range(0, len(content), size):
         previous = _digest(content[begin : begin + size], seed=previous)
@@ -63,11 +68,11 @@ def block_hashes(token_ids: Sequence[int], root: int, block_tokens: int, start: 
 
 def prefix_key(token_ids: Sequence[int], root: int) -> int:
     """Return one 64-bit hash under `root` of all of `token_ids`, a prompt's first tokens whole blocks or not."""
-    return int(_digest(_encode(token_ids), seed=root))
+    return int(_digest(encoded(token_ids), seed=root))
 
 
-def _encode(token_ids: Sequence[int]) -> bytes:
-    """Encode as little-endian 32-bit integers."""
+def encoded(token_ids: Sequence[int]) -> bytes:
+    """Encode as little-endian 32-bit integers. Raises OverflowError for ids that do not fit 32 bits with sign."""
     if isinstance(token_ids, array) and token_ids.typecode == "i" and sys.byteorder == "little":
         return token_ids.tobytes()
     try:

@@ -265,14 +265,12 @@ class RadixTree:
         """Return the leaf that `evict` would take first, if any. O(log n) amortised over touches."""
         return self._queue.peek()
 
-    def evict(
-        self, num_pages: int | None = None, watch: Callable[[list[int], float], None] | None = None
-    ) -> list[int]:
+    def evict(self, num_pages: int | None = None, watch: Callable[[Node], None] | None = None) -> list[int]:
         """Take up to `num_pages` pages from the ends of unlocked leaves, or all pages of unlocked nodes for None.
 
         Returns the pages, which belong to the caller; it may be one more, where an evicted leaf was the only one
-        to continue a page. O(k log n) for k pages, never a walk of the tree. `watch` is called with the pages that
-        are evicted together and the time of their last use.
+        to continue a page. O(k log n) for k pages, never a walk of the tree. `watch` is called with each node
+        of which all pages are evicted, while it is still in the tree.
         """
         freed: list[int] = []
         while num_pages is None or len(freed) < num_pages:
@@ -286,7 +284,7 @@ class RadixTree:
                 self.split(node, (node.first_slot + surplus) * self.page_size)
             freed.extend(reversed(node.pages))
             if watch is not None:
-                watch(node.pages, node.last_access)
+                watch(node)
             self.evictable_pages -= len(node.pages)
             parent = node.parent
             self._remove(node)
@@ -356,6 +354,19 @@ class RadixTree:
             assert node.parent is not None, "a root ends in no page"
             node = node.parent
         return None
+
+
+def sequence(node: Node) -> array[int]:
+    """Return all tokens up to `node.end`, from its root on. O(their number + depth)."""
+    runs: list[array[int]] = []
+    step: Node | None = node
+    while step is not None:
+        runs.append(step.tokens)
+        step = step.parent
+    tokens = array("i")
+    for run in reversed(runs):
+        tokens.extend(run)
+    return tokens
 
 
 def common_prefix(run: array[int], tokens: Sequence[int], start: int, stop: int) -> int:

@@ -55,8 +55,11 @@ class EngineConfig(SchedulerSettings):
     """What happens to the KV of a preempted request: "swap" copies it to host memory while there is room,
     "recompute" drops it to compute it again, "auto" takes the way that will probably be cheaper."""
     host_kv_gib: float = 0.0
-    """Host memory for swapped KV, in GiB, allocated at the start and pinned if there is a GPU. 0: always
-    recompute."""
+    """Host memory for the KV of preempted requests and of evicted prefixes, in GiB, allocated at the start and
+    pinned if there is a GPU. 0: all is computed again."""
+    host_kv_min_uses: int = 2
+    """Requests that must have used an evicted prefix, the one that computed it included, for its KV to be copied
+    to host memory; 1 copies all."""
     generation_config: Literal["model", "none"] | dict[str, int | float] = "model"
     """Sampling of requests that do not give it: "model" takes the values of the model's generation_config.json,
     "none" the API's own. Or values: `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` and
@@ -140,6 +143,7 @@ class EngineConfig(SchedulerSettings):
             raise ValueError(f"kv_memory_share must be in (0, 1], got {self.kv_memory_share}")
         if not 0 <= self.host_kv_gib < 2**20:
             raise ValueError(f"host_kv_gib must be in [0, {2**20}), got {self.host_kv_gib}")
+        _check_range("host_kv_min_uses", self.host_kv_min_uses, 1, 2**20)
         if self.preemption == "swap" and not self.host_kv_gib:
             raise ValueError('preemption is "swap", but host_kv_gib is 0: set it, or use "auto" or "recompute"')
         if self.max_step_tokens < self.max_running:

@@ -24,9 +24,10 @@ from engine.machine import prepare_process
 from engine.precompute import Precomputed, precompute
 from engine.request import Request
 from engine.sampling_params import SamplingParams
+from engine.scheduling.host_kv import HostKV
+from engine.scheduling.host_pool import HostMemory
 from engine.scheduling.plan import Runner
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.swap import HostMemory, SwapSpace
 
 if TYPE_CHECKING:
     from engine.ranks.launcher import WorkerLauncher
@@ -94,10 +95,10 @@ class Engine:
             prefix_cache=config.prefix_cache,
             block_tokens=config.block_tokens,
         )
-        swap = SwapSpace(runner.host_memory, config.page_size, config.preemption)
+        host = HostKV(runner.host_memory, config.page_size, config.preemption, config.host_kv_min_uses)
         speculator = _speculator(config.speculation, drafter)
         longest = config.max_model_len or self.model.max_position_embeddings
-        self.scheduler = Scheduler(self.cache, config, longest, self.model.eos_token_ids, swap, speculator)
+        self.scheduler = Scheduler(self.cache, config, longest, self.model.eos_token_ids, host, speculator)
         self.grammars = Compiler(self._vocabulary, config.grammar_cache_bytes)
         self.loop = EngineLoop(self.scheduler, runner, overlap=config.overlap is not False)
         self._rank_group = rank_group

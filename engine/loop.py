@@ -277,7 +277,7 @@ class EngineLoop:
             self._load, self._load_at = self.scheduler.load(now), now
             if sum(self._load.pages) != self.scheduler.cache.num_pages:
                 logger.error("KV pages do not add up to %d: %s", self.scheduler.cache.num_pages, self._load.pages)
-            if self._load.host_pages.total != self.scheduler.allocator.swap.num_pages:
+            if self._load.host_pages.total != self.scheduler.allocator.host.num_pages:
                 logger.error("host pages do not add up: %s", self._load.host_pages)
         return now
 

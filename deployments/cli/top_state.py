@@ -265,7 +265,7 @@ def _replica(
         decode_tokens_per_s=interval.rate("generation_tokens_total", **mine),
         hit_rate=_hit_rate(interval, mine),
         preemptions=interval.increase("preemptions_total", **mine),
-        evicted_pages_per_s=interval.rate("kv_evictions_total", **mine),
+        evicted_pages_per_s=interval.rate("kv_evictions_total", tier="device", **mine),
         heartbeat_age_s=number(health.get("heartbeat_age_s")),
     )
 

@@ -76,12 +76,11 @@ def _gib(num_bytes: int) -> str:
 
 
 def host_pages_for(config: EngineConfig, bytes_per_token: int, bytes_free: int | None = None) -> int:
-    """Return the number of host pages for the KV of preempted requests, given `bytes_free` bytes of RAM (None: all
-    that is available).
+    """Return the number of host pages for KV, given `bytes_free` bytes of RAM (None: all that is available).
 
     Raises ValueError if `config.host_kv_gib` is more than that, or less than a page.
     """
-    if config.preemption == "recompute" or not config.host_kv_gib:
+    if not config.host_kv_gib:
         return 0
     bytes_free = available_ram() if bytes_free is None else bytes_free
     wanted, bytes_per_page = int(config.host_kv_gib * 2**30), bytes_per_token * config.page_size

@@ -18,7 +18,7 @@ from engine.config import EngineConfig
 from engine.runner.prepared_step import PreparedStep
 from engine.sampling.pooled import PooledRow
 from engine.sampling.prompt_logprobs import PromptSpan
-from engine.scheduling.swap import PagePair
+from engine.scheduling.host_pool import PagePair
 
 T = TypeVar("T")
 MAX_REPORT_BYTES = 2**20

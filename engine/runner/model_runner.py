@@ -26,8 +26,8 @@ from engine.sampling.graph_chooser import graph_chooser_for
 from engine.sampling.pooled import pool
 from engine.sampling.prompt_logprobs import SLICE_BYTES, score
 from engine.sampling.sampler import sampler_for
+from engine.scheduling.host_pool import HostMemory
 from engine.scheduling.plan import Step, StepPlan, StepResult
-from engine.scheduling.swap import HostMemory
 
 
 class ModelRunner:

@@ -20,8 +20,8 @@ from engine.request import PENDING
 from engine.sampling.pooled import PooledRow, rows_to_pool
 from engine.sampling.prompt_logprobs import PromptSpan, spans_to_score
 from engine.sampling.row import SamplingRow
+from engine.scheduling.host_pool import PagePair
 from engine.scheduling.plan import Chunk, StepPlan, StepResult, num_accepted
-from engine.scheduling.swap import PagePair
 
 
 class Places:

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from cache import KVCacheManager, Lease, OutOfPages
 from engine.request import Request, Status
 from engine.scheduling import beam_group
+from engine.scheduling.host_kv import HostKV
 from engine.scheduling.prefill_budget import PrefillBudget
 from engine.scheduling.step_builder import StepBuilder
-from engine.scheduling.swap import SwapSpace
 from engine.scheduling.waiting_queue import WaitingQueue, precedence
 
 # Tokens by which a preempted request, and all that run beside it, must have room to grow before it is admitted
@@ -45,11 +45,11 @@ class KVAllocator:
         cache: KVCacheManager,
         waiting: WaitingQueue,
         max_running: int,
-        swap: SwapSpace,
+        host: HostKV,
         budget: PrefillBudget,
     ) -> None:
         self.cache = cache
-        self.swap = swap
+        self.host = host
         self.waiting = waiting
         self.running: list[Request] = []
         """In order of precedence."""
@@ -76,12 +76,12 @@ class KVAllocator:
         self.is_in_flight, self.is_starved, self.is_swapping = is_in_flight, False, False
         self.num_deferred = 0
         self.forget_promises()
-        self.swap.begin_step()
+        self.host.begin_step()
 
     def enqueue(self, request: Request) -> None:
         """Put a request at its position in the queue."""
         num_found = self.cache.peek(request.namespace, request.reusable)
-        request.num_expected_cached = self.swap.reach(request.request_id, num_found)
+        request.num_expected_cached = self.host.reach(request, num_found, self._budget.prefill_rate)
         self.waiting.add(request)
 
     # --- pages are taken -----------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class KVAllocator:
         if not self._has_rows(request, self._num_rows):
             return AdmissionOutcome.NO_MEMORY
         match = self.cache.match(request.namespace, request.reusable, now)
-        num_reached = self.swap.reach(request.request_id, match.length)
+        num_reached = self.host.reach(request, match.length, self._budget.prefill_rate)
         if self._is_being_computed(request, num_reached):
             self.num_deferred += 1
             return AdmissionOutcome.DEFERRED
@@ -187,7 +187,7 @@ class KVAllocator:
                 if self.is_in_flight or self.running != [request] or not self.cache.reset():
                     return False
         if begins:
-            step.swap_in += self.swap.swap_in(request.request_id, lease.pages, lease.num_cached)
+            step.swap_in += self.host.load(request.request_id, lease.pages, lease.num_cached)
         return True
 
     def grow_beams(self, step: StepBuilder, request: Request, now: float) -> bool:
@@ -241,13 +241,13 @@ class KVAllocator:
     def _start(self, request: Request, num_cached: int, now: float) -> None:
         """Record an admission. Cache hits count at the first one only; later ones count as recomputation."""
         is_repeat = request.num_cached is not None or request.num_resumed > 0
-        num_reached = self.swap.reach(request.request_id, num_cached)
+        num_reached = self.host.start(request, num_cached, self._budget.prefill_rate)
         self.cache.record_admission(
             request.num_tokens, num_cached, recompute=is_repeat, host_tokens=num_reached - num_cached
         )
         num_before = request.num_computed
         if request.num_cached is None:
-            request.num_cached = min(num_cached, request.num_prompt)
+            request.num_cached = min(num_reached, request.num_prompt)
             request.admitted_at = now
             if request.num_resumed:  # the previous engine had computed all but its last token
                 num_before = request.num_tokens - 1
@@ -308,7 +308,7 @@ class KVAllocator:
         A step in flight may still write to its pages. That is safe: their next owner writes in a later step.
         """
         self._release_pages(request, now, keep)
-        self.swap.forget(request.request_id)
+        self.host.forget(request.request_id)
         if request.status is Status.RUNNING:
             self._leave(request)
         else:
@@ -331,7 +331,7 @@ class KVAllocator:
         if request.lease is not None:
             start, end = self.cache.shared_tokens(request.lease), len(self._held_tokens(request))
             rate = self._budget.prefill_rate
-            copies = self.swap.swap_out(request.request_id, request.lease.pages, start, end, rate)
+            copies = self.host.swap_out(request, request.lease.pages, start, end, rate)
             step.swap_out += copies
             self.is_swapping |= bool(copies)
             self.num_swapped += bool(copies)

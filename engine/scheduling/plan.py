@@ -17,7 +17,7 @@ from cache import PageCopy
 from engine.logprobs import PackedLogprobs
 from engine.logprobs import TokenLogprobs as TokenLogprobs
 from engine.request import Request
-from engine.scheduling.swap import PagePair
+from engine.scheduling.host_pool import PagePair
 from engine.stream_delta import StreamDelta
 from engine.structs import Struct
 

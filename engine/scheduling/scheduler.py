@@ -22,6 +22,7 @@ from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.request import PENDING, Request, Status
 from engine.scheduling import beam_group
 from engine.scheduling.fits import check_fits
+from engine.scheduling.host_kv import HostKV
 from engine.scheduling.kv_allocator import KVAllocator
 from engine.scheduling.plan import GRAMMAR_FAILED, Chunk, StepPlan, StepResult
 from engine.scheduling.prefill_budget import PrefillBudget
@@ -30,7 +31,6 @@ from engine.scheduling.queue_policy import policy_named
 from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.stats import EngineLoad
 from engine.scheduling.step_builder import StepBuilder
-from engine.scheduling.swap import HostMemory, SwapSpace
 from engine.scheduling.waiting_queue import WaitingQueue
 from engine.stream_delta import FinishReason, StreamDelta
 
@@ -44,12 +44,12 @@ class Scheduler:
         settings: SchedulerSettings,
         max_model_len: int,
         eos_token_ids: Iterable[int] = (),
-        swap: SwapSpace | None = None,
+        host: HostKV | None = None,
         speculator: Speculator | None = None,
     ) -> None:
         """`max_model_len` bounds the prompt and output tokens of a request.
 
-        Without `swap`, the KV of preempted requests stays in the tree or is computed again. Without a `speculator`
+        Without `host`, KV stays in the tree or is computed again. Without a `speculator`
         every decode yields one token per step.
         """
         self.cache = cache
@@ -66,8 +66,9 @@ class Scheduler:
         self._speculator = speculator or Speculator()
         self._requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(settings.max_waiting, settings.max_waiting_tokens)
-        swap = swap or SwapSpace(HostMemory(), cache.page_size)
-        self.allocator = KVAllocator(cache, self.waiting, settings.max_running, swap, self._budget)
+        host = host or HostKV(page_size=cache.page_size)
+        cache.on_evict = host.on_evict
+        self.allocator = KVAllocator(cache, self.waiting, settings.max_running, host, self._budget)
         self._ending: dict[str, FinishReason] = {}  # requests to end between two steps, and why
         self._num_steps = self._num_finished = self._num_in_flight = 0
 
@@ -145,6 +146,7 @@ class Scheduler:
         self._place_prompts(step, now)
         for request in step.preempted:
             self._speculator.forget(request)
+        step.swap_out += allocator.host.take_copies()
         plan = step.build(ended)
         self._num_in_flight += not plan.is_empty
         return plan
@@ -210,6 +212,7 @@ class Scheduler:
 
     def apply(self, plan: StepPlan, result: StepResult, now: float, seconds: float = 0.0) -> list[StreamDelta]:
         """Apply the result of the oldest step in flight, which took `seconds`; returns its requests' deltas."""
+        self.allocator.host.copied(plan.swap_out)
         events, token_ids, scores = [], list(result.token_ids), result.prompt_logprobs
         found: dict[Request, list[TokenLogprobs | None]] = {}  # by beam search, what was found for its beams
         counts = itertools.repeat(1) if result.counts is None else iter(result.counts)
@@ -245,8 +248,7 @@ class Scheduler:
     def fail(self, plan: StepPlan, message: str, now: float) -> list[StreamDelta]:
         """End all requests of a step that failed. The content of their pages is unknown, so no KV is kept."""
         self._num_in_flight -= 1
-        for request in plan.preempted:
-            self.allocator.swap.forget(request.request_id)
+        self.allocator.host.failed(plan.swap_out, plan.preempted)
         return [
             self._end(chunk.request.leader or chunk.request, "error", now, keep=False, error=message)
             for chunk in plan.chunks
@@ -394,7 +396,8 @@ class Scheduler:
             num_steps=self._num_steps,
             num_preemptions=self.allocator.num_preemptions,
             num_swapped=self.allocator.num_swapped,
-            host_pages=self.allocator.swap.account(),
+            host_pages=self.allocator.host.account(),
+            num_host_evicted=self.allocator.host.num_evicted,
             num_finished=self._num_finished,
             prefill_rate=self._budget.prefill_rate,
             decode_seconds=self._budget.decode_seconds,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cache import CacheStats, PageAccount
-from engine.scheduling.swap import HostAccount
+from engine.scheduling.host_pool import HostAccount
 from engine.structs import Struct, field
 
 PHASES = ("prefill", "decode", "mixed")
@@ -73,6 +73,8 @@ class EngineLoad(Struct, frozen=True):
     num_swapped: int = 0
     """Preemptions that copied KV to host memory."""
     host_pages: HostAccount = field(default_factory=HostAccount)
+    num_host_evicted: int = 0
+    """Pages of prefixes that host memory gave up for others."""
     num_finished: int = 0
     prefill_rate: float = 0.0
     """Uncached prompt tokens per second of engine time while prefilling, a moving average; 0 until measured."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cache import PageCopy
 from engine.request import Request
+from engine.scheduling.host_pool import PagePair
 from engine.scheduling.plan import Chunk, StepPlan
-from engine.scheduling.swap import PagePair
 from engine.stream_delta import StreamDelta
 
 

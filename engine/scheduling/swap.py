@@ -11,15 +11,13 @@ in the first step after its readmission.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-_SMOOTHING = 0.2
+from engine.scheduling.host_pool import HostAccount, HostPool, PagePair
 
-PagePair = tuple[int, int]
-"""A device page and a host page, one of which is copied to the other."""
+_SMOOTHING = 0.2
 
 MODES: Mapping[str, Callable[[float, float], bool]] = MappingProxyType(
     {
@@ -29,27 +27,6 @@ MODES: Mapping[str, Callable[[float, float], bool]] = MappingProxyType(
     }
 )
 """Whether a request is swapped out, given what swapping and recomputing will probably cost."""
-
-
-class HostAccount(NamedTuple):
-    """Where the host pages are. Each is free or held, so `total` is always the size of the pool."""
-
-    free: int = 0
-    held: int = 0
-    """Pages with KV of preempted requests, or that the latest plan reads."""
-
-    @property
-    def total(self) -> int:
-        """All host pages."""
-        return self.free + self.held
-
-
-class HostMemory(NamedTuple):
-    """The host pages of a runner."""
-
-    num_pages: int = 0
-    page_seconds: float = 0.0
-    """Seconds to copy a page in one direction, as one of many."""
 
 
 class _SwappedRequest(NamedTuple):
@@ -64,29 +41,23 @@ class _SwappedRequest(NamedTuple):
 
 
 class SwapSpace:
-    """Owns every host page, for a scheduler whose steps run strictly in the order in which they were planned.
+    """Knows what lies in host memory for preempted requests. Takes pages from a pool and gives them back."""
 
-    That order makes reuse safe: host pages that a step reads are free for the next plan.
-    """
-
-    def __init__(self, memory: HostMemory, page_size: int, mode: str = "auto") -> None:
+    def __init__(self, pool: HostPool, page_size: int, mode: str = "auto") -> None:
         """`page_size` in tokens; `mode` is one of `MODES`. Raises ValueError when it is not."""
         if mode not in MODES:
             raise ValueError(f"unknown preemption mode {mode!r}; known are {', '.join(sorted(MODES))}")
-        self.num_pages = memory.num_pages
+        self.pool = pool
+        """Where its pages come from."""
         self._page_size = page_size
-        self._page_seconds = memory.page_seconds
         self._pays = MODES[mode]
-        # A heap with the lowest page first, so that neighbours are copied at once.
-        self._free = list(range(memory.num_pages))
         self._swapped: dict[str, _SwappedRequest] = {}
-        self._being_read: list[int] = []
         self._share_lost = 1.0  # moving average of the share of such KV that the tree had lost at readmission
 
     def account(self) -> HostAccount:
-        """Count the host pages, free and held apart; the invariant is that they add up to `num_pages`."""
+        """Count the pool's pages by state; the invariant is that they add up to its `num_pages`."""
         held = sum(len(swapped.pages) for swapped in self._swapped.values())
-        return HostAccount(len(self._free), held + len(self._being_read))
+        return HostAccount(self.pool.num_free, held + self.pool.num_being_read, self.pool.tier.num_pages)
 
     def swap_out(
         self, request_id: str, table: Sequence[int], start: int, end: int, tokens_per_second: float
@@ -100,11 +71,11 @@ class SwapSpace:
         if request_id in self._swapped:
             return []
         pages = table[start // self._page_size : -(-end // self._page_size)] if end > start else []
-        swap_seconds = (1 + self._share_lost) * len(pages) * self._page_seconds
+        swap_seconds = (1 + self._share_lost) * len(pages) * self.pool.page_seconds
         recompute_seconds = self._share_lost * (end - start) / (tokens_per_second or 1e-9)
-        if len(pages) > len(self._free) or not self._pays(swap_seconds, recompute_seconds):
+        if len(pages) > self.pool.available or not self._pays(swap_seconds, recompute_seconds):
             pages = []
-        hosts = [heapq.heappop(self._free) for _ in pages]
+        hosts = self.pool.take(len(pages))
         self._swapped[request_id] = _SwappedRequest(start, end, hosts)
         return list(zip(pages, hosts, strict=True))
 
@@ -119,13 +90,13 @@ class SwapSpace:
         """Note that a request continues in the pages of `table`; the tree had KV of `num_found` tokens.
 
         Returns the copies to the device: what `reach` promised, from the page in which `num_found` lies. The host
-        pages are free again at the next `begin_step`.
+        pages are free again at the pool's next `begin_step`.
         """
         reached = self.reach(request_id, num_found)
         swapped = self._swapped.pop(request_id, None)
         if swapped is None:
             return []
-        self._being_read += swapped.pages
+        self.pool.free_after_reading(swapped.pages)
         if swapped.end > swapped.start:
             lost = (swapped.end - max(num_found, swapped.start)) / (swapped.end - swapped.start)
             self._share_lost += _SMOOTHING * (max(lost, 0.0) - self._share_lost)
@@ -138,11 +109,4 @@ class SwapSpace:
     def forget(self, request_id: str) -> None:
         """Free the host pages of a request that has ended or whose copies may be invalid. Idempotent."""
         swapped = self._swapped.pop(request_id, None)
-        for page in [] if swapped is None else swapped.pages:
-            heapq.heappush(self._free, page)
-
-    def begin_step(self) -> None:
-        """Begin to plan a step, which will run after the copies of all steps before it."""
-        for page in self._being_read:
-            heapq.heappush(self._free, page)
-        self._being_read = []
+        self.pool.free([] if swapped is None else swapped.pages)

@@ -145,11 +145,13 @@ _MEMORY = PanelRow(
         ),
         Panel(
             "KV in host memory",
-            "Host pages that hold the KV of preempted requests, and all host pages, by replica. When none is "
-            "free, KV is computed again.",
+            "Host pages that hold the KV of preempted requests, and of prefixes that the device evicted, and all "
+            "host pages, by replica. A preempted request takes pages of prefixes; when there are none, its KV is "
+            "computed again.",
             Unit.COUNT,
             (
-                Target(ENGINES.gauge("kv_pages", "replica", state="active", tier="host"), "{{replica}}"),
+                Target(ENGINES.gauge("kv_pages", "replica", state="active", tier="host"), "{{replica}}, requests"),
+                Target(ENGINES.gauge("kv_pages", "replica", state="cached", tier="host"), "{{replica}}, prefixes"),
                 Target(ENGINES.gauge("kv_pages_capacity", "replica", tier="host"), "{{replica}}, all"),
             ),
         ),
@@ -164,9 +166,9 @@ _MEMORY = PanelRow(
         Panel(
             "Evictions",
             "Cached pages given up per second: for want of room (capacity), or because the cache was emptied "
-            "(reset).",
+            "(reset). What a device gives up goes to host memory if several requests have used it.",
             Unit.PAGES_PER_SECOND,
-            (Target(ENGINES.rate("kv_evictions_total", "reason"), "{{reason}}"),),
+            (Target(ENGINES.rate("kv_evictions_total", "tier", "reason"), "{{tier}}, {{reason}}"),),
             is_stacked=True,
         ),
         Panel(

@@ -153,6 +153,7 @@ _THROUGHPUT = PanelRow(
             (
                 Target(FLEET.rate("prompt_tokens_total", source="computed"), "prompt, computed"),
                 Target(FLEET.rate("prompt_tokens_total", source="device"), "prompt, cached"),
+                Target(FLEET.rate("prompt_tokens_total", source="host"), "prompt, from host memory"),
                 Target(FLEET.rate("generation_tokens_total"), "generated"),
             ),
             is_stacked=True,

@@ -49,6 +49,22 @@ def test_greedy_tokens_under_preemption_and_aborts(model: Path, page_size: int, 
     assert (load.num_swapped > 0, load.cache.recompute_host_tokens > 0) == (preemption == "swap",) * 2
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_greedy_tokens_of_prompts_whose_beginning_comes_back_from_host_memory(model: Path, page_size: int) -> None:
+    """Prompts that share prefixes of odd lengths, in pages for one of them: each evicts what came before it."""
+    host = {"host_kv_gib": 2**-8, "host_kv_min_uses": 1}
+    engine = engine_for(model, page_size, 112, max_step_tokens=32, max_running=1, **host)
+    base = random_ids(6, 50)
+    prompts = [[*base, *random_ids(7, 31)], [*base[:33], *random_ids(8, 40)], random_ids(9, 90)]
+    expected = [oracle_greedy(model, prompt, GREEDY.max_tokens) for prompt in prompts]
+    for _ in range(3):
+        for prompt, tokens in zip(prompts, expected, strict=True):
+            (events,) = run_prompts(engine, [prompt])
+            assert tokens_of(events) == tokens
+    assert events[-1].num_cached == 89 - 89 % page_size
+    assert engine.loop.load().cache.host_hit_tokens > 0
+
+
 def test_sampled_tokens_are_the_same_alone_in_a_batch_cold_and_warm(model: Path) -> None:
     params = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=12, seed=5)
     prompts = [random_ids(30 + i, 20) for i in range(4)]

@@ -10,6 +10,9 @@ import pytest
 from benchmarks.soak import STEPS
 from benchmarks.soak_episode import Episode
 from cache import KVCacheManager, Lease
+from cache.page_keys import PageKeys
+from cache.page_tier import PageTier, TierPage
+from engine.scheduling.host_prefixes import HostPrefixes
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.swap import SwapSpace
 
@@ -63,12 +66,20 @@ def forgets_the_copy(fork: Any) -> Any:
     return wrong
 
 
+def unpinned(tier: PageTier, keys: PageKeys, first: int, stop: int) -> list[TierPage]:
+    return [tier._found[keys[page]] for page in range(first, stop)]
+
+
 DEFECTS: list[tuple[type, str, Wrap]] = [
     (KVCacheManager, "release_copy", lambda release: lambda *args: None),
     (KVCacheManager, "record_admission", counts_everybody_anew),
     (KVCacheManager, "fork", forgets_the_copy),
     (SwapSpace, "swap_in", copies_nothing_back),
     (SwapSpace, "forget", lambda forget: lambda *args: None),
+    (HostPrefixes, "hold", lambda hold: lambda *args: None),
+    (HostPrefixes, "load", copies_nothing_back),
+    (HostPrefixes, "drop", lambda drop: lambda prefixes, copies: prefixes.settle(copies)),
+    (PageTier, "pin", lambda pin: unpinned),
     (Scheduler, "needs_results", lambda needs: False),
 ]
 

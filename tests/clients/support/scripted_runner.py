@@ -10,8 +10,8 @@ from engine.loading.model_directory import fingerprint
 from engine.logprobs import TokenLogprobs
 from engine.models.config import ModelConfig
 from engine.request import Request
+from engine.scheduling.host_pool import HostMemory
 from engine.scheduling.plan import Chunk, Step, StepPlan, StepResult
-from engine.scheduling.swap import HostMemory
 from engine.tokenizer import load_tokenizer
 from tests.clients.support.scripts import answer
 

@@ -13,8 +13,8 @@ from engine.beam_search import Hypothesis
 from engine.grammar.compiler import Compiler
 from engine.grammar.spec import Grammar
 from engine.grammar.vocabulary import Vocabulary
+from engine.scheduling.host_pool import HostAccount
 from engine.scheduling.stats import EngineLoad, StageSeconds, StepStats
-from engine.scheduling.swap import HostAccount
 from engine.stream_delta import StreamDelta
 from monitoring.metrics import Metrics
 from tests.engine.support.grammar_models import EOS, NUM_TOKENS, tokenizer
@@ -32,16 +32,16 @@ def test_an_engines_record_becomes_its_metrics() -> None:
         [StreamDelta("a", [7]), StreamDelta("b", [1, 2, 3], finish_reason="stop", alternatives=found)]
     )
     engine.on_evicted([EvictedPage(60.0, 5.0)])
-    cache = CacheStats(query_tokens=10, hit_tokens=4, evicted_pages=7, reset_pages=2)
+    cache = CacheStats(query_tokens=10, hit_tokens=4, host_hit_tokens=3, evicted_pages=7, reset_pages=2)
     cache.recompute_hit_tokens, cache.recompute_host_tokens = 5, 6
     pages = PageAccount(free=1, evictable=2, locked=3, private=4)
-    host = HostAccount(free=11, held=12)
+    host = HostAccount(free=11, held=12, cached=13)
     load = EngineLoad(num_waiting=5, num_deferred=2, pages=pages, cache=cache, host_pages=host)
     compiler = Compiler(lambda: Vocabulary.of(tokenizer(), NUM_TOKENS, [EOS]))
     for letter in "abaa":
         compiler.compile(Grammar("regex", letter))
     engine.on_grammars(compiler)
-    engine.on_load(structs.replace(load, num_preemptions=9, num_swapped=2))
+    engine.on_load(structs.replace(load, num_preemptions=9, num_swapped=2, num_host_evicted=8))
     values, counts = observations_of(metrics)
     assert values["engine_stage_seconds_total"] == pytest.approx(
         {("schedule",): 0.002, ("prepare",): 0.002, ("forward",): 0.010, ("sample",): 0.003, ("output",): 0.004}
@@ -54,14 +54,16 @@ def test_an_engines_record_becomes_its_metrics() -> None:
     assert values["spec_draft_tokens_total"] == {(): 8}
     assert values["spec_accepted_tokens_total"] == {(): 5}
     assert values["requests_waiting"] == {("capacity",): 3, ("deferred",): 2}
-    assert values["kv_evictions_total"] == {("device", "capacity"): 7, ("device", "reset"): 2}
+    evicted = {("device", "capacity"): 7, ("device", "reset"): 2, ("host", "capacity"): 8, ("host", "reset"): 0}
+    assert values["kv_evictions_total"] == evicted
     on_device = {("free", "device"): 1, ("active", "device"): 7, ("cached", "device"): 2}
-    in_host = {("free", "host"): 11, ("active", "host"): 12, ("cached", "host"): 0}
+    in_host = {("free", "host"): 11, ("active", "host"): 12, ("cached", "host"): 13}
     assert values["kv_pages"] == {**on_device, **in_host}
-    assert values["kv_pages_capacity"] == {("device",): 10, ("host",): 23}
+    assert values["kv_pages_capacity"] == {("device",): 10, ("host",): 36}
     assert values["preemptions_total"] == {("recompute",): 7, ("swap",): 2}
     assert values["prefix_cache_recompute_hit_tokens_total"] == {("device",): 5, ("host",): 6}
-    assert values["prefix_cache_hit_tokens_total"] == {("device",): 4}
+    assert values["prefix_cache_hit_tokens_total"] == {("device",): 4, ("host",): 3}
+    assert values["prompt_tokens_total"] == {("computed",): 3, ("device",): 4, ("host",): 3}
     assert counts["kv_page_lifetime_seconds"] == counts["kv_page_idle_before_evict_seconds"] == 1
     assert counts["engine_step_seconds"] == 3
 

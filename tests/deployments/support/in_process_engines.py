@@ -22,8 +22,8 @@ from engine.engine import Engine, LoadedRunner
 from engine.logprobs import PackedLogprobs, TokenLogprobs
 from engine.request import Request
 from engine.sampling_params import SamplingParams
+from engine.scheduling.host_pool import HostMemory
 from engine.scheduling.plan import Chunk, Step, StepPlan, StepResult
-from engine.scheduling.swap import HostMemory
 from monitoring.metrics import Metrics
 from router.fleet import Fleet, ReplicaAddress
 from router.placer import Placeable, Placer

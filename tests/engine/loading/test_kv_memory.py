@@ -46,7 +46,8 @@ def test_too_little_memory_is_explained() -> None:
 def test_host_pages_are_what_was_asked_for_or_none() -> None:
     config = EngineConfig(host_kv_gib=0.5, page_size=16)
     assert host_pages_for(config, MIB // 16, 2**30) == 512
-    assert host_pages_for(EngineConfig(preemption="recompute", host_kv_gib=0.5), MIB // 16, 0) == 0
+    recomputing = EngineConfig(preemption="recompute", host_kv_gib=0.5)
+    assert host_pages_for(recomputing, MIB // 16, 2**30) == 512, "for prefixes"
     assert host_pages_for(EngineConfig(), MIB // 16, 2**30) == 0
 
 
@@ -57,6 +58,8 @@ def test_host_memory_that_is_not_there_is_explained() -> None:
         host_pages_for(EngineConfig(host_kv_gib=1e-6), 1024, 2**30)
     with pytest.raises(ValueError, match='preemption is "swap", but host_kv_gib is 0'):
         EngineConfig(preemption="swap")
+    with pytest.raises(ValueError, match=r"host_kv_min_uses must be in \[1"):
+        EngineConfig(host_kv_min_uses=0)
     with pytest.raises(ValueError, match="host_kv_gib must be in"):
         EngineConfig(host_kv_gib=float("nan"))
 

@@ -57,7 +57,7 @@ def test_an_abort_on_the_way_back_from_the_host(engine: Make) -> None:
     script.abort(b)
     script.step()
     assert script.reason(b) == "abort"
-    assert script.swap.account().held == 0
+    assert script.host.account().held == 0
 
 
 def test_a_request_aborted_while_swapped_out_leaves_its_prompt_to_the_next(engine: Make) -> None:
@@ -66,7 +66,7 @@ def test_a_request_aborted_while_swapped_out_leaves_its_prompt_to_the_next(engin
     script.abort(b)
     c = script.arrive(B, max_tokens=30)
     script.run()
-    assert script.swap.account().held == 0
+    assert script.host.account().held == 0
     assert 0 < script.events[c][-1].num_cached <= kept
 
 

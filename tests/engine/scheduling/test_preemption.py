@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import NeverFits
+from engine.scheduling.host_pool import HostAccount
 from engine.scheduling.plan import StepPlan
-from engine.scheduling.swap import MODES, HostAccount
+from engine.scheduling.swap import MODES
 from tests.engine.support.script import Script
 
 A, B = range(1, 33), range(100, 132)
@@ -135,10 +136,10 @@ def test_a_full_host_pool_leaves_it_to_be_computed_again() -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_an_abort_while_it_waits_gives_the_host_pages_back(overlap: bool) -> None:
     script, a, b = pressed(overlap=overlap)
-    assert script.swap.account().held > 0
+    assert script.host.account().held > 0
     script.abort(b)
     script.step()
-    assert script.swap.account() == HostAccount(24, 0)
+    assert script.host.account() == HostAccount(24, 0)
     script.run()
     assert script.tokens(a) == script.undisturbed(a)
     assert script.reason(b) == "abort" and script.nothing_held()

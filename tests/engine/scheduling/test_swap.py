@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.scheduling.swap import HostAccount, HostMemory, PagePair, SwapSpace
+from engine.scheduling.host_pool import HostAccount, HostMemory, HostPool, PagePair
+from engine.scheduling.swap import SwapSpace
 
 
 def space(num_pages: int = 8, mode: str = "swap") -> SwapSpace:
-    return SwapSpace(HostMemory(num_pages), 4, mode)
+    return SwapSpace(HostPool(HostMemory(num_pages)), 4, mode)
 
 
 def swap_out(
@@ -29,7 +30,7 @@ def test_what_only_it_held_goes_out_and_what_the_tree_lost_comes_in() -> None:
     assert swap.reach("a", 9) == 18
     assert swap.swap_in("a", [30, 31, 50, 51, 52], 8) == [(50, 1), (51, 2), (52, 3)]
     assert swap.account() == HostAccount(4, 4), "the step that reads them has not run"
-    swap.begin_step()
+    swap.pool.begin_step()
     assert swap.account() == HostAccount(8, 0)
 
 
@@ -38,7 +39,7 @@ def test_what_the_tree_kept_needs_no_copy() -> None:
     swap_out(swap, "a", [1, 2, 3], 0, 10)
     assert swap.reach("a", 10) == 10
     assert swap.swap_in("a", [1, 2, 3], 10) == []
-    swap.begin_step()
+    swap.pool.begin_step()
     assert swap.account().held == 0
 
 
@@ -78,20 +79,20 @@ def test_recompute_copies_nothing_and_an_unknown_mode_is_refused() -> None:
 @pytest.mark.parametrize(("rate", "swaps"), [(0.0, True), (3.0, True), (5.0, False)])
 def test_auto_takes_what_is_cheaper(rate: float, swaps: bool) -> None:
     """Two pages of a second each way are 4 s; 16 tokens at `rate` a second are 5.3 s or 3.2 s."""
-    swap = SwapSpace(HostMemory(8, 1.0), 8)
+    swap = SwapSpace(HostPool(HostMemory(8, 1.0)), 8)
     assert bool(swap_out(swap, "a", [1, 2], 0, 16, rate)) == swaps
 
 
 def test_auto_learns_that_the_tree_keeps_what_is_preempted() -> None:
-    swap = SwapSpace(HostMemory(8, 1.0), 8)
+    swap = SwapSpace(HostPool(HostMemory(8, 1.0)), 8)
     for _ in range(20):
         swap_out(swap, "a", [1, 2], 0, 16, 1.0)
         swap.swap_in("a", [1, 2], 16)
-        swap.begin_step()
+        swap.pool.begin_step()
     assert swap_out(swap, "a", [1, 2], 0, 16, 1.0) == [], "nothing is lost: nothing would be computed again"
     for _ in range(20):
         swap.swap_in("a", [1, 2], 0)
-        swap.begin_step()
+        swap.pool.begin_step()
         swap_out(swap, "a", [1, 2], 0, 16, 1.0)
     assert swap.swap_in("a", [1, 2], 0) == [(1, 0), (2, 1)]
 
@@ -114,7 +115,7 @@ def test_no_page_is_lost_shared_or_written_before_it_was_read(
 ) -> None:
     """In a model of memory, page i of request r holds (r, i); a step's copies out go before those in."""
     swap, away, host = (
-        SwapSpace(HostMemory(num_pages), page_size, "swap"),
+        SwapSpace(HostPool(HostMemory(num_pages)), page_size, "swap"),
         dict[str, int](),
         dict[int, tuple[str, int]](),
     )
@@ -138,5 +139,5 @@ def test_no_page_is_lost_shared_or_written_before_it_was_read(
         elif action == "step":
             assert all(host[page] == (name, device % 100) for name, (device, page) in ins)
             ins.clear()
-            swap.begin_step()
+            swap.pool.begin_step()
         assert swap.account().total == num_pages

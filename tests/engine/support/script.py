@@ -14,11 +14,12 @@ from engine.logprobs import PackedLogprobs, joined
 from engine.loop import EngineLoop
 from engine.request import Request, Status
 from engine.sampling_params import SamplingParams
+from engine.scheduling.host_kv import HostKV
+from engine.scheduling.host_pool import HostMemory
 from engine.scheduling.kv_allocator import KVAllocator
 from engine.scheduling.plan import Chunk
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.settings import SchedulerSettings
-from engine.scheduling.swap import HostMemory, SwapSpace
 from engine.stream_delta import StreamDelta
 from tests.engine.support import hash_model
 from tests.engine.support.hash_model import EOS as EOS
@@ -40,6 +41,7 @@ class Script:
     overlap: bool = False
     host_pages: int = 0
     preemption: str = "swap"
+    host_min_uses: int = 2
     drafter: Drafter | None = None
     """ScriptedDrafts tokens, whether it pays or not unless `is_adaptive`."""
     max_drafts: int = 4
@@ -53,12 +55,12 @@ class Script:
         )
         limits = {"max_step_ms": None, "max_step_stretch": None, **self.limits}
         max_model_len = limits.pop("max_model_len", 10**6)
-        self.swap = SwapSpace(HostMemory(self.host_pages), self.page_size, self.preemption)
+        self.host = HostKV(HostMemory(self.host_pages), self.page_size, self.preemption, self.host_min_uses)
         speculator = None
         if self.drafter is not None:
             speculator = Speculator(self.drafter, self.max_drafts, adaptive=self.is_adaptive)
         settings = SchedulerSettings(**limits)
-        self.scheduler = Scheduler(self.cache, settings, max_model_len, [EOS], self.swap, speculator)
+        self.scheduler = Scheduler(self.cache, settings, max_model_len, [EOS], self.host, speculator)
         _check_promises(self.scheduler.allocator)
         self.runner = MemoryRunner(self.page_size)
         self.loop = EngineLoop(self.scheduler, self.runner, clock=lambda: self.now, overlap=self.overlap)
@@ -106,7 +108,7 @@ class Script:
         assert not self.runner.mistakes, self.runner.mistakes
         account = self.scheduler.account()
         assert sum(account) == self.num_pages, account
-        assert self.swap.account().total == self.host_pages, self.swap.account()
+        assert self.host.account().total == self.host_pages, self.host.account()
         return events
 
     def run(self, until: Callable[[], bool] = lambda: False, most: int = 5000) -> None:
@@ -176,8 +178,8 @@ class Script:
     def nothing_held(self) -> bool:
         """Whether no page is locked or private, on the device or on the host, as at the end of every scenario."""
         account = self.scheduler.account()
-        self.swap.begin_step()
-        return account.locked == account.private == self.swap.account().held == 0
+        self.host.begin_step()
+        return account.locked == account.private == self.host.account().held == 0
 
 
 def _check_promises(allocator: KVAllocator) -> None:

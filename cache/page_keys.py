@@ -1,0 +1,37 @@
+"""Names of whole pages of KV, for memory outside of the radix tree: equal names stand for equal KV.
+
+    key of page i = blake2b(namespace, tokens 0 .. (i + 1) * page_size)
+
+The tree compares tokens, and a router's 64-bit hashes may collide, since they only advise. These names do neither:
+whoever found two sequences with one key would have found a collision of blake2b with 256 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from cache.node import Namespace
+from cache.prefix_hash import encoded, encoded_namespace
+
+
+class PageKeys:
+    """The keys of one sequence's whole pages, each computed when it is first asked for. O(page_size) each."""
+
+    def __init__(self, namespace: Namespace, tokens: Sequence[int], page_size: int, first: int = 0) -> None:
+        """Pages before `first` have no key here; to skip them costs a tenth. The tokens of pages that are asked
+        for must not change.
+        """
+        self.first = first
+        self._tokens, self._page_size = tokens, page_size
+        self._hash = blake2b(encoded_namespace(namespace), digest_size=32)
+        self._hash.update(encoded(tokens[: first * page_size]))
+        self._keys: list[bytes] = []
+
+    def __getitem__(self, page: int) -> bytes:
+        """Return the key of a page, which must be whole."""
+        while self.first + len(self._keys) <= page:
+            start = (self.first + len(self._keys)) * self._page_size
+            self._hash.update(encoded(self._tokens[start : start + self._page_size]))
+            self._keys.append(self._hash.digest())
+        return self._keys[page - self.first]

@@ -1,0 +1,111 @@
+"""Pages of prefixes in a larger and slower memory than the radix tree's: by key, the least recently used go first.
+
+    arriving ──settle──▶ idle ──pin──▶ pinned
+       └─drop             └─ reclaim    └──unpin──▶ idle
+
+A page can be found once its KV has arrived, and stays where it is while somebody reads it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from cache.page_keys import PageKeys
+
+
+class TierPage:
+    """A page of the tier."""
+
+    __slots__ = ("key", "page", "pins")
+
+    def __init__(self, key: bytes, page: int) -> None:
+        self.key = key
+        self.page = page
+        """Its id in the memory of the tier."""
+        self.pins = 0
+        """Those that rely on it: while it arrives, and readers."""
+
+
+class PageTier:
+    """Knows which key's KV lies in which page. Not thread-safe; the caller owns the memory and copies."""
+
+    def __init__(self) -> None:
+        self._found: dict[bytes, TierPage] = {}
+        self._arriving: dict[int, TierPage] = {}
+        self._arriving_keys: set[bytes] = set()
+        self._idle: OrderedDict[bytes, TierPage] = OrderedDict()  # the least recently used first
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that hold, or are about to hold, a prefix."""
+        return len(self._found) + len(self._arriving)
+
+    @property
+    def num_idle(self) -> int:
+        """Pages that `reclaim` can return."""
+        return len(self._idle)
+
+    def has(self, key: bytes) -> bool:
+        """Whether the key's KV is here or arriving. Counts as a use."""
+        if key in self._idle:
+            self._idle.move_to_end(key)
+        return key in self._found or key in self._arriving_keys
+
+    def add(self, key: bytes, page: int) -> None:
+        """Note that the key's KV is being copied to a page. There must be none yet."""
+        assert key not in self._found and key not in self._arriving_keys
+        self._arriving[page] = TierPage(key, page)
+        self._arriving_keys.add(key)
+
+    def settle(self, pages: Iterable[int]) -> None:
+        """Note that KV has arrived: from now on it is found. Ignores pages in which none was arriving."""
+        for page in pages:
+            arrived = self._arriving.pop(page, None)
+            if arrived is not None:
+                self._arriving_keys.remove(arrived.key)
+                self._found[arrived.key] = self._idle[arrived.key] = arrived
+
+    def drop(self, pages: Iterable[int]) -> list[int]:
+        """Note that KV has not arrived; return those of the pages that are free now."""
+        dropped = [page for page in pages if page in self._arriving]
+        for page in dropped:
+            self._arriving_keys.remove(self._arriving.pop(page).key)
+        return dropped
+
+    def count(self, keys: PageKeys, first: int, stop: int) -> int:
+        """Count the pages from `first` on, before `stop`, that are found without a gap. O(result)."""
+        if not self._found:
+            return 0
+        return next((page - first for page in range(first, stop) if keys[page] not in self._found), stop - first)
+
+    def pin(self, keys: PageKeys, first: int, stop: int) -> list[TierPage]:
+        """Keep the pages `first` to `stop`, all of which are found, where they are until `unpin`."""
+        pinned = [self._found[keys[page]] for page in range(first, stop)]
+        for page in pinned:
+            page.pins += 1
+            self._idle.pop(page.key, None)
+        return pinned
+
+    def unpin(self, pages: Iterable[TierPage]) -> None:
+        """Undo one `pin`, which counts as a use: a prefix's first page as the last, so that its end goes first."""
+        for page in reversed(list(pages)):
+            page.pins -= 1
+            if not page.pins:
+                self._idle[page.key] = page
+
+    def reclaim(self) -> int | None:
+        """Forget the page that was not used for the longest time and return it; None if all are in use. O(1)."""
+        if not self._idle:
+            return None
+        key, page = self._idle.popitem(last=False)
+        del self._found[key]
+        return page.page
+
+    def clear(self) -> list[int]:
+        """Forget all pages that are not in use, and return them."""
+        pages = [page.page for page in self._idle.values()]
+        for key in self._idle:
+            del self._found[key]
+        self._idle.clear()
+        return pages

@@ -1,0 +1,101 @@
+"""KV in host memory, as admission, growth and preemption use it: of preempted requests and of evicted prefixes.
+
+preempted request ── swap_out ──▶ ┌───────────┐ ── load ──▶ its own pages, when it starts again
+evicted prefix ───── on_evict ──▶ │ host pages│ ── load ──▶ the pages of any prompt that begins with it
+                                  └───────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.request import Request
+from engine.scheduling.host_pool import HostAccount, HostMemory, HostPool, PagePair
+from engine.scheduling.host_prefixes import HostPrefixes
+from engine.scheduling.swap import SwapSpace
+
+
+class HostKV:
+    """Owns every host page of an engine, through the two that fill them."""
+
+    def __init__(
+        self, memory: HostMemory | None = None, page_size: int = 16, preemption: str = "auto", min_uses: int = 2
+    ) -> None:
+        """`page_size` in tokens; `preemption` is one of `swap.MODES`. Raises ValueError when it is not."""
+        self._pool = HostPool(memory or HostMemory())
+        self._swap = SwapSpace(self._pool, page_size, preemption)
+        self._prefixes = HostPrefixes(self._pool, page_size, min_uses)
+        self.on_evict = self._prefixes.on_evict
+        """To be called with each node that the device's tree evicts (`KVCacheManager.on_evict`)."""
+
+    @property
+    def num_pages(self) -> int:
+        """All host pages."""
+        return self._pool.num_pages
+
+    @property
+    def num_evicted(self) -> int:
+        """Pages of prefixes that were given up for others, since the start."""
+        return self._pool.num_evicted
+
+    def account(self) -> HostAccount:
+        """Count the host pages by state; the invariant is that they add up to `num_pages`."""
+        return self._swap.account()
+
+    def begin_step(self) -> None:
+        """Begin to plan a step, which will run after the copies of all steps before it."""
+        self._pool.begin_step()
+        self._prefixes.begin_step()
+
+    # --- to the host ---------------------------------------------------------------------------------------
+
+    def swap_out(
+        self, request: Request, table: Sequence[int], start: int, end: int, tokens_per_second: float
+    ) -> list[PagePair]:
+        """Note that a request is preempted (`SwapSpace.swap_out`); returns the copies to be made."""
+        self._prefixes.forget(request.request_id)
+        return self._swap.swap_out(request.request_id, table, start, end, tokens_per_second)
+
+    def take_copies(self) -> list[PagePair]:
+        """Return the copies of evicted prefixes that the step which is being planned has to make first."""
+        return self._prefixes.take_copies()
+
+    def copied(self, copies: Sequence[PagePair]) -> None:
+        """Note that a step has made its copies to the host."""
+        if copies:
+            self._prefixes.settle(copies)
+
+    def failed(self, copies: Sequence[PagePair], preempted: Sequence[Request]) -> None:
+        """Note that a step failed, and what it should have copied for those that were preempted in it and for
+        others.
+        """
+        self._prefixes.drop(copies)
+        for request in preempted:
+            self._swap.forget(request.request_id)
+
+    # --- to the device -------------------------------------------------------------------------------------
+
+    def reach(self, request: Request, num_found: int, tokens_per_second: float) -> int:
+        """Return how many leading tokens of a waiting request have KV, given that the device's tree has
+        `num_found`. `tokens_per_second` (0: not known) is the rate at which they would be computed.
+        """
+        reached = self._swap.reach(request.request_id, num_found)
+        if reached > num_found:
+            return reached
+        return self._prefixes.reach(request, num_found, tokens_per_second)
+
+    def start(self, request: Request, num_found: int, tokens_per_second: float) -> int:
+        """Return what `reach` does, and keep it for the request until `load` or `forget`."""
+        reached = self.reach(request, num_found, tokens_per_second)
+        if reached > self._swap.reach(request.request_id, num_found):
+            self._prefixes.hold(request, num_found, reached)
+        return reached
+
+    def load(self, request_id: str, table: list[int], num_found: int) -> list[PagePair]:
+        """Return the copies to the device for a request that was started and continues in the pages of `table`."""
+        return [*self._swap.swap_in(request_id, table, num_found), *self._prefixes.load(request_id, table)]
+
+    def forget(self, request_id: str) -> None:
+        """Let go of everything of a request that has ended. Idempotent."""
+        self._swap.forget(request_id)
+        self._prefixes.forget(request_id)

@@ -1,0 +1,98 @@
+"""Host pages: who holds them, and when they can be used again.
+
+Preempted requests (`swap`) and evicted prefixes (`host_prefixes`) share them. A preempted request takes pages of
+prefixes that nobody reads, as it is certain to need its KV again; a prefix takes no pages of requests.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from cache.page_tier import PageTier
+
+PagePair = tuple[int, int]
+"""A device page and a host page, one of which is copied to the other."""
+
+
+class HostAccount(NamedTuple):
+    """Where the host pages are. Each is in one state, so `total` is always the size of the pool."""
+
+    free: int = 0
+    held: int = 0
+    """Pages with KV of preempted requests, or that the latest plan reads for one."""
+    cached: int = 0
+    """Pages with KV of evicted prefixes."""
+
+    @property
+    def total(self) -> int:
+        """All host pages."""
+        return self.free + self.held + self.cached
+
+
+class HostMemory(NamedTuple):
+    """The host pages of a runner."""
+
+    num_pages: int = 0
+    page_seconds: float = 0.0
+    """Seconds to copy a page in one direction, as one of many."""
+
+
+class HostPool:
+    """Owns every host page, for a scheduler whose steps run strictly in the order in which they were planned.
+
+    That order makes reuse safe: host pages that a step reads are free for the next plan.
+    """
+
+    def __init__(self, memory: HostMemory = HostMemory()) -> None:  # noqa: B008 - a value
+        self.num_pages, self.page_seconds = memory
+        self.tier = PageTier()
+        """The pages of prefixes."""
+        self.num_evicted = 0
+        """Pages of prefixes that were given up for others."""
+        # A heap with the lowest page first, so that neighbours are copied at once.
+        self._free = list(range(memory.num_pages))
+        self._being_read: list[int] = []
+
+    @property
+    def num_free(self) -> int:
+        """Pages that hold nothing."""
+        return len(self._free)
+
+    @property
+    def num_being_read(self) -> int:
+        """Pages that are free when the step has been planned."""
+        return len(self._being_read)
+
+    @property
+    def available(self) -> int:
+        """Pages that `take` can return."""
+        return len(self._free) + self.tier.num_idle
+
+    def take(self, count: int) -> list[int]:
+        """Return `count` pages, which must be available: free ones, then those of prefixes."""
+        pages = []
+        for _ in range(count):
+            if self._free:
+                pages.append(heapq.heappop(self._free))
+                continue
+            page = self.tier.reclaim()
+            assert page is not None, "more host pages were wanted than are available"
+            self.num_evicted += 1
+            pages.append(page)
+        return pages
+
+    def free(self, pages: Iterable[int]) -> None:
+        """Give pages back."""
+        for page in pages:
+            heapq.heappush(self._free, page)
+
+    def free_after_reading(self, pages: Iterable[int]) -> None:
+        """Give pages back that the step reads which is being planned: they are free at the next `begin_step`."""
+        self._being_read += pages
+
+    def begin_step(self) -> None:
+        """Begin to plan a step, which will run after the copies of all steps before it."""
+        self.free(self._being_read)
+        self._being_read = []

@@ -1,0 +1,124 @@
+"""Evicted prefixes in host memory: what is copied there, and back when a prompt begins with it.
+
+    the device evicts a prefix that was used before ──▶ copied to the host in the step that takes its pages
+                                                                         │ found once that step has ended
+    a prompt begins with it ──▶ held ──▶ copied back in the prompt's first step, which computes the rest
+
+Host memory keeps whole pages, and keeps them when they are copied back: what the device evicts again is there
+already. A prefix that was used once is not worth a copy, as most prompts never come again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from cache.node import Node
+from cache.page_keys import PageKeys
+from cache.page_tier import TierPage
+from cache.radix_tree import sequence
+from engine.request import Request
+from engine.scheduling.host_pool import HostPool, PagePair
+
+
+class _Held(NamedTuple):
+    """What a request is going to copy back."""
+
+    first: int
+    """The slot of its page table that the first page fills."""
+    pages: list[TierPage]
+
+
+class HostPrefixes:
+    """Decides which evicted pages are copied to the host, and which a prompt copies back."""
+
+    def __init__(self, pool: HostPool, page_size: int, min_uses: int = 2) -> None:
+        """A page is kept if at least `min_uses` requests have used it, the one that computed it included."""
+        if min_uses < 1:
+            raise ValueError(f"every prefix has at least 1 use, so min_uses must be at least 1, got {min_uses}")
+        self._pool, self._tier = pool, pool.tier
+        self._page_size = page_size
+        self._min_uses = min_uses
+        self._outgoing: list[PagePair] = []
+        self._keys: dict[str, PageKeys] = {}
+        self._held: dict[str, _Held] = {}
+        self._being_read: list[TierPage] = []
+
+    # --- to the host ---------------------------------------------------------------------------------------
+
+    def on_evict(self, node: Node) -> None:
+        """Note that the device evicts all pages of a node, which is still in its tree. O(depth + its tokens).
+
+        The copies are those that the next `take_copies` returns.
+        """
+        num_whole = node.end // self._page_size
+        if node.hits + 1 < self._min_uses or not self._pool.num_pages or node.first_slot >= num_whole:
+            return
+        keys = PageKeys(node.namespace, sequence(node), self._page_size, node.first_slot)
+        for slot in range(num_whole - 1, node.first_slot - 1, -1):  # so that a prefix's end is the older
+            if not self._tier.has(keys[slot]) and self._pool.available:
+                (host,) = self._pool.take(1)
+                self._tier.add(keys[slot], host)
+                self._outgoing.append((node.pages[slot - node.first_slot], host))
+
+    def take_copies(self) -> list[PagePair]:
+        """Return the copies to the host that the step which is being planned has to make first."""
+        copies, self._outgoing = self._outgoing, []
+        return copies
+
+    def settle(self, copies: Iterable[PagePair]) -> None:
+        """Note that a step has made its copies to the host."""
+        self._tier.settle(host for _, host in copies)
+
+    def drop(self, copies: Iterable[PagePair]) -> None:
+        """Note that a step failed and perhaps has not made its copies."""
+        self._pool.free(self._tier.drop(host for _, host in copies))
+
+    # --- to the device -------------------------------------------------------------------------------------
+
+    def reach(self, request: Request, num_found: int, tokens_per_second: float) -> int:
+        """Return how many leading tokens of a waiting request have KV, given that the device has `num_found`.
+
+        What would be computed sooner, at `tokens_per_second` (0: not known), than copied does not count.
+        """
+        first, last = num_found // self._page_size, (len(request.reusable) - 1) // self._page_size
+        if first >= last or not self._tier.num_pages:
+            return num_found
+        count = self._tier.count(self._keys_of(request, first), first, last)
+        reached = (first + count) * self._page_size
+        saved = (reached - num_found) / (tokens_per_second or 1e-9)
+        return reached if count and count * self._pool.page_seconds < saved else num_found
+
+    def hold(self, request: Request, num_found: int, reached: int) -> None:
+        """Keep for a request what `reach` promised, until it is copied or the request forgotten."""
+        first, stop = num_found // self._page_size, reached // self._page_size
+        pages = self._tier.pin(self._keys_of(request, first), first, stop)
+        self._held[request.request_id] = _Held(first, pages)
+
+    def load(self, request_id: str, table: list[int]) -> list[PagePair]:
+        """Return the copies to the device for a request that continues in the pages of `table`."""
+        held = self._held.pop(request_id, None)
+        self._keys.pop(request_id, None)
+        if held is None:
+            return []
+        self._being_read += held.pages
+        return [(table[held.first + index], page.page) for index, page in enumerate(held.pages)]
+
+    def forget(self, request_id: str) -> None:
+        """Let go of what was held for a request that has ended or was preempted. Idempotent."""
+        held = self._held.pop(request_id, None)
+        self._keys.pop(request_id, None)
+        if held is not None:
+            self._tier.unpin(held.pages)
+
+    def begin_step(self) -> None:
+        """Begin to plan a step: what steps before it read may be replaced, which its copies do after theirs."""
+        self._tier.unpin(self._being_read)
+        self._being_read = []
+
+    def _keys_of(self, request: Request, first: int) -> PageKeys:
+        keys = self._keys.get(request.request_id)
+        if keys is None or first < keys.first:
+            keys = PageKeys(request.namespace, request.tokens, self._page_size, first)
+            self._keys[request.request_id] = keys
+        return keys

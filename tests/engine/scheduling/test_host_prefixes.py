@@ -1,0 +1,208 @@
+"""Evicted prefixes in host memory: what is copied out, what a prompt gets back, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache import Namespace
+from cache.page_keys import PageKeys
+from engine.scheduling.host_kv import HostKV
+from engine.scheduling.host_pool import HostAccount, HostMemory
+from tests.engine.scenarios.conftest import Make
+from tests.engine.scenarios.conftest import engine as engine
+from tests.engine.support.script import Script
+
+A, B, C, D = (range(start, start + 41) for start in (1, 100, 200, 300))
+"""Prompts that take 11 pages of 4 tokens each; the engines have 24 pages."""
+
+
+def made(engine: Make, **options: Any) -> Script:
+    return engine(**{"num_pages": 24, "host_pages": 40, "limits": {"max_running": 2}, **options})
+
+
+def ask(script: Script, prompt: range | list[int], **options: Any) -> str:
+    name = script.arrive(prompt, **{"max_tokens": 2, **options})
+    script.run()
+    return name
+
+
+def evict(script: Script, *prompts: range) -> None:
+    """Have the device give its pages to others."""
+    for prompt in prompts or (B, C, D):
+        ask(script, prompt)
+
+
+def test_a_prompt_used_twice_comes_back_from_the_host(engine: Make) -> None:
+    script = made(engine)
+    ask(script, A)
+    ask(script, A)
+    evict(script)
+    name = ask(script, A)
+    assert script.events[name][-1].num_cached == 40
+    assert script.num_computed(name) == 2, "the prompt's last token, and one of the answer's"
+    assert script.cache.stats.host_hit_tokens == 40
+    assert script.cache.stats.hit_tokens == 40, "of the second"
+    assert script.host.account().cached == 10
+
+
+def test_a_prompt_used_once_is_not_copied_unless_all_are(engine: Make) -> None:
+    for min_uses, is_kept in ((2, False), (1, True)):
+        script = made(engine, host_min_uses=min_uses)
+        ask(script, A)
+        evict(script)
+        assert bool(script.host.account().cached) == is_kept
+        assert script.num_computed(ask(script, A)) == (2 if is_kept else 42)
+
+
+def test_what_the_device_still_has_of_it_is_not_copied(engine: Make) -> None:
+    script = made(engine, num_pages=28)
+    ask(script, A)
+    ask(script, A)
+    evict(script, B, C)
+    held = script.cache.peek(Namespace("m"), A)
+    assert 0 < held < 40
+    ask(script, A)
+    assert sum(len(plan.swap_in) for plan in script.runner.plans) == 10 - held // 4
+
+
+def test_what_is_evicted_again_is_there_already(engine: Make) -> None:
+    script = made(engine)
+    for _ in range(3):
+        ask(script, A)
+        ask(script, A)
+        evict(script)
+    pages = {host for plan in script.runner.plans for _, host in plan.swap_out}
+    assert sum(len(plan.swap_out) for plan in script.runner.plans) == len(pages)
+
+
+def test_tenants_do_not_find_each_others(engine: Make) -> None:
+    script = made(engine, host_pages=200, host_min_uses=1)
+    ask(script, A, salt="a")
+    evict(script)
+    assert script.num_computed(ask(script, A, salt="b")) == 42
+    evict(script)
+    assert script.num_computed(ask(script, A, salt="a")) == 2
+
+
+def test_the_prefixes_used_least_recently_go_first(engine: Make) -> None:
+    script = made(engine, host_pages=20, host_min_uses=1)
+    for prompt in (A, B, C, A, range(300, 341), range(400, 441)):
+        ask(script, prompt)
+    assert script.num_computed(ask(script, A)) == 2
+    assert script.num_computed(ask(script, B)) > 2
+    assert script.scheduler.load(script.now).num_host_evicted > 0
+
+
+def test_a_preempted_request_takes_the_pages_of_prefixes(engine: Make) -> None:
+    script = made(engine, host_pages=12, host_min_uses=1)
+    ask(script, A)
+    evict(script)
+    assert script.host.account() == HostAccount(0, 0, 12)
+    b = script.arrive(range(500, 532), max_tokens=30)
+    c = script.arrive(range(600, 632), max_tokens=30)
+    script.run(until=lambda: script.requests[b].num_preemptions + script.requests[c].num_preemptions > 0)
+    assert script.host.account().held > 0
+    script.run()
+
+
+def test_what_a_failed_step_should_have_copied_is_not_found(engine: Make) -> None:
+    script = made(engine, host_min_uses=1)
+    ask(script, A)
+    script.runner.fail_if = lambda plan: bool(plan.swap_out)
+    evict(script)
+    script.runner.fail_if = lambda plan: False
+    evict(script)
+    before = script.num_computed(ask(script, A))
+    assert before > 2, "the pages whose copies were never made"
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_an_abort_on_the_way_back(engine: Make, steps: int) -> None:
+    script = made(engine, host_min_uses=1, limits={"max_running": 2, "max_step_tokens": 4})
+    ask(script, A)
+    evict(script)
+    name = script.arrive([*A, *range(700, 720)], max_tokens=4)
+    for _ in range(steps):
+        script.step()
+    script.abort(name)
+    script.run()
+    assert script.num_computed(ask(script, A)) <= 3
+
+
+def test_a_copy_that_takes_longer_than_computing_is_not_made() -> None:
+    """Ten pages of a second each, beside forty tokens at five a second."""
+    script = Script(num_pages=24, host_pages=40)
+    host = HostKV(HostMemory(40, 1.0), 4, "swap", 1)
+    request = script.requests[script.arrive(A)]
+    keys = PageKeys(request.namespace, request.tokens, 4)
+    for page in range(10):
+        host._pool.tier.add(keys[page], page)
+    host._pool.tier.settle(range(10))
+    assert [host.reach(request, 0, rate) for rate in (0.0, 3.0, 5.0)] == [40, 40, 0]
+
+
+def test_keys_tell_namespaces_and_prefixes_apart_and_may_begin_anywhere() -> None:
+    tokens = list(range(40))
+    keys = PageKeys(Namespace("m"), tokens, 4)
+    assert [keys[page] for page in range(10)] == [keys[page] for page in range(10)]
+    assert PageKeys(Namespace("m"), tokens, 4, first=6)[8] == keys[8]
+    others = [
+        PageKeys(Namespace("m", salt="s"), tokens, 4)[1],
+        PageKeys(Namespace("mm"), tokens, 4)[1],
+        PageKeys(Namespace("m"), [9, *tokens[1:]], 4)[1],
+        keys[0],
+    ]
+    assert len({keys[1], *others}) == 5
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["ask", "ask", "ask", "step", "step", "abort", "fail"]),
+        st.integers(0, 4),
+        st.integers(1, 45),
+        st.integers(1, 12),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ACTIONS, st.sampled_from([(16, 4), (60, 1), (10, 16)]), st.integers(0, 30), st.booleans(), st.booleans())
+def test_every_request_gets_the_tokens_it_would_get_alone(
+    actions: list[tuple[str, int, int, int]],
+    shape: tuple[int, int],
+    host_pages: int,
+    overlap: bool,
+    is_pressed: bool,
+) -> None:
+    """The runner compares each page that a request reads with the request's own tokens."""
+    num_pages, page_size = shape
+    limits = {"max_running": 4 if is_pressed else 1, "max_step_tokens": 16}
+    script = Script(
+        num_pages=num_pages,
+        page_size=page_size,
+        host_pages=host_pages,
+        host_min_uses=1,
+        overlap=overlap,
+        limits=limits,
+    )
+    for action, family, length, number in actions:
+        if action == "ask":
+            script.arrive([family * 50 + 1, *range(length)], max_tokens=number, salt=str(family % 2))
+        elif action == "abort" and script.requests:
+            script.abort(list(script.requests)[number % len(script.requests)])
+        elif action == "fail":
+            script.runner.fail_next = True
+        elif script.loop.has_work:
+            script.step()
+    script.runner.fail_next = False
+    script.run()
+    for name in script.requests:
+        tokens, _ = script.alone(name)
+        assert script.tokens(name) == tokens[: len(script.tokens(name))]
+        assert script.reason(name) in ("abort", "error") or script.tokens(name) == tokens
+    assert script.nothing_held()
