@@ -313,6 +313,8 @@ class MetricsSettings(Settings):
     """Port on which the hub itself serves /metrics on its node; None: it serves none."""
     host: str = "127.0.0.1"
     """Address that the hub listens on. This port asks for no key: all who can reach it can read the metrics."""
+    port_wait_s: float = Field(default=30.0, ge=0)
+    """Seconds for which a new hub waits for that port: the one before it may still hold it. Then it fails."""
     inference_gateway: bool = False
     """Whether the page has the gauges that Kubernetes' inference gateway reads, under their vllm: names; promtool
     complains about the colon."""

@@ -41,7 +41,8 @@ class MetricsHub:
         self._roster = Roster(time.monotonic())
         self._server: MetricsServer | None = None
         if settings.port is not None:
-            self._server = MetricsServer(listen(settings.host, settings.port), self._read_page)
+            listener = listen(settings.host, settings.port, settings.port_wait_s)
+            self._server = MetricsServer(listener, self._read_page)
 
     async def record_replica_metadata(self) -> dict[str, str]:
         """Start the server. Serve calls this once, after the constructor, on the event loop."""

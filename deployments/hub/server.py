@@ -7,8 +7,10 @@ connect and ask for nothing are disconnected, and only so many are served at a t
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -25,6 +27,8 @@ HEADER_TIMEOUT_S = 10.0
 """Seconds in which a request's headers must have come."""
 UNREAD_S = 10.0
 """Seconds in which a client must read something of what was written to it."""
+RETRY_S = 0.25
+"""Seconds between two attempts to listen on a port that is in use."""
 MAX_HEADER_BYTES = 16 * 2**10
 MAX_CONNECTIONS = 64
 """Connections at a time; requests on further ones are answered with 503."""
@@ -34,28 +38,47 @@ class MetricsPortError(RuntimeError):
     """The hub cannot listen on the port; the message names the port, the setting, and what to do."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket. Raises MetricsPortError."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
+def listen(
+    host: str, port: int, wait_s: float = 0.0, sleep: Callable[[float], None] | None = None
+) -> socket.socket:
+    """Open a listening socket. Raises MetricsPortError.
+
+    A port in use is waited for, because the hub before this one may still hold it: at most about `wait_s`.
+    """
+    waited = 0.0
+    while True:
         try:
-            listener.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # the connections of an earlier hub may linger
-            listener.bind(address)
-            listener.listen()
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
-        raise MetricsPortError(
-            f"cannot serve metrics on {host}:{port} ({reason}): set metrics.port to a free port and metrics.host "
-            "to an address of the node that the metrics hub runs on, or leave metrics.port out: /metrics is on "
-            "the HTTP port in any case"
-        ) from None
+            return _listener(host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or waited >= wait_s:
+                raise _unusable(host, port, error, wait_s) from None
+        (sleep or time.sleep)(RETRY_S)
+        waited += RETRY_S
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # The connections of an earlier hub may linger.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
     return listener
+
+
+def _unusable(host: str, port: int, error: OSError, wait_s: float) -> MetricsPortError:
+    reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
+    if error.errno == errno.EADDRINUSE and wait_s:
+        reason += f", for {wait_s:g} s (metrics.port_wait_s)"
+    return MetricsPortError(
+        f"cannot serve metrics on {host}:{port} ({reason}): set metrics.port to a free port and metrics.host "
+        "to an address of the node that the metrics hub runs on, or leave metrics.port out: /metrics is on "
+        "the HTTP port in any case"
+    )
 
 
 class MetricsServer:
