@@ -36,8 +36,9 @@ class InProcessApi:
         await self._app(scope, receive, send)
         start, *rest = sent
         content = b"".join(message.get("body", b"") for message in rest)
-        wait = dict(start["headers"]).get(b"retry-after")
-        return Reply(start["status"], content, request_id(scope), None if wait is None else float(wait))
+        headers = dict(start["headers"])
+        wait, is_final = headers.get(b"retry-after"), headers.get(b"x-should-retry") == b"false"
+        return Reply(start["status"], content, request_id(scope), None if wait is None else float(wait), is_final)
 
 
 def _scope(url: str) -> dict[str, Any]:

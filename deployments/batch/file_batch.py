@@ -7,8 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
+from deployments.batch.in_thread import in_thread
 from deployments.batch.input_file import BatchFile, InvalidLine
 from deployments.batch.output_file import PartialOutput, output_line
 from deployments.batch.runner import BatchCall, BatchRunner
@@ -42,21 +41,37 @@ async def run_file_batch(
 
     `fields` are those of bodies that lack them. Whatever ends this early, an answer that was added stays.
     """
-    progress = BatchProgress(batch.num_lines, output.num_ok, batch.num_invalid)
-    on_progress(progress)
-    async with aclosing(runner.run(_jobs(batch, output, fields))) as answers:
-        async for replies in answers:
-            lines = [output_line(call.key, reply) for call, reply in replies]
-            output.add(lines)
-            num_ok = sum(line.is_ok for line in lines)
-            progress.num_ok += num_ok
-            progress.num_failed += len(lines) - num_ok
-            on_progress(progress)
+    progress = await answer_rest(batch, output, runner, fields, on_progress)
     output.finish()
     return progress
 
 
-def _jobs(batch: BatchFile, output: PartialOutput, fields: Mapping[str, Any]) -> Iterator[BatchCall[str]]:
+async def answer_rest(
+    batch: BatchFile,
+    output: PartialOutput,
+    runner: BatchRunner,
+    fields: Mapping[str, Any],
+    on_progress: Callable[[BatchProgress], None],
+) -> BatchProgress:
+    """Send what is left of `batch`, and add the answers to the partial output.
+
+    Files are read and written in threads, as a server does this too, beside its streams.
+    """
+    progress = BatchProgress(batch.num_lines, output.num_ok, batch.num_invalid)
+    on_progress(progress)
+    calls = _calls(batch, output, fields)
+    async with aclosing(runner.run(calls, reads_in_thread=True)) as answers:
+        async for replies in answers:
+            lines = [output_line(call.key, reply) for call, reply in replies]
+            await in_thread(output.add, lines)
+            num_ok = sum(line.is_ok for line in lines)
+            progress.num_ok += num_ok
+            progress.num_failed += len(lines) - num_ok
+            on_progress(progress)
+    return progress
+
+
+def _calls(batch: BatchFile, output: PartialOutput, fields: Mapping[str, Any]) -> Iterator[BatchCall[str]]:
     for index, line in enumerate(batch):
         if not isinstance(line, InvalidLine) and not output.is_ok(index):
-            yield BatchCall(line.custom_id, line.url, msgspec.json.encode({**fields, **line.body}))
+            yield BatchCall(line.custom_id, line.url, line.with_fields(fields))

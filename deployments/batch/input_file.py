@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,7 +13,12 @@ import msgspec
 
 from deployments.batch.errors import BatchFileError
 
-URLS = ("/v1/chat/completions", "/v1/completions")
+URLS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+)
 """Endpoints whose requests can be in a batch."""
 MAX_LINE_BYTES = 64 * 2**20
 """Longest line that is read, in bytes, by default; a server refuses bodies that are much smaller."""
@@ -27,7 +33,20 @@ class BatchRequest:
     custom_id: str
     """Names the request in its file and in the output."""
     url: str
-    body: dict[str, Any]
+    body: bytes
+    """A JSON object."""
+
+    def with_fields(self, fields: Mapping[str, Any]) -> bytes:
+        """Return the body with those of the fields that it lacks."""
+        if not fields:
+            return self.body
+        given = msgspec.json.decode(self.body, type=_holder_of(tuple(fields)))
+        lacking = {name: value for name, value in fields.items() if getattr(given, name) is msgspec.UNSET}
+        rest = self.body.lstrip()[1:].lstrip()
+        if not lacking:
+            return self.body
+        head = msgspec.json.encode(lacking)[:-1]
+        return head + rest if rest.startswith(b"}") else head + b"," + rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +56,38 @@ class InvalidLine:
     custom_id: str | None
     """None if the line has none that can be read."""
     message: str
+    code: str = "invalid_request"
+    param: str | None = None
+    """The field at fault, if there is one."""
 
 
 class _Line(msgspec.Struct):
     custom_id: str
     method: str
     url: str
-    body: dict[str, Any]
+    body: msgspec.Raw
 
 
 class _Named(msgspec.Struct):
     custom_id: str
 
 
+class _Body(msgspec.Struct):
+    """What is read of a body. The rest is the endpoint's, and is large: no objects are made of it here."""
+
+    stream: msgspec.Raw = msgspec.Raw(b"null")
+    background: msgspec.Raw = msgspec.Raw(b"null")
+
+
 _line_decoder = msgspec.json.Decoder(_Line)
 _name_decoder = msgspec.json.Decoder(_Named)
+_body_decoder = msgspec.json.Decoder(_Body)
+_OFF = (b"null", b"false")
+
+
+@cache
+def _holder_of(names: tuple[str, ...]) -> type[msgspec.Struct]:
+    return msgspec.defstruct("Given", [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in names])
 
 
 def parse_line(data: bytes) -> BatchRequest | InvalidLine:
@@ -61,14 +97,29 @@ def parse_line(data: bytes) -> BatchRequest | InvalidLine:
     except msgspec.ValidationError as error:
         return InvalidLine(_custom_id(data), f"This line is no request of a batch: {error}; {_EXPECTED}.")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return InvalidLine(None, f"This line is not valid JSON ({error}); {_EXPECTED}.")
+        return _not_json(error)
     if line.method != "POST":
-        return InvalidLine(line.custom_id, f"method is {line.method[:64]!r}; only POST can be in a batch.")
+        message = f"method is {line.method[:64]!r}; only POST can be in a batch."
+        return InvalidLine(line.custom_id, message, "invalid_method", "method")
     if line.url not in URLS:
-        return InvalidLine(line.custom_id, f"url is {line.url[:64]!r}; it must be {' or '.join(URLS)}.")
-    if line.body.get("stream"):
-        return InvalidLine(line.custom_id, "body.stream is set; an answer in a batch is whole. Leave it out.")
-    return BatchRequest(line.custom_id, line.url, line.body)
+        message = f"url is {line.url[:64]!r}; it must be {' or '.join(URLS)}."
+        return InvalidLine(line.custom_id, message, "invalid_url", "url")
+    try:
+        body = _body_decoder.decode(line.body)
+    except msgspec.ValidationError as error:
+        message = f"This line is no request of a batch: {error} - at `$.body`; {_EXPECTED}."
+        return InvalidLine(line.custom_id, message, param="body")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return _not_json(error)
+    for name in _Body.__struct_fields__:
+        if bytes(getattr(body, name)) not in _OFF:
+            message = f"body.{name} is set; an answer in a batch is whole. Leave it out."
+            return InvalidLine(line.custom_id, message, "unsupported_field", f"body.{name}")
+    return BatchRequest(line.custom_id, line.url, bytes(line.body))
+
+
+def _not_json(error: Exception) -> InvalidLine:
+    return InvalidLine(None, f"This line is not valid JSON ({error}); {_EXPECTED}.", "invalid_json_line")
 
 
 def _custom_id(data: bytes) -> str | None:
@@ -138,12 +189,17 @@ class BatchFile:
         return len(numbers)
 
     def _parsed(self, file: BinaryIO) -> Iterator[tuple[int, BatchRequest | InvalidLine]]:
-        """Yield the lines that are not blank, with their numbers in the file from 1."""
-        for number, data in _bounded_lines(file, self._max_line_bytes):
-            if data is None:
-                yield number, InvalidLine(None, f"This line is longer than {self._max_line_bytes} bytes.")
-            elif data.strip():
-                yield number, parse_line(data)
+        return read_lines(file, self._max_line_bytes)
+
+
+def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[tuple[int, BatchRequest | InvalidLine]]:
+    """Yield the lines that are not blank, with their numbers in the file from 1."""
+    for number, data in _bounded_lines(file, max_line_bytes):
+        if data is None:
+            message = f"This line is longer than {max_line_bytes} bytes."
+            yield number, InvalidLine(None, message, "line_too_long")
+        elif data.strip():
+            yield number, parse_line(data)
 
 
 def _bounded_lines(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:

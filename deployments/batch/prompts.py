@@ -8,10 +8,9 @@ from typing import Any
 
 import msgspec
 
-from deployments.batch.input_file import URLS
 from deployments.batch.runner import BatchCall, NoReply, Reply
 
-CHAT_URL, COMPLETION_URL = URLS
+CHAT_URL, COMPLETION_URL = "/v1/chat/completions", "/v1/completions"
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """A text or token ids to continue, the messages of a chat, or a whole body of either endpoint."""
 

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from deployments.batch.errors import BatchStopped
+from deployments.batch.in_thread import in_thread
 from deployments.batch.throttle import LONGEST_PAUSE_S, Throttle
 from deployments.config.settings import BatchSettings
 
@@ -31,6 +32,8 @@ class Reply:
     request_id: str = ""
     retry_after_s: float | None = None
     """Seconds after which the API asked to be tried again."""
+    is_final: bool = False
+    """Whether the API said that another attempt is of no use (`x-should-retry: false`)."""
 
 
 class NoReply(Exception):
@@ -67,6 +70,21 @@ class BatchCall(Generic[K]):
     body: bytes
 
 
+class _Source(Generic[K]):
+    """Hands requests out to several workers."""
+
+    def __init__(self, calls: Iterable[BatchCall[K]], *, in_thread: bool) -> None:
+        self._calls, self._in_thread = iter(calls), in_thread
+        self._turn = asyncio.Lock()
+
+    async def next(self) -> BatchCall[K] | None:
+        """Return the next request; None when there is none left."""
+        if not self._in_thread:
+            return next(self._calls, None)
+        async with self._turn:
+            return await in_thread(next, self._calls, None)
+
+
 class BatchRunner:
     """Sends requests through `post`. Lives on one event loop."""
 
@@ -75,19 +93,21 @@ class BatchRunner:
         self._throttle = Throttle(settings.max_in_flight)
 
     async def run(
-        self, calls: Iterable[BatchCall[K]]
+        self, calls: Iterable[BatchCall[K]], *, reads_in_thread: bool = False
     ) -> AsyncGenerator[list[tuple[BatchCall[K], Reply | NoReply]]]:
         """Yield the last reply to each request, those together that are there when they are asked for.
 
+        With `reads_in_thread`, the calls are taken from their source in a thread, one at a time.
+
         Raises BatchStopped when there is no use in going on. Close it to abort the requests that are in flight.
         """
-        source = iter(calls)
+        source = _Source(calls, in_thread=reads_in_thread)
         most = self._settings.max_in_flight
         results: asyncio.Queue[tuple[BatchCall[K], Reply | NoReply] | Exception | None] = asyncio.Queue(most)
 
         async def work() -> None:
             try:
-                for call in source:
+                while (call := await source.next()) is not None:
                     await results.put((call, await self._last_reply(call)))
                 await results.put(None)
             except Exception as error:
@@ -154,7 +174,7 @@ class BatchRunner:
 
 def _can_change(reply: Reply) -> bool:
     """Return whether another attempt may have another outcome."""
-    return reply.status in (408, 429) or (reply.status >= 500 and _error_code(reply.body) != "ends_engines")
+    return not reply.is_final and (reply.status in (408, 429) or reply.status >= 500)
 
 
 def _was_begun(reply: Reply | NoReply) -> bool:

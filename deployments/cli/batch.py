@@ -154,7 +154,9 @@ class Server:
         if not is_object:
             answer = _foreign(response)
             status = 502 if status < 400 else status
-        return Reply(status, answer, response.headers.get("x-request-id", ""), _retry_after(response))
+        headers = response.headers
+        is_final = headers.get("x-should-retry") == "false"
+        return Reply(status, answer, headers.get("x-request-id", ""), _retry_after(response), is_final)
 
 
 def _foreign(response: httpx.Response) -> bytes:

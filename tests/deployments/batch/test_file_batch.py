@@ -91,10 +91,11 @@ def test_errors_are_lines_too(tmp_path: Path) -> None:
     assert lost["error"] == {"code": "no_reply", "message": "the connection broke"} and lost["response"] is None
 
 
-def test_the_progress_is_told_after_each_answer(tmp_path: Path) -> None:
+def test_the_progress_is_told_as_answers_come(tmp_path: Path) -> None:
     folder = Folder(tmp_path, "nonsense", *LINES[:3])
     folder.run(Shuffling(failing=frozenset({"r1"})))
-    assert [done for done, _, _ in folder.progress] == [1, 2, 3, 4]
+    done = [done for done, _, _ in folder.progress]
+    assert done[0] == 1 and done[-1] == 4 and done == sorted(set(done))
     assert folder.progress[0] == (1, 1, 4) and folder.progress[-1] == (4, 2, 4)
 
 
@@ -150,7 +151,7 @@ def test_a_partial_file_that_is_cut_anywhere_is_continued(data: st.DataObject) -
         with pytest.raises(Killed):
             folder.run(KilledAt(data.draw(st.integers(6, 11))))
         content = folder.partial.read_bytes()
-        cut = data.draw(st.integers(0, len(content)))
+        cut = len(content) * data.draw(st.integers(0, 1000)) // 1000  # its length depends on threads
         folder.partial.write_bytes(content[:cut])
         kept = {line["custom_id"] for line in _complete(content[:cut])}
         api = Shuffling(data.draw(st.integers(0, 3)), failing)

@@ -16,7 +16,7 @@ from tests.deployments.batch.support.batch_files import request_line, write_inpu
 
 
 def test_what_can_be_in_a_batch_is_an_endpoint_that_generates() -> None:
-    assert set(URLS) < set(ENDPOINTS)
+    assert set(URLS) <= set(ENDPOINTS)
 
 
 def test_a_file_is_read_in_order_without_its_blank_lines(tmp_path: Path) -> None:
@@ -24,8 +24,8 @@ def test_a_file_is_read_in_order_without_its_blank_lines(tmp_path: Path) -> None
     path.write_text(f"\ufeff{request_line('b', seed=1)}\r\n\n  \n{request_line('a', x=[0.1, None])}")
     batch = BatchFile(path)
     assert list(batch) == [
-        BatchRequest("b", "/v1/completions", {"prompt": "b", "seed": 1}),
-        BatchRequest("a", "/v1/completions", {"prompt": "a", "x": [0.1, None]}),
+        BatchRequest("b", "/v1/completions", b'{"prompt": "b", "seed": 1}'),
+        BatchRequest("a", "/v1/completions", b'{"prompt": "a", "x": [0.1, null]}'),
     ]
     assert (batch.num_lines, batch.num_invalid) == (2, 0)
     assert [batch.index(name) for name in ("b", "a", "c")] == [0, 1, None]
@@ -45,14 +45,29 @@ GOOD = {"custom_id": "x", "method": "POST", "url": "/v1/chat/completions", "body
         (json.dumps({"custom_id": "x", "method": "POST", "url": URLS[0]}), "x", "missing required field `body`"),
         (json.dumps({**GOOD, "body": "text"}), "x", "`object`, got `str` - at `$.body`"),
         (json.dumps({**GOOD, "method": "GET"}), "x", "method is 'GET'; only POST"),
-        (json.dumps({**GOOD, "url": "/v1/embeddings"}), "x", "url is '/v1/embeddings'; it must be /v1/chat"),
+        (json.dumps({**GOOD, "url": "/v1/models"}), "x", "url is '/v1/models'; it must be /v1/chat"),
         (json.dumps({**GOOD, "body": {"stream": True}}), "x", "body.stream is set"),
+        (json.dumps({**GOOD, "body": {"stream": False, "background": True}}), "x", "body.background is set"),
     ],
 )
 def test_a_wrong_line_says_what_is_wrong(line: str, custom_id: str | None, message: str) -> None:
     found = parse_line(line.encode(errors="surrogatepass"))
     assert isinstance(found, InvalidLine) and found.custom_id == custom_id
     assert message in found.message
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(), lambda part: st.lists(part), max_leaves=4
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["a", "priority", "seed", "x y"]), JSON), st.sampled_from(["", " ", "\n\t"])
+)
+def test_a_body_gets_the_fields_that_it_lacks_and_keeps_its_own(body: dict[str, object], space: str) -> None:
+    text = f"{space}{json.dumps(body)}{space}".replace("{", "{" + space, 1)
+    fields = {"priority": 10, "seed": 3}
+    assert json.loads(BatchRequest("a", URLS[0], text.encode()).with_fields(fields)) == {**fields, **body}
 
 
 @given(st.binary() | st.dictionaries(st.sampled_from(sorted(GOOD)), st.none() | st.text()).map(json.dumps))
@@ -66,7 +81,7 @@ def test_a_line_that_is_too_long_is_skipped_and_the_next_is_read(tmp_path: Path)
     )
     first, second, third = BatchFile(path, max_line_bytes=1024)
     assert isinstance(first, BatchRequest) and isinstance(third, BatchRequest)
-    assert second == InvalidLine(None, "This line is longer than 1024 bytes.")
+    assert second == InvalidLine(None, "This line is longer than 1024 bytes.", "line_too_long")
 
 
 def test_a_line_of_exactly_the_limit_is_read(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,9 @@ OK = b'{"choices":[]}'
 def error(status: int, code: str | None = None, retry_after_s: float | None = None) -> Reply:
     body = json.dumps({"error": {"message": "no", "code": code}}).encode()
     return Reply(status, body, retry_after_s=retry_after_s)
+
+
+FINAL = replace(error(500, "ends_engines"), is_final=True)
 
 
 class Api:
@@ -116,7 +120,7 @@ def test_failures_are_tried_again_and_in_the_end_the_answer(reply: Reply) -> Non
     assert api.sent == {"0": 2, "1": 3, "2": 2}
 
 
-@pytest.mark.parametrize("reply", [*map(error, (400, 403, 404, 413, 422)), error(500, "ends_engines")])
+@pytest.mark.parametrize("reply", [*map(error, (400, 403, 404, 413, 422)), FINAL])
 def test_what_is_wrong_with_a_request_is_its_answer_at_once(reply: Reply) -> None:
     api = Api()
     api.answer = lambda name: reply
