@@ -24,6 +24,8 @@ from deployments.api.anthropic.errors import named
 from deployments.api.anthropic.plan import count_tokens, plan_message
 from deployments.api.anthropic.protocol import CountTokensRequest, MessagesRequest
 from deployments.api.anthropic.translation import parse_count, parse_messages
+from deployments.api.batches.batches import NewBatch, add_batch_routes
+from deployments.api.batches.files import add_file_routes
 from deployments.api.chat import plan_chat
 from deployments.api.completions import plan_completion
 from deployments.api.errors import ApiError, at_most, from_client, internal, invalid, quoted
@@ -121,8 +123,10 @@ def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
     ]
     for path, endpoint, body in post:
         app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=body_of(body))
-    add_parts(app, [body for _, _, body in post])
+    add_parts(app, [*(body for _, _, body in post), NewBatch])
     add_response_routes(app, service, endpoints.room_for)
+    add_file_routes(app, service)
+    add_batch_routes(app, service, endpoints.read)
     add_model_routes(app, service)
     add_router_routes(app, service)
     add_server_routes(app, service)
@@ -287,6 +291,11 @@ class _Endpoints:
         record, tenant = record_of(request), tenant_of(request).name
         record.metrics = RequestMetrics(self._service.metrics, record.endpoint, tenant, self._service.slo)
         return record
+
+    async def read(self, request: Request) -> dict[str, Any]:
+        """Return the body, a JSON object, of a request that generates nothing. Raises `ApiError`."""
+        with self.room_for(request) as room:
+            return (await read_json(request, self._service.limits, room)).fields
 
     async def _parsed(
         self, request: Request, parse: _Parser[T], room: BodyRoom, record: RequestRecord | None = None

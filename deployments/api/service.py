@@ -13,6 +13,7 @@ from deployments.api.request.structured import GrammarChecker
 from deployments.api.responses.kept import KeptResponses
 from deployments.api.routes.cluster import ClusterSource
 from deployments.api.text_codec import TextCodec
+from deployments.batch.spool import Spool
 from deployments.client.protocol import EngineClient, ModelSwitch
 from deployments.config.limits import Limits
 from deployments.config.settings import SloSettings
@@ -95,6 +96,8 @@ class ApiService:
     """Sites whose pages may use the API."""
     responses: KeptResponses = field(default_factory=KeptResponses)
     """What is kept of the Responses API's answers, and those that run in the background."""
+    spool: Spool | None = None
+    """Files and batches that clients have left here; None: there are no endpoints for them."""
     admin_key_hash: str | None = None
     """SHA-256 of the admin key, in hex; None turns administration off."""
     settings: Mapping[str, object] = field(default_factory=dict)

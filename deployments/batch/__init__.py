@@ -5,5 +5,6 @@
     a program: prompts ─┘     └ as many in flight as        └──▶ Answer, as they come
                                 the API takes
 
+Files that clients leave with a server lie in a spool, where a BatchWorker takes them up and leaves the answers.
 This room knows no HTTP and no terminal: `post` sends one request, over a connection or within a process.
 """

@@ -67,15 +67,22 @@ _line_decoder = msgspec.json.Decoder(OutputLine)
 
 def output_line(custom_id: str, reply: Reply | NoReply) -> OutputLine:
     """Return the line for one request."""
-    name = f"batch_req_{uuid.uuid4().hex}"
     if isinstance(reply, NoReply):
-        return OutputLine(name, custom_id, error=OutputError("no_reply", str(reply)))
-    return OutputLine(name, custom_id, OutputResponse(reply.status, reply.request_id, msgspec.Raw(reply.body)))
+        return _failed_line(custom_id, OutputError("no_reply", str(reply)))
+    response = OutputResponse(reply.status, reply.request_id, msgspec.Raw(reply.body))
+    return OutputLine(_new_id(), custom_id, response)
 
 
 def _invalid_line(line: InvalidLine) -> OutputLine:
-    name = f"batch_req_{uuid.uuid4().hex}"
-    return OutputLine(name, line.custom_id, error=OutputError("invalid_line", line.message))
+    return _failed_line(line.custom_id, OutputError("invalid_line", line.message))
+
+
+def _failed_line(custom_id: str | None, error: OutputError) -> OutputLine:
+    return OutputLine(_new_id(), custom_id, error=error)
+
+
+def _new_id() -> str:
+    return f"batch_req_{uuid.uuid4().hex}"
 
 
 class PartialOutput:
@@ -149,6 +156,26 @@ class PartialOutput:
             os.fsync(file.fileno())
         unsorted.replace(self.path)
         self.partial.unlink()
+
+    def split(self, answered: Path, failed: Path, unanswered: OutputError) -> tuple[int, int]:
+        """Write two files in the input's order: with the requests that were answered as they were meant, and with
+        all others. Return how many lines each has. Requests without an answer get the error `unanswered`.
+        """
+        num_failed = 0
+        with answered.open("wb") as good, failed.open("wb") as bad, self.partial.open("rb") as answers:
+            for index, line in enumerate(self._batch):
+                if self._at[index] != _NONE:
+                    answers.seek(self._at[index])
+                    data = answers.readline()
+                else:
+                    error = _invalid_line(line) if isinstance(line, InvalidLine) else None
+                    data = _encoder.encode(error or _failed_line(line.custom_id, unanswered)) + b"\n"
+                num_failed += not self._is_ok[index]
+                (good if self._is_ok[index] else bad).write(data)
+            for file in (good, bad):
+                file.flush()
+                os.fsync(file.fileno())
+        return self._batch.num_lines - num_failed, num_failed
 
     def _take_up(self) -> None:
         """Read the partial file up to where it was cut off, or begin it."""

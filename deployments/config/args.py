@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from deployments.config.files import FileSettings
 from deployments.config.limits import Limits
 from deployments.config.settings import (
     AdmissionSettings,
@@ -151,6 +152,8 @@ class AppArgs(AccessSettings):
     """What is kept of the Responses API's answers."""
     batch: BatchSettings = BatchSettings()
     """How ingresses send the prompts of programs that give them thousands at once."""
+    files: FileSettings = FileSettings()
+    """Files and batches that clients leave with the server."""
     access_file: str | None = None
     """YAML file with `tenants` and `admin_key_hash`, such as a mounted Secret; each ingress reads it at its start.
     None: they are given here."""

@@ -18,7 +18,9 @@ from deployments.api.http.access import AccessControl
 from deployments.api.record import Listener
 from deployments.api.responses.kept import KeptResponses
 from deployments.api.service import ApiService
+from deployments.batch.batch_worker import BatchWorker
 from deployments.batch.prompts import Answer, Prompt
+from deployments.batch.spool import Spool
 from deployments.config.args import AppArgs
 from deployments.config.shown import shown_settings
 from deployments.config.tenants import KeyRing
@@ -26,6 +28,7 @@ from deployments.control.cluster import Cluster
 from deployments.control.controller_client import ControllerClient
 from deployments.hub.keeper import MetricsKeeper
 from deployments.ingress.access_file import with_access_file
+from deployments.ingress.batches import batch_worker
 from deployments.ingress.http_server import HttpServer, check_proxy
 from deployments.ingress.many import ManyPrompts
 from deployments.ingress.model_link import ModelLink
@@ -95,6 +98,8 @@ class Ingress:
         )
         self._roll_call = RollCall(hub, name, self._access.divide_limits)
         self._responses = KeptResponses(args.responses)
+        self._spool = None if args.files.directory is None else Spool(args.files)
+        self._batches: BatchWorker | None = None
         self._http: HttpServer | None = None
         self._pushers = [
             MetricsPusher(hub, process, snapshot, mirror_to_ray=args.metrics.ray)
@@ -125,6 +130,9 @@ class Ingress:
         self._garbage.settle()
         self._lag.start()
         self._many = ManyPrompts(app, service, self._args.batch, serve_is_stopping)
+        if self._spool is not None:
+            self._batches = batch_worker(self._spool, app, service, self._args.batch, serve_is_stopping)
+            self._batches.start()
         return app
 
     async def generate_many(
@@ -165,6 +173,7 @@ class Ingress:
             settings=shown_settings(args),
             shows_tokenizer=args.tokenizer_info,
             responses=self._responses,
+            spool=self._spool,
             admin_key_hash=args.admin_key_hash,
             allowed_hosts=args.ingresses.hosts,
             cors_origins=args.ingresses.cors_origins,
@@ -192,6 +201,8 @@ class Ingress:
         )
 
     async def __del__(self) -> None:
+        if self._batches is not None:
+            await self._batches.aclose()
         # Serve has waited for the requests that came through it, and gives the others what is left of the time.
         if self._http is not None:
             await asyncio.sleep(self._args.ingresses.shutdown_delay_s)

@@ -68,6 +68,11 @@ class AccessControl:
         """The tenants' weights, by name."""
         return {tenant.name: tenant.weight for tenant in self._keys.tenants}
 
+    @property
+    def is_open(self) -> bool:
+        """Whether requests without a key are served."""
+        return self._keys.is_open
+
     def tenant(self, name: str) -> Tenant | None:
         """Return the tenant with this name; None when there is none."""
         return next((tenant for tenant in self._keys.tenants if tenant.name == name), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -18,6 +18,9 @@ from deployments.api.http.json_size import count_values, most_values
 from deployments.api.http.packed_body import packing_of, unpacked
 from deployments.api.off_loop import off_loop
 from deployments.config.limits import Limits
+
+ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
+"""Reads a request's body, a JSON object, within the bounds of the service. Raises `ApiError`."""
 
 
 class ClientGone(Exception):

@@ -1,0 +1,194 @@
+"""Takes one batch from where it is to its end. A run that is killed anywhere is continued by the next.
+
+validating      the file is read, and every problem told
+in_progress     its requests are sent, their answers added to a partial output
+finalizing      the answers become two files, under names that the record has by then
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Literal
+
+from deployments.batch.errors import BatchFileError, BatchStopped
+from deployments.batch.file_batch import BatchProgress, answer_rest
+from deployments.batch.in_thread import in_thread
+from deployments.batch.input_file import BatchFile
+from deployments.batch.output_file import OutputError, PartialOutput
+from deployments.batch.runner import BatchRunner, Post
+from deployments.batch.spool import TenantFolder
+from deployments.batch.stored_batches import BatchRecord, Claim, LineProblem
+from deployments.batch.stored_files import StoredFiles, new_file_id
+from deployments.batch.validation import find_problems
+from deployments.config.settings import BatchSettings
+
+logger = logging.getLogger(__name__)
+
+Outcome = Literal["completed", "cancelled", "expired"]
+_UNANSWERED = {
+    "completed": OutputError("no_reply", "This request got no answer."),
+    "cancelled": OutputError("batch_cancelled", "The batch was cancelled before this request was answered."),
+    "expired": OutputError(
+        "batch_expired", "This request was not answered before the completion window of the batch ended."
+    ),
+}
+
+
+class BatchRun:
+    """The work of this process on one batch. Lives on one event loop; files are read and written in threads."""
+
+    def __init__(
+        self, claim: Claim, folder: TenantFolder, post: Post | None, settings: BatchSettings, max_line_bytes: int
+    ) -> None:
+        """Without `post`, nothing is sent: the batch can only be cancelled or expire."""
+        self._claim, self._folder, self._post = claim, folder, post
+        self._settings, self._max_line_bytes = settings, max_line_bytes
+        self._news = asyncio.Event()
+        self._saved: tuple[int, int, int] | None = None
+
+    @property
+    def record(self) -> BatchRecord:
+        """The batch as it is."""
+        return self._claim.record
+
+    def look(self) -> None:
+        """Look at once whether the batch was cancelled or has expired."""
+        self._news.set()
+
+    async def run(self) -> bool:
+        """Work on the batch. Return whether it has ended; it has not where it is to be tried again later."""
+        try:
+            if self.record.status == "validating":
+                await self._validate()
+            if self.record.status == "in_progress":
+                outcome = await self._answer()
+                if outcome is None:
+                    return False
+                self.record.status, self.record.outcome = "finalizing", outcome
+                self.record.finalizing_at = self._now()
+                self.record.output_file_id, self.record.error_file_id = new_file_id(), new_file_id()
+                await in_thread(self._claim.save)
+            if self.record.status == "finalizing":
+                await in_thread(self._finalize)
+        except BatchFileError as error:
+            logger.error("batch %s cannot go on: %s", self.record.id, error)
+            message = "What the server has kept of this batch cannot be read; send it again."
+            await in_thread(self._fail, [LineProblem("unreadable", message)])
+        return True
+
+    async def _validate(self) -> None:
+        most = self._folder.settings.max_requests
+        args = self._claim.input, self.record.endpoint, most, self._max_line_bytes
+        try:
+            problems = await in_thread(find_problems, *args)
+        except OSError as error:
+            raise BatchFileError(f"{self._claim.input} cannot be read: {error.strerror}") from None
+        if problems:
+            await in_thread(self._fail, problems)
+            return
+        self.record.status, self.record.in_progress_at = "in_progress", self._now()
+        await in_thread(self._claim.save)
+
+    async def _answer(self) -> Outcome | None:
+        """Send what is left of the requests. Return why this ended; None when it is to go on later."""
+        if self._post is None and await self._due() is None:
+            return None
+        batch = await in_thread(BatchFile, self._claim.input, self._max_line_bytes)
+        output = await in_thread(PartialOutput, batch, self._claim.answers)
+        try:
+            outcome = await self._due() or await self._send(batch, output)
+            self.record.total, self.record.completed = batch.num_lines, output.num_ok
+            if outcome == "completed":
+                self.record.failed = batch.num_lines - output.num_ok
+            return outcome
+        finally:
+            await in_thread(output.__exit__)
+
+    async def _send(self, batch: BatchFile, output: PartialOutput) -> Outcome | None:
+        assert self._post is not None, "without it, the batch was due"
+        fields = {"priority": self._settings.priority}
+        runner = BatchRunner(self._post, self._settings)
+        sending = asyncio.create_task(answer_rest(batch, output, runner, fields, self._note))
+        try:
+            while True:
+                self._news.clear()
+                if (outcome := await self._due()) is not None:
+                    return outcome
+                await self._save_counts()
+                news = asyncio.create_task(self._news.wait())
+                try:
+                    await asyncio.wait(
+                        [sending, news],
+                        timeout=self._folder.settings.poll_s,
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
+                finally:
+                    news.cancel()
+                if sending.done():
+                    return _ended(sending)
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    async def _due(self) -> Outcome | None:
+        """Return why the batch is to end before all is answered, if it is."""
+        asked_at = await in_thread(self._claim.cancelled_at)
+        if asked_at is not None:
+            self.record.cancelling_at = asked_at
+            return "cancelled"
+        return "expired" if self.record.expires_at <= self._folder.clock() else None
+
+    async def _save_counts(self) -> None:
+        """Let all who ask see how far the batch is."""
+        counts = self.record.total, self.record.completed, self.record.failed
+        if counts != self._saved:
+            self._saved = counts
+            await in_thread(self._claim.save)
+
+    def _note(self, progress: BatchProgress) -> None:
+        self.record.total = progress.total
+        self.record.completed, self.record.failed = progress.num_ok, progress.num_failed
+
+    def _finalize(self) -> None:
+        record, files, folder = self.record, StoredFiles(self._folder), self._claim.folder
+        assert record.outcome is not None
+        batch = BatchFile(self._claim.input, self._max_line_bytes)
+        written = folder / "output.tmp", folder / "errors.tmp"
+        with PartialOutput(batch, self._claim.answers) as output:
+            counts = output.split(*written, _UNANSWERED[record.outcome])
+        names = [record.output_file_id, record.error_file_id]
+        for at, what in enumerate(("output", "error")):
+            if counts[at]:
+                filename = f"{record.id}_{what}.jsonl"
+                name = names[at] or new_file_id()
+                files.publish(written[at], name, filename, "batch_output", record.output_ttl_s)
+            else:
+                names[at] = None
+        record.output_file_id, record.error_file_id = names
+        record.status, record.ended_at = record.outcome, self._now()
+        self._claim.save()
+        self._claim.clear()
+
+    def _fail(self, problems: list[LineProblem]) -> None:
+        self.record.errors, self.record.status, self.record.ended_at = problems, "failed", self._now()
+        self._claim.save()
+        self._claim.clear()
+
+    def _now(self) -> int:
+        return int(self._folder.clock())
+
+
+def _ended(sending: asyncio.Task[BatchProgress]) -> Outcome | None:
+    error = sending.exception()
+    if isinstance(error, BatchStopped):
+        logger.warning("a batch is tried again later: %s", error)
+        return None
+    if error is not None:
+        raise error
+    return "completed"
+
+
+PostFor = Callable[[str], Post | None]
+"""Returns how requests of a tenant are sent; None while they cannot be."""

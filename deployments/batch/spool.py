@@ -1,0 +1,129 @@
+"""The directory of files and batches: what survives the processes that work on it, and how they keep apart.
+
+    DIRECTORY/TENANT-1a2b3c4d/files/file-…/about.json, content
+                              batches/batch_…/state.json, input.jsonl, answers.jsonl.partial, lock, cancel
+                              uploads/…                      files that are still arriving
+
+A record is replaced as a whole, and one that cannot be read does not exist. A lock is the kernel's, so it ends
+with the process that holds it, however that ends. Any number of processes share a directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import msgspec
+
+from deployments.config.files import FileSettings
+
+R = TypeVar("R")
+
+
+class SpoolFull(Exception):
+    """A bound of the configuration is reached; the message names it and says what to do."""
+
+
+def write_record(path: Path, record: object) -> None:
+    """Write a record in place of the one that is there: readers see the one or the other."""
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with fresh.open("wb") as file:
+            file.write(msgspec.json.encode(record))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def read_record(path: Path, kind: type[R]) -> R | None:
+    """Return a record; None where there is none that can be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def lock(path: Path) -> BinaryIO | None:
+    """Take the lock that a file stands for, until the file is closed; None where another process has it.
+
+    Raises OSError where its folder is gone.
+    """
+    file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")  # noqa: SIM115 - the caller closes it
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    if not os.fstat(file.fileno()).st_nlink:  # it was deleted by the process that had the lock before
+        file.close()
+        raise FileNotFoundError(f"{path} was deleted")
+    return file
+
+
+def entries(folder: Path) -> list[Path]:
+    """Return what lies in a folder; nothing where there is no such folder."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+class TenantFolder:
+    """What one tenant has in the spool. Its methods read and write files, so they are called in threads."""
+
+    def __init__(self, path: Path, settings: FileSettings, clock: Callable[[], float]) -> None:
+        self.path, self.settings, self.clock = path, settings, clock
+        self.files, self.batches, self.uploads = (path / name for name in ("files", "batches", "uploads"))
+
+    def make(self) -> None:
+        """Create what is not there. Only the server's own user may read it."""
+        for folder in (self.path, self.files, self.batches, self.uploads):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def num_bytes(self) -> int:
+        """Return the bytes that the tenant takes; what has several names counts once."""
+        seen: dict[int, int] = {}
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    found = os.stat(os.path.join(folder, name))
+                    seen[found.st_ino] = found.st_size
+        return sum(seen.values())
+
+
+class Spool:
+    """The directory as a whole."""
+
+    def __init__(self, settings: FileSettings, clock: Callable[[], float] = time.time) -> None:
+        """`settings.directory` must be set. `clock` gives Unix seconds."""
+        assert settings.directory is not None
+        self.settings, self.clock = settings, clock
+        self._path = Path(settings.directory).expanduser()
+        self.changed: Callable[[], None] = lambda: None
+        """Called in the event loop's thread when a batch was made or cancelled here."""
+
+    def of(self, tenant: str) -> TenantFolder:
+        """Return a tenant's folder. Names that differ in case alone have folders that differ in more."""
+        digest = hashlib.sha256(tenant.encode()).hexdigest()[:8]
+        return TenantFolder(self._path / f"{tenant}-{digest}", self.settings, self.clock)
+
+    def folders(self) -> Iterator[TenantFolder]:
+        """Yield the folders of all tenants that have one."""
+        for path in sorted(entries(self._path)):
+            yield TenantFolder(path, self.settings, self.clock)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder and all in it, whoever else removes it."""
+    shutil.rmtree(folder, ignore_errors=True)
