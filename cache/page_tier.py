@@ -9,28 +9,35 @@ A page can be found once its KV has arrived, and stays where it is while somebod
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from cache.page_keys import PageKeys
+from cache.prefix_log import PrefixLog
 
 
 class TierPage:
     """A page of the tier."""
 
-    __slots__ = ("key", "page", "pins")
+    __slots__ = ("blocks", "is_wanted", "key", "page", "pins")
 
-    def __init__(self, key: bytes, page: int) -> None:
+    def __init__(self, key: bytes, page: int, blocks: Sequence[int]) -> None:
         self.key = key
         self.page = page
         """Its id in the memory of the tier."""
         self.pins = 0
-        """Those that rely on it: while it arrives, and readers."""
+        """Readers that rely on it."""
+        self.blocks = blocks
+        """Hashes of the blocks in it, for the log."""
+        self.is_wanted = True
+        """False if it was forgotten while it arrived."""
 
 
 class PageTier:
     """Knows which key's KV lies in which page. Not thread-safe; the caller owns the memory and copies."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: PrefixLog | None = None) -> None:
+        """`log` is told which blocks are here."""
+        self._log = log or PrefixLog()
         self._found: dict[bytes, TierPage] = {}
         self._arriving: dict[int, TierPage] = {}
         self._arriving_keys: set[bytes] = set()
@@ -52,25 +59,37 @@ class PageTier:
             self._idle.move_to_end(key)
         return key in self._found or key in self._arriving_keys
 
-    def add(self, key: bytes, page: int) -> None:
-        """Note that the key's KV is being copied to a page. There must be none yet."""
+    def add(self, key: bytes, page: int, blocks: Sequence[int] = ()) -> None:
+        """Note that the key's KV, with the blocks of those hashes, is being copied to a page. There must be none
+        yet.
+        """
         assert key not in self._found and key not in self._arriving_keys
-        self._arriving[page] = TierPage(key, page)
+        self._arriving[page] = TierPage(key, page, blocks)
         self._arriving_keys.add(key)
+        self._log.keep(blocks)
 
-    def settle(self, pages: Iterable[int]) -> None:
-        """Note that KV has arrived: from now on it is found. Ignores pages in which none was arriving."""
+    def settle(self, pages: Iterable[int]) -> list[int]:
+        """Note that KV has arrived, which is found from now on; return the pages whose KV is not wanted any more.
+
+        Ignores pages in which none was arriving.
+        """
+        unwanted = []
         for page in pages:
             arrived = self._arriving.pop(page, None)
-            if arrived is not None:
+            if arrived is None:
+                continue
+            if arrived.is_wanted:
                 self._arriving_keys.remove(arrived.key)
                 self._found[arrived.key] = self._idle[arrived.key] = arrived
+            else:
+                unwanted.append(page)
+        return unwanted
 
     def drop(self, pages: Iterable[int]) -> list[int]:
         """Note that KV has not arrived; return those of the pages that are free now."""
         dropped = [page for page in pages if page in self._arriving]
         for page in dropped:
-            self._arriving_keys.remove(self._arriving.pop(page).key)
+            self._forget_arriving(self._arriving.pop(page))
         return dropped
 
     def count(self, keys: PageKeys, first: int, stop: int) -> int:
@@ -98,14 +117,26 @@ class PageTier:
         """Forget the page that was not used for the longest time and return it; None if all are in use. O(1)."""
         if not self._idle:
             return None
-        key, page = self._idle.popitem(last=False)
-        del self._found[key]
+        _, page = self._idle.popitem(last=False)
+        self._forget(page)
         return page.page
 
     def clear(self) -> list[int]:
-        """Forget all pages that are not in use, and return them."""
-        pages = [page.page for page in self._idle.values()]
-        for key in self._idle:
-            del self._found[key]
+        """Forget all pages that are not in use, and return them. Those that arrive are returned by `settle`."""
+        for page in self._arriving.values():
+            self._forget_arriving(page)
+        idle = list(self._idle.values())
         self._idle.clear()
-        return pages
+        for page in idle:
+            self._forget(page)
+        return [page.page for page in idle]
+
+    def _forget(self, page: TierPage) -> None:
+        del self._found[page.key]
+        self._log.drop(page.blocks)
+
+    def _forget_arriving(self, page: TierPage) -> None:
+        if page.is_wanted:
+            page.is_wanted = False
+            self._arriving_keys.remove(page.key)
+            self._log.drop(page.blocks)

@@ -1,4 +1,4 @@
-"""The log of blocks in the cache: the engine loop records changes, a publisher drains them at its own pace.
+"""The log of blocks that an engine holds: its loop records changes, a publisher drains them at its own pace.
 
     tree ──store/evict──▶ changes since the last drain ──drain──▶ (stored, evicted) ──▶ subscribers with a snapshot
                                                           │
@@ -8,6 +8,9 @@
 A snapshot is the sum of all deltas drained before it. It is read a piece at a time, the blocks used last before
 others. A publisher that sends a new subscriber all pieces of a snapshot, and between them and afterwards every
 delta that it drains, loses nothing, provided that one thread drains and reads snapshots.
+
+What the tree evicts may be kept beside it, in host memory. Routers are not told: a copy costs so much less than
+computing that it counts as held.
 
 Prompts can be crafted whose hashes collide. At most they mislead a router: the tree itself compares tokens.
 """
@@ -33,29 +36,50 @@ class PrefixLog:
         self._changes = threading.Lock()  # held for a change or a swap: the engine loop never waits for a copy
         self._stored: dict[int, None] = {}  # held now, not at the last drain; ordered: parents before children
         self._evicted: set[int] = set()  # held at the last drain, not now
+        self._beside: dict[int, bool] = {}  # kept beside the tree; whether the tree holds it as well
         self._published = threading.Lock()
         self._held: dict[int, None] = {}  # at the last drain; ordered as above
 
     def store(self, hashes: Sequence[int]) -> None:
-        """Record blocks that are held from now on and were not before. O(len(hashes))."""
+        """Record blocks that the tree holds from now on and did not before. O(len(hashes))."""
         with self._changes:
-            if not self._evicted:
+            if not self._evicted and not self._beside:
                 self._stored.update(dict.fromkeys(hashes))
                 return
             for block in hashes:
-                if block in self._evicted:
+                if block in self._beside:
+                    self._beside[block] = True
+                elif block in self._evicted:
                     self._evicted.remove(block)
                 else:
                     self._stored[block] = None
 
     def evict(self, hashes: Sequence[int]) -> None:
-        """Record blocks that were held and no longer are. O(len(hashes))."""
+        """Record blocks that the tree held and no longer does. O(len(hashes))."""
         with self._changes:
             for block in hashes:
-                if block in self._stored:
-                    del self._stored[block]
+                if block in self._beside:
+                    self._beside[block] = False
                 else:
-                    self._evicted.add(block)
+                    self._gone(block)
+
+    def keep(self, hashes: Sequence[int]) -> None:
+        """Record blocks of the tree that are kept beside it as well, until `drop`. O(len(hashes))."""
+        with self._changes:
+            self._beside.update(dict.fromkeys(hashes, True))
+
+    def drop(self, hashes: Sequence[int]) -> None:
+        """Record blocks that are no longer kept beside the tree. O(len(hashes))."""
+        with self._changes:
+            for block in hashes:
+                if not self._beside.pop(block, True):
+                    self._gone(block)
+
+    def _gone(self, block: int) -> None:
+        if block in self._stored:
+            del self._stored[block]
+        else:
+            self._evicted.add(block)
 
     def drain(self) -> tuple[list[int], list[int]]:
         """Return the blocks stored and evicted since the last drain; a block that was both is in neither list.

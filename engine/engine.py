@@ -95,7 +95,14 @@ class Engine:
             prefix_cache=config.prefix_cache,
             block_tokens=config.block_tokens,
         )
-        host = HostKV(runner.host_memory, config.page_size, config.preemption, config.host_kv_min_uses)
+        host = HostKV(
+            runner.host_memory,
+            config.page_size,
+            config.preemption,
+            config.host_kv_min_uses,
+            self.cache.prefix_log,
+            config.block_tokens,
+        )
         speculator = _speculator(config.speculation, drafter)
         longest = config.max_model_len or self.model.max_position_embeddings
         self.scheduler = Scheduler(self.cache, config, longest, self.model.eos_token_ids, host, speculator)

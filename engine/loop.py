@@ -246,7 +246,7 @@ class EngineLoop:
                 continue
             if isinstance(item, Future):
                 if item.set_running_or_notify_cancel():
-                    item.set_result(self.scheduler.cache.reset())
+                    item.set_result(self.scheduler.reset_cache())
                 continue
             try:
                 self.scheduler.add(item)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cache.prefix_log import PrefixLog
 from engine.request import Request
 from engine.scheduling.host_pool import HostAccount, HostMemory, HostPool, PagePair
 from engine.scheduling.host_prefixes import HostPrefixes
@@ -19,12 +20,21 @@ class HostKV:
     """Owns every host page of an engine, through the two that fill them."""
 
     def __init__(
-        self, memory: HostMemory | None = None, page_size: int = 16, preemption: str = "auto", min_uses: int = 2
+        self,
+        memory: HostMemory | None = None,
+        page_size: int = 16,
+        preemption: str = "auto",
+        min_uses: int = 2,
+        log: PrefixLog | None = None,
+        block_tokens: int = 0,
     ) -> None:
-        """`page_size` in tokens; `preemption` is one of `swap.MODES`. Raises ValueError when it is not."""
-        self._pool = HostPool(memory or HostMemory())
+        """`page_size` in tokens; `preemption` is one of `swap.MODES`. Raises ValueError when it is not.
+
+        `log` is told of the blocks, each of `block_tokens` tokens, that are here.
+        """
+        self._pool = HostPool(memory or HostMemory(), log)
         self._swap = SwapSpace(self._pool, page_size, preemption)
-        self._prefixes = HostPrefixes(self._pool, page_size, min_uses)
+        self._prefixes = HostPrefixes(self._pool, page_size, min_uses, block_tokens)
         self.on_evict = self._prefixes.on_evict
         """To be called with each node that the device's tree evicts (`KVCacheManager.on_evict`)."""
 
@@ -37,6 +47,10 @@ class HostKV:
     def num_evicted(self) -> int:
         """Pages of prefixes that were given up for others, since the start."""
         return self._pool.num_evicted
+
+    def reset(self) -> int:
+        """Forget all prefixes that no request is about to read; return the number of pages that are free now."""
+        return self._prefixes.reset()
 
     def account(self) -> HostAccount:
         """Count the host pages by state; the invariant is that they add up to `num_pages`."""

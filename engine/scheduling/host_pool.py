@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from cache.page_tier import PageTier
+from cache.prefix_log import PrefixLog
 
 PagePair = tuple[int, int]
 """A device page and a host page, one of which is copied to the other."""
@@ -45,9 +46,10 @@ class HostPool:
     That order makes reuse safe: host pages that a step reads are free for the next plan.
     """
 
-    def __init__(self, memory: HostMemory = HostMemory()) -> None:  # noqa: B008 - a value
+    def __init__(self, memory: HostMemory, log: PrefixLog | None = None) -> None:
+        """`log` is told which blocks of prefixes are here."""
         self.num_pages, self.page_seconds = memory
-        self.tier = PageTier()
+        self.tier = PageTier(log)
         """The pages of prefixes."""
         self.num_evicted = 0
         """Pages of prefixes that were given up for others."""

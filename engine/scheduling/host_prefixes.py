@@ -32,13 +32,18 @@ class _Held(NamedTuple):
 class HostPrefixes:
     """Decides which evicted pages are copied to the host, and which a prompt copies back."""
 
-    def __init__(self, pool: HostPool, page_size: int, min_uses: int = 2) -> None:
-        """A page is kept if at least `min_uses` requests have used it, the one that computed it included."""
+    def __init__(self, pool: HostPool, page_size: int, min_uses: int = 2, block_tokens: int = 0) -> None:
+        """A page is kept if at least `min_uses` requests have used it, the one that computed it included.
+
+        Routers are told of what is here if a page is one or more blocks of `block_tokens` tokens; 0: they are
+        told nothing.
+        """
         if min_uses < 1:
             raise ValueError(f"every prefix has at least 1 use, so min_uses must be at least 1, got {min_uses}")
         self._pool, self._tier = pool, pool.tier
         self._page_size = page_size
         self._min_uses = min_uses
+        self._block_tokens = block_tokens if block_tokens and page_size % block_tokens == 0 else 0
         self._outgoing: list[PagePair] = []
         self._keys: dict[str, PageKeys] = {}
         self._held: dict[str, _Held] = {}
@@ -58,8 +63,15 @@ class HostPrefixes:
         for slot in range(num_whole - 1, node.first_slot - 1, -1):  # so that a prefix's end is the older
             if not self._tier.has(keys[slot]) and self._pool.available:
                 (host,) = self._pool.take(1)
-                self._tier.add(keys[slot], host)
+                self._tier.add(keys[slot], host, self._blocks_in(node, slot))
                 self._outgoing.append((node.pages[slot - node.first_slot], host))
+
+    def _blocks_in(self, node: Node, slot: int) -> list[int]:
+        """Return the hashes of the blocks in a page of a node that end in that node."""
+        if not self._block_tokens:
+            return []
+        first = slot * self._page_size // self._block_tokens - node.start // self._block_tokens
+        return node.blocks[max(first, 0) : first + self._page_size // self._block_tokens]
 
     def take_copies(self) -> list[PagePair]:
         """Return the copies to the host that the step which is being planned has to make first."""
@@ -68,11 +80,17 @@ class HostPrefixes:
 
     def settle(self, copies: Iterable[PagePair]) -> None:
         """Note that a step has made its copies to the host."""
-        self._tier.settle(host for _, host in copies)
+        self._pool.free(self._tier.settle(host for _, host in copies))
 
     def drop(self, copies: Iterable[PagePair]) -> None:
         """Note that a step failed and perhaps has not made its copies."""
         self._pool.free(self._tier.drop(host for _, host in copies))
+
+    def reset(self) -> int:
+        """Forget all that no request is about to read; return the number of pages that are free now."""
+        pages = self._tier.clear()
+        self._pool.free(pages)
+        return len(pages)
 
     # --- to the device -------------------------------------------------------------------------------------
 

@@ -114,6 +114,10 @@ class Scheduler:
         if request_id in self._requests:
             self._ending.setdefault(request_id, "abort")
 
+    def reset_cache(self) -> int:
+        """Forget all prefixes that no request uses; return how many pages, host pages included, that freed."""
+        return self.cache.reset() + self.allocator.host.reset()
+
     # --- planning a step -----------------------------------------------------------------------------------
 
     @property

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache import Namespace
+from cache import KVCacheManager, Namespace
+from cache.node import Node
 from cache.page_keys import PageKeys
+from cache.prefix_hash import block_hashes, prefix_root
 from engine.scheduling.host_kv import HostKV
 from engine.scheduling.host_pool import HostAccount, HostMemory
 from tests.engine.scenarios.conftest import Make
@@ -159,6 +161,42 @@ def test_keys_tell_namespaces_and_prefixes_apart_and_may_begin_anywhere() -> Non
     assert len({keys[1], *others}) == 5
 
 
+def test_emptying_the_cache_empties_the_host(engine: Make) -> None:
+    """What a step in flight copies there is not found afterwards either."""
+    script = made(engine, host_min_uses=1)
+    for prompt in (A, B, C):
+        ask(script, prompt)
+    script.arrive(D, max_tokens=2)
+    script.run(until=lambda: any(plan.swap_out for plan in script.runner.plans[-1:]))
+    assert script.scheduler.reset_cache() > 0
+    script.run()
+    assert script.num_computed(ask(script, A)) == 42
+    script.scheduler.reset_cache()
+    assert script.host.account() == HostAccount(40, 0, 0)
+
+
+def told(script: Script) -> set[int]:
+    """Return the blocks that a router knows of."""
+    assert script.cache.prefix_log is not None
+    script.cache.prefix_log.drain()
+    return set(script.cache.prefix_log.snapshot())
+
+
+@pytest.mark.parametrize("block_tokens", [1, 2, 4])
+def test_routers_know_what_is_in_host_memory_until_it_is_given_up(engine: Make, block_tokens: int) -> None:
+    script = made(engine, host_min_uses=1, host_pages=11, block_tokens=block_tokens)
+    ask(script, A)
+    chain = block_hashes(A, prefix_root(Namespace("m")), block_tokens)
+    evict(script)
+    assert script.cache.peek(Namespace("m"), A) == 0
+    assert not told(script).isdisjoint(chain[:1])
+    for start in range(400, 900, 50):
+        ask(script, range(start, start + 41))
+    assert told(script).isdisjoint(chain)
+    ask(script, A)
+    assert told(script) >= set(chain)
+
+
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(["ask", "ask", "ask", "step", "step", "abort", "fail"]),
@@ -189,6 +227,7 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
         host_min_uses=1,
         overlap=overlap,
         limits=limits,
+        block_tokens=page_size,
     )
     for action, family, length, number in actions:
         if action == "ask":
@@ -206,3 +245,17 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
         assert script.tokens(name) == tokens[: len(script.tokens(name))]
         assert script.reason(name) in ("abort", "error") or script.tokens(name) == tokens
     assert script.nothing_held()
+    held = {block for node in nodes(script.cache) if node.tokens for block in node.blocks}
+    tier = script.host._pool.tier
+    assert told(script) == held | {block for page in tier._found.values() for block in page.blocks}
+    assert len(tier._found) == len(tier._idle) == tier.num_pages == script.host.account().cached
+    script.scheduler.reset_cache()
+    assert told(script) == set()
+
+
+def nodes(cache: KVCacheManager) -> list[Node]:
+    """Return all nodes of the tree."""
+    found = list(cache._tree._roots.values())
+    for node in found:
+        found += node.children.values()
+    return found

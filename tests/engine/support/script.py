@@ -42,6 +42,7 @@ class Script:
     host_pages: int = 0
     preemption: str = "swap"
     host_min_uses: int = 2
+    block_tokens: int | None = None
     drafter: Drafter | None = None
     """ScriptedDrafts tokens, whether it pays or not unless `is_adaptive`."""
     max_drafts: int = 4
@@ -51,11 +52,22 @@ class Script:
     def __post_init__(self) -> None:
         self.now = 0.0
         self.cache = KVCacheManager(
-            self.num_pages, self.page_size, eviction=self.eviction, prefix_cache=self.prefix_cache
+            self.num_pages,
+            self.page_size,
+            eviction=self.eviction,
+            prefix_cache=self.prefix_cache,
+            block_tokens=self.block_tokens,
         )
         limits = {"max_step_ms": None, "max_step_stretch": None, **self.limits}
         max_model_len = limits.pop("max_model_len", 10**6)
-        self.host = HostKV(HostMemory(self.host_pages), self.page_size, self.preemption, self.host_min_uses)
+        self.host = HostKV(
+            HostMemory(self.host_pages),
+            self.page_size,
+            self.preemption,
+            self.host_min_uses,
+            self.cache.prefix_log,
+            self.block_tokens or 0,
+        )
         speculator = None
         if self.drafter is not None:
             speculator = Speculator(self.drafter, self.max_drafts, adaptive=self.is_adaptive)
