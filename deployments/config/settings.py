@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -325,13 +326,29 @@ class MetricsSettings(Settings):
 class ResponseSettings(Settings):
     """What is kept of the Responses API's answers, and how many run in the background."""
 
+    store: str = "memory"
+    """Where they are kept: "memory", that of each ingress, or a directory that all ingresses share, as a URL
+    "file:///path"."""
     max_bytes: int = Field(default=128 * 2**20, ge=0)
-    """Bytes of stored responses that an ingress keeps, with their inputs; 0 keeps none. Full, it forgets what the
-    tenant who has most has not used for longest."""
+    """Bytes of stored responses, with their inputs, that an ingress keeps in memory, or that a directory has; 0
+    keeps none. Full, it forgets what the tenant who has most has not used for longest."""
     ttl_s: float = Field(default=86_400.0, gt=0)
     """Seconds after which a response is forgotten that was neither read nor continued."""
     max_background: int = Field(default=64, ge=0)
     """Most responses that an ingress generates in the background; more get a 429."""
+
+    @property
+    def directory(self) -> Path | None:
+        """The directory of responses; None: they are kept in memory."""
+        return None if self.store == "memory" else Path(unquote(urlsplit(self.store).path))
+
+    @field_validator("store")
+    @classmethod
+    def _is_known(cls, given: str) -> str:
+        url = urlsplit(given)
+        if given != "memory" and (url.scheme != "file" or url.netloc or not url.path.startswith("/")):
+            raise ValueError(f'store must be "memory" or a URL such as file:///var/lib/raydix, got {given!r}')
+        return given
 
 
 class BatchSettings(Settings):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -24,20 +23,18 @@ from deployments.api.http.transport import EventStream
 from deployments.api.off_loop import near_or_far
 from deployments.api.output.response_encoder import encode_json
 from deployments.api.request.protocol import ChatRequest, parse
-from deployments.api.responses.background import BackgroundResponses, ResponseJob, scope_of
+from deployments.api.responses.background import ResponseJob, scope_of
 from deployments.api.responses.encoder import ResponseObject, ResponsesEncoder
 from deployments.api.responses.ids import new_response_id
 from deployments.api.responses.items import Item, references, taken_items
 from deployments.api.responses.kept import KeptResponses
 from deployments.api.responses.protocol import ResponsesRequest
-from deployments.api.responses.store import ResponseStore
+from deployments.api.responses.record import ResponseKeeper
 from deployments.api.responses.stored import Conversation, Shelf, StoredResponse
 from deployments.api.responses.translation import as_named_here, chat_request
 from deployments.api.service import ServedModel
 from deployments.config.limits import Limits
 from deployments.config.tenants import Tenant
-
-logger = logging.getLogger(__name__)
 
 _TOKEN_BYTES = 16
 """Bytes of a request, for each token of its prompt, that are not counted while its answer is made, as admission
@@ -124,13 +121,11 @@ async def plan_response(
     if not request.is_stored:
         return plan
     stored = StoredResponse(b"", asked.packed_items, before.chain)
-    keep = partial(keep_response, kept.store, tenant.name, encoder, stored)
-    plan = replace(plan, on_end=keep)
+    keeper = ResponseKeeper(kept.store, tenant.name, encoder, stored)
+    plan = replace(plan, on_end=keeper.keep)
     if not request.background:
         return plan
-    later = partial(
-        begin_later, limits, kept.background, tenant, app, plan, encoder, keep, is_stream=bool(request.stream)
-    )
+    later = partial(begin_later, limits, kept, tenant, app, plan, encoder, keeper, is_stream=bool(request.stream))
     return replace(plan, later=later)
 
 
@@ -139,25 +134,14 @@ def _with_known(asked: AskedResponse, known: Mapping[str, Item], limits: Limits)
     return replace(asked, items=items, packed_items=encode_json(items))
 
 
-async def keep_response(
-    store: ResponseStore, tenant: str, encoder: ResponsesEncoder, stored: StoredResponse, events: bytes = b""
-) -> None:
-    """Keep a response as it is now. Where that fails, the answer is given all the same."""
-    record = msgspec.structs.replace(stored, response=encoder.now(), events=events)
-    try:
-        await store.put(tenant, encoder.context.id, record.packed())
-    except Exception:
-        logger.exception("response %s could not be stored", encoder.context.id)
-
-
 async def begin_later(
     limits: Limits,
-    background: BackgroundResponses,
+    kept: KeptResponses,
     tenant: Tenant,
     app: ASGIApp,
     plan: GenerationPlan,
     encoder: ResponsesEncoder,
-    keep: Callable[[bytes], Awaitable[None]],
+    keeper: ResponseKeeper,
     request: Request,
     ticket: Ticket,
     *,
@@ -165,14 +149,22 @@ async def begin_later(
 ) -> Response:
     """Admit a response, begin it in the background, and answer with what there is of it. Raises RateLimited."""
     name = encoder.context.id
-    job = ResponseJob(encoder, plan, ticket, keep, keeps_events=is_stream)
+    job = ResponseJob(encoder, plan, ticket, keeper.keep, keeps_events=is_stream)
     scope = as_tenant(scope_of(job, request.scope, request_id(request.scope)), tenant)
-    remove = partial(background.remove, tenant.name, name)
+    background, telling = kept.background, None
     background.add(tenant.name, name, job)
+
+    def remove() -> None:
+        background.remove(tenant.name, name)
+        if telling is not None:
+            telling.cancel()
+
     try:
         ticket.admit(1, encoder.context.num_prompt_tokens)
-        await keep(b"")
+        await keeper.keep()
         job.start(app, scope, remove)
+        if kept.store.is_shared:
+            telling = asyncio.create_task(keeper.tell(job))
     except BaseException:
         ticket.close()
         remove()

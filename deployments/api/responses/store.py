@@ -14,6 +14,9 @@ RECORD_BYTES = 512
 class ResponseStore(Protocol):
     """Keeps records for a time, by tenant and name."""
 
+    is_shared: bool
+    """Whether other processes have the same records."""
+
     async def put(self, tenant: str, name: str, record: bytes) -> None:
         """Keep a record, in place of the one with its name."""
         ...
@@ -32,6 +35,8 @@ class MemoryStore:
 
     Tenants therefore push out nothing of a tenant that has less than its equal share.
     """
+
+    is_shared = False
 
     def __init__(self, max_bytes: int, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Keep at most `max_bytes`, and nothing that was not used for `ttl_s` seconds."""

@@ -7,6 +7,7 @@ Each record has only what its own response added, so a conversation takes memory
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -26,6 +27,9 @@ from deployments.api.responses.items import Item
 from deployments.api.responses.store import ResponseStore
 from deployments.config.limits import Limits
 
+LOST_AFTER_S = 30.0
+"""Seconds without news of a response that runs in the background of another ingress, after which it has failed."""
+
 
 class StoredResponse(msgspec.Struct):
     """A response as it is kept."""
@@ -38,6 +42,9 @@ class StoredResponse(msgspec.Struct):
     """The responses that it continues, oldest first."""
     events: bytes = b""
     """The events of its stream, where they may be read again."""
+    beat_at: float | None = None
+    """When the ingress that generates it in the background last told of it, in Unix seconds; None where it has
+    ended, or where no other ingress can read this."""
 
     def packed(self) -> bytes:
         """Return it as bytes."""
@@ -89,7 +96,7 @@ class Shelf:
         record = (await self._store.get(self._tenant, [name]))[0] if is_response_id(name) else None
         if record is None:
             raise not_found(name)
-        return _unpack(record)
+        return _as_it_is(_unpack(record))
 
     async def delete(self, name: str) -> bool:
         """Forget a response. Return whether it was there."""
@@ -182,13 +189,23 @@ class Shelf:
         return num_bytes
 
 
+def _as_it_is(stored: StoredResponse) -> StoredResponse:
+    """Return a response that runs elsewhere as failed if its ingress tells nothing of it any more."""
+    if stored.beat_at is None or time.time() - stored.beat_at < LOST_AFTER_S:
+        return stored
+    fields = msgspec.json.decode(stored.response)
+    message = "The ingress that generated the response was lost; send the request again."
+    fields |= {"status": "failed", "error": {"code": "server_error", "message": message}}
+    return msgspec.structs.replace(stored, response=encode_json(fields), beat_at=None)
+
+
 def not_found(name: str) -> ApiError:
     """Create a 404 for a response that is not stored, whoever made it."""
     return ApiError(
         404,
         f"The response {quoted(name)} is not stored here: it was never stored, was deleted or forgotten "
-        "(responses.max_bytes, responses.ttl_s), or another ingress has it (ingresses.count); send the "
-        "conversation itself.",
+        "(responses.max_bytes, responses.ttl_s), or another ingress has it (ingresses.count, responses.store); "
+        "send the conversation itself.",
         code="response_not_found",
     )
 

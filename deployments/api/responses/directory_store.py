@@ -1,0 +1,146 @@
+"""Keeps records in a directory, which several processes share.
+
+    DIRECTORY/TENANT-1a2b3c4d/resp_…    "RDX1", CRC-32 of the record, the record; its time is that of the last use
+
+Records are replaced as a whole, and what is cut off or somebody else's does not exist. When as much was written as
+may matter, or now and then, one process at a time forgets what is too old or too much.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from deployments.batch.in_thread import in_thread
+from deployments.batch.spool import entries, lock
+
+MAGIC = b"RDX1"
+RECORD_BYTES = 4096
+"""What a record takes besides its bytes."""
+SHARE = 16
+"""The bound may be exceeded by this part of it, by each process."""
+SWEEP_S = 60.0
+_NAME = re.compile(r"[a-z]{1,16}_[0-9a-f]{32}")
+
+
+class _Kept(NamedTuple):
+    used_at: float
+    size: int
+    path: Path
+
+
+class DirectoryStore:
+    """A `ResponseStore` that all ingresses with the same directory share."""
+
+    is_shared = True
+
+    def __init__(
+        self, directory: Path, max_bytes: int, ttl_s: float, clock: Callable[[], float] = time.time
+    ) -> None:
+        """All processes together keep about `max_bytes`, and nothing that was not used for `ttl_s` seconds."""
+        self._directory, self._max_bytes, self._ttl_s, self._clock = directory, max_bytes, ttl_s, clock
+        self._num_written = 0
+        self._swept_at = float("-inf")
+
+    async def put(self, tenant: str, name: str, record: bytes) -> None:
+        """Keep a record, if it fits at all. Raises OSError."""
+        if len(record) + RECORD_BYTES <= self._max_bytes:
+            await in_thread(self._put, self._path(tenant, name), record)
+        else:
+            await self.delete(tenant, name)
+
+    async def get(self, tenant: str, names: Sequence[str]) -> list[bytes | None]:
+        """Return the records with these names."""
+        if not names:
+            return []
+        return await in_thread(lambda: [self._get(self._path(tenant, name)) for name in names])
+
+    async def delete(self, tenant: str, name: str) -> bool:
+        """Forget a record."""
+        path = self._path(tenant, name)
+        is_there = await in_thread(self._get, path) is not None
+        await in_thread(path.unlink, missing_ok=True)
+        return is_there
+
+    def _path(self, tenant: str, name: str) -> Path:
+        assert _NAME.fullmatch(name), "names are this server's own"
+        digest = hashlib.sha256(tenant.encode()).hexdigest()[:8]
+        return self._directory / f"{tenant}-{digest}" / name
+
+    def _put(self, path: Path, record: bytes) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh = path.with_name(f"{secrets.token_hex(8)}.tmp")
+        now = self._clock()
+        try:
+            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(MAGIC + zlib.crc32(record).to_bytes(4, "big") + record)
+            os.utime(fresh, (now, now))
+            fresh.replace(path)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+        self._num_written += len(record) + RECORD_BYTES
+        if self._num_written >= self._max_bytes // SHARE or now - self._swept_at >= SWEEP_S:
+            self._sweep(now)
+
+    def _get(self, path: Path) -> bytes | None:
+        now = self._clock()
+        try:
+            content = path.read_bytes()
+            if path.stat().st_mtime < now - self._ttl_s:
+                return None
+        except OSError:
+            return None
+        record = content[8:]
+        if content[:4] != MAGIC or content[4:8] != zlib.crc32(record).to_bytes(4, "big"):
+            return None
+        with contextlib.suppress(OSError):  # another process has forgotten it meanwhile
+            os.utime(path, (now, now))
+        return record
+
+    def _sweep(self, now: float) -> None:
+        """Forget what is too old; then, of the tenant who has most, what was not used for longest."""
+        try:
+            held = lock(self._directory / "lock")
+        except OSError:
+            return
+        if held is None:  # another process does it
+            return
+        with held:
+            self._num_written, self._swept_at = 0, now
+            kept = {folder: self._fresh(folder, now) for folder in entries(self._directory) if folder.is_dir()}
+            sizes = {folder: sum(record.size for record in records) for folder, records in kept.items()}
+            most, total = self._max_bytes - self._max_bytes // SHARE, sum(sizes.values())
+            while total > most:
+                richest = max(sizes, key=sizes.__getitem__)
+                oldest = kept[richest].pop()
+                _forget(oldest.path)
+                sizes[richest] -= oldest.size
+                total -= oldest.size
+
+    def _fresh(self, folder: Path, now: float) -> list[_Kept]:
+        """Return a tenant's records, those last that were not used for longest; forget those that are too old."""
+        found = []
+        for path in entries(folder):
+            if not _NAME.fullmatch(path.name) and path.suffix != ".tmp":
+                continue  # not ours
+            with contextlib.suppress(OSError):
+                state = path.stat()
+                if state.st_mtime < now - self._ttl_s:
+                    _forget(path)
+                else:
+                    found.append(_Kept(state.st_mtime, state.st_size + RECORD_BYTES, path))
+        return sorted(found, reverse=True)
+
+
+def _forget(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
