@@ -11,6 +11,7 @@ from engine.generation_defaults import checked_defaults
 from engine.machine import cpu_list
 from engine.scheduling.queue_policy import POLICIES
 from engine.scheduling.settings import SchedulerSettings
+from engine.tasks import TASKS, Task
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Preemption = Literal["auto", "swap", "recompute"]
@@ -64,6 +65,9 @@ class EngineConfig(SchedulerSettings):
     """Sampling of requests that do not give it: "model" takes the values of the model's generation_config.json,
     "none" the API's own. Or values: `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` and
     `max_new_tokens`."""
+    tasks: Literal["auto"] | list[Task] = "auto"
+    """What the model is served for: "generate", "embed" (embeddings are the last token's hidden state), "rerank"
+    (scores are the probability of "yes"), or several of them. "auto" tells by its files (`engine/tasks.py`)."""
     max_model_len: int | None = None
     """Most tokens of prompt and output together; None takes the model's own limit."""
     cuda_graphs: CudaGraphs = "start"
@@ -133,6 +137,8 @@ class EngineConfig(SchedulerSettings):
             )
         if not isinstance(self.speculation, Speculation | None):
             raise ValueError(f"speculation must be a Speculation or None, got {self.speculation!r}")
+        if self.tasks != "auto" and not (self.tasks and set(self.tasks) <= set(TASKS)):
+            raise ValueError(f'tasks must be "auto" or some of {", ".join(TASKS)}; got {self.tasks!r}')
         if not isinstance(self.generation_config, str):
             checked_defaults(self.generation_config)
         elif self.generation_config not in ("model", "none"):

@@ -28,6 +28,7 @@ from engine.scheduling.host_kv import HostKV
 from engine.scheduling.host_pool import HostMemory
 from engine.scheduling.plan import Runner
 from engine.scheduling.scheduler import Scheduler
+from engine.tasks import TASKS, Task, tasks_of
 
 if TYPE_CHECKING:
     from engine.ranks.launcher import WorkerLauncher
@@ -87,6 +88,8 @@ class Engine:
         """
         self.config = config
         self.runner = runner
+        self.tasks: frozenset[Task] = frozenset(TASKS if config.tasks == "auto" else config.tasks)
+        """What requests may want; all where nothing says what the model is for."""
         self.model = runner.model_config
         self.cache = KVCacheManager(
             runner.num_pages,
@@ -123,6 +126,7 @@ class Engine:
         if runner is not None:
             return cls(config, runner)
         prepare_process(config.cpus)
+        config = replace(config, tasks=list(tasks_of(config.tasks, model_directory(config))))
         from engine.ranks.load_runner import load_runner  # torch: only where a model is run
         from engine.runner.model_runner import ModelRunner
 

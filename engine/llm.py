@@ -23,6 +23,7 @@ from engine.logprobs import PackedLogprobs, TokenLogprobs, joined
 from engine.pooling import Pooling
 from engine.sampling_params import SamplingParams
 from engine.stream_delta import FinishReason, StreamDelta
+from engine.tasks import check_task
 from engine.tokenizer import load_tokenizer
 
 PromptInput = str | Sequence[int]
@@ -134,6 +135,7 @@ class LLM:
 
     def _job(self, prompt: PromptInput, params: SamplingParams) -> _OfflineRequest:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        check_task(params, self.engine.tasks)
         request = self.engine.new_request(f"offline-{self._num_requests}", ids, params)
         self._num_requests += 1
         self.engine.scheduler.check(request)

@@ -20,6 +20,7 @@ from engine.errors import EngineStopped, NeverFits, QueueFull
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.spec import Grammar
 from engine.request import Request
+from engine.tasks import check_task
 
 GRAMMAR_THREADS = 2
 """Grammars that are compiled at a time. Ingresses check grammars first, so most are known to compile."""
@@ -58,6 +59,7 @@ class Intake:
         if self._is_stopping():
             return Refusal("draining", "the replica is being stopped")
         try:
+            check_task(request.sampling, self._engine.tasks)
             return self._engine.new_request(
                 request.request_id,
                 unpack_tokens(request.prompt_ids),

@@ -24,6 +24,7 @@ from engine.models.decoder import Decoder
 from engine.models.native_decoder import NativeDecoder, unsupported
 from engine.parallel.collective import ALONE, Collective
 from engine.runner.model_runner import ModelRunner
+from engine.tasks import tasks_of
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +143,7 @@ class _Loading:
             input_major=self._device.type == "cpu" and not is_native,
             fp8=is_fp8,
             ranks=self._ranks,
+            needs_head=tasks_of(config.tasks, self._directory) != ("embed",),
         )
         return NativeDecoder(decoder, config.quantization) if is_native else decoder
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +34,7 @@ from engine.parallel.collective import ALONE, Collective
 from engine.parallel.shard import Shard
 
 _INDEX = "model.safetensors.index.json"
+_HEAD = "lm_head.weight"
 _MIXTRAL = "block_sparse_moe", ("w1", "w3", "w2")
 _QWEN_MOE = "mlp", ("gate_proj", "up_proj", "down_proj")
 
@@ -58,9 +60,13 @@ def load_decoder(
     input_major: bool = False,
     fp8: bool = False,
     ranks: Collective = ALONE,
+    needs_head: bool = True,
 ) -> Decoder:
     """Load this rank's share of the model `config`. Names, shapes and types are all checked before memory is
     allocated.
+
+    A model that only embeds may have been saved without its output head, which then is not needed: its logits
+    mean nothing.
 
     With `input_major`, linear weights [out, in] get the strides (1, out), with which a CPU multiplies few rows (a
     batch of decodes) up to twice as fast. With `fp8`, the layers' matrices are rounded one after the other as they
@@ -69,7 +75,9 @@ def load_decoder(
     files = weight_files(directory)
     with ExitStack() as stack:
         tensors = open_tensors(files, stack)
-        targets = dict(_targets(config, ranks.shard))
+        if not needs_head and _HEAD not in tensors:
+            config = replace(config, tied_embeddings=True)
+        targets = dict(_named(_targets(config, ranks.shard), tensors))
         with torch.device("meta"):
             decoder = Decoder(ranks.shard.of(config), ranks)
             stored = Fp8Format() if fp8 else config.weight_format
@@ -193,6 +201,8 @@ def _check(tensors: Mapping[str, MappedTensor], expected: Sequence[Expected], co
     missing = [tensor.name for tensor in expected if tensor.name not in tensors]
     if missing:
         why = "" if config.weight_format is None else ", stored as its quantization_config says"
+        if missing == [_HEAD]:
+            why = " to generate; where it is to embed alone, say engine.tasks: [embed]"
         raise ModelLoadError(f"the weights lack {_some(missing)}, which {config.architecture} needs{why}")
     unknown = [name for name in tensors if name not in names and not _is_harmless(name, config)]
     if unknown:
@@ -214,7 +224,7 @@ def _is_harmless(name: str, config: ModelConfig) -> bool:
     """Whether a tensor is computed here anyway, or is a second name of the embedding table."""
     if config.weight_format is not None and is_unread(name):
         return True
-    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tied_embeddings)
+    return name.endswith("rotary_emb.inv_freq") or (name == _HEAD and config.tied_embeddings)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -228,7 +238,7 @@ def _targets(config: ModelConfig, shard: Shard) -> Iterator[tuple[str, _WeightTa
     yield "model.embed_tokens.weight", _table("embed.weight", config, shard)
     yield "model.norm.weight", _whole("norm.weight", hidden)
     if not config.tied_embeddings:
-        yield "lm_head.weight", _table("lm_head.weight", config, shard)
+        yield _HEAD, _table("lm_head.weight", config, shard)
     for layer in range(config.num_layers):
         theirs, ours = f"model.layers.{layer}", f"layers.{layer}"
         yield f"{theirs}.input_layernorm.weight", _whole(f"{ours}.input_norm.weight", hidden)
@@ -239,6 +249,15 @@ def _targets(config: ModelConfig, shard: Shard) -> Iterator[tuple[str, _WeightTa
             yield from _mlp_targets(config, shard, f"{theirs}.mlp", f"{ours}.mlp")
         else:
             yield from _experts_targets(config, experts, shard, theirs, f"{ours}.mlp")
+
+
+def _named(
+    targets: Iterator[tuple[str, _WeightTarget]], present: Container[str]
+) -> Iterator[tuple[str, _WeightTarget]]:
+    """Yield targets by the checkpoint's names, which lack "model." where the decoder was saved by itself."""
+    is_alone = "embed_tokens.weight" in present
+    for name, target in targets:
+        yield name.removeprefix("model.") if is_alone else name, target
 
 
 def _attention_targets(

@@ -50,6 +50,8 @@ def family_of(raw: Mapping[str, Any]) -> tuple[str, ModelFamily]:
     named = raw.get("architectures")
     names = named if isinstance(named, list) else []
     for name in names:
+        if isinstance(name, str) and name.endswith("Model"):  # saved without its output head, to embed
+            name = f"{name.removesuffix('Model')}ForCausalLM"
         if name in FAMILIES:
             return name, FAMILIES[name]
     latent = ", which has latent KV (MLA)" if "kv_lora_rank" in raw else ""

@@ -34,6 +34,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def engine_for(model: Path, **settings: Any) -> Engine:
     config = {"device": "cpu", "page_size": 8, "kv_pages": 128, "max_running": 8, "max_step_ms": None, **settings}
+    config.setdefault("tasks", ["generate", "embed", "rerank"])
     return Engine.from_config(EngineConfig(model=str(model), **config))
 
 
@@ -211,7 +212,7 @@ def test_what_generates_is_refused_beside_it(field: dict[str, Any]) -> None:
 
 
 def test_the_offline_api_embeds_texts() -> None:
-    llm = LLM("demo", kv_pages=64)
+    llm = LLM("demo", kv_pages=64, tasks=["embed"])
     texts = ["Return the largest item", "Return the smallest item", "Return the largest item"]
     first, second, third = llm.embed(texts)
     assert np.linalg.norm(first) == pytest.approx(1, abs=1e-5)

@@ -1,0 +1,80 @@
+"""What a model is served for: answers, embeddings, the judgement of documents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from engine.models.errors import ModelLoadError
+from engine.sampling_params import SamplingParams
+
+Task = Literal["generate", "embed", "rerank"]
+TASKS: tuple[Task, ...] = get_args(Task)
+_KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
+
+
+def tasks_of(setting: Literal["auto"] | Sequence[Task], directory: Path) -> tuple[Task, ...]:
+    """Return the tasks that the setting `engine.tasks` means for the model in a directory.
+
+    "auto" knows models that sentence-transformers describes (modules.json), and decoders that were saved without
+    an output head; all others generate. Raises ModelLoadError for a model that is pooled in a way not known here.
+    """
+    if setting != "auto":
+        return tuple(setting)
+    described = _json(directory / "modules.json")
+    modules = {_kind(module): module for module in described if isinstance(module, dict)}
+    if "Pooling" in modules:
+        place = Path(str(modules["Pooling"].get("path", ""))).name
+        _check_pooling(list(modules), _json(directory / place / "config.json"))
+        return ("embed",)
+    config = _json(directory / "config.json")
+    named = config.get("architectures") if isinstance(config, dict) else None
+    is_headless = isinstance(named, list) and bool(named) and all(str(name).endswith("Model") for name in named)
+    return ("embed",) if is_headless else ("generate",)
+
+
+def check_task(sampling: SamplingParams, tasks: Collection[Task]) -> None:
+    """Raise ValueError for a request to a model that is not served for such ones."""
+    task: Task = "generate"
+    if sampling.pooling is not None:
+        task = "rerank" if sampling.pooling.token_ids else "embed"
+    if task not in tasks:
+        raise ValueError(not_served(task, tasks))
+
+
+def not_served(task: Task, tasks: Collection[Task]) -> str:
+    """Return what to say of a task that a model is not served for."""
+    served = ", ".join(known for known in TASKS if known in tasks)
+    return f"this model is served to {served}, not to {task}: add {task} to engine.tasks, or name another model"
+
+
+def _kind(module: dict[str, Any]) -> str:
+    return str(module.get("type")).rpartition(".")[2]
+
+
+def _check_pooling(kinds: Sequence[str], pooling: Any) -> None:
+    """Raise ModelLoadError unless embeddings are the last token's state, perhaps normalized."""
+    otherwise = "engine.tasks says what the model is to be served for in spite of that"
+    if unknown := [kind for kind in kinds if kind not in _KNOWN_MODULES]:
+        raise ModelLoadError(
+            f"the model's modules.json has {', '.join(unknown)}, and only {', '.join(_KNOWN_MODULES)} are known; "
+            f"{otherwise}"
+        )
+    stated = pooling if isinstance(pooling, dict) else {}
+    flags = [name.removeprefix("pooling_mode_") for name, value in stated.items() if value is True]
+    mode = stated.get("pooling_mode", [flag for flag in flags if flag != "include_prompt"])
+    if mode not in ("lasttoken", ["lasttoken"]):
+        raise ModelLoadError(
+            f"the model's embeddings are pooled as {mode or 'its files do not say'}, and only lasttoken is "
+            f"supported; {otherwise}"
+        )
+
+
+def _json(path: Path) -> Any:
+    """Return what a file holds; an empty list if there is none that can be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
