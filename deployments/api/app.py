@@ -35,7 +35,7 @@ from deployments.api.http.body import ClientGone, read_json
 from deployments.api.http.body_memory import BodyMemory, BodyRoom
 from deployments.api.http.bounded import Bounded
 from deployments.api.http.error_response import error_response
-from deployments.api.http.hot_paths import HotPaths
+from deployments.api.http.hot_paths import Endpoint, HotPaths
 from deployments.api.http.observation import Observation, record_of
 from deployments.api.http.origins import Origins
 from deployments.api.http.pacing import Pace, chunks_per_s
@@ -45,6 +45,7 @@ from deployments.api.http.spelling import Spelling
 from deployments.api.http.transport import Envelope, json_response, name_ignored, until_disconnect
 from deployments.api.http.wrong_path import on_http_error
 from deployments.api.off_loop import near_or_far, num_threads, off_loop, take_share
+from deployments.api.pooling.endpoints import POOLED, PooledKind
 from deployments.api.record import RequestRecord
 from deployments.api.request.openapi import add_parts, body_of
 from deployments.api.request.prompts import encode_messages, encode_text
@@ -90,6 +91,7 @@ def create_app(service: ApiService) -> ASGIApp:
         MESSAGES: endpoints.messages,
         f"{MESSAGES}/count_tokens": endpoints.count_tokens,
         "/v1/responses": endpoints.responses,
+        **{path: endpoints.pooled(kind) for path, kind in POOLED.items()},
     }
     app: ASGIApp = HotPaths(_framework_app(service, endpoints), hot)
     app = Gate(app, service.access, service.metrics)
@@ -118,6 +120,7 @@ def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
         (MESSAGES, endpoints.messages, MessagesRequest),
         (f"{MESSAGES}/count_tokens", endpoints.count_tokens, CountTokensRequest),
         ("/v1/responses", endpoints.responses, ResponsesRequest),
+        *((path, endpoints.pooled(kind), kind.body) for path, kind in POOLED.items()),
         ("/tokenize", endpoints.tokenize, TokenizeRequest),
         ("/detokenize", endpoints.detokenize, DetokenizeRequest),
     ]
@@ -218,6 +221,22 @@ class _Endpoints:
         record.metrics.count_to(job.plan.served.metrics)
         record.model = job.plan.served.card.id
         return await self._generate(request, record, job.planned, job.ticket)
+
+    def pooled(self, kind: PooledKind) -> Endpoint:
+        """Return an endpoint that generates nothing."""
+
+        async def endpoint(request: Request) -> Response:
+            record = self._record(request)
+
+            async def plan() -> GenerationPlan:
+                with self.room_for(request) as room:
+                    served, asked = await self._parsed(request, kind.parse, room, record)
+                    return await kind.plan(self._service.limits, served, asked)
+
+            return await self._generate(request, record, plan)
+
+        endpoint.__name__, endpoint.__doc__ = kind.name, kind.purpose
+        return endpoint
 
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a prompt or a conversation."""

@@ -56,6 +56,8 @@ class ChoiceDelta(Struct, frozen=True, gc=False):
     """The stop string that ended the choice, on its last delta."""
     stop_token: int | None = None
     """The token among `stop_token_ids` that ended it, unless it is the model's own end."""
+    pooled: bytes | None = None
+    """With the end of a prompt that was pooled, its only delta: the values, as in `StreamDelta`."""
 
     @property
     def stop_reason(self) -> int | str | None:
@@ -142,6 +144,18 @@ class Choice:
         return self._text.num_reasoning
 
 
+class PooledChoice(Choice):
+    """A prompt that is pooled: nothing is generated."""
+
+    def take(self, delta: StreamDelta) -> ChoiceDelta:
+        """Apply its only delta. Raises `ApiError` when the engine failed."""
+        if delta.finish_reason in ("error", "abort"):
+            raise _failed(delta)
+        self.num_cached = delta.num_cached if self._max_cached is None else min(delta.num_cached, self._max_cached)
+        self.finish_reason = delta.finish_reason
+        return ChoiceDelta(self.index, "", (), (), delta.finish_reason, pooled=delta.pooled)
+
+
 class Choices:
     """All choices of one request. Always close it, because open generations hold engine memory."""
 
@@ -154,9 +168,11 @@ class Choices:
         scores_only: bool = False,
         max_cached: Callable[[Sequence[int]], int | None] = lambda _: None,
         stop_ids: Collection[int] = (),
+        pools: bool = False,
     ) -> None:
         """A part is a request to an engine and the parsers of its outputs, of which a beam search has several.
-        `Choice` explains `scores_only`, `stop_ids`, and `max_cached` for each prompt.
+        `Choice` explains `scores_only`, `stop_ids`, and `max_cached` for each prompt. With `pools`, prompts are
+        pooled.
         """
         self._client = client
         self._requests = [request for request, _ in parts]
@@ -167,8 +183,9 @@ class Choices:
         self._pumps: list[asyncio.Task[None]] = []
         self._limits: list[TimeLimit] = []
         texts = [(text, max_cached(request.prompt_ids)) for request, texts in parts for text in texts]
+        kind = PooledChoice if pools else Choice
         self.choices = [
-            Choice(index, text, scores_only=scores_only, max_cached=most, stop_ids=stop_ids)
+            kind(index, text, scores_only=scores_only, max_cached=most, stop_ids=stop_ids)
             for index, (text, most) in enumerate(texts)
         ]
 

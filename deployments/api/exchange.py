@@ -68,6 +68,8 @@ class GenerationPlan:
     """Answer with the prompts' log-probabilities and generate nothing."""
     later: Callable[[Request, Ticket], Awaitable[Response]] | None = None
     """Answers at once and has the answer generated afterwards; None: it is generated now."""
+    count_field: str | None = None
+    """The field that asks for so many generations; None: `n`, or `best_of`."""
     on_end: Callable[[], Awaitable[None]] | None = None
     """Called when the answer is complete, before the end of it is sent; None calls nothing."""
     held: BodyRoom | None = None
@@ -115,7 +117,7 @@ class Exchange:
         self._is_stream = bool(plan.request.stream)
         self._pace = pace
         parts = [] if plan.echoes_only else _parts(plan, hints, caller.tenant)
-        self._count_field = "n" if plan.request.best_of is None else "best_of"
+        self._count_field = plan.count_field or ("n" if plan.request.best_of is None else "best_of")
         self._num_sequences = len(plan.encoder.context.prompts) * plan.num_candidates if parts else 0
         self._hints, self._ticket = hints, caller.ticket
         self._num_prompt_tokens = plan.encoder.context.num_prompt_tokens
@@ -130,6 +132,7 @@ class Exchange:
             scores_only=plan.scores_only,
             max_cached=reported,
             stop_ids=_reported_stops(plan),
+            pools=plan.sampling.pooling is not None,
         )
         self._scores, self._num_top = plan.scores, plan.sampling.logprobs
         self._start = GenerationStart(plan.encoder.context, plan.sampling, self._is_stream, self._choices)

@@ -18,6 +18,7 @@ from deployments.client.protocol import EngineClient, ModelSwitch
 from deployments.config.limits import Limits
 from deployments.config.settings import SloSettings
 from deployments.config.version import raydix_version
+from engine.tasks import Task
 from monitoring.metrics import Metrics
 
 
@@ -38,6 +39,10 @@ class ModelCard:
     """`system_fingerprint` of answers: it names the model's files and the server's version."""
     eos_token_ids: frozenset[int] = frozenset()
     """Tokens with which the model ends an answer."""
+    tasks: tuple[Task, ...] = ("generate",)
+    """What the model is served for."""
+    hidden_size: int = 0
+    """Dimensions of its embeddings."""
     sampling_defaults: Mapping[str, int | float] = field(default_factory=dict)
     """Sampling parameters of requests that do not give them, by name; of `max_tokens`, chat requests' alone."""
 

@@ -49,6 +49,8 @@ class Limits(BaseModel):
     """Most beams of a beam search, which its `best_of` or `n` asks for."""
     max_prompts: int = Field(default=64, ge=1)
     """Most prompts in one completions request."""
+    max_inputs: int = Field(default=1024, ge=1)
+    """Most inputs of an embeddings request, documents to rerank, and pairs to score."""
     max_messages: int = Field(default=4096, ge=1)
     """Most messages in one conversation."""
     max_content_parts: int = Field(default=256, ge=1)

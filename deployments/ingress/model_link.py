@@ -35,6 +35,7 @@ from engine.generation_defaults import generation_defaults
 from engine.grammar.vocabulary import Vocabulary
 from engine.loading.model_directory import fingerprint
 from engine.models.config import ModelConfig
+from engine.tasks import Task, tasks_of
 from engine.tokenizer import Tokenizer, load_tokenizer
 from monitoring.metrics import Metrics
 from router.state import router_state
@@ -113,7 +114,8 @@ class ModelLink:
         directory = model_directory(self._model.engine)
         config = ModelConfig.from_directory(directory)
         defaults = generation_defaults(self._model.engine.generation_config, directory)
-        card = _card(self._model.engine, config, self._fingerprint, defaults)
+        tasks = tasks_of(self._model.engine.tasks, directory)
+        card = _card(self._model.engine, config, self._fingerprint, defaults, tasks)
         load = FleetLoad(self._router.fleet, self._router.placer.uncached_tokens)
         tenants = {tenant.name: tenant for tenant in keys.tenants}
         admission = Admission(load, self._admission, tenants, self.metrics)
@@ -203,7 +205,13 @@ class ModelLink:
             await self._connections.wait_for_prefixes(self._sync_timeout_s)
 
 
-def _card(config: EngineConfig, model: ModelConfig, files: str, defaults: dict[str, int | float]) -> ModelCard:
+def _card(
+    config: EngineConfig,
+    model: ModelConfig,
+    files: str,
+    defaults: dict[str, int | float],
+    tasks: tuple[Task, ...],
+) -> ModelCard:
     """`files` is the fingerprint of the model's files."""
     return ModelCard(
         id=config.name,
@@ -212,5 +220,7 @@ def _card(config: EngineConfig, model: ModelConfig, files: str, defaults: dict[s
         vocab_size=model.vocab_size,
         fingerprint=f"fp_{hashlib.blake2b(f'{files};{raydix_version()}'.encode(), digest_size=5).hexdigest()}",
         eos_token_ids=model.eos_token_ids,
+        tasks=tasks,
+        hidden_size=model.hidden_size,
         sampling_defaults=defaults,
     )

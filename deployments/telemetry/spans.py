@@ -44,6 +44,7 @@ _OPERATIONS: Mapping[str, str] = {
     "completions": "text_completion",
     "messages": "chat",
     "responses": "chat",
+    "embeddings": "embeddings",
 }
 _PATHS: Mapping[str, str] = {endpoint: path for path, endpoint in ENDPOINTS.items()}
 

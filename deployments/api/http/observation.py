@@ -26,8 +26,9 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "/v1/completions": "completions",
     "/v1/messages": "messages",
     "/v1/responses": "responses",
+    "/v1/embeddings": "embeddings",
 }
-"""The endpoints that generate, by path; their requests are recorded."""
+"""The endpoints that engines compute for, by path; their requests are recorded."""
 _RECORD = "raydix.record"
 _KEPT_HEADERS = (b"traceparent", b"tracestate")
 _METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})

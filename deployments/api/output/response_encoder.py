@@ -45,6 +45,8 @@ class ResponseContext:
     include_timings: bool
     system_fingerprint: str | None = None
     """Names the model's files and the server's version."""
+    num_result_chars: int = 0
+    """Characters, about, of what was computed of a prompt: the numbers of an embedding."""
 
     @classmethod
     def begin(cls, prefix: str, model: str, prompts: Sequence[EncodedPrompt], **options: Any) -> ResponseContext:
@@ -72,9 +74,10 @@ class ResponseContext:
 
     @property
     def num_repeated(self) -> int:
-        """Number of characters and token ids of the prompts that the answer repeats."""
+        """Number of characters and token ids that the answer has of the prompts: repeated, or computed of them."""
         echoed = sum(len(prompt.echo or "") for prompt in self.prompts)
-        return (echoed + (self.num_prompt_tokens if self.with_token_ids else 0)) * self.num_choices
+        repeated = echoed + (self.num_prompt_tokens if self.with_token_ids else 0)
+        return repeated * self.num_choices + self.num_result_chars * len(self.prompts)
 
     def reports_ids(self, delta: ChoiceDelta) -> bool:
         """Whether a delta has token ids that the client asked for; they are sent even if they have no text yet."""

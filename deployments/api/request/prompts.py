@@ -6,13 +6,14 @@ import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from deployments.api.conversation.encoder import TooManyTokens, UnencodedTexts
 from deployments.api.conversation.options import PLAIN_OPTIONS, TemplateOptions
 from deployments.api.conversation.template import TemplateRefused
 from deployments.api.errors import ApiError, invalid
 from deployments.api.off_loop import near_or_far
-from deployments.api.request.protocol import ChatRequest, CompletionRequest, Message
+from deployments.api.request.protocol import Message
 from deployments.api.request.sampling import context, context_exceeded, in_vocabulary, room
 from deployments.api.request_metrics import count_conversation
 from deployments.api.service import ModelCard, ServedModel
@@ -25,6 +26,20 @@ _MESSAGE_CHARS = 512
 """Characters whose rendering takes about as long as what each message and each call costs besides its text."""
 
 
+class Shortened(Protocol):
+    """A request that says how its prompts are shortened."""
+
+    @property
+    def truncate_prompt_tokens(self) -> int | None:
+        """Most tokens of a prompt; -1: as many as fit."""
+        ...
+
+    @property
+    def truncation_side(self) -> str | None:
+        """Where a longer prompt is cut."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Truncation:
     """How a prompt is shortened: `truncate_prompt_tokens`, `truncation_side`."""
@@ -34,7 +49,7 @@ class Truncation:
     keeps_end: bool
 
     @classmethod
-    def asked(cls, request: ChatRequest | CompletionRequest, room: int) -> Truncation | None:
+    def asked(cls, request: Shortened, room: int) -> Truncation | None:
         """Return how a request's prompts are shortened, where `room` tokens fit; None if they are not."""
         most = request.truncate_prompt_tokens
         return (
@@ -57,12 +72,12 @@ async def encode_text(
 ) -> list[int]:
     """Return the token ids of a text prompt. Raises `ApiError` when it cannot fit the model's context."""
     most = served.card.max_model_len if cut is None else limits.max_truncated_tokens
-    _refuse_hopeless(served, len(text), param, most)
+    refuse_hopeless(served, len(text), param, most)
     encode = functools.partial(served.codec.encode, text, add_special_tokens=add_special_tokens, max_tokens=most)
     try:
         ids = await near_or_far(len(text), limits.inline_text_chars, encode)
     except TooManyTokens as error:
-        raise _hopeless(served, error.least, param, most) from None
+        raise hopeless(served, error.least, param, most) from None
     return ids if cut is None else cut.of(ids)
 
 
@@ -96,12 +111,12 @@ async def encode_messages(
     count_conversation(served.metrics, texts.num_chars, texts.num_new_chars)
     # What a template leaves out does not count against the context: the rendered text decides.
     most = served.card.max_model_len if cut is None else limits.max_truncated_tokens
-    _refuse_hopeless(served, texts.num_chars, "messages", most)
+    refuse_hopeless(served, texts.num_chars, "messages", most)
     encode = functools.partial(texts.encode, most)
     try:
         ids = await near_or_far(texts.num_new_chars, limits.inline_text_chars, encode)
     except TooManyTokens as error:
-        raise _hopeless(served, error.least, "messages", most) from None
+        raise hopeless(served, error.least, "messages", most) from None
     return ids if cut is None else cut.of(ids)
 
 
@@ -118,7 +133,7 @@ def _rendered(
     """Check a conversation and return its texts. Raises `ApiError`."""
     check_conversation(limits, messages)
     calls = (len(call.function.arguments) for message in messages for call in message.tool_calls)
-    _refuse_hopeless(served, sum(len(message.content) for message in messages) + sum(calls), "messages", most)
+    refuse_hopeless(served, sum(len(message.content) for message in messages) + sum(calls), "messages", most)
     dialect = served.codec.dialect
     form = None if dialect.has_place_for_tools else dialect.tools
     if form is None:
@@ -166,14 +181,15 @@ def check_prompt(model: ModelCard, ids: list[int], param: str) -> None:
     in_vocabulary(param, ids, model.vocab_size)
 
 
-def _refuse_hopeless(served: ServedModel, chars: int, param: str, most: int) -> None:
+def refuse_hopeless(served: ServedModel, chars: int, param: str, most: int) -> None:
     """Refuse text with more than `most` tokens whatever they are, without spending seconds on tokenizing it."""
     least = chars // served.codec.max_token_chars
     if least >= most:
-        raise _hopeless(served, least, param, most)
+        raise hopeless(served, least, param, most)
 
 
-def _hopeless(served: ServedModel, least: int, param: str, most: int) -> ApiError:
+def hopeless(served: ServedModel, least: int, param: str, most: int) -> ApiError:
+    """Create the 400 for text that has `least` tokens or more, and so more than `most`."""
     if most != served.card.max_model_len:
         return context_exceeded(
             f"{param} has at least {least} tokens, but at most {most} are taken to be shortened "

@@ -97,11 +97,11 @@ def _parse_prompt(value: object) -> object:
         raise PydanticCustomError("prompt", "must be text, token ids, or an array of either")
     if not value:
         raise PydanticCustomError("prompt", "is empty: it needs at least one token")
-    if _are_ids(value):
+    if are_ids(value):
         return [value]
     if all(isinstance(prompt, str) for prompt in value):
         return value
-    if all(isinstance(prompt, list) and _are_ids(prompt) for prompt in value):
+    if all(isinstance(prompt, list) and are_ids(prompt) for prompt in value):
         return value
     raise PydanticCustomError("prompt", "must be text, token ids (integers), or an array of either, not mixed")
 
@@ -114,16 +114,19 @@ def _or_none(value: object) -> object:
 def _parse_ids(value: object) -> object:
     if value is None:
         return []
-    if not isinstance(value, list) or not _are_ids(value):
+    if not isinstance(value, list) or not are_ids(value):
         raise PydanticCustomError("ids", "must be an array of token ids (integers)")
     return value
 
 
-def _parse_service_tier(value: object) -> object:
+def parse_service_tier(value: object) -> object:
+    """Take a service tier that is done here; all others are none."""
     return value if value in ("flex", "priority") else None if isinstance(value, str) else value
 
 
-def _one_of(*values: str) -> BeforeValidator:
+def one_of(*values: str) -> BeforeValidator:
+    """Have a field take these strings only, or null."""
+
     def check(value: object) -> object:
         if value is not None and value not in values:
             raise PydanticCustomError("one_of", f"must be one of {', '.join(values)}, got {quoted(value)}")
@@ -138,17 +141,20 @@ def _parse_early_stopping(value: object) -> object:
     raise PydanticCustomError("early_stopping", 'must be true, false or "never"')
 
 
-def _are_ids(values: list[object]) -> bool:
-    """By exact type, as true is an int to isinstance; one pass in C for prompts of a million ids."""
+def are_ids(values: list[object]) -> bool:
+    """Return whether all are integers, by exact type, as true is an int to isinstance.
+
+    One pass in C, for prompts of a million ids.
+    """
     return set(map(type, values)) <= {int}
 
 
 ServiceTier = Literal["flex", "priority"]
-TruncationSide = Annotated[Literal["left", "right"] | None, _one_of("left", "right")]
-Verbosity = Annotated[Literal["low", "medium", "high"] | None, _one_of("low", "medium", "high")]
+TruncationSide = Annotated[Literal["left", "right"] | None, one_of("left", "right")]
+Verbosity = Annotated[Literal["low", "medium", "high"] | None, one_of("low", "medium", "high")]
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 ReasoningEffort = Annotated[
-    Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None, _one_of(*_EFFORTS)
+    Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None, one_of(*_EFFORTS)
 ]
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """An integer of 64 bits; the sampling parameters' own ranges are narrower."""
@@ -254,7 +260,7 @@ class SampledRequest(StrictModel):
     """Cached prefixes are shared only among requests with the same salt."""
     priority: Int | None = None
     """Requests with a lower priority are scheduled first, as in vLLM."""
-    service_tier: Annotated[ServiceTier | None, taking(_parse_service_tier, str | None)] = None
+    service_tier: Annotated[ServiceTier | None, taking(parse_service_tier, str | None)] = None
     """Without a `priority`: "priority" counts as -1, "flex" as 1, and all others as 0."""
     prompt_cache_key: str | None = None
     """Hint that requests with this key share a prefix; `x-session-id` takes precedence."""

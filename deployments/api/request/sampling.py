@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
+from typing import Protocol
 
 from deployments.api.errors import ApiError, at_most, invalid
 from deployments.api.request.protocol import ChatRequest, CompletionRequest
@@ -115,14 +116,28 @@ def _check_limits(request: ChatRequest | CompletionRequest, limits: Limits, mode
     at_most(limits, "max_logit_bias", "logit_bias", len(bias), "entries")
     in_vocabulary("stop_token_ids", ids, model.vocab_size)
     in_vocabulary("logit_bias", bias, model.vocab_size)
-    in_range("priority", request.priority, -limits.max_priority, limits.max_priority, "limits.max_priority")
+    check_hints(request, limits, model)
     in_range("n", request.n, 1, limits.max_choices, "limits.max_choices")
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options is only allowed when stream is true.", "stream_options")
+
+
+class Hinted(Protocol):
+    """A request with hints on how to compute it."""
+
+    priority: int | None
+    truncate_prompt_tokens: int | None
+    cache_salt: str | None
+    prompt_cache_key: str | None
+
+
+def check_hints(request: Hinted, limits: Limits, model: ModelCard) -> None:
+    """Raise `ApiError` 400 for a hint that is out of its bounds."""
+    in_range("priority", request.priority, -limits.max_priority, limits.max_priority, "limits.max_priority")
     if request.truncate_prompt_tokens != -1:
         in_range("truncate_prompt_tokens", request.truncate_prompt_tokens, 1, model.max_model_len)
     for name in ("cache_salt", "prompt_cache_key"):
         at_most(limits, "max_hint_chars", name, len(getattr(request, name) or ""), "characters")
-    if request.stream_options is not None and not request.stream:
-        raise invalid("stream_options is only allowed when stream is true.", "stream_options")
 
 
 def in_range(name: str, value: int | None, low: int, high: int, setting: str | None = None) -> None:

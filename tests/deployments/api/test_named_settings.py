@@ -68,6 +68,7 @@ EXCEEDED: list[tuple[str, Any, tuple[str, dict[str, Any]]]] = [
     ("max_beam_width", 2, complete(use_beam_search=True, n=3)),
     ("max_beam_width", 2, complete(use_beam_search=True, best_of=3)),
     ("max_prompts", 1, complete(prompt=["a", "b"])),
+    ("max_inputs", 1, ("/v1/embeddings", {"input": ["a", "b"]})),
     ("max_answers", 3, complete(prompt=["a", "b"], n=2)),
     ("max_template_bytes", 20, chat(chat_template_kwargs={"note": "a" * 20})),
     ("max_truncated_tokens", 8, complete(prompt="word " * 400, truncate_prompt_tokens=5)),

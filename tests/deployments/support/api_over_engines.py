@@ -21,6 +21,7 @@ from deployments.client.protocol import GenerateRequest
 from deployments.client.remote_engines import RemoteEngines
 from deployments.config.settings import AdmissionSettings
 from deployments.config.tenants import KeyRing, TenantSettings, hash_key
+from engine.tasks import TASKS
 from engine.tokenizer import load_tokenizer
 from tests.deployments.support.in_process_engines import ClientAndEngines, InProcessEngines
 
@@ -51,7 +52,9 @@ class Api:
     ) -> None:
         codec = TextCodec(load_tokenizer(Path(deployments.demo_model.__file__).parent))
         vocab_size = engines.replicas[0]._engine.model.vocab_size
-        card = ModelCard("m", created=1, max_model_len=512, vocab_size=vocab_size)
+        tasks = tuple(task for task in TASKS if task in engines.replicas[0]._engine.tasks)
+        size = getattr(engines.replicas[0]._engine.model, "hidden_size", 2)
+        card = ModelCard("m", 1, max_model_len=512, vocab_size=vocab_size, tasks=tasks, hidden_size=size)
         self.client, self.engines, self.codec = client, engines, codec
         self.reports: list[RequestRecord] = []
         waiting = ModelClient(client, Admission(Idle(), AdmissionSettings(), {}))

@@ -61,12 +61,13 @@ class CountingRunner:
 
         logprobs = [logprobs_of(token, chunk.request) for token, chunk in zip(tokens, chunks, strict=True)]
         scores = {chunk.request.request_id: part for chunk in plan.chunks if (part := scores_of(chunk))}
+        pooled = {chunk.request.request_id: values_at(chunk) for chunk in plan.pooled}
 
         def step() -> StepResult:
             if self.step_s:
                 threading.Event().wait(self.step_s)
             self.gate.wait()
-            return StepResult(tokens, logprobs, prompt_logprobs=scores)
+            return StepResult(tokens, logprobs, prompt_logprobs=scores, pooled=pooled)
 
         return step
 
@@ -81,6 +82,11 @@ def logprobs_of(token: int, asking: Request) -> TokenLogprobs | None:
         return TokenLogprobs(*best[0], top=tuple(best))
     count = asking.sampling.logprobs
     return None if count is None else TokenLogprobs(token, -token / 8, ((token, -token / 8), (0, -9.0))[:count])
+
+
+def values_at(chunk: Chunk) -> bytes:
+    """What is wanted of a prompt: its length and its last token."""
+    return struct.pack("<2f", chunk.start + chunk.num_tokens, chunk.token_ids[-1])
 
 
 def scores_of(chunk: Chunk) -> PackedLogprobs | None:

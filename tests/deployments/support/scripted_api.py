@@ -106,6 +106,8 @@ class ScriptedEngine:
         return FleetHealth(self.state, 2, replicas)  # type: ignore[arg-type]
 
     def _events(self, request: GenerateRequest) -> list[StreamDelta | Exception]:
+        if request.sampling.pooling is not None:
+            return self._pooled(request)
         text = self.says if isinstance(self.says, str) else self.says(request)
         ids = [*self.codec.encode(text, add_special_tokens=False), STOP]
         reason = "stop"
@@ -130,6 +132,13 @@ class ScriptedEngine:
             events[self.fail_after[0] :] = [self.fail_after[1]]
         return events
 
+    def _pooled(self, request: GenerateRequest) -> list[StreamDelta | Exception]:
+        pooled = scripted_values(request)
+        if self.fail_after is not None:
+            return [self.fail_after[1]]
+        end = StreamDelta(request.request_id, num_cached=self.cached, finish_reason="stop", pooled=pooled)
+        return [] if self.hangs else [end]
+
     def _scores(self, request: GenerateRequest) -> Iterator[StreamDelta]:
         """Yield scores of two prompt tokens at a time, as `scripted_score` defines them."""
         top, prompt = request.sampling.prompt_logprobs, request.prompt_ids
@@ -139,6 +148,18 @@ class ScriptedEngine:
                 flat = [(row.logprob, row.rank, *chain.from_iterable(row.top)) for row in rows]
                 records = b"".join(struct.pack("<fI" + "If" * top, *numbers) for numbers in flat)
                 yield StreamDelta(request.request_id, prompt_logprobs=PackedLogprobs(start, top, records))
+
+
+def scripted_values(request: GenerateRequest) -> bytes:
+    """The state of a prompt is its length, its sum, and its first and last tokens; "yes" is as likely as the last
+    token is large.
+    """
+    prompt, pooling = request.prompt_ids, request.sampling.pooling
+    assert pooling is not None
+    values = [float(len(prompt)), float(sum(prompt)), float(prompt[0]), -float(prompt[-1])]
+    if pooling.token_ids:
+        values = [prompt[-1] / 4096, 1 - prompt[-1] / 4096]
+    return struct.pack(f"<{len(values)}f", *values)
 
 
 def scripted_score(prompt: Sequence[int], position: int, top: int) -> TokenLogprobs:
@@ -217,7 +238,7 @@ def client(transport: httpx.ASGITransport) -> Client:
     return Client(transport)
 
 
-async def hang_up(service: ApiService, body: dict[str, Any]) -> bytes:
+async def hang_up(service: ApiService, body: dict[str, Any], path: str = "/v1/completions") -> bytes:
     """A client that sends a request, waits for the engine's first output, and closes the connection."""
     content = json.dumps(body).encode()
     sent = bytearray()
@@ -234,7 +255,7 @@ async def hang_up(service: ApiService, body: dict[str, Any]) -> bytes:
 
     scope = {
         "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST",
-        "path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"", "root_path": "",
+        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
         "scheme": "http", "headers": [(b"content-type", b"application/json")], "server": ("test", 80),
         "client": ("test", 1),
     }  # fmt: skip

@@ -1,0 +1,1 @@
+"""Embeddings, and how well documents answer a query: requests that end with their prompts."""

@@ -1,0 +1,160 @@
+"""What the plans of requests that generate nothing have in common: the model's task, the prompts, the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deployments.api.choices import ChoiceDelta
+from deployments.api.conversation.encoder import TooManyTokens
+from deployments.api.errors import ApiError, internal, invalid
+from deployments.api.exchange import GenerationPlan
+from deployments.api.off_loop import near_or_far
+from deployments.api.output.response_encoder import EncodedPrompt, ResponseContext, encode_json
+from deployments.api.pooling.protocol import PooledRequest
+from deployments.api.request.prompts import Truncation, hopeless, refuse_hopeless
+from deployments.api.request.sampling import check_hints, check_in_context, in_vocabulary
+from deployments.api.service import ServedModel
+from deployments.config.limits import Limits
+from engine.embedding import Vector, values_of
+from engine.pooling import Pooling
+from engine.sampling_params import SamplingParams
+from engine.tasks import Task, not_served
+
+NUMBER_CHARS = 22
+"""Characters that a number takes in an answer, about."""
+_TEXT_CHARS = 64
+"""Characters whose tokenizing takes about as long as what each text costs besides."""
+_USAGE = ("prompt_tokens", "total_tokens", "prompt_tokens_details")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text or token ids that a request gives, and where."""
+
+    given: str | Sequence[int]
+    param: str
+    """The field, with the number of the text if it has several."""
+
+
+def numbered(field: str, texts: Sequence[str | Sequence[int]]) -> list[Text]:
+    """Name each text of a field, the only one by the field alone."""
+    return [Text(text, f"{field}.{at}" if len(texts) > 1 else field) for at, text in enumerate(texts)]
+
+
+def check_request(served: ServedModel, request: PooledRequest, limits: Limits, *tasks: Task) -> Task:
+    """Return the first of `tasks` that the model is served for. Raises `ApiError` 400 if there is none, and for
+    hints that are out of their bounds.
+    """
+    check_hints(request, limits, served.card)
+    found = next((task for task in tasks if task in served.card.tasks), None)
+    if found is None:
+        wrong = not_served(tasks[0], served.card.tasks)
+        raise invalid(f"The model {request.model} cannot do that: {wrong}.", "model", "model_not_supported")
+    return found
+
+
+def truncation(request: PooledRequest, served: ServedModel) -> Truncation | None:
+    """Return how a request's prompts are shortened; None if they are not. They may take all of the context."""
+    return Truncation.asked(request, served.card.max_model_len)
+
+
+async def encode_all(
+    limits: Limits,
+    served: ServedModel,
+    texts: Sequence[Text],
+    encode: Callable[[str, int], list[int]],
+    cut: Truncation | None,
+) -> list[EncodedPrompt]:
+    """Return the texts' token ids, in a thread where they are many. Raises `ApiError` that names a text at fault.
+
+    `encode` is given a text and the most tokens that it may have.
+    """
+    most = served.card.max_model_len if cut is None else limits.max_truncated_tokens
+
+    def encoded(text: Text) -> EncodedPrompt:
+        if not text.given:
+            raise invalid(f"{text.param} is empty; it needs at least one token.", text.param)
+        if isinstance(text.given, str):
+            refuse_hopeless(served, len(text.given), text.param, most)
+            try:
+                ids = encode(text.given, most)
+            except TooManyTokens as error:
+                raise hopeless(served, error.least, text.param, most) from None
+        else:
+            ids = list(text.given)
+            in_vocabulary(text.param, ids, served.card.vocab_size)
+        ids = ids if cut is None else cut.of(ids)
+        check_in_context(len(ids), served.card, text.param)
+        return EncodedPrompt(ids)
+
+    size = sum(_TEXT_CHARS + len(text.given) for text in texts)
+    return await near_or_far(size, limits.inline_text_chars, lambda: [encoded(text) for text in texts])
+
+
+def pooled_plan(
+    served: ServedModel, request: PooledRequest, encoder: PooledEncoder, pooling: Pooling, count_field: str
+) -> GenerationPlan:
+    """Return the plan of a request whose prompts are pooled. `count_field` has so many of them."""
+    sampling = SamplingParams(max_tokens=1, seed=0, pooling=pooling)
+    return GenerationPlan(served, request.as_completion(), sampling, encoder, count_field=count_field)
+
+
+def context_of(
+    prefix: str, served: ServedModel, request: PooledRequest, prompts: Sequence[EncodedPrompt], num_chars: int
+) -> ResponseContext:
+    """Return the context of an answer in which the results of each prompt take about `num_chars` characters."""
+    return ResponseContext.begin(
+        prefix,
+        served.card.id,
+        prompts,
+        num_choices=1,
+        include_usage=True,
+        continuous_usage=False,
+        with_token_ids=False,
+        include_timings=bool(request.include_timings),
+        num_result_chars=num_chars,
+    )
+
+
+class PooledEncoder:
+    """Encodes the answers of an endpoint that generates nothing: they are whole, never streams."""
+
+    def __init__(self, context: ResponseContext) -> None:
+        self.context = context
+
+    def results(self, values: Sequence[Vector]) -> dict[str, Any]:
+        """Return the fields of the answer that come of each prompt's values."""
+        raise NotImplementedError
+
+    def whole(self, deltas: Sequence[Sequence[ChoiceDelta]], extras: dict[str, Any]) -> bytes:
+        """Encode an answer."""
+        values = [values_of(self._pooled(own)) for own in deltas]
+        usage = {name: extras["usage"][name] for name in _USAGE}
+        return encode_json({**self.results(values), **extras, "usage": usage})
+
+    def _pooled(self, deltas: Sequence[ChoiceDelta]) -> bytes:
+        found = deltas[-1].pooled if deltas else None
+        if found is None:
+            raise internal(self.context.id)
+        return found
+
+    def opening(self, index: int, num_cached: int) -> bytes:
+        """Streams have nothing of this."""
+        raise self._no_stream()
+
+    def delta(self, delta: ChoiceDelta) -> bytes:
+        """Streams have nothing of this."""
+        raise self._no_stream()
+
+    def end(self, extras: dict[str, Any]) -> bytes:
+        """Streams have nothing of this."""
+        raise self._no_stream()
+
+    def failure(self, error: ApiError, request_id: str) -> bytes:
+        """Streams have nothing of this."""
+        raise self._no_stream()
+
+    def _no_stream(self) -> ApiError:
+        return internal(self.context.id)

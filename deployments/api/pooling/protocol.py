@@ -1,0 +1,92 @@
+"""Typed models of the requests that generate nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic_core import PydanticCustomError
+
+from deployments.api.errors import at_most
+from deployments.api.request.protocol import (
+    CompletionRequest,
+    Int,
+    ServiceTier,
+    TruncationSide,
+    are_ids,
+    one_of,
+    parse,
+    parse_service_tier,
+    taking,
+)
+from deployments.api.request.strict_model import StrictModel
+from deployments.config.limits import Limits
+
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {"mm_processor_kwargs": ({},), "messages": ()}
+_EmbeddingFormat = Annotated[Literal["float", "base64"] | None, one_of("float", "base64")]
+_Ids = Annotated[list[int], Field(min_length=1)]
+_Inputs = str | _Ids | Annotated[list[str], Field(min_length=1)] | Annotated[list[_Ids], Field(min_length=1)]
+
+
+def _parse_input(value: object) -> object:
+    """Return one or several inputs, each text or token ids, as a list of inputs."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise PydanticCustomError("field", "must be text, token ids, or an array of either")
+    if not value:
+        raise PydanticCustomError("field", "is empty: it needs at least one text")
+    if are_ids(value):
+        return [value]
+    if all(isinstance(one, str) for one in value) or all(isinstance(one, list) and are_ids(one) for one in value):
+        return value
+    raise PydanticCustomError("field", "must be text, token ids (integers), or an array of either, not mixed")
+
+
+class PooledRequest(StrictModel):
+    """Fields that all requests which generate nothing share."""
+
+    unsupported = _UNSUPPORTED
+
+    model: str
+    instruction: str | None = None
+    """What the texts are to be found for, as the model was trained to be told."""
+    truncate_prompt_tokens: Int | None = None
+    """Most tokens of a prompt; of a longer one the last are taken. -1: as many as fit."""
+    truncation_side: TruncationSide = None
+    cache_salt: str | None = None
+    priority: Int | None = None
+    service_tier: Annotated[ServiceTier | None, taking(parse_service_tier, str | None)] = None
+    prompt_cache_key: str | None = None
+    include_timings: bool | None = None
+
+    def as_completion(self) -> CompletionRequest:
+        """Return a request to generate with the same hints: it is sent to engines on the same way."""
+        names = type(self).model_fields.keys() & CompletionRequest.model_fields.keys()
+        return CompletionRequest(prompt=[""], **{name: getattr(self, name) for name in names})
+
+
+class EmbeddingsRequest(PooledRequest):
+    """Body of POST /v1/embeddings."""
+
+    input: Annotated[list[Any], taking(_parse_input, _Inputs)]
+    """A list of inputs once parsed, each a string or a list of token ids."""
+    encoding_format: _EmbeddingFormat = None
+    """As numbers, the default, or as base64 of their float32s, little endian."""
+    dimensions: Int | None = None
+    """How many of the first dimensions to return, for models that were trained for it; None: all."""
+    add_special_tokens: bool | None = None
+    """false: texts are tokenized without what the tokenizer adds, which is what some models are pooled at."""
+    normalize: bool | None = None
+    """false: embeddings are not scaled to length 1."""
+    use_activation: bool | None = None
+    """vLLM's newer name for `normalize`."""
+
+
+def parse_embeddings(body: dict[str, Any], limits: Limits) -> tuple[EmbeddingsRequest, Sequence[str]]:
+    """Return a body of /v1/embeddings, and the names of ignored fields to be shown. Raises `ApiError` 400."""
+    given = body.get("input")
+    if isinstance(given, list) and given and not isinstance(given[0], int):
+        at_most(limits, "max_inputs", "input", len(given), "inputs")
+    return parse(body, limits, EmbeddingsRequest)
