@@ -35,6 +35,7 @@ from deployments.client.timeline import Timeline
 from deployments.config.settings import ChatSettings
 from deployments.telemetry.garbage import GarbagePauses
 from engine.loading.model_directory import demo_model_path
+from engine.logprobs import TokenLogprobs
 from engine.stream_delta import StreamDelta
 from engine.tokenizer import load_tokenizer
 
@@ -50,6 +51,7 @@ TEMPLATE = (
 CHUNK = 64 * 1024
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 RESPONSES = "/v1/responses"
+LONG_ANSWER = 20_000
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,7 @@ def cases(max_bytes: int) -> Iterator[Case]:
         yield case(f"structured_outputs.{name}", CHAT, chat + f'"structured_outputs":{{"{name}":"', "a", '"}}', "")
     yield from _anthropic(case)
     yield from _responses(case)
+    yield from _answers()
     for name, unit in (("ids", "1"), ("texts", '""')):
         yield case(f"tokens: {name}", "/detokenize", model + '"tokens":[', unit, "]}")
     ids = ",".join(["1234"] * 131_000)
@@ -226,6 +229,18 @@ def _responses(case: Callable[..., Case]) -> Iterator[Case]:
         yield case(f"parameters of a flat tool: {name}", RESPONSES, head + flat, unit, "]}}]}")
 
 
+def _answers() -> Iterator[Case]:
+    """Yield requests whose answers are large: `LONG_ANSWER` tokens, each with as many alternatives as may be."""
+    user = '"messages":[{"role":"user","content":"a"}],"logprobs":true,"top_logprobs":20'
+    chat = f'{user},"max_tokens":{LONG_ANSWER}'
+    text = f'"prompt":"a","max_tokens":{LONG_ANSWER},"logprobs":5'
+    response = f'"input":"a","max_output_tokens":{LONG_ANSWER},"top_logprobs":20'
+    for path, fields in ((CHAT, chat), (COMPLETIONS, text), (RESPONSES, response)):
+        for way in ("whole", "streamed"):
+            body = f'{{"model":"demo",{fields},"stream":{"true" if way == "streamed" else "false"}}}'
+            yield Case(f"an answer with log-probabilities, {way}", path, body.encode())
+
+
 def _format(schema: str) -> str:
     return '"response_format":{"type":"json_schema","json_schema":{"name":"x","schema":' + schema
 
@@ -259,17 +274,32 @@ class Watch:
 
 @dataclass
 class _Answer:
-    """A stream of one token."""
+    """A stream of one token; or of `LONG_ANSWER` in few deltas, as after pauses, where so many were asked for."""
 
-    request_id: str
+    request: GenerateRequest
     replica: str | None = "replica"
     timeline: Timeline = field(default_factory=lambda: Timeline(0.0, 0.0))
+    num_deltas: int = 0
 
     def __aiter__(self) -> _Answer:
         return self
 
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
     async def __anext__(self) -> StreamDelta:
-        return StreamDelta(self.request_id, [5], finish_reason="length")
+        sampling = self.request.sampling
+        if sampling.max_tokens != LONG_ANSWER:
+            return StreamDelta(self.request_id, [5], finish_reason="length")
+        await asyncio.sleep(0)
+        ids = [300 + number % 1000 for number in range(LONG_ANSWER // 8)]
+        tops = tuple((100 + number, -1.0 - number) for number in range(sampling.logprobs or 0))
+        self.num_deltas += 1
+        return StreamDelta(
+            self.request_id, ids, logprobs=[TokenLogprobs(token, -0.5, tops) for token in ids],
+            finish_reason="length" if self.num_deltas == 8 else None,
+        )  # fmt: skip
 
     def explain(self) -> dict[str, Any] | None:
         return None
@@ -285,7 +315,7 @@ class _Engine:
         return request
 
     async def generate(self, request: GenerateRequest, turn: Turn | None = None) -> Any:
-        return _Answer(request.request_id)
+        return _Answer(request)
 
     def decisions(self, limit: int) -> list[dict[str, Any]]:
         return []

@@ -15,12 +15,14 @@ from deployments.api.output.answer_constraint import answer_constraint
 from deployments.api.output.logprobs import NumberedTokens, TokenNames, chat_logprobs, prompt_logprobs
 from deployments.api.output.output_parser import ToolCallDelta
 from deployments.api.output.response_encoder import (
+    PIECE,
     ChunkFraming,
     CompleteChoice,
     EncodedPrompt,
     ResponseContext,
     encode_json,
     encode_whole,
+    encoded_list,
 )
 from deployments.api.output.thinking_budget import thinking_budget
 from deployments.api.request.beams import with_beams
@@ -177,7 +179,10 @@ class ChatResponseEncoder:
 
     def _content_chunk(self, delta: ChoiceDelta) -> bytes:
         """Encode the hot path by hand, as only the text differs from chunk to chunk."""
-        logprobs = encode_json(self._logprobs(delta.logprobs)) if delta.logprobs else b"null"
+        logprobs = b"null"
+        if delta.logprobs:
+            is_long = len(delta.logprobs) > PIECE
+            logprobs = encode_json((self._long_logprobs if is_long else self._logprobs)(delta.logprobs))
         token_ids = b',"token_ids":' + encode_json(delta.token_ids) if self.context.with_token_ids else b""
         if delta.reasoning or delta.calls:
             fields = encode_json(
@@ -207,7 +212,8 @@ class ChatResponseEncoder:
         if self.context.with_token_ids:
             head["prompt_token_ids"] = self.context.prompts[0].token_ids
         if self._scores is not None:
-            head["prompt_logprobs"] = prompt_logprobs(self._codec, self._scores.of(0), self._scores.num_top)
+            scores = prompt_logprobs(self._codec, self._scores.of(0), self._scores.num_top)
+            head["prompt_logprobs"] = encoded_list(scores)
         return encode_whole(head, choices, extras)
 
     def _whole_choice(self, index: int, whole: CompleteChoice) -> dict[str, Any]:
@@ -216,7 +222,7 @@ class ChatResponseEncoder:
         choice: dict[str, Any] = {
             "index": index,
             "message": {"role": "assistant", "content": None if calls else "", "refusal": None, **fields},
-            "logprobs": None if self._num_top is None else self._logprobs(whole.logprobs),
+            "logprobs": None if self._num_top is None else self._long_logprobs(whole.logprobs),
             "finish_reason": whole.finish_reason,
             "stop_reason": whole.stop_reason,
         }
@@ -226,6 +232,10 @@ class ChatResponseEncoder:
 
     def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
         return chat_logprobs(self._names, logprobs, self._num_top or 0)
+
+    def _long_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        content = encoded_list(logprobs, lambda piece: self._logprobs(piece)["content"])
+        return {**self._logprobs(()), "content": content}
 
 
 def _message_fields(text: str, reasoning: str, calls: list[dict[str, Any]]) -> dict[str, Any]:

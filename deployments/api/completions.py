@@ -27,6 +27,7 @@ from deployments.api.output.response_encoder import (
     ResponseContext,
     encode_json,
     encode_whole,
+    encoded_list,
 )
 from deployments.api.request.beams import with_beams
 from deployments.api.request.best_of import num_candidates
@@ -200,6 +201,8 @@ class CompletionResponseEncoder:
         logprobs = None if self._num_top is None else self._logprobs(index, whole.logprobs)
         if logprobs is not None and (echoed := self._echoed_logprobs(index)):
             logprobs = {name: echoed[name] + values for name, values in logprobs.items()}
+        if logprobs is not None:
+            logprobs = {name: encoded_list(values) for name, values in logprobs.items()}
         choice: dict[str, Any] = {
             "index": index,
             "text": (prompt.echo or "") + "".join(whole.text),
@@ -209,7 +212,7 @@ class CompletionResponseEncoder:
         }
         if self._scores is not None and self._num_prompt_top is not None:
             scores = self._scores.of(index)
-            choice["prompt_logprobs"] = prompt_logprobs(self._codec, scores, self._num_prompt_top)
+            choice["prompt_logprobs"] = encoded_list(prompt_logprobs(self._codec, scores, self._num_prompt_top))
         if self.context.with_token_ids:
             choice |= {"prompt_token_ids": prompt.token_ids, "token_ids": whole.token_ids}
         return choice

@@ -226,7 +226,10 @@ class Exchange:
                     opened.add(delta.index)
                     num_cached = self._choices.num_cached(delta.index)
                     waiting += await self._encode(partial(self._encoder.opening, delta.index, num_cached))
-                waiting += self._encoder.delta(delta)
+                if self._num_top is None:
+                    waiting += self._encoder.delta(delta)
+                else:
+                    waiting += await self._with_logprobs(delta)
                 is_sent = bool(waiting) and not (delta.finish_reason and self._choices.are_over)
                 if is_sent:
                     yield waiting
@@ -235,7 +238,10 @@ class Exchange:
                     if is_sent:
                         await self._turns.wait(len(self._choices.choices))
                     last, delta = delta, await anext(deltas, None)
-            waiting += self._encoder.end(self._extras(is_whole=False))
+            if len(waiting) > self._limits.inline_body_bytes:
+                yield waiting
+                waiting = b""
+            waiting += await self._encode_end(partial(self._encoder.end, self._extras(is_whole=False)))
             if self._on_end is not None:
                 await self._on_end()
             self._record.finished(last.finish_reason or "stop")
@@ -243,7 +249,7 @@ class Exchange:
         except Exception as error:
             failure = self._failure(error)
             self._record.failed(failure.status, failure.type)
-            yield self._encoder.failure(failure, self._request_id)
+            yield await self._encode_end(partial(self._encoder.failure, failure, self._request_id))
 
     async def _close(self) -> None:
         """Clean up after the stream; if it did not end by itself, its client disconnected."""
@@ -265,6 +271,18 @@ class Exchange:
                 self._ticket.close()
             finally:
                 await self._choices.aclose()
+
+    async def _with_logprobs(self, delta: ChoiceDelta) -> bytes:
+        """Encode a delta, whose log-probabilities may be many, as may be those that its events repeat."""
+        assert self._num_top is not None
+        encode = partial(self._encoder.delta, delta)
+        repeats = delta.finish_reason is not None or bool(delta.calls)
+        is_long = len(delta.logprobs) * (self._num_top + 1) > self._limits.inline_logprobs
+        return await self._encode(encode) if repeats or is_long else encode()
+
+    async def _encode_end(self, encode: Callable[[], bytes]) -> bytes:
+        """Encode the end of a stream, which may repeat all log-probabilities of the answer."""
+        return encode() if self._num_top is None else await self._encode(encode)
 
     async def _encode(self, encode: Callable[[], bytes]) -> bytes:
         """Encode a large part of the answer, in a thread when many log-probabilities or prompts make it slow."""

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
+from msgspec import Raw
 
 from deployments.api.choices import Choice, ChoiceDelta
 from deployments.api.errors import ApiError
 from deployments.api.output.output_parser import ToolCallDelta
 
+T = TypeVar("T")
 encode_json = msgspec.json.Encoder().encode
+PIECE = 256
+"""Values of a long list that are encoded in one step."""
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -162,6 +166,14 @@ def encode_whole(head: dict[str, Any], choices: Iterable[dict[str, Any]], extras
     """Encode a response choice by choice: each may be long, and one step for all would hold up other threads."""
     encoded = b",".join([encode_json(choice) for choice in choices])
     return b'%b,"choices":[%b],%b' % (encode_json(head)[:-1], encoded, encode_json(extras)[1:])
+
+
+def encoded_list(values: Sequence[T], spell: Callable[[Sequence[T]], Sequence[Any]] = lambda piece: piece) -> Raw:
+    """Encode a list whose values may be large, such as log-probabilities, in steps that hold up other threads for
+    some milliseconds at most. `spell` says what is encoded of a few of them.
+    """
+    starts = range(0, len(values), PIECE)
+    return Raw(b"[%b]" % b",".join([encode_json(spell(values[at : at + PIECE]))[1:-1] for at in starts]))
 
 
 class ChunkFraming:

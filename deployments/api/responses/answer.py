@@ -5,7 +5,7 @@
     a call    ──▶ added · delta … · arguments done · item done
 
 One item is open at a time. What has been encoded is kept as bytes and joined, as an
-answer's last events repeat all of it.
+answer's last events repeat all of it. A thread may do that, and the event loop may look at the output meanwhile.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _OutputItem(ABC):
 
     def __init__(self, response: str, index: int) -> None:
         self.id = output_id(self.prefix, response, index).encode()
-        self._index = index
+        self.index = index
         self._texts: list[str] = []
 
     def begun(self) -> list[Event]:
@@ -53,15 +53,13 @@ class _OutputItem(ABC):
         """Encode it as it is, or as it was when it was new."""
 
     def _of_item(self, item: bytes) -> bytes:
-        return b'"output_index":%d,"item":%b' % (self._index, item)
+        return b'"output_index":%d,"item":%b' % (self.index, item)
 
     def _place(self) -> bytes:
-        return b'"item_id":"%b","output_index":%d' % (self.id, self._index)
+        return b'"item_id":"%b","output_index":%d' % (self.id, self.index)
 
     def _text(self) -> bytes:
-        if len(self._texts) > 1:
-            self._texts = ["".join(self._texts)]
-        return encode_json(self._texts[0] if self._texts else "")
+        return encode_json("".join(self._texts))
 
 
 class _WithPart(_OutputItem):
@@ -126,16 +124,22 @@ class _Said(_WithPart):
         return b"response.output_text.delta", b'%b%b,"logprobs":[%b]' % (self._head, encode_json(text), logprobs)
 
     def encoded(self, status: bytes, *, is_new: bool = False) -> bytes:
-        content = b"" if is_new else self._part()
+        content = b"" if is_new else self._part(is_growing=status == b"in_progress")
         form = b'{"id":"%b","type":"message","status":"%b","role":"assistant","content":[%b]}'
         return form % (self.id, status, content)
 
-    def _part(self, *, is_new: bool = False) -> bytes:
-        text, logprobs = (b'""', b"") if is_new else (self._text(), b",".join(self._logprobs))
+    def _part(self, *, is_new: bool = False, is_growing: bool = False) -> bytes:
+        text = b'""' if is_new else self._text()
+        logprobs = b"" if is_new or is_growing else self._all_logprobs()
         return b'{"type":"output_text","annotations":[],"logprobs":[%b],"text":%b}' % (logprobs, text)
 
     def _rest(self) -> bytes:
-        return b',"logprobs":[%b]' % b",".join(self._logprobs)
+        return b',"logprobs":[%b]' % self._all_logprobs()
+
+    def _all_logprobs(self) -> bytes:
+        if len(self._logprobs) > 1:
+            self._logprobs = [b",".join(self._logprobs)]
+        return self._logprobs[0] if self._logprobs else b""
 
 
 class _Called(_OutputItem):
@@ -202,7 +206,9 @@ class GrowingOutput:
 
     def output(self, status: bytes) -> bytes:
         """Encode all items as an array; one that is open has this status."""
-        items = self._ended if self._open is None else [*self._ended, self._open.encoded(status)]
+        is_open, items = self._open, list(self._ended)
+        if is_open is not None and is_open.index == len(items):
+            items.append(is_open.encoded(status))
         return b"[%b]" % b",".join(items)
 
     def _say(self, text: str, events: list[Event]) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from deployments.api.off_loop import near_or_far
 from deployments.api.responses.background import ResponseJob
 from deployments.api.responses.encoder import ResponsesEncoder
 from deployments.api.responses.store import ResponseStore
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 BEAT_S = 1.0
 """Seconds between two times that a response in the background tells of itself, and looks for a mark."""
 CANCEL, DELETE = b"cancel", b"delete"
+_INLINE_BYTES = 2**20
+"""Larger records are packed in a thread."""
 
 
 def mark_of(name: str) -> str:
@@ -58,8 +61,10 @@ class ResponseKeeper:
             record = msgspec.structs.replace(
                 self._stored, response=self._encoder.now(), events=events, beat_at=beat_at
             )
+            size = len(record.response) + len(record.items) + len(events)
             try:
-                await self._store.put(self._tenant, self._encoder.context.id, record.packed())
+                packed = await near_or_far(size, _INLINE_BYTES, record.packed)
+                await self._store.put(self._tenant, self._encoder.context.id, packed)
             except Exception:
                 logger.exception("response %s could not be stored", self._encoder.context.id)
 

@@ -74,6 +74,8 @@ NAMED = {
     "flat tools",
     "schema of a text: lists",
     "parameters of a flat tool: lists",
+    "an answer with log-probabilities, whole",
+    "an answer with log-probabilities, streamed",
 }
 """Bodies by which some version stopped the loop, and one of each kind."""
 

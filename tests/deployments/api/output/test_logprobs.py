@@ -13,6 +13,7 @@ from openai.types.completion_choice import Logprobs
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
+from deployments.api.output import response_encoder
 from deployments.api.output.logprobs import (
     TextOffsets,
     chat_logprobs,
@@ -190,3 +191,19 @@ def test_what_json_cannot_say_is_as_unlikely_as_can_be(codec: TextCodec) -> None
     assert completion_logprobs(codec, [impossible], 1, [0])["token_logprobs"] == [-9999.0]
     content = chat_logprobs(codec, [TokenLogprobs(5, -math.inf, ((6, -1.0),))], 1)["content"]
     assert content[0]["logprob"] == -9999.0 and content[0]["top_logprobs"][0]["logprob"] == -1.0
+
+
+def test_a_long_list_is_encoded_in_short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step holds the interpreter's lock, so that no other thread goes on."""
+    steps: list[int] = []
+
+    def encode(values: Any) -> bytes:
+        steps.append(len(values))
+        return json.dumps(values).encode()
+
+    monkeypatch.setattr(response_encoder, "encode_json", encode)
+    for values in ([], [{"a": 1}], [[number, "x"] for number in range(3 * response_encoder.PIECE + 1)]):
+        assert json.loads(bytes(response_encoder.encoded_list(values))) == values
+    assert max(steps) == response_encoder.PIECE
+    spelled = response_encoder.encoded_list(range(600), lambda piece: [-number for number in piece])
+    assert json.loads(bytes(spelled)) == [-number for number in range(600)]
