@@ -12,12 +12,15 @@ from deployments.admission.admission import Admission
 from deployments.admission.fair_queue import FairQueue
 from deployments.admission.rate_limits import Ticket
 from deployments.api import TextCodec
+from deployments.api.anthropic.encoder import MessagesEncoder
+from deployments.api.chat import ChatResponseEncoder
 from deployments.api.choices import Choice, Choices
+from deployments.api.completions import CompletionResponseEncoder
 from deployments.api.exchange import Exchange
 from deployments.api.http.pacing import Pace, Turns
-from deployments.api.output.response_encoder import ResponseEncoder
 from deployments.api.record import RequestRecord
 from deployments.api.request_metrics import RequestMetrics
+from deployments.api.responses.encoder import ResponsesEncoder
 from deployments.client.model_client import ModelClient
 from tests.deployments.support.faults import Faults, When
 from tests.deployments.support.scripted_api import ScriptedEngine, ScriptedGeneration
@@ -31,7 +34,10 @@ CALLED = [
     (Choice, "take"),
     (Choices, "open"),
     (Exchange, "_headers _extras _encode"),
-    (ResponseEncoder, "opening delta whole end"),
+    (ChatResponseEncoder, "opening delta whole end"),
+    (CompletionResponseEncoder, "opening delta whole end"),
+    (MessagesEncoder, "opening delta whole end"),
+    (ResponsesEncoder, "opening delta whole end"),
     (Busy, "queue_seconds uncached_tokens"),
     (ScriptedEngine, "prepared"),
     (ScriptedGeneration, "__anext__"),
