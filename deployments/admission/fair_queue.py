@@ -166,5 +166,6 @@ class FairQueue(Generic[T]):
         for whose, waiting, more, what, setting in bounded:
             most = getattr(bounds, setting)
             if waiting + more > most:
-                reason = f"{waiting} {what} are waiting, at most {most} may (admission.{setting})"
+                # How much waits would tell what others ask, or what of a prompt is cached.
+                reason = f"as many {what} are waiting as may, {most} (admission.{setting})"
                 raise AdmissionQueueFull(whose, reason)

@@ -100,6 +100,11 @@ class Choice:
         """Mean log-probability of its tokens, a stop token included, when requested; 0 for an empty choice."""
         return self._sum_logprobs / max(self.num_generated, 1)
 
+    @property
+    def tells_cache(self) -> bool:
+        """Whether the client may know all of what was found in a cache."""
+        return self._max_cached is None
+
     def take(self, delta: StreamDelta) -> ChoiceDelta:
         """Apply a delta and return what it adds. Raises `ApiError` when the engine failed."""
         if delta.finish_reason in ("error", "abort"):

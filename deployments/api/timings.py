@@ -47,7 +47,8 @@ class RequestTimings(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int
     """Prompt tokens that were found in the first replica's cache."""
     recomputed_tokens: int | None
-    """Tokens computed again, after a preemption or at another replica after a loss."""
+    """Tokens computed again, after a preemption or at another replica after a loss. Null for a tenant whose cache
+    others share: what need not be computed again may be theirs."""
     output_tokens: int
     preemptions: int | None
     """Number of times it was preempted."""
@@ -90,7 +91,9 @@ def _of_choice(
         decode_s=_rounded(_sum(span.decode_s for span in spans)),
         prompt_tokens=len(_prompt_of(start, choice).token_ids),
         cached_tokens=choice.num_cached,
-        recomputed_tokens=_summed(timeline, lambda timings: timings.num_recomputed),
+        recomputed_tokens=_summed(timeline, lambda timings: timings.num_recomputed)
+        if choice.tells_cache
+        else None,
         output_tokens=choice.num_generated,
         preemptions=_summed(timeline, lambda timings: timings.num_preemptions),
         kv_pages_peak=_most(span.timings.kv_pages_peak for span in spans if span.timings is not None),

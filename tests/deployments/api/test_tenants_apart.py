@@ -100,6 +100,22 @@ def test_a_shared_prefix_is_reported_as_cached_from_the_first_request_on(isolate
     asyncio.run(play())
 
 
+def test_what_need_not_be_computed_again_is_not_told_of_a_cache_that_tenants_share() -> None:
+    """After a preemption or a loss, that may be what another tenant has computed."""
+
+    async def play() -> None:
+        tenants = [tenant("a", isolate_cache=False), tenant("b", isolate_cache=False), tenant("c")]
+        async with api_over(tenants=tenants) as api:
+            for name, recomputed in (("a", None), ("c", 0), ("admin", 0)):
+                for n in (1, 2):
+                    timings = (await api.complete(key(name), prompt=PROMPT, n=n)).json()["timings"]
+                    assert [one["recomputed_tokens"] for one in (timings, *timings.get("choices", ()))] == [
+                        recomputed
+                    ] * (n if n == 1 else n + 1)
+
+    asyncio.run(play())
+
+
 def test_of_a_cache_that_tenants_share_answers_tell_nothing_but_what_the_configuration_says() -> None:
     """The engine does find what the other computed: the metrics, for operators, say so."""
 
