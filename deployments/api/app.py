@@ -61,6 +61,8 @@ from deployments.api.request.strict_model import StrictModel
 from deployments.api.request.template_options import template_options
 from deployments.api.request_metrics import RequestMetrics
 from deployments.api.responses.background import job_of
+from deployments.api.responses.conversation_routes import BODIES as CONVERSATION_BODIES
+from deployments.api.responses.conversation_routes import add_conversation_routes
 from deployments.api.responses.plan import parse_response, plan_response
 from deployments.api.responses.protocol import ResponsesRequest
 from deployments.api.responses.routes import add_response_routes
@@ -126,8 +128,9 @@ def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
     ]
     for path, endpoint, body in post:
         app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=body_of(body))
-    add_parts(app, [*(body for _, _, body in post), NewBatch])
+    add_parts(app, [*(body for _, _, body in post), NewBatch, *CONVERSATION_BODIES])
     add_response_routes(app, service, endpoints.room_for)
+    add_conversation_routes(app, service, endpoints.read, endpoints.room_for)
     add_file_routes(app, service)
     add_batch_routes(app, service, endpoints.read)
     add_model_routes(app, service)

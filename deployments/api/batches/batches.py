@@ -17,6 +17,7 @@ from deployments.api.errors import invalid, quoted
 from deployments.api.http.access import tenant_of
 from deployments.api.http.body import ReadBody
 from deployments.api.http.transport import json_response, name_ignored
+from deployments.api.request.metadata import checked_metadata
 from deployments.api.request.openapi import body_of
 from deployments.api.request.protocol import parse
 from deployments.api.request.strict_model import StrictModel
@@ -31,8 +32,6 @@ from deployments.batch.stored_files import StoredFiles
 PAGE, LARGEST_PAGE = 20, 100
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-MAX_PAIRS, MAX_NAME_CHARS, MAX_TEXT_CHARS = 16, 64, 512
-"""Bounds of `metadata`, as in OpenAI's API."""
 
 
 class OutputExpiry(StrictModel):
@@ -121,7 +120,7 @@ def _new_record(asked: NewBatch, folder: TenantFolder, tenant: str) -> BatchReco
         completion_window=asked.completion_window,
         created_at=now,
         expires_at=now + _seconds(asked.completion_window, folder.settings.max_window_s),
-        metadata=_checked_metadata(asked.metadata),
+        metadata=checked_metadata(asked.metadata),
         output_ttl_s=ttl_s,
     )
 
@@ -158,19 +157,6 @@ def _seconds(window: str, most_s: float) -> int:
             "completion_window",
         )
     return seconds
-
-
-def _checked_metadata(given: dict[str, str] | None) -> dict[str, str] | None:
-    for name, text in (given or {}).items():
-        if len(name) > MAX_NAME_CHARS or len(text) > MAX_TEXT_CHARS:
-            raise invalid(
-                f"metadata has {quoted(name)}; a name has at most {MAX_NAME_CHARS} characters, and its text "
-                f"{MAX_TEXT_CHARS}.",
-                "metadata",
-            )
-    if given is not None and len(given) > MAX_PAIRS:
-        raise invalid(f"metadata has {len(given)} entries; at most {MAX_PAIRS} are allowed.", "metadata")
-    return given
 
 
 def shown(record: BatchRecord) -> dict[str, Any]:

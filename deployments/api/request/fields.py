@@ -60,7 +60,6 @@ RESPONSES_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **_COMMON,
     "access_programs": (),
     "context_management": ([],),
-    "conversation": (),
     "image": (),
     "moderation": (),
     "multi_agent": (),

@@ -9,6 +9,7 @@ may matter, or now and then, one process at a time forgets what is too old or to
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
@@ -63,6 +64,10 @@ class DirectoryStore:
             return []
         return await in_thread(lambda: [self._get(self._path(tenant, name)) for name in names])
 
+    async def update(self, tenant: str, name: str, change: Callable[[bytes], bytes]) -> bool:
+        """Replace a record by what `change` makes of it, in a thread. Raises OSError."""
+        return await in_thread(self._update, self._path(tenant, name), change)
+
     async def delete(self, tenant: str, name: str) -> bool:
         """Forget a record."""
         path = self._path(tenant, name)
@@ -90,6 +95,16 @@ class DirectoryStore:
         self._num_written += len(record) + RECORD_BYTES
         if self._num_written >= self._max_bytes // SHARE or now - self._swept_at >= SWEEP_S:
             self._sweep(now)
+
+    def _update(self, path: Path, change: Callable[[bytes], bytes]) -> bool:
+        if self._get(path) is None:
+            return False
+        with open(path.with_name("lock"), "a") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)  # for as long as it takes to write one record
+            record = self._get(path)
+            if record is not None:
+                self._put(path, change(record))
+        return record is not None
 
     def _get(self, path: Path) -> bytes | None:
         now = self._clock()

@@ -9,6 +9,7 @@ import re
 import secrets
 
 _RESPONSE = re.compile(r"resp_[0-9a-f]{32}")
+_CONVERSATION = re.compile(r"conv_[0-9a-f]{32}")
 _ITEM = re.compile(r"[a-z]+_([0-9a-f]{32})[io][0-9]+")
 
 
@@ -20,6 +21,16 @@ def new_response_id() -> str:
 def is_response_id(given: str) -> bool:
     """Whether a response could have this name."""
     return _RESPONSE.fullmatch(given) is not None
+
+
+def new_conversation_id() -> str:
+    """Return the name of a new conversation."""
+    return f"conv_{secrets.token_hex(16)}"
+
+
+def is_conversation_id(given: str) -> bool:
+    """Whether a conversation could have this name."""
+    return _CONVERSATION.fullmatch(given) is not None
 
 
 def output_id(kind: str, response: str, index: int) -> str:

@@ -29,18 +29,22 @@ def references(given: object) -> list[str]:
 
 
 def taken_items(
-    given: str | Sequence[Any], limits: Limits, response: str, known: Mapping[str, Item] | None = None
+    given: str | Sequence[Any],
+    limits: Limits,
+    response: str,
+    known: Mapping[str, Item] | None = None,
+    where: str = "input",
 ) -> list[Item]:
-    """Return the items of a response's `input`. Raises `ApiError` 400 that names the field at fault, and 404 for a
-    reference to what is not among `known`.
+    """Return the items of a response's `input`, or of the field `where`. Raises `ApiError` 400 that names the
+    field at fault, and 404 for a reference to what is not among `known`.
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not given:
-        raise invalid("input is empty; it needs a text or at least one item.", "input")
-    at_most(limits, "max_messages", "input", len(given), "items")
+        raise invalid(f"{where} is empty; it needs a text or at least one item.", where)
+    at_most(limits, "max_messages", where, len(given), "items")
     return [
-        _taken(item, f"input.{index}", limits, response, index, known or {}) for index, item in enumerate(given)
+        _taken(item, f"{where}.{index}", limits, response, index, known or {}) for index, item in enumerate(given)
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,13 +25,14 @@ from deployments.api.off_loop import near_or_far
 from deployments.api.output.response_encoder import encode_json
 from deployments.api.request.protocol import ChatRequest, parse
 from deployments.api.responses.background import ResponseJob, scope_of
+from deployments.api.responses.conversations import Conversations, joined
 from deployments.api.responses.encoder import ResponseObject, ResponsesEncoder
 from deployments.api.responses.ids import new_response_id
 from deployments.api.responses.items import Item, references, taken_items
 from deployments.api.responses.kept import KeptResponses
 from deployments.api.responses.protocol import ResponsesRequest
 from deployments.api.responses.record import ResponseKeeper
-from deployments.api.responses.stored import Conversation, Shelf, StoredResponse
+from deployments.api.responses.stored import Conversation, Shelf, StoredResponse, output_of
 from deployments.api.responses.translation import as_named_here, chat_request
 from deployments.api.service import ServedModel
 from deployments.config.limits import Limits
@@ -39,6 +41,8 @@ from deployments.config.tenants import Tenant
 _TOKEN_BYTES = 16
 """Bytes of a request, for each token of its prompt, that are not counted while its answer is made, as admission
 bounds the tokens."""
+logger = logging.getLogger(__name__)
+
 _ANSWER_SHARE = 8
 """Where the oldest items may be left out, an answer without a bound has room for an eighth of the context."""
 
@@ -96,7 +100,8 @@ async def plan_response(
     shelf, request = Shelf(kept.store, tenant.name, limits, room), asked.request
     if request.background:
         kept.check_background()
-    before = await shelf.conversation(request.previous_response_id)
+    conversations = Conversations(kept.store, tenant.name, limits, shelf)
+    before = await _before(request, shelf, conversations)
     if names := references(request.input):
         at_most(limits, "max_messages", "input", len(request.input), "items")
         known, num_bytes = await shelf.named(names)
@@ -118,15 +123,42 @@ async def plan_response(
     )
     num_held = asked.num_kept - _TOKEN_BYTES * context.num_prompt_tokens
     plan = replace(plan, encoder=encoder, held=room.another() if num_held > 0 else None, num_held=num_held)
+    enter = None
+    if request.conversation is not None:
+        enter = partial(_enter, conversations, request.conversation, asked.packed_items, encoder)
     if not request.is_stored:
-        return plan
-    stored = StoredResponse(b"", asked.packed_items, before.chain)
+        return replace(plan, on_end=enter)
+    stored = StoredResponse(b"", asked.packed_items, before.chain, conversation=request.conversation)
     keeper = ResponseKeeper(kept.store, tenant.name, encoder, stored)
-    plan = replace(plan, on_end=keeper.keep)
+
+    async def keep() -> None:
+        await keeper.keep()
+        if enter is not None:
+            await enter()
+
+    plan = replace(plan, on_end=keep)
     if not request.background:
         return plan
     later = partial(begin_later, limits, kept, tenant, app, plan, encoder, keeper, is_stream=bool(request.stream))
     return replace(plan, later=later)
+
+
+async def _before(request: ResponsesRequest, shelf: Shelf, conversations: Conversations) -> Conversation:
+    """Return what a response continues. Raises `ApiError` 400, 404 or 429."""
+    if request.conversation is None:
+        return await shelf.conversation(request.previous_response_id)
+    if request.previous_response_id is not None:
+        raise invalid("Give either conversation or previous_response_id, not both.", "conversation")
+    return await conversations.read(request.conversation, "conversation")
+
+
+async def _enter(conversations: Conversations, name: str, items: bytes, encoder: ResponsesEncoder) -> None:
+    """Add what a response was asked, and what it has answered, to its conversation."""
+    assert encoder.final is not None
+    try:
+        await conversations.add(name, joined(items, output_of(encoder.final)))
+    except ApiError as error:  # deleted meanwhile, or full: the answer is given all the same
+        logger.warning("response %s is not in its conversation: %s", encoder.context.id, error.message)
 
 
 def _with_known(asked: AskedResponse, known: Mapping[str, Item], limits: Limits) -> AskedResponse:
@@ -233,6 +265,7 @@ def _repeated(request: ResponsesRequest) -> dict[str, Any]:
     reasoning = request.reasoning.model_dump(exclude_none=True) if request.reasoning else {}
     return {
         "background": bool(request.background),
+        "conversation": None if request.conversation is None else {"id": request.conversation},
         "include": request.include,
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,

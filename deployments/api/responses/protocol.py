@@ -74,6 +74,13 @@ def _parse_format(value: object) -> object:
     return value
 
 
+def _parse_conversation(value: object) -> object:
+    name = value.get("id") if isinstance(value, dict) else value
+    if value is not None and not isinstance(name, str):
+        raise PydanticCustomError("field", 'must be the name of a conversation, or {"id": "conv_..."}')
+    return name
+
+
 class InputPart(LenientModel):
     """A part of a message, or of a function's result, as /openapi.json describes it."""
 
@@ -93,6 +100,12 @@ class InputItem(LenientModel):
     name: str | None = None
     arguments: str | None = None
     output: str | list[InputPart] | None = None
+
+
+class ConversationName(LenientModel):
+    """A conversation, by its name."""
+
+    id: str
 
 
 class FlatFunction(LenientModel):
@@ -144,6 +157,10 @@ class ResponsesRequest(SampledRequest):
     """What the system says first; not kept for responses that continue this one."""
     previous_response_id: str | None = None
     """The stored response that this one continues."""
+    conversation: Annotated[
+        str | None, BeforeValidator(_parse_conversation, json_schema_input_type=str | ConversationName | None)
+    ] = None
+    """The conversation that this response continues, and becomes a part of."""
     store: bool | None = None
     """Whether the response is kept, so that it can be read and continued; true by default."""
     background: bool | None = None

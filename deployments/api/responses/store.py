@@ -29,6 +29,13 @@ class ResponseStore(Protocol):
         """Forget a record; return whether there was one."""
         ...
 
+    async def update(self, tenant: str, name: str, change: Callable[[bytes], bytes]) -> bool:
+        """Replace a record by what `change` makes of it, as the only one who does; return whether there was one.
+
+        What `change` raises is raised, and leaves the record as it is.
+        """
+        ...
+
 
 class MemoryStore:
     """Keeps records in this process. Full, it forgets what the tenant who has most has not used for longest.
@@ -72,6 +79,13 @@ class MemoryStore:
                 kept.move_to_end(name)
             found.append(record)
         return found
+
+    async def update(self, tenant: str, name: str, change: Callable[[bytes], bytes]) -> bool:
+        """Replace a record by what `change` makes of it."""
+        (record,) = await self.get(tenant, [name])  # nothing else runs meanwhile: neither call waits
+        if record is not None:
+            await self.put(tenant, name, change(record))
+        return record is not None
 
     async def delete(self, tenant: str, name: str) -> bool:
         """Forget a record."""

@@ -42,6 +42,8 @@ class StoredResponse(msgspec.Struct):
     """The responses that it continues, oldest first."""
     events: bytes = b""
     """The events of its stream, where they may be read again."""
+    conversation: str | None = None
+    """The conversation that it is a part of, which has what precedes it."""
     beat_at: float | None = None
     """When the ingress that generates it in the background last told of it, in Unix seconds; None where it has
     ended, or where no other ingress can read this."""
@@ -85,6 +87,11 @@ def is_background(response: bytes) -> bool:
     return _state(response).background
 
 
+def output_of(response: bytes) -> bytes:
+    """Return the items that a response said, as a JSON array."""
+    return bytes(_output(response).output)
+
+
 class Shelf:
     """The responses of one tenant, for one request. What it reads of conversations takes room as a body does."""
 
@@ -112,9 +119,15 @@ class Shelf:
                 f"previous_response_id is {quoted(previous)}, which is still being generated; wait for its end.",
                 "previous_response_id",
             )
+        if last.conversation is not None:
+            raise invalid(
+                f"previous_response_id is {quoted(previous)}, whose conversation {last.conversation} has what "
+                "precedes it; give conversation instead.",
+                "previous_response_id",
+            )
         packed = await self._before(last)
         texts = _texts(chain(map(_unpack, packed), [last]))
-        read = await self._read(_size(packed, last), texts, self._room, "previous_response_id")
+        read = await self.read(_size(packed, last), texts, "previous_response_id")
         return Conversation([*last.chain, previous], *read)
 
     async def find_previous(self, name: str) -> StoredResponse:
@@ -130,7 +143,7 @@ class Shelf:
         """Return all items that a response answers. Raises `ApiError` 404 or 429."""
         packed = await self._before(last)
         texts = chain(_texts(map(_unpack, packed)), [last.items])
-        return (await self._read(_size(packed, last), texts, self._room))[0]
+        return (await self.read(_size(packed, last), texts))[0]
 
     async def named(self, names: Sequence[str]) -> tuple[dict[str, Item], int]:
         """Return those of the items with these names that stored responses have, and the size that they have as
@@ -142,7 +155,7 @@ class Shelf:
             if record is None:
                 continue
             with self._room.another() as room:  # most of what is read is not named, and soon forgotten
-                items, _ = await self._read(len(record), _texts([_unpack(record)]), room)
+                items, _ = await self.read(len(record), _texts([_unpack(record)]), room=room)
                 for item in items:
                     if (count := counts.pop(item["id"], 0)) > 0:
                         found[item["id"]] = item
@@ -157,14 +170,14 @@ class Shelf:
                 raise not_found(name)
         return [record for record in records if record is not None]
 
-    async def _read(
-        self, size: int, texts: Iterable[bytes], room: BodyRoom, param: str | None = None
+    async def read(
+        self, size: int, texts: Iterable[bytes], param: str | None = None, room: BodyRoom | None = None
     ) -> tuple[list[Item], int]:
         """Return the items in JSON arrays, read from records of this size, and the arrays' own size.
 
         For a field `param` they may be as many as if it had them itself.
         """
-        work = partial(self._parsed, texts, room, param)
+        work = partial(self._parsed, texts, room or self._room, param)
         return await near_or_far(size, self._limits.inline_body_bytes, work)
 
     def _parsed(self, texts: Iterable[bytes], room: BodyRoom, param: str | None) -> tuple[list[Item], int]:
@@ -223,7 +236,7 @@ def _texts(responses: Iterable[StoredResponse]) -> Iterator[bytes]:
     """Yield the arrays of items that responses have as JSON: what each adds to its conversation."""
     for stored in responses:
         yield stored.items
-        yield bytes(_output(stored.response).output)
+        yield output_of(stored.response)
 
 
 def _size(packed: Sequence[bytes], last: StoredResponse) -> int:

@@ -117,7 +117,7 @@ def test_what_is_taken_is_described(
         (RESPONSES, {"input": "a", "tools": [{"type": "web_search"}]}),
         (RESPONSES, {"input": [{"type": "web_search_call"}]}),
         (RESPONSES, {"input": "a", "reasoning": {"effort": "huge"}}),
-        (RESPONSES, {"input": "a", "conversation": "c"}),
+        (RESPONSES, {"input": "a", "conversation": 7}),
         (CHAT, {"messages": [USER], "structured_outputs": {"choice": []}}),
         (MESSAGES, {"messages": [USER]}),
         (MESSAGES, {"messages": [{"role": "wizard", "content": "a"}], "max_tokens": 5}),

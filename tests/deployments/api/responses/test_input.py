@@ -110,7 +110,6 @@ def test_instructions_come_first(ask: Make) -> None:
         ({"text": {"format": {"type": "yaml"}}}, "text.format", "yaml"),
         ({"text": {"verbosity": "loud"}}, "text.verbosity", "must be one of"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "must be one of"),
-        ({"conversation": "conv_1"}, "conversation", "not supported"),
         ({"prompt": {"id": "p"}}, "prompt", "not supported"),
         ({"include": ["everything"]}, "include", "everything"),
         ({"max_output_tokens": 0}, "max_output_tokens", "[1,"),
