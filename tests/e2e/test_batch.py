@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import psutil
 import pytest
 from ray import serve
@@ -31,7 +32,7 @@ LONG = {"max_tokens": 200, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def guarded(service: Service) -> Iterator[Service]:
+def guarded(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """An application with one engine, whose only tenant may have three generations at once."""
     tenant = {"name": "nightly", "key_hashes": [hash_key(KEY)], "max_concurrency": 3}
     arguments = {
@@ -40,6 +41,7 @@ def guarded(service: Service) -> Iterator[Service]:
         "ingresses": {"num_cpus": 0.1},
         "tenants": [tenant],
         "protect_metrics": False,
+        "files": {"directory": str(tmp_path_factory.mktemp("files")), "poll_s": 0.2},
     }
     with running("batches", arguments) as application:
         yield application
@@ -201,6 +203,37 @@ def test_a_wrong_key_is_said_at_once(guarded: Service, tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1 and "refuses the key" in errors and "--key-env" in errors
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+# --- /v1/batches -------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_outlives_its_ingress(guarded: Service) -> None:
+    """OpenAI's client leaves a file. The ingress that answers it is killed; its successor answers the rest."""
+    ai = openai.OpenAI(base_url=f"{guarded.url}/v1", api_key=KEY, max_retries=20)
+    bodies = [{"model": "demo", "prompt": prompt, **LONG} for prompt in prompts(30)]
+    lines = [
+        {"custom_id": f"c{number}", "method": "POST", "url": "/v1/completions", "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    content = "\n".join(map(json.dumps, lines)).encode()
+    file = ai.files.create(file=("in.jsonl", content), purpose="batch")
+    left = ai.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="1h")  # type: ignore[arg-type]
+
+    def num_done() -> int:
+        counts = ai.batches.retrieve(left.id).request_counts
+        return 0 if counts is None else counts.completed
+
+    guarded.wait_until(lambda: num_done() >= 3)
+    kill(_ingress_of("batches"))
+    guarded.wait_until(lambda: ai.batches.retrieve(left.id).status == "completed")
+    done = ai.batches.retrieve(left.id)
+    assert done.request_counts is not None and done.request_counts.completed == 30 and done.output_file_id
+    answers = [json.loads(line) for line in ai.files.content(done.output_file_id).text.splitlines()]
+    assert [answer["custom_id"] for answer in answers] == [f"c{number}" for number in range(30)]
+    assert {answer["response"]["body"]["usage"]["completion_tokens"] for answer in answers} == {200}
+    refused = httpx.get(f"{guarded.url}/v1/files", headers={"authorization": "Bearer another"})
+    assert refused.status_code == 401
 
 
 # --- the end -----------------------------------------------------------------------------------------------------
