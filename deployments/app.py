@@ -13,6 +13,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
+from deployments.api.responses.kept import check_store
 from deployments.config.args import ENGINE_DEPLOYMENT, AppArgs, ModelArgs
 from deployments.config.settings import DeploymentSettings
 from deployments.hub.deployment import MetricsHub
@@ -33,6 +34,7 @@ def build(args: AppArgs) -> Application:
 def build_with(args: AppArgs, engine_factory: EngineFactory) -> Application:
     """Build the application that `args` describes, with engines that `engine_factory` makes."""
     check_tracing(args.tracing)
+    check_store(args.responses)
     args = args.model_copy(update={"shared_prefixes": tuple(prefix.read() for prefix in args.shared_prefixes)})
     policy_named(args.router.policy)  # a class that cannot be used is refused here, and not by each ingress
     hub = serve.deployment(

@@ -327,8 +327,8 @@ class ResponseSettings(Settings):
     """What is kept of the Responses API's answers, and how many run in the background."""
 
     store: str = "memory"
-    """Where they are kept: "memory", that of each ingress, or a directory that all ingresses share, as a URL
-    "file:///path"."""
+    """Where they are kept: "memory", that of each ingress, or what all ingresses share, as a URL: a directory
+    "file:///path", or a Redis "redis://host:port/number" ("rediss" with TLS; needs the extra `redis`)."""
     max_bytes: int = Field(default=128 * 2**20, ge=0)
     """Bytes of stored responses, with their inputs, that an ingress keeps in memory, or that a directory has; 0
     keeps none. Full, it forgets what the tenant who has most has not used for longest."""
@@ -339,15 +339,25 @@ class ResponseSettings(Settings):
 
     @property
     def directory(self) -> Path | None:
-        """The directory of responses; None: they are kept in memory."""
-        return None if self.store == "memory" else Path(unquote(urlsplit(self.store).path))
+        """The directory of responses; None: they are kept elsewhere."""
+        url = urlsplit(self.store)
+        return Path(unquote(url.path)) if url.scheme == "file" else None
+
+    @property
+    def is_redis(self) -> bool:
+        """Whether responses are kept in Redis."""
+        return urlsplit(self.store).scheme in ("redis", "rediss")
 
     @field_validator("store")
     @classmethod
     def _is_known(cls, given: str) -> str:
         url = urlsplit(given)
-        if given != "memory" and (url.scheme != "file" or url.netloc or not url.path.startswith("/")):
-            raise ValueError(f'store must be "memory" or a URL such as file:///var/lib/raydix, got {given!r}')
+        is_path = url.scheme == "file" and not url.netloc and url.path.startswith("/")
+        is_host = url.scheme in ("redis", "rediss") and bool(url.hostname)
+        if given != "memory" and not is_path and not is_host:  # what was given may have a password
+            raise ValueError(
+                'store must be "memory" or a URL such as file:///var/lib/raydix or redis://host:6379/0'
+            )
         return given
 
 

@@ -209,7 +209,7 @@ class Ingress:
         await self._roll_call.leave()
         if self._http is not None:
             await self._http.drain()
-        await self._responses.background.aclose()
+        await self._responses.aclose()
         self._lag.close()
         self._reporter.stop()
         self._keeper.stop()

@@ -75,6 +75,9 @@ class DirectoryStore:
         await in_thread(path.unlink, missing_ok=True)
         return is_there
 
+    async def aclose(self) -> None:
+        """Close nothing."""
+
     def _path(self, tenant: str, name: str) -> Path:
         assert _NAME.fullmatch(name), "names are this server's own"
         digest = hashlib.sha256(tenant.encode()).hexdigest()[:8]

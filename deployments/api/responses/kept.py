@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from deployments.api.errors import invalid
 from deployments.api.responses.background import BackgroundResponses
 from deployments.api.responses.directory_store import DirectoryStore
@@ -18,6 +20,11 @@ class KeptResponses:
         self.store: ResponseStore = store or _store_for(self.settings)
         self.background = BackgroundResponses(self.settings.max_background)
 
+    async def aclose(self) -> None:
+        """End what runs in the background, and leave the store."""
+        await self.background.aclose()
+        await self.store.aclose()
+
     def check_background(self) -> None:
         """Raise `ApiError` when no response can be generated in the background, or not now."""
         if not self.settings.max_bytes:
@@ -25,7 +32,21 @@ class KeptResponses:
         self.background.check_room()
 
 
+def check_store(settings: ResponseSettings) -> None:
+    """Raise RuntimeError when responses are to be kept in Redis and its client is not installed."""
+    if settings.is_redis and importlib.util.find_spec("redis") is None:
+        raise RuntimeError(
+            "responses.store names a Redis, whose client is not installed here: pip install 'raydix[redis]', "
+            "or keep responses in a directory"
+        )
+
+
 def _store_for(settings: ResponseSettings) -> ResponseStore:
-    if settings.directory is None:
-        return MemoryStore(settings.max_bytes, settings.ttl_s)
-    return DirectoryStore(settings.directory, settings.max_bytes, settings.ttl_s)
+    if settings.is_redis:
+        check_store(settings)
+        from deployments.api.responses.redis_store import RedisStore  # imported here because it imports the client
+
+        return RedisStore(settings.store, settings.max_bytes, settings.ttl_s)
+    if settings.directory is not None:
+        return DirectoryStore(settings.directory, settings.max_bytes, settings.ttl_s)
+    return MemoryStore(settings.max_bytes, settings.ttl_s)

@@ -36,6 +36,10 @@ class ResponseStore(Protocol):
         """
         ...
 
+    async def aclose(self) -> None:
+        """Close connections, if there are any."""
+        ...
+
 
 class MemoryStore:
     """Keeps records in this process. Full, it forgets what the tenant who has most has not used for longest.
@@ -91,6 +95,9 @@ class MemoryStore:
         """Forget a record."""
         self._forget_old()
         return self._forget(tenant, name)
+
+    async def aclose(self) -> None:
+        """Close nothing."""
 
     def _forget_old(self) -> None:
         oldest = self._clock() - self._ttl_s

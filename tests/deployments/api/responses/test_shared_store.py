@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,31 @@ from deployments.api.responses import record, routes, stored
 from deployments.api.responses.kept import KeptResponses
 from deployments.config.settings import ResponseSettings
 from tests.deployments.api.responses.conftest import ASK, RESPONSES, Responses
+from tests.deployments.api.responses.support.fake_redis import redis_server
 
 Make = Callable[..., Responses]
 Scene = Callable[[httpx.AsyncClient, httpx.AsyncClient], Awaitable[None]]
 LATER: dict[str, Any] = ASK | {"background": True}
 
 
+@pytest.fixture(params=["directory", "redis"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a store that can be shared."""
+    if request.param == "directory":
+        yield f"file://{tmp_path}/with%20space"
+        assert (tmp_path / "with space").is_dir()
+    else:
+        with redis_server() as url:
+            yield url
+
+
 @pytest.fixture
-def pair(ask: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Play a scene with the clients of two ingresses that share a directory; with `hangs`, no answer ends."""
+def pair(ask: Make, store: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Play a scene with the clients of two ingresses that share a store; with `hangs`, no answer ends."""
     monkeypatch.setattr(record, "BEAT_S", 0.01)
     monkeypatch.setattr(routes, "LOOK_S", 0.01)
     it = ask()
-    settings = ResponseSettings(store=f"file://{tmp_path}/with%20space")
+    settings = ResponseSettings(store=store)
 
     def play(scene: Scene, *, hangs: bool = False) -> None:
         it.engine.hangs = hangs
@@ -41,11 +53,10 @@ def pair(ask: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
             ]
             await scene(*clients)
             for service, client in zip(services, clients, strict=True):
-                await service.responses.background.aclose()
+                await service.responses.aclose()
                 await client.aclose()
 
         asyncio.run(run())
-        assert (tmp_path / "with space").is_dir()
 
     return play
 
@@ -125,7 +136,8 @@ def test_one_whose_ingress_died_has_failed(pair: Any, monkeypatch: pytest.Monkey
     pair(scene, hangs=True)
 
 
-@pytest.mark.parametrize("store", ["disk", "file:relative", "file://host/path", "redis://x"])
-def test_a_store_that_is_not_known_is_refused(store: str) -> None:
-    with pytest.raises(ValueError, match=r"file:///var"):
-        ResponseSettings(store=store)
+@pytest.mark.parametrize("given", ["disk", "file:relative", "file://host/path", "redis://", "http://secret@x"])
+def test_a_store_that_is_not_known_is_refused(given: str) -> None:
+    with pytest.raises(ValueError, match=r"file:///var") as refused:
+        ResponseSettings(store=given)
+    assert "store must" in str(refused.value)

@@ -1,0 +1,168 @@
+"""Keeps records in Redis, which several ingresses share.
+
+raydix:T:resp_…     the record of a tenant, which Redis itself forgets when it was not used for long
+raydix:used         names by the time of their last use
+raydix:sizes        names and their sizes, by which one process at a time forgets what is too much
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from redis.asyncio import Redis, from_url
+from redis.exceptions import RedisError, WatchError
+
+from deployments.api.errors import RETRY_AFTER_S, ApiError
+
+RECORD_BYTES = 1024
+"""What a record takes besides its bytes, in Redis and in the two lists."""
+SHARE = 16
+"""The bound may be exceeded by this part of it, by each process."""
+SWEEP_S = 60.0
+_TIMEOUT_S = 5.0
+_USED, _SIZES, _LOCK = "raydix:used", "raydix:sizes", "raydix:sweep"
+
+
+class RedisStore:
+    """A `ResponseStore` that all ingresses with the same Redis share."""
+
+    is_shared = True
+
+    def __init__(self, url: str, max_bytes: int, ttl_s: float, clock: Callable[[], float] = time.time) -> None:
+        """All processes together keep about `max_bytes`, and nothing that was not used for `ttl_s` seconds."""
+        self._redis: Redis = from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
+        self._max_bytes, self._ttl_s, self._clock = max_bytes, ttl_s, clock
+        self._num_written = 0
+        self._swept_at = float("-inf")
+
+    async def put(self, tenant: str, name: str, record: bytes) -> None:
+        """Keep a record, if it fits at all. Raises `ApiError` 503."""
+        if len(record) + RECORD_BYTES > self._max_bytes:
+            await self.delete(tenant, name)
+            return
+        async with self._pipeline() as pipe:
+            self._write(pipe, _key(tenant, name), record)
+            await pipe.execute()
+        await self._sweep_if_due(len(record))
+
+    async def get(self, tenant: str, names: Sequence[str]) -> list[bytes | None]:
+        """Return the records with these names. Raises `ApiError` 503."""
+        if not names:
+            return []
+        keys = [_key(tenant, name) for name in names]
+        async with self._pipeline() as pipe:
+            for key in keys:
+                pipe.getex(key, px=self._ttl_ms)
+                pipe.zadd(_USED, {key: self._clock()}, xx=True)
+            found = await pipe.execute()
+        return list(found[::2])
+
+    async def delete(self, tenant: str, name: str) -> bool:
+        """Forget a record. Raises `ApiError` 503."""
+        async with self._pipeline() as pipe:
+            _forget(pipe, [_key(tenant, name)])
+            num_gone, *_ = await pipe.execute()
+        return bool(num_gone)
+
+    async def update(self, tenant: str, name: str, change: Callable[[bytes], bytes]) -> bool:
+        """Replace a record by what `change` makes of it, which is called again when another process was faster."""
+        key = _key(tenant, name)
+        while True:
+            async with self._pipeline() as pipe:
+                await pipe.watch(key)
+                record = await pipe.get(key)
+                if record is None:
+                    return False
+                fresh = change(record)
+                pipe.multi()
+                self._write(pipe, key, fresh)
+                try:
+                    await pipe.execute()
+                except WatchError:
+                    continue
+            await self._sweep_if_due(len(fresh))
+            return True
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._redis.aclose()
+
+    @property
+    def _ttl_ms(self) -> int:
+        return max(1, round(self._ttl_s * 1000))
+
+    @asynccontextmanager
+    async def _pipeline(self) -> AsyncIterator[Any]:
+        try:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                yield pipe
+        except WatchError:
+            raise
+        except (RedisError, OSError) as error:
+            raise ApiError(
+                503,
+                "What is stored cannot be reached now: Redis (responses.store) does not answer; retry later.",
+                code="store_unavailable",
+                headers={"retry-after": f"{RETRY_AFTER_S:.0f}"},
+            ) from error
+
+    def _write(self, pipe: Any, key: str, record: bytes) -> None:
+        pipe.set(key, record, px=self._ttl_ms)
+        pipe.zadd(_USED, {key: self._clock()})
+        pipe.hset(_SIZES, key, str(len(record) + RECORD_BYTES))
+
+    async def _sweep_if_due(self, num_written: int) -> None:
+        self._num_written += num_written + RECORD_BYTES
+        now = self._clock()
+        if self._num_written < self._max_bytes // SHARE and now - self._swept_at < SWEEP_S:
+            return
+        self._num_written, self._swept_at = 0, now
+        async with self._pipeline() as pipe:
+            pipe.set(_LOCK, b"", nx=True, px=round(_TIMEOUT_S * 1000))
+            (is_ours,) = await pipe.execute()
+        if is_ours:
+            await self._sweep(now)
+
+    async def _sweep(self, now: float) -> None:
+        """Forget the names of what is too old; then, of the tenant who has most, what was unused for longest."""
+        async with self._pipeline() as pipe:
+            pipe.zrange(_USED, 0, -1, withscores=True)
+            pipe.hgetall(_SIZES)
+            used, sizes = await pipe.execute()
+        kept: dict[bytes, list[bytes]] = defaultdict(list)  # by tenant, those last that were unused for longest
+        taken: dict[bytes, int] = defaultdict(int)
+        gone = []
+        for key, used_at in reversed(used):
+            if used_at < now - self._ttl_s:
+                gone.append(key)
+            else:
+                tenant = key.split(b":")[1]
+                kept[tenant].append(key)
+                taken[tenant] += int(sizes.get(key, RECORD_BYTES))
+        most, total = self._max_bytes - self._max_bytes // SHARE, sum(taken.values())
+        while total > most:
+            richest = max(taken, key=taken.__getitem__)
+            oldest = kept[richest].pop()
+            size = int(sizes.get(oldest, RECORD_BYTES))
+            gone.append(oldest)
+            taken[richest] -= size
+            total -= size
+        async with self._pipeline() as pipe:
+            if gone:
+                _forget(pipe, gone)
+            pipe.delete(_LOCK)
+            await pipe.execute()
+
+
+def _key(tenant: str, name: str) -> str:
+    return f"raydix:{tenant}:{name}"
+
+
+def _forget(pipe: Any, keys: Sequence[str | bytes]) -> None:
+    pipe.delete(*keys)
+    pipe.zrem(_USED, *keys)
+    pipe.hdel(_SIZES, *keys)
