@@ -24,8 +24,6 @@ from deployments.api.anthropic.errors import named
 from deployments.api.anthropic.plan import count_tokens, plan_message
 from deployments.api.anthropic.protocol import CountTokensRequest, MessagesRequest
 from deployments.api.anthropic.translation import parse_count, parse_messages
-from deployments.api.batches.batches import NewBatch, add_batch_routes
-from deployments.api.batches.files import add_file_routes
 from deployments.api.chat import plan_chat
 from deployments.api.completions import plan_completion
 from deployments.api.errors import ApiError, at_most, from_client, internal, invalid, quoted
@@ -61,13 +59,11 @@ from deployments.api.request.strict_model import StrictModel
 from deployments.api.request.template_options import template_options
 from deployments.api.request_metrics import RequestMetrics
 from deployments.api.responses.background import job_of
-from deployments.api.responses.conversation_routes import BODIES as CONVERSATION_BODIES
-from deployments.api.responses.conversation_routes import add_conversation_routes
 from deployments.api.responses.plan import parse_response, plan_response
 from deployments.api.responses.protocol import ResponsesRequest
-from deployments.api.responses.routes import add_response_routes
 from deployments.api.routes.cluster import add_cluster_routes
 from deployments.api.routes.health import Readiness, health
+from deployments.api.routes.kept import KEPT_BODIES, add_kept_routes
 from deployments.api.routes.lifecycle import add_model_routes
 from deployments.api.routes.router import add_router_routes
 from deployments.api.routes.server import add_server_routes
@@ -128,11 +124,8 @@ def _framework_app(service: ApiService, endpoints: _Endpoints) -> FastAPI:
     ]
     for path, endpoint, body in post:
         app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=body_of(body))
-    add_parts(app, [*(body for _, _, body in post), NewBatch, *CONVERSATION_BODIES])
-    add_response_routes(app, service, endpoints.room_for)
-    add_conversation_routes(app, service, endpoints.read, endpoints.room_for)
-    add_file_routes(app, service)
-    add_batch_routes(app, service, endpoints.read)
+    add_parts(app, [*(body for _, _, body in post), *KEPT_BODIES])
+    add_kept_routes(app, service, endpoints.read, endpoints.room_for)
     add_model_routes(app, service)
     add_router_routes(app, service)
     add_server_routes(app, service)

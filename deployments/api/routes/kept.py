@@ -1,0 +1,31 @@
+"""Registers what the server keeps for its clients: responses, conversations, files and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import FastAPI
+from starlette.requests import Request
+
+from deployments.api.batches.batches import NewBatch, add_batch_routes
+from deployments.api.batches.files import add_file_routes
+from deployments.api.http.body import ReadBody
+from deployments.api.http.body_memory import BodyRoom
+from deployments.api.request.strict_model import StrictModel
+from deployments.api.responses.conversation_routes import BODIES as CONVERSATION_BODIES
+from deployments.api.responses.conversation_routes import add_conversation_routes
+from deployments.api.responses.routes import add_response_routes
+from deployments.api.service import ApiService
+
+KEPT_BODIES: tuple[type[StrictModel], ...] = (NewBatch, *CONVERSATION_BODIES)
+"""Bodies of these endpoints."""
+
+
+def add_kept_routes(
+    app: FastAPI, service: ApiService, read: ReadBody, room_for: Callable[[Request], BodyRoom]
+) -> None:
+    """Register them. Bodies are read by `read`; what is kept takes the room that `room_for` gives a request."""
+    add_response_routes(app, service, room_for)
+    add_conversation_routes(app, service, read, room_for)
+    add_file_routes(app, service)
+    add_batch_routes(app, service, read)
