@@ -18,6 +18,7 @@ URLS = (
     "/v1/completions",
     "/v1/responses",
     "/v1/messages",
+    "/v1/embeddings",
 )
 """Endpoints whose requests can be in a batch."""
 MAX_LINE_BYTES = 64 * 2**20

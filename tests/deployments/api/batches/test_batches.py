@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,10 +43,14 @@ def test_a_batch_is_answered(office: Office) -> None:
     [
         ("/v1/completions", {"prompt": "a"}),
         ("/v1/responses", {"input": "a"}),
+        ("/v1/embeddings", {"input": "a"}),
         ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 20}),
     ],
 )
-def test_each_endpoint_that_generates_can_be_asked(office: Office, endpoint: str, body: dict[str, Any]) -> None:
+def test_each_endpoint_can_be_asked(office: Office, endpoint: str, body: dict[str, Any]) -> None:
+    if endpoint == "/v1/embeddings":
+        office = _embedding(office)
+
     async def scene(ingress: Ingress) -> None:
         asked = line("a", endpoint, **body)
         if "messages" not in body:
@@ -190,6 +195,15 @@ def test_a_batch_outlives_its_input_file(office: Office) -> None:
             assert (await ingress.until(begun, "completed")).request_counts.completed == 1
 
     asyncio.run(run())
+
+
+def _embedding(office: Office) -> Office:
+    """The same with a model that embeds."""
+    models = {
+        name: replace(served, card=replace(served.card, tasks=("embed",), hidden_size=4))
+        for name, served in office.service.models.items()
+    }
+    return replace(office, service=replace(office.service, models=models))
 
 
 def _hang_after(engine: ScriptedEngine, count: int) -> None:
