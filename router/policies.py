@@ -152,6 +152,9 @@ class CostPolicy:
         split, serving = Split(known), known.serving
         if not serving:
             return split.decision([], "only_one", "cost", query)
+        if len(serving) == 1:  # there is nothing to weigh, and the cost explains itself
+            terms = {name: cost(query, one, self._settings) for name, one in serving.items()}
+            return split.decision(list(terms), "only_one", "cost", query, terms)
         held = Overlap.of(query.overlap)
         most = held.most_among(serving)
         preferred = known.rendezvous(_place_key(query, most))
