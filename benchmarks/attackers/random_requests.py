@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -123,14 +124,15 @@ def drawn(document: Mapping[str, Any], draw: random.Random) -> tuple[str, str, b
         path = draw.choice(paths)
         method = draw.choice([*document["paths"][path], "get", "post", "put", "head", "patch"])
     operation = document["paths"][path].get(method, {})
-    path = path.replace("{model_id}", draw.choice(_PATHS))
+    path = re.sub(r"\{\w+\}", lambda _: draw.choice(_PATHS), path)
     if draw.random() < 0.1:
         path += draw.choice(("/", "//", "/x", "%20"))
     if query := draw.choice(_QUERIES) if method == "get" else "":
         path += f"?{query}"
     if "requestBody" not in operation:
         return path, method.upper(), b"" if draw.random() < 0.8 else b"{}"
-    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    content = operation["requestBody"]["content"]  # that of a form is sent as JSON, which is a fault of its own
+    schema = content.get("application/json", next(iter(content.values())))["schema"]
     return path, method.upper(), _body(_Maker(document, draw).body(schema), draw)
 
 
@@ -153,20 +155,25 @@ class _Maker:
 
     def body(self, schema: Mapping[str, Any]) -> Any:
         """Return a body with none, one or several faults."""
+        schema = self._named(schema)
         value = self.value(schema)
         value["model"] = "demo"
-        if "max_tokens" in schema["properties"]:
+        if "max_tokens" in schema.get("properties", {}):
             value["max_tokens"] = self._draw.randint(1, 40)
         for _ in range(self._draw.choice([0, 0, 1, 1, 1, 2, 3])):
             value = self._spoiled(value)
         return value
 
+    def _named(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the schema that a reference names, or the schema itself."""
+        while "$ref" in schema:
+            schema = self._document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+        return schema
+
     def value(self, schema: Mapping[str, Any], depth: int = 0) -> Any:
         """Return what the schema describes."""
         draw = self._draw
-        if "$ref" in schema:
-            name = schema["$ref"].rpartition("/")[2]
-            return self.value(self._document["components"]["schemas"][name], depth)
+        schema = self._named(schema)
         if forms := schema.get("anyOf") or schema.get("oneOf"):
             return self.value(draw.choice(forms), depth)
         if "enum" in schema or "const" in schema:
