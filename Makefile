@@ -26,7 +26,8 @@ test: lint $(PUBLISHER)/.installed
 
 # Not part of `make test`: what it installs is not Raydix's.
 clients: $(INSTALLED) $(CLIENTS)/.installed
-	$(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients tests/clients $(if $(CLIENTS_TABLE),--table $(CLIENTS_TABLE))
+	$(CLIENTS)/bin/python -m pytest --disable-warnings --confcutdir=tests/clients tests/clients \
+		$(if $(CLIENTS_TABLE),--table $(CLIENTS_TABLE))
 
 clients-installed: $(CLIENTS)/.installed
 

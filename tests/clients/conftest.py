@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -24,6 +23,7 @@ import pytest
 import yaml
 
 from tests.clients.support.clients import CLIENTS, left_out
+from tests.clients.support.ports import free_port
 from tests.clients.support.table import Outcomes
 from tests.deployments.support.chat_templates import HERMES
 
@@ -75,14 +75,6 @@ def embedded_url() -> Iterator[str]:
 def api(base_url: str) -> str:
     """The base URL that clients of OpenAI's API are given."""
     return f"{base_url}/v1"
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port: int = unused.getsockname()[1]
-        return port
 
 
 def _config(port: int, scripted: Path) -> dict[str, object]:

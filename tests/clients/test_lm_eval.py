@@ -26,7 +26,7 @@ PAIRS = [
 @pytest.fixture(scope="module")
 def model(embedded_url: str) -> Any:
     """lm-eval's model, which asks the server to tokenize, too."""
-    from lm_eval.api.registry import get_model  # type: ignore[import-not-found]  # in .venv-clients alone
+    from lm_eval.api.registry import get_model
 
     return get_model("local-completions").create_from_arg_string(
         f"model=demo,base_url={embedded_url}/v1/completions,tokenizer_backend=remote,num_concurrent=4"
@@ -34,7 +34,7 @@ def model(embedded_url: str) -> Any:
 
 
 def instances(kind: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
-    from lm_eval.api.instance import Instance  # type: ignore[import-not-found]
+    from lm_eval.api.instance import Instance
 
     return [Instance(request_type=kind, doc={}, arguments=given, idx=at) for at, given in enumerate(arguments)]
 

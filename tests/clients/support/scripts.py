@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_RESULT = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
+_RESULT = re.compile(r"(?:<tool_response>|Observation:)\s*(.*?)\s*(?:</tool_response>|<\|im_end\|>)", re.DOTALL)
 _PARIS = '{"name": "Paris", "population": 2100000, "rivers": ["Seine"]}'
 _TURN = "<|im_start|>assistant\n"
 
@@ -72,6 +72,26 @@ SCRIPTS = (
         "Call with a description of Paris.",
         (_calls("I fill in the form.", f'{{"name": "{{tool}}", "arguments": {_PARIS}}}'),),
         tool="City",
+    ),
+    Script(
+        "Find out the weather in Paris.",
+        (
+            _calls("The station knows.", _weather("Paris")),
+            _calls("Now I know.", '{"name": "final_answer", "arguments": {"answer": "{result}"}}'),
+        ),
+        tool="get_weather",
+    ),
+    Script(
+        "Compute the weather in Paris.",
+        ('Thought: I ask.\n<code>\nfinal_answer(get_weather(city="Paris"))\n</code>',),
+    ),
+    Script(
+        "Who wrote the Aeneid?",
+        ("[[ ## answer ## ]]\nVirgil\n\n[[ ## completed ## ]]",),
+    ),
+    Script(
+        "Who wrote the Iliad?",
+        ('{"answer": "Homer"}',),
     ),
 )  # fmt: skip
 """All scripts; the one whose question comes last in the prompt is the one that is replayed."""
